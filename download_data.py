@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Download documents into dataset/<name>/: documents.jsonl and manifest.json. See docs/data.md."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_argument_group("what to take")
+    what.add_argument(
+        "--dataset",
+        default="stdlib",
+        metavar="NAME",
+        help="stdlib (this Python's own library, offline too), openwebtext, wikitext, oscar, webtext, shakespeare, "
+        "any Hugging Face dataset id (owner/name), or a .txt, .jsonl or .parquet file or a folder of them "
+        "(default: %(default)s)",
+    )
+    what.add_argument(
+        "--config", metavar="NAME", help="configuration of a Hugging Face dataset (default: its only one)"
+    )
+    what.add_argument("--split", metavar="NAME", help="split of a Hugging Face dataset (default: train)")
+    what.add_argument(
+        "--text_field", metavar="COLUMN", help="column that holds the text (default: the one with an obvious name)"
+    )
+    limits = parser.add_argument_group("how much")
+    limits.add_argument(
+        "--max_bytes",
+        default="100MB",
+        metavar="SIZE",
+        help="stop before this much text, as UTF-8; 10^6 is MB, 2^20 is MiB (default: %(default)s)",
+    )
+    limits.add_argument("--max_docs", type=int, metavar="DOCUMENTS", help="stop after so many (default: no limit)")
+    where = parser.add_argument_group("where to")
+    where.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path("dataset"),
+        metavar="DIR",
+        help="folder above <name> (default: %(default)s)",
+    )
+    where.add_argument("--overwrite", action="store_true", help="replace a corpus that is there under the same name")
+    return parser.parse_args(arguments)
+
+
+def download(settings: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    from testbed.corpus import DOCUMENTS, MANIFEST, Limits, existing_corpus, parse_size, write_corpus
+    from testbed.sources import find_source
+
+    limits = Limits(parse_size(settings.max_bytes), settings.max_docs)
+    if limits.max_docs is not None and limits.max_docs < 1:
+        raise ValueError(f"--max_docs {limits.max_docs} takes nothing; pass 1 or more")
+    source = find_source(settings.dataset, settings.config, settings.split, settings.text_field)
+    directory = settings.output_dir / source.name
+    manifest = None if settings.overwrite else existing_corpus(source, limits, directory)
+    if manifest is not None:
+        # preprocess_small.py takes the newest manifest: that must be the corpus asked for last.
+        os.utime(directory / MANIFEST)
+        print(f"{directory} is whole already, nothing to do (revision {manifest['revision']})")
+    else:
+        source.open()
+        for note in source.notes:
+            print(f"note: {note}")
+        with tqdm(total=limits.max_bytes, unit="B", unit_scale=True, desc=source.name) as bar:
+            documents = 0
+
+            def progress(num_bytes: int, num_documents: int) -> None:
+                nonlocal documents
+                documents += num_documents
+                bar.set_postfix_str(f"{documents} documents", refresh=False)
+                bar.update(num_bytes)
+
+            manifest = write_corpus(source, limits, directory, progress)
+    stopped = f", stopped by --{manifest['stopped_by']}" if manifest["stopped_by"] else ", all there is"
+    print(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
+    print(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
+
+
+def main() -> int:
+    settings = parse_arguments()
+    # SIGTERM ends the program as Ctrl-C does: through the `finally` clauses that remove or keep the partial files.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    from testbed.corpus import CorpusError, SourceError
+
+    try:
+        download(settings)
+    except ValueError as error:
+        print(f"download_data.py: {error}", file=sys.stderr)
+        return 2
+    except (CorpusError, SourceError, OSError) as error:
+        print(f"download_data.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "download_data.py: interrupted; nothing unfinished was left under a final name, run it again",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

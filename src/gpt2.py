@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Train GPT-2 under one way of spreading an optimizer step over devices, and measure it.
+
+    python src/gpt2.py --run_type baseline
+    deepspeed src/gpt2.py --run_type optimized
+    torchrun --nproc-per-node 2 src/gpt2.py --run_type optimized
+
+Read it from top to bottom: `main` sets up and cleans up, `train` is the loop, `finish` leaves the weights.
+What it is made of lies in src/testbed/; the files that it writes are explained in docs/metrics_file.md.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+STARTED_S = time.perf_counter()
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # `testbed` lies beside this file, installed or not
+
+from testbed.settings import CheckedRun, RunSettings, start  # noqa: E402
+
+if __name__ == "__main__":
+    CHECKED, LAUNCH = start(sys.argv[1:])  # --help and what was typed wrong end here, before seconds of imports
+    if LAUNCH.rank == 0:
+        print("starting: loading PyTorch, checking the data ...", flush=True)
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from testbed import checkpoint, distributed, run_directory  # noqa: E402
+from testbed.data import TrainingBatches, ValidationBatches  # noqa: E402
+from testbed.device import choose_device, with_precision_resolved  # noqa: E402
+from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood  # noqa: E402
+from testbed.measure import StepClock, measured_peak, peak_memory  # noqa: E402
+from testbed.model import GPT2  # noqa: E402
+from testbed.optimizer import learning_rate_at  # noqa: E402
+from testbed.profiling import nvtx_range, profiler_window  # noqa: E402
+from testbed.progress import Progress  # noqa: E402
+from testbed.recorder import RunRecorder  # noqa: E402
+from testbed.run_facts import facts_of_run  # noqa: E402
+from testbed.sample import sample_text  # noqa: E402
+from testbed.step import StepResult  # noqa: E402
+from testbed.strategies import Strategy, build_strategy  # noqa: E402
+from testbed.token_file import check_token_file  # noqa: E402
+from testbed.weights import WeightsUnavailable, export_weights, load_initial_weights  # noqa: E402
+
+
+class TrainingDiverged(Exception):
+    """The loss or the gradient is no longer a number: nothing of that step is kept."""
+
+
+@dataclasses.dataclass
+class Run:
+    """What the parts of this program hand to each other."""
+
+    checked: CheckedRun
+    settings: RunSettings
+    launch: Launch
+    device: torch.device
+    directory: Path
+    recorder: RunRecorder
+    progress: Progress
+    best_val_loss: float = math.inf
+
+
+def main(checked: CheckedRun, launch: Launch) -> int:
+    """Set up, train, and leave every file whole however it ends. Returns the exit code."""
+    settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
+    try:  # the last things that a user can have typed wrong; rank 0 alone reads whole files and touches the folder
+        device = choose_device(settings, launch)
+        sha256 = check_data(checked) if launch.rank == 0 else {}
+        resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
+        if launch.rank == 0:
+            run_directory.claim(directory, settings.overwrite, settings.resume)
+    except ValueError as error:
+        return refuse(launch, str(error))
+
+    if settings.quiet_nccl_monitor:
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    backend = distributed.start_process_group(device, launch, is_needed=settings.run_type == "optimized")
+    distributed.wait_for_everyone()  # from here on the folder is this run's, and every rank may leave its mark in it
+    stop_on_signals_and_orphanhood(on_stuck=lambda stop: run_directory.mark_failed(directory, launch.rank, stop.reason))
+    recorder = None
+    try:
+        settings = with_precision_resolved(settings, device)
+        facts = facts_of_run(dataclasses.replace(checked, settings=settings), sha256, launch, device, backend)
+        recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
+        progress = Progress(settings, resumed.step if resumed else 0, is_speaking=launch.rank == 0)
+        run = Run(checked, settings, launch, device, directory, recorder, progress)
+        if launch.rank == 0:
+            run_directory.write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
+            run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
+        train(run, resumed)
+        exit_code = 0
+    except RunStopped as stop:
+        exit_code = leave_failed(directory, launch, recorder, stop.reason, stop.exit_code)
+    except (TrainingDiverged, WeightsUnavailable) as error:
+        exit_code = leave_failed(directory, launch, recorder, str(error))
+    except torch.OutOfMemoryError as error:
+        exit_code = leave_failed(directory, launch, recorder, out_of_memory_advice(settings, error))
+    except Exception as error:
+        traceback.print_exc()
+        exit_code = leave_failed(directory, launch, recorder, f"{type(error).__name__}: {error}")
+    return leave(exit_code, has_process_group=backend is not None)
+
+
+def check_data(checked: CheckedRun) -> dict[str, str]:
+    """Read both token files once: every id is in the vocabulary, and the bytes are those that were written."""
+    settings = checked.settings
+    return {
+        name: check_token_file(token_file, settings.vocab_size, f"--{name}_data_path").sha256
+        for name, token_file in (("train", checked.train_file), ("val", checked.val_file))
+    }
+
+
+def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
+    """Build the model and the strategy, then optimizer step after optimizer step."""
+    settings, device, recorder = run.settings, run.device, run.recorder
+    torch.manual_seed(settings.seed)  # every rank draws the same weights ...
+    model = GPT2(settings.shape, settings.dropout, settings.use_flash_attention)
+    if settings.init_from != "scratch":
+        load_initial_weights(model, settings.init_from)
+    strategy = build_strategy(settings, model, device)
+    dropout_seed = np.random.SeedSequence([settings.seed, strategy.data_rank]).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(dropout_seed))  # ... and its own dropout
+    first_step = 0
+    if resumed is not None:
+        checkpoint.load(resumed, strategy, run.launch)
+        recorder.restore(resumed.step, resumed.elapsed_s)
+        first_step = resumed.step
+    batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
+    validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
+    say_what_runs(run, first_step)
+
+    clock = StepClock(device)
+    recorder.begin_training(startup_s=time.perf_counter() - STARTED_S)
+    with profiler_window(settings, run.directory / run_directory.PROFILER_LOGS, run.launch.rank) as profile_step:
+        for step in range(first_step, settings.last_step):
+            learning_rate = learning_rate_at(step, settings)
+            with nvtx_range("train/step", settings.profile_mode), clock:  # the wait for data is inside, as its own part
+                micro_batches = clock.data_wait(batches.of_step, step)
+                result = strategy.train_step(micro_batches, learning_rate)
+            world = distributed.gather_step(result, clock, device)  # a collective, so outside the clock
+            grad_norm = checked_grad_norm(step + 1, world.loss, float(result.grad_norm), settings)
+            recorder.add_step(step + 1, world, grad_norm, learning_rate)
+            run.progress.show_step(step + 1, world.loss, learning_rate, world.step_time_s)
+            profile_step()
+            is_last = step + 1 == settings.last_step
+            if is_last or is_due(step + 1, settings.eval_every) or is_due(step + 1, settings.steps_per_epoch):
+                validate(run, strategy, validation, step + 1)
+            if is_due(step + 1, settings.save_every) or step + 1 == settings.stop_at_step:
+                checkpoint.save(strategy, settings, run.launch, step + 1, recorder.elapsed_s)
+            recorder.write_if_due()
+    batches.close()
+    if settings.eval_only:
+        validate(run, strategy, validation, 0)
+    finish(run, strategy)
+
+
+def is_due(step: int, every: int | None) -> bool:
+    """Whether what happens every so many steps happens after `step`, counted from 1."""
+    return every is not None and step % every == 0
+
+
+def checked_grad_norm(step: int, loss: float, grad_norm: float, settings: RunSettings) -> float | None:
+    """The gradient norm; None where fp16 overflowed and the update was skipped.
+
+    Raises:
+        TrainingDiverged: the loss or the gradient is not finite.
+    """
+    if not math.isfinite(loss):
+        raise TrainingDiverged(f"the loss of step {step} is {loss}; lower --learning_rate or lengthen --warmup_steps")
+    if math.isfinite(grad_norm):
+        return grad_norm
+    if settings.precision != "fp16":
+        raise TrainingDiverged(f"the gradient norm of step {step} is {grad_norm}; lower --learning_rate")
+    return None
+
+
+def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int) -> None:
+    """Loss over the validation windows; every rank reads its share. Keeps the best weights with --keep_best."""
+    if run.settings.max_val_steps == 0:
+        return
+    start_s = time.perf_counter()
+    loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
+    for index in run.progress.batches(len(batches), "validation"):
+        with nvtx_range("val/batch", run.settings.profile_mode):
+            result = strategy.evaluate(batches.of_batch(index))
+        loss_sum += result.loss_sum
+        num_tokens += result.num_target_tokens
+    world = distributed.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(run.device), run.device)
+    run.recorder.add_memory(step, distributed.gather_objects(peak_memory(run.device)))
+    seconds = time.perf_counter() - start_s
+    run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
+    run.progress.say(f"step {step:>5}  validation loss {world.loss:.4f}  ({seconds:.1f} s)")
+    if world.loss < run.best_val_loss:
+        run.best_val_loss = world.loss
+        if run.settings.keep_best:
+            export(run, strategy.full_state_dict(), run.directory / run_directory.BEST)
+
+
+def finish(run: Run, strategy: Strategy) -> None:
+    """Leave the weights, a sample, the device's peak rate, the closed metrics file and RUN_COMPLETE.txt."""
+    settings, recorder = run.settings, run.recorder
+    recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
+    state_dict = strategy.full_state_dict()
+    if run.launch.rank == 0:
+        run.progress.close()
+        export(run, state_dict, run.directory)
+        sample, line = sample_text(state_dict, settings, run.checked.train_file)
+        run.progress.say(line)
+        recorder.close(sample, measured_peak(run.device, settings.precision))
+        run.progress.say(recorder.closing_words())
+    distributed.wait_for_everyone()
+    strategy.close()
+
+
+def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
+    """Write the weights so that `transformers` opens them. Only rank 0 has any."""
+    if run.launch.rank == 0:
+        token_file = run.checked.train_file
+        export_weights(directory, state_dict, run.settings, token_file.end_of_text_id, token_file.tokenizer)
+
+
+def say_what_runs(run: Run, first_step: int) -> None:
+    settings = run.settings
+    run.progress.say(
+        f"{settings.run_type}: {settings.model}, {settings.shape.num_parameters:,} parameters, {settings.precision} "
+        f"on {run.launch.world_size} x {run.device.type}; global batch {settings.global_batch_size} = "
+        f"{settings.micro_batch_size_per_gpu} x {settings.grad_accum_steps} x {settings.data_world_size} ranks of "
+        f"{settings.seq_length} tokens; steps {first_step + 1} to {settings.last_step}; files in {run.directory}"
+    )
+
+
+def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
+    return (
+        f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; give a smaller one, the "
+        f"global batch stays the same ({str(error).splitlines()[0]})"
+    )
+
+
+def leave_failed(directory: Path, launch: Launch, recorder: RunRecorder | None, reason: str, exit_code: int = 1) -> int:
+    """Mark the run as failed, keep its rows, say where the last good checkpoint is. Returns the exit code."""
+    last = checkpoint.newest(directory)
+    where = f"last checkpoint: {last.directory}" if last else "no checkpoint was saved"
+    standing_reason = run_directory.mark_failed(directory, launch.rank, f"{reason.splitlines()[0]}; {where}")
+    print(f"rank {launch.rank} failed: {reason}; {where}", file=sys.stderr, flush=True)
+    if recorder is not None:
+        recorder.write("failed", failure={"reason": standing_reason, "step": recorder.last_step})
+    return exit_code
+
+
+def leave(exit_code: int, has_process_group: bool) -> int:
+    """End the process group after a success; after a failure the other ranks may be gone, so do not wait for them."""
+    if has_process_group:
+        if exit_code == 0:
+            distributed.wait_for_everyone()
+            distributed.stop_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)  # gloo's threads sometimes abort the interpreter's own way out
+    return exit_code
+
+
+def as_json(content: dict) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(CHECKED, LAUNCH))

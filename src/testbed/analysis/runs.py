@@ -1,0 +1,354 @@
+"""training_metrics.json files of every version as one kind of `Run`, and what keeps two runs from being comparable.
+
+Nothing is filled in: what a file does not record is None, and a quantity that versions measure differently travels with
+the words that say what it is (`*_meaning`), so that a chart never puts two meanings on one axis.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.metrics_file import metrics_version, read_metrics
+
+METRICS_FILE = "training_metrics.json"
+UNKNOWN = "unknown"
+# Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
+LOSS_NOISE = 0.004
+
+# The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
+_WORK_FROM_CONFIG = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
+    *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
+)
+WORK_FIELDS = (*_WORK_FROM_CONFIG, "train_data_sha256", "optimizer_steps", "tokens")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which runs differ, or which some file does not record; `values` in the order of the runs."""
+
+    field: str
+    values: tuple[str, ...]
+
+    @property
+    def is_unknown_only(self) -> bool:
+        """Nothing contradicts: the field is missing in at least one file and the rest agree."""
+        return len(set(self.values) - {UNKNOWN}) <= 1
+
+
+@dataclass(frozen=True)
+class Point:
+    """A loss at a moment of the run. `step` None: the file does not say. Times in seconds of training (see Run)."""
+
+    step: int | None
+    train_time_s: float | None
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)  # a run is itself; arrays have no single truth to compare
+class Run:
+    """One file of any version. Times in seconds, memory in bytes, throughput in tokens/s; None is unknown."""
+
+    path: Path
+    version: str
+    label: str
+    status: str
+    instrumented: bool | None
+    world_size: int | None
+    training_time_s: float | None
+    training_time_meaning: str
+    tokens_per_s: float | None
+    tokens_per_s_meaning: str
+
+    work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
+    validation: dict[str, Any] = field(default_factory=dict)
+
+    memory_bytes_per_rank: tuple[int, ...] = ()  # v2.0 records the maximum alone: one entry
+    memory_meaning: str = "not recorded"
+    mfu: float | None = None
+    inference_latency_s: float | None = None
+    inference_tokens_per_s: float | None = None
+
+    # Measured steps, warm-up left out, the slowest rank's; empty: the file has no rows.
+    step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    num_warmup_steps: int | None = None
+
+    # Every step, warm-up too: its number, the seconds of training at its end, its loss.
+    train_steps: np.ndarray = field(default_factory=lambda: np.array([], dtype=int))
+    train_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    train_losses: np.ndarray = field(default_factory=lambda: np.array([]))
+    epoch_losses: tuple[Point, ...] = ()  # means over an epoch, at its end: all that v1 and 2.0 record
+    validation_losses: tuple[Point, ...] = ()
+
+    @property
+    def full_label(self) -> str:
+        """The label with what a reader must not overlook."""
+        marks = [self.status.upper()] if self.status != "complete" else []
+        marks += ["INSTRUMENTED"] if self.instrumented else []
+        return self.label + (f" [{', '.join(marks)}]" if marks else "")
+
+    @property
+    def step_time_median_s(self) -> float | None:
+        return float(np.median(self.step_times_s)) if len(self.step_times_s) else None
+
+    @property
+    def step_time_p95_s(self) -> float | None:
+        return float(np.percentile(self.step_times_s, 95)) if len(self.step_times_s) else None
+
+    @property
+    def final_train_loss(self) -> float | None:
+        if len(self.train_losses):
+            return float(self.train_losses[-1])
+        return self.epoch_losses[-1].loss if self.epoch_losses else None
+
+    @property
+    def final_validation_loss(self) -> float | None:
+        return self.validation_losses[-1].loss if self.validation_losses else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        return max(self.memory_bytes_per_rank, default=None)
+
+
+def load_run(path: Path) -> Run:
+    """The run in a training_metrics.json or in the directory that holds one. ValueError names file and fault."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / METRICS_FILE
+    metrics = read_metrics(path)
+    return {"1": _from_v1, "2.0": _from_v20, "2.1": _from_v21}[metrics_version(metrics)](path, metrics)
+
+
+def load_runs(paths: Sequence[Path]) -> list[Run]:
+    """`load_run` for each, with labels that differ."""
+    return with_distinct_labels([load_run(path) for path in paths])
+
+
+def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
+    """The same runs; those whose labels are the same get the folder's name, or else a number, added."""
+    runs = list(runs)
+    for suffix in (lambda run, _: f" ({run.path.absolute().parent.name})", lambda _, index: f" #{index}"):
+        labels = [run.label for run in runs]
+        runs = [
+            replace(run, label=run.label + suffix(run, index)) if labels.count(run.label) > 1 else run
+            for index, run in enumerate(runs, start=1)
+        ]
+    return runs
+
+
+def differing_work(runs: Sequence[Run]) -> list[Difference]:
+    """Fields of equal work that differ or are not recorded in every file. Empty: the runs did equal work."""
+    return _differences(runs, [run.work for run in runs], WORK_FIELDS)
+
+
+def differing_validation(runs: Sequence[Run]) -> list[Difference]:
+    """What keeps validation losses from being comparable: other data, or another number of tokens."""
+    runs = [run for run in runs if run.validation_losses]
+    return _differences(runs, [run.validation for run in runs], ("val_data_sha256", "val_tokens"))
+
+
+def speed_ups(runs: Sequence[Run]) -> list[float | str]:
+    """Throughput over the first run's, or the words why there is none: only equal and finished work compares."""
+    found = []
+    for run in runs:
+        pair = (runs[0], run)
+        if any(run.instrumented for run in pair):
+            found.append("n/a (instrumented)")
+        elif any(run.status != "complete" for run in pair):
+            found.append("n/a (not complete)")
+        elif run is not runs[0] and (differences := differing_work(pair)):
+            unknown_only = all(difference.is_unknown_only for difference in differences)
+            found.append("n/a (work not known)" if unknown_only else "n/a (work differs)")
+        elif not all(run.tokens_per_s for run in pair) or runs[0].tokens_per_s_meaning != run.tokens_per_s_meaning:
+            found.append("n/a")
+        else:
+            found.append(run.tokens_per_s / runs[0].tokens_per_s)
+    return found
+
+
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """Sentences that belong on every picture of these runs: why they do not compare, and what makes a run unfit."""
+    found = []
+    differences = differing_work(runs)
+    differing = [item for item in differences if not item.is_unknown_only]
+    if differing:
+        found.append(f"Not equal work: {'; '.join(map(_difference_text, differing))}.")
+    if unknown := [item.field.replace("_", " ") for item in differences if item.is_unknown_only]:
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        found.append(f"Equal work cannot be shown, not recorded in every file: {', '.join(unknown[:8])}{more}.")
+    other_validation = [item for item in differing_validation(runs) if not item.is_unknown_only]
+    if other_validation:
+        found.append(f"Validation losses do not compare: {'; '.join(map(_difference_text, other_validation))}.")
+    if any(run.instrumented for run in runs):
+        found.append(
+            "An instrumented run (profiler or debug switch on) is slower than the real one: no speed-up from it."
+        )
+    if any(run.status != "complete" for run in runs):
+        found.append("A run that is not complete shows the steps it has done so far.")
+    losses = [run.final_validation_loss for run in runs]
+    if not differences and None not in losses and max(losses) - min(losses) > LOSS_NOISE:
+        found.append(
+            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work "
+            f"(above {LOSS_NOISE}, more than seeds do); a faster run that learns worse is not faster."
+        )
+    return found
+
+
+def _difference_text(difference: Difference) -> str:
+    values = difference.values if len(difference.values) <= 3 else tuple(dict.fromkeys(difference.values))
+    return f"{difference.field.replace('_', ' ')} {' / '.join(values)}"
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """Every training_metrics.json under `directory`, sorted by path."""
+    return sorted(Path(directory).rglob(METRICS_FILE))
+
+
+def _differences(runs: Sequence[Run], records: list[dict], fields: Sequence[str]) -> list[Difference]:
+    found = []
+    for name in fields if len(runs) > 1 else ():
+        values = tuple(UNKNOWN if record.get(name) is None else _text(record[name]) for record in records)
+        if len(set(values)) > 1 or UNKNOWN in values:
+            found.append(Difference(name, values))
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:8]  # eight digits of a hash tell two files apart on a picture
+    # 1 and 1.0 are the same setting, whichever way a file writes it
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _from_v21(path: Path, metrics: dict) -> Run:
+    config, hardware, timing = metrics["training_config"], metrics["hardware"], metrics["timing"]
+    rows, world_size = metrics["steps"], hardware["world_size"]
+    times = np.array([row["step_time_s"] for row in rows], dtype=float)
+    is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
+    on_cuda = hardware["device_type"] == "cuda"
+    memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
+    work = {name: config[name] for name in _WORK_FROM_CONFIG}
+    work["train_data_sha256"] = config["dataset_sha256"]["train"]
+    work["optimizer_steps"] = len(rows)
+    work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
+    evaluations = metrics["evaluations"]
+    threads = hardware["cpu_threads_per_rank"]
+    device = (hardware["gpu_name"] or "CUDA device") if on_cuda else f"CPU ({threads} thread{'s' * (threads > 1)})"
+    zero = f" ZeRO-{config['zero_stage']}" if config["deepspeed_enabled"] and config["zero_stage"] is not None else ""
+    return Run(
+        path=path,
+        version="2.1",
+        label=f"{config['run_type']}{zero}, {world_size} x {device}, {config['precision']}",
+        status=metrics["status"],
+        instrumented=metrics["instrumented"],
+        world_size=world_size,
+        work=work,
+        validation={
+            "val_data_sha256": config["dataset_sha256"]["val"],
+            "val_tokens": evaluations[-1]["num_target_tokens"] if evaluations else None,
+        },
+        training_time_s=float(times.sum()) if rows else None,
+        training_time_meaning="sum of all optimizer steps, slowest rank; evaluation, logging and start-up excluded",
+        tokens_per_s=timing["tokens_per_sec_global"],
+        tokens_per_s_meaning="all ranks together, tokens / time of the measured steps; warm-up excluded",
+        step_times_s=times[~is_warmup],
+        num_warmup_steps=int(is_warmup.sum()),
+        train_steps=np.array([row["step"] for row in rows], dtype=int),
+        train_times_s=times.cumsum(),
+        train_losses=np.array([row["loss"] for row in rows], dtype=float),
+        validation_losses=tuple(Point(row["step"], row["train_time_s"], row["val_loss"]) for row in evaluations),
+        memory_bytes_per_rank=tuple(
+            row[memory_field] for row in metrics["memory"]["per_rank"] if row[memory_field] is not None
+        ),
+        memory_meaning="peak allocated CUDA memory per rank" if on_cuda else "peak resident memory (RSS) per rank",
+        mfu=metrics["flops"]["mfu"],
+    )
+
+
+def _from_v20(path: Path, metrics: dict) -> Run:
+    config, hardware, epochs = metrics["training_config"], metrics["hardware"], metrics["epochs"]
+    world_size = hardware.get("world_size")
+    # 2.0 has no field for the run type; the flag stands in the recorded command.
+    flag = re.search(r"--run_type[= ](\w+)", metrics.get("command_line") or "")
+    run_type = flag[1] if flag else path.absolute().parent.name
+    precision = config.get("precision") or "precision unknown"
+    device = hardware.get("gpu_name") or "device unknown"
+    work = {name: config.get(name) for name in _WORK_FROM_CONFIG}
+    dimensions = dict(re.findall(r"(n_layer|n_head|n_embd)\s*=\s*(\d+)", config.get("model_size") or ""))
+    for name, key in (("num_layers", "n_layer"), ("num_heads", "n_head"), ("embedding_size", "n_embd")):
+        work[name] = int(dimensions[key]) if key in dimensions else None
+    steps = _running_sum(epoch.get("optimizer_steps") for epoch in epochs)
+    times = _running_sum(epoch.get("epoch_wall_time_sec") for epoch in epochs)
+    tokens = _running_sum(epoch.get("tokens_processed_global") for epoch in epochs)
+    work["optimizer_steps"] = steps[-1] if steps else None
+    work["tokens"] = tokens[-1] if tokens else None
+    # Without --max_val_steps 0 a loss of exactly 0.0 cannot happen: 2.0 writes it where nothing was validated.
+    validated = [(epoch.get("val_loss_avg_global") or None) for epoch in epochs]
+    peaks = [
+        epoch.get("max_cuda_mem_allocated_bytes_global") or epoch.get("max_cuda_mem_allocated_bytes_rank0")
+        for epoch in epochs
+    ]
+    selected = (metrics.get("deepspeed_config") or {}).get("selected") or {}
+    is_global = all(epoch.get("max_cuda_mem_allocated_bytes_global") for epoch in epochs)
+    return Run(
+        path=path,
+        version="2.0",
+        label=f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)",
+        status="complete",  # 2.0 is written only at the end
+        # A breakdown that synchronises after every part; a profiler would not show in the file.
+        instrumented=True if selected.get("wall_clock_breakdown") else None,
+        world_size=world_size,
+        work=work,
+        training_time_s=times[-1] if times else None,
+        training_time_meaning="v2.0: wall time of the training loops on rank 0; warm-up and logging included",
+        tokens_per_s=(metrics.get("summary") or {}).get("mean_tokens_per_sec_global"),
+        tokens_per_s_meaning="v2.0: all ranks together, mean over epochs; warm-up included",
+        # No step times: the file's percentiles are of sampled micro steps that can miss the communication.
+        epoch_losses=_points(steps, times, [epoch.get("train_loss_avg_global") for epoch in epochs]),
+        validation_losses=_points(steps, times, validated),
+        memory_bytes_per_rank=(max(peaks),) if peaks and all(peaks) else (),
+        memory_meaning="v2.0: peak allocated CUDA memory, " + ("largest rank" if is_global else "rank 0"),
+    )
+
+
+def _from_v1(path: Path, metrics: dict) -> Run:
+    times = _running_sum(metrics["train_time_per_epoch"])
+    rates = metrics.get("train_throughput") or []
+    return Run(
+        path=path,
+        version="1",
+        label=f"{path.absolute().parent.name if path.name == METRICS_FILE else path.stem}, devices unknown (v1)",
+        status="complete",  # v1 is written only at the end
+        instrumented=None,
+        world_size=None,
+        training_time_s=times[-1] if times else None,
+        training_time_meaning="v1: wall time of the training loops on rank 0; warm-up and printing included",
+        tokens_per_s=sum(rates) / len(rates) if rates else None,
+        # The program read the world size as 1 on every rank, and the file does not carry it: no way to the global rate.
+        tokens_per_s_meaning="v1: PER RANK as recorded, mean over epochs; the number of ranks is not in the file",
+        epoch_losses=_points([], times, metrics["train_loss_per_epoch"]),
+        validation_losses=_points([], times, metrics.get("val_loss_per_epoch") or []),
+        inference_latency_s=metrics.get("inference_latency"),
+        inference_tokens_per_s=metrics.get("inference_throughput"),
+    )
+
+
+def _running_sum(values: Any) -> list:
+    """Cumulative sums; empty when one of the values is not recorded."""
+    values = list(values)
+    if any(value is None for value in values):
+        return []
+    return [sum(values[: index + 1]) for index in range(len(values))]
+
+
+def _points(steps: list, times: list, losses: list) -> tuple[Point, ...]:
+    return tuple(
+        Point(steps[index] if index < len(steps) else None, times[index] if index < len(times) else None, loss)
+        for index, loss in enumerate(losses)
+        if loss is not None
+    )

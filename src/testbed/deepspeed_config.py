@@ -1,0 +1,168 @@
+"""The DeepSpeed configuration file: what it may say, what it decides, and what DeepSpeed is given in the end.
+
+A file says "auto" for what the flags decide. A value in the file that contradicts a flag is refused, and a value where
+no flag was given is taken over as if it had been typed: the file and the run's record can never disagree. No torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testbed.flags import build_parser, checked_like_a_flag
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
+
+AUTO = "auto"
+
+# where a file says what a flag also says
+FILE_KEY_OF_FLAG = {
+    "micro_batch_size_per_gpu": ("train_micro_batch_size_per_gpu",),
+    "grad_accum_steps": ("gradient_accumulation_steps",),
+    "global_batch_size": ("train_batch_size",),
+    "max_grad_norm": ("gradient_clipping",),
+    "steps_per_print": ("steps_per_print",),
+    "zero_stage": ("zero_optimization", "stage"),
+    "learning_rate": ("optimizer", "params", "lr"),
+    "adam_eps": ("optimizer", "params", "eps"),
+    "weight_decay": ("optimizer", "params", "weight_decay"),
+}
+# what the testbed decides for every run type alike, so that an optimized run does the work of its baseline
+NOT_DECIDED_HERE = {
+    "scheduler": "the schedule comes from --learning_rate, --warmup_steps and --lr_decay_steps",
+    "torch_autocast": "it follows --precision",
+    "pipeline": "ZeRO does not cut the model into stages",
+    "data_types": "gradients are accumulated in fp32",
+}
+
+
+@dataclass(frozen=True)
+class DeepSpeedFile:
+    """A configuration file as read."""
+
+    path: Path
+    sha256: str  # of the file's bytes; the effective configuration has a hash of its own
+    content: dict[str, Any]
+
+
+def read_deepspeed_file(path: Path) -> DeepSpeedFile:
+    """Read and check what can be checked without DeepSpeed.
+
+    Raises:
+        ValueError: it cannot be read, is not a JSON object, or decides what is not decided there.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--deepspeed_config {path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"--deepspeed_config {path} must hold one JSON object")
+    for key, reason in NOT_DECIDED_HERE.items():
+        if key in content:
+            raise ValueError(f"--deepspeed_config {path} has a {key!r} section, but {reason}; remove the section")
+    optimizer_type = content.get("optimizer", {}).get("type", "AdamW")
+    if optimizer_type != "AdamW":
+        raise ValueError(
+            f"--deepspeed_config {path} names the optimizer {optimizer_type!r}, but every run type trains with AdamW "
+            "so that runs stay comparable; remove the section or name AdamW"
+        )
+    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), content)
+
+
+def values_of(file: DeepSpeedFile) -> dict[str, Any]:
+    """What the file decides, under the names of the flags; "auto" and absent keys decide nothing.
+
+    Raises:
+        ValueError: a value has the wrong type.
+    """
+    decided = {}
+    actions = {action.dest: action for action in build_parser()._actions}
+    for flag, keys in FILE_KEY_OF_FLAG.items():
+        value = _look_up(file, keys)
+        if value is not None:
+            decided[flag] = checked_like_a_flag(
+                actions[flag], value, f"--deepspeed_config {file.path}: {'.'.join(keys)}"
+            )
+    betas = _look_up(file, ("optimizer", "params", "betas"))
+    if betas is not None:
+        decided["adam_beta1"], decided["adam_beta2"] = betas
+    enabled = [name for name in ("fp16", "bf16") if _look_up(file, (name, "enabled")) is True]
+    if len(enabled) == 2:
+        raise ValueError(f"--deepspeed_config {file.path} enables both fp16 and bf16; choose one")
+    if enabled:
+        decided["precision"] = enabled[0]
+    return decided
+
+
+def _look_up(file: DeepSpeedFile, keys: tuple[str, ...]) -> Any:
+    value: Any = file.content
+    for depth, key in enumerate(keys):
+        if not isinstance(value, dict):
+            raise ValueError(f"--deepspeed_config {file.path}: {'.'.join(keys[:depth])} must be a JSON object")
+        value = value.get(key)
+        if value is None or value == AUTO:
+            return None
+    return value
+
+
+def merge_into_flags(file: DeepSpeedFile, values: dict[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
+    """The flags' values with the file's in the places where no flag was given.
+
+    Raises:
+        ValueError: the file and a flag disagree; names both.
+    """
+    merged = dict(values)
+    for flag, value in values_of(file).items():
+        key = ".".join(FILE_KEY_OF_FLAG.get(flag, (str(value), "enabled") if flag == "precision" else ("betas",)))
+        if flag in explicit and merged[flag] != value and not (flag == "precision" and merged[flag] == AUTO):
+            raise ValueError(
+                f"--{flag} {merged[flag]} contradicts {key} = {value} in --deepspeed_config {file.path}; "
+                f'change one of them, or write "auto" in the file'
+            )
+        merged[flag] = value
+    return merged
+
+
+def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, Any]:
+    """Exactly what `deepspeed.initialize` receives: the file with each "auto" filled in and each silent default named.
+
+    The optimizer is the baseline's AdamW, not built by DeepSpeed, so no optimizer section remains.
+    """
+    config = json.loads(json.dumps(file.content))
+    config.pop("optimizer", None)
+    config["train_batch_size"] = settings.global_batch_size
+    config["train_micro_batch_size_per_gpu"] = settings.micro_batch_size_per_gpu
+    config["gradient_accumulation_steps"] = settings.grad_accum_steps
+    config["steps_per_print"] = 2**31  # the run prints its own progress, outside the step clock
+    zero = config.setdefault("zero_optimization", {})
+    zero["stage"] = settings.zero_stage
+    # DeepSpeed clips by itself unless told 0 (its default is 1.0). Stage 0 sums squares in float32, 3e-5 off at 124M
+    # parameters, so there the strategy clips with the float64 norm of the other run types.
+    config["gradient_clipping"] = 0.0 if settings.zero_stage == 0 else settings.max_grad_norm
+    config["zero_allow_untested_optimizer"] = True  # torch's fused AdamW, as in the baseline
+    config["zero_force_ds_cpu_optimizer"] = False
+    config.setdefault("fp16", {})["enabled"] = settings.precision == "fp16"
+    if settings.precision != "fp16":
+        config.pop("fp16")
+    config["bf16"] = {"enabled": False}  # fp32 weights; bf16 only in the products, like the baseline:
+    config["torch_autocast"] = {"enabled": settings.precision == "bf16", "dtype": "bfloat16"}
+    return _without_auto(config)
+
+
+def _without_auto(config: dict[str, Any]) -> dict[str, Any]:
+    """Drop what is still "auto": DeepSpeed's own default then holds (it does not know the word everywhere)."""
+    kept = {key: value for key, value in config.items() if value != AUTO}
+    return {key: _without_auto(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def sha256_of(config: dict[str, Any]) -> str:
+    """Hash of a configuration, independent of the order of its keys."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,51 @@
+"""Arithmetic of speed: FLOPs per token, peak rates with their source, MFU. No torch."""
+
+from __future__ import annotations
+
+from testbed.model_shape import ModelShape
+
+# Dense peak of the matrix units in FLOP/s per device (without sparsity), by a part of the name that the driver reports.
+# Source: NVIDIA's data sheets of each product. A name or precision that is not here is measured instead.
+PEAK_FLOPS_PER_S = {
+    ("H200", "bf16"): 989.4e12,
+    ("H200", "fp16"): 989.4e12,
+    ("H100 80GB HBM3", "bf16"): 989.4e12,  # the SXM board's name; the PCIe board is slower and named otherwise
+    ("H100 80GB HBM3", "fp16"): 989.4e12,
+    ("A100", "bf16"): 312e12,
+    ("A100", "fp16"): 312e12,
+    ("A100", "fp32"): 19.5e12,
+    ("V100-SXM2", "fp16"): 125e12,
+    ("Tesla T4", "fp16"): 65e12,
+    ("NVIDIA L4", "bf16"): 121e12,
+    ("NVIDIA L4", "fp16"): 121e12,
+}
+
+
+def flops_per_token_palm(shape: ModelShape, seq_length: int) -> int:
+    """Model FLOPs of forward + backward for one token, attention counted in full, without recomputation.
+
+    6 per parameter of the matrix products plus 12 x layers x channels x sequence for the attention scores (PaLM,
+    appendix B, arXiv:2204.02311). Position embeddings do not multiply. A multiply-add counts 2. MFU uses this.
+    """
+    multiplying = shape.num_parameters - shape.num_position_parameters
+    return 6 * multiplying + 12 * shape.num_layers * shape.embedding_size * seq_length
+
+
+def flops_per_token_causal(shape: ModelShape, seq_length: int) -> int:
+    """The same with all parameters and only the causal half of the scores: llm.c's convention, 6-7 % lower at 124M."""
+    return 6 * shape.num_parameters + 6 * shape.num_layers * shape.embedding_size * seq_length
+
+
+def peak_from_table(device_name: str | None, precision: str) -> tuple[float, str] | None:
+    """Peak FLOP/s of one device and where the number comes from; None for what the table does not hold."""
+    for (part, of_precision), peak in PEAK_FLOPS_PER_S.items():
+        if device_name is not None and part in device_name and of_precision == precision:
+            return peak, f"NVIDIA data sheet, {part}, dense {precision}"
+    return None
+
+
+def mfu(tokens_per_s: float | None, flops_per_token: int, peak_per_device: float | None, devices: int) -> float | None:
+    """Model FLOPs utilization, 0..1: what the model needs over what the devices could do in the same time."""
+    if tokens_per_s is None or peak_per_device is None:
+        return None
+    return tokens_per_s * flops_per_token / (peak_per_device * devices)

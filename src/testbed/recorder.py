@@ -1,0 +1,270 @@
+"""What a run writes down: every optimizer step on every rank, and training_metrics.json while it goes on.
+
+All ranks call the recorder alike; rank 0 alone keeps rows and writes. Nothing here runs inside the step clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed import flops
+from testbed.distributed import WorldStep
+from testbed.metrics_file import read_metrics, write_metrics
+from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
+from testbed.settings import RunSettings
+
+WRITE_EVERY_S = 5.0
+SHARE_OF_TIME_FOR_WRITING = 0.01
+
+
+class RunRecorder:
+    """Collects the rows of a run and keeps its training_metrics.json up to date."""
+
+    def __init__(self, directory: Path, settings: RunSettings, facts: dict[str, Any], is_writer: bool):
+        self.directory = directory
+        self.settings = settings
+        self.metrics = facts
+        self.is_writer = is_writer
+        self.steps: list[dict] = []
+        self.evaluations: list[dict] = []
+        self.epoch_memory: dict[int, list[dict]] = {}
+        self.startup_s: float | None = None
+        self.elapsed_before_s = 0.0  # of earlier starts of a resumed run
+        self.first_step_s: float | None = None
+        self.step_end_s: list[float] = []  # wall moments, for the throughput that hides nothing between clocks
+        self._epoch_wall_s: dict[int, float] = {}
+        self._epoch_mark_s = 0.0
+        self._started_s = time.perf_counter()
+        self._next_write_s = 0.0
+
+    def begin_training(self, startup_s: float) -> None:
+        """Call right before the first step of this start; `startup_s` is what came before it."""
+        self.startup_s = startup_s
+        self.first_step_s = self._epoch_mark_s = time.perf_counter()
+
+    @property
+    def last_step(self) -> int:
+        """Optimizer steps done."""
+        return self.steps[-1]["step"] if self.steps else 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall seconds since the first step began, over all starts of the run."""
+        now = time.perf_counter()
+        return self.elapsed_before_s + (now - self.first_step_s if self.first_step_s is not None else 0.0)
+
+    @property
+    def train_time_s(self) -> float:
+        return sum(row["step_time_s"] for row in self.steps)
+
+    def add_step(self, step: int, world: WorldStep, grad_norm: float | None, learning_rate: float) -> None:
+        """Add the row of optimizer step `step`, counted from 1."""
+        if not self.is_writer:
+            return
+        epoch = self._epoch_of(step)
+        self.steps.append(
+            {
+                "step": step,
+                "epoch": epoch,
+                "is_warmup": step <= self.settings.timing_warmup_steps,
+                "is_skipped": grad_norm is None,
+                "loss": world.loss,
+                "grad_norm": grad_norm,
+                "learning_rate": learning_rate,
+                "step_time_s": world.step_time_s,
+                "data_wait_s": max(world.per_rank_data_wait_s),
+                "per_rank_step_time_s": world.per_rank_step_time_s,
+                "per_rank_data_wait_s": world.per_rank_data_wait_s,
+            }
+        )
+        now = time.perf_counter()
+        self.step_end_s.append(now)
+        self._epoch_wall_s[epoch] = self._epoch_wall_s.get(epoch, 0.0) + now - self._epoch_mark_s
+        self._epoch_mark_s = now
+
+    def _epoch_of(self, step: int) -> int:
+        return max(0, step - 1) // max(1, self.settings.steps_per_epoch) + 1
+
+    def add_memory(self, step: int, per_rank: list[dict]) -> None:
+        """Every rank's peaks so far, read at the end of an epoch or of the run."""
+        self.epoch_memory[self._epoch_of(step)] = per_rank
+        self.metrics["memory"] = {"per_rank": [{"rank": rank, **peaks} for rank, peaks in enumerate(per_rank)]}
+
+    def add_evaluation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
+        self.evaluations.append(
+            {
+                "step": step,
+                "epoch": self._epoch_of(step),
+                "val_loss": loss,
+                "num_target_tokens": num_tokens,
+                "num_sequences": num_sequences,
+                "wall_time_s": wall_time_s,
+                "train_time_s": self.train_time_s,
+                "elapsed_s": self.elapsed_s,
+            }
+        )
+        self._epoch_mark_s = time.perf_counter()  # an epoch's wall time leaves validation out
+
+    def restore(self, step: int, elapsed_s: float) -> None:
+        """Take over the rows that the run's file holds up to `step`; later ones are trained again."""
+        self.elapsed_before_s = elapsed_s
+        if not self.is_writer:
+            return
+        earlier = read_metrics(self.directory / METRICS)
+        self.metrics["run_id"] = earlier["run_id"]
+        self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
+        self.steps = [row for row in earlier["steps"] if row["step"] <= step]
+        self.evaluations = [row for row in earlier["evaluations"] if row["step"] <= step]
+        for row in self.steps:  # how long the lost remainder of the epoch took is not known; its steps are
+            self._epoch_wall_s[row["epoch"]] = self._epoch_wall_s.get(row["epoch"], 0.0) + row["step_time_s"]
+
+    def close(self, sample: dict | None, peak: tuple[float, str]) -> None:
+        """Write the closed file and RUN_COMPLETE.txt."""
+        measured_flops_per_s, how_measured = peak
+        name, precision = self.metrics["hardware"]["gpu_name"], self.settings.precision
+        peak_flops_per_s, source = flops.peak_from_table(name, precision) or (measured_flops_per_s, how_measured)
+        self.metrics["flops"].update(peak_flops_per_s_per_device=peak_flops_per_s, peak_source=source)
+        self.metrics["sample"] = sample
+        self.metrics["shutdown"]["destroy_process_group_called"] = self.metrics["hardware"]["backend"] is not None
+        completion = {"run_complete_file": COMPLETE, "printed_marker": True, "timestamp_utc": now_utc()}
+        self.write("complete", completion=completion)
+        world_size = self.metrics["hardware"]["world_size"]
+        seconds = self.metrics["summary"]["total_wall_time_sec"]
+        self._marker = mark_complete(self.directory, world_size, self.tokens_per_s(self.steps), seconds)
+
+    def closing_words(self) -> str:
+        """What a person wants to read at the end, and the line that older launchers look for."""
+        timing, summary = self.metrics["timing"], self.metrics["summary"]
+        words = []
+        if timing["step_time_median_s"] is not None:
+            words.append(
+                f"{self.last_step} steps: median step {timing['step_time_median_s']:.3f} s (p95 "
+                f"{timing['step_time_p95_s']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
+                f"{timing['tokens_per_sec_global']:,.0f} tokens/s"
+            )
+        if summary["final_val_loss"] is not None:
+            words.append(f"validation loss {summary['final_val_loss']:.4f}")
+        return "\n".join([*words, f"metrics: {self.directory / METRICS}", self._marker])
+
+    def write_if_due(self) -> None:
+        """Write now and then: often enough that a killed run leaves its rows, seldom enough to cost under 1 %."""
+        if self.is_writer and time.perf_counter() >= self._next_write_s:
+            self.write("running")
+
+    def write(self, status: str, failure: dict | None = None, completion: dict | None = None) -> None:
+        """Write the file as it stands, checked against the schema."""
+        if not self.is_writer:
+            return
+        start_s = time.perf_counter()
+        self.metrics.update(
+            status=status,
+            failure=failure,
+            completion=completion,
+            steps=self.steps,
+            evaluations=self.evaluations,
+            epochs=self._epochs(),
+            timing=self._timing(),
+        )
+        self.metrics["flops"].update(self._speed())
+        self.metrics["summary"] = self._summary()
+        write_metrics(self.directory / METRICS, self.metrics)
+        now = time.perf_counter()
+        self._next_write_s = now + max(WRITE_EVERY_S, (now - start_s) / SHARE_OF_TIME_FOR_WRITING)
+
+    def _measured(self, rows: list[dict]) -> list[dict]:
+        return [row for row in rows if not row["is_warmup"]]
+
+    def tokens_per_s(self, rows: list[dict]) -> float | None:
+        """Global tokens over the sum of measured step times; None before the first step after warm-up."""
+        rows = self._measured(rows)
+        seconds = sum(row["step_time_s"] for row in rows)
+        return len(rows) * self.settings.tokens_per_step / seconds if seconds else None
+
+    def _timing(self) -> dict:
+        rows = self._measured(self.steps)
+        times = [row["step_time_s"] for row in rows]
+        # from the first measured step's start to the last one's end; a resumed run has no such stretch
+        measured_here = len(self.step_end_s) - (len(self.steps) - len(rows))
+        wall_clock = None
+        if times and len(self.step_end_s) == len(self.steps) and measured_here == len(rows):
+            wall_s = self.step_end_s[-1] - self.step_end_s[-len(rows)] + times[0]
+            wall_clock = len(rows) * self.settings.tokens_per_step / wall_s
+        return {
+            "warmup_steps": self.settings.timing_warmup_steps,
+            "num_measured_steps": len(rows),
+            **_distribution(times),
+            "data_wait_fraction": sum(row["data_wait_s"] for row in rows) / sum(times) if times else None,
+            "tokens_per_sec_global": self.tokens_per_s(self.steps),
+            "wall_clock_tokens_per_sec_global": wall_clock,
+            "startup_time_s": self.startup_s,
+        }
+
+    def _speed(self) -> dict:
+        tokens_per_s = self.tokens_per_s(self.steps)
+        speed = self.metrics["flops"]
+        return {
+            "model_flops_per_s": None if tokens_per_s is None else tokens_per_s * speed["per_token_palm"],
+            "mfu": flops.mfu(
+                tokens_per_s,
+                speed["per_token_palm"],
+                speed["peak_flops_per_s_per_device"],
+                self.metrics["hardware"]["world_size"],
+            ),
+        }
+
+    def _summary(self) -> dict:
+        losses = [row["val_loss"] for row in self.evaluations]
+        return {
+            "total_wall_time_sec": self.elapsed_before_s + time.perf_counter() - self._started_s,
+            "best_val_loss": min(losses) if losses else None,
+            "final_val_loss": losses[-1] if losses else None,
+            "mean_tokens_per_sec_global": self.tokens_per_s(self.steps),
+        }
+
+    def _epochs(self) -> list[dict]:
+        return [self._epoch(number) for number in sorted({row["epoch"] for row in self.steps})]
+
+    def _epoch(self, number: int) -> dict:
+        rows = [row for row in self.steps if row["epoch"] == number]
+        measured = self._measured(rows)
+        times = [row["step_time_s"] for row in measured]
+        distribution = _distribution(times)
+        validation = [row["val_loss"] for row in self.evaluations if row["step"] == rows[-1]["step"]]
+        peaks = self.epoch_memory.get(number)
+        micro_steps = len(rows) * self.settings.grad_accum_steps
+        row = {
+            "epoch_idx": number,
+            "is_partial": len(rows) < self.settings.steps_per_epoch,
+            "epoch_wall_time_sec": self._epoch_wall_s.get(number, 0.0),
+            "steps": micro_steps,
+            "micro_steps": micro_steps,
+            "optimizer_steps": len(rows),
+            "skipped_optimizer_steps": sum(row["is_skipped"] for row in rows),
+            "tokens_processed_global": len(rows) * self.settings.tokens_per_step,
+            "tokens_per_sec_global": self.tokens_per_s(rows),
+            "train_loss_avg_global": statistics.fmean(row["loss"] for row in rows),
+            "val_loss_avg_global": validation[-1] if validation else None,
+            "num_measured_steps": len(times),
+            "step_time_mean_sec": statistics.fmean(times) if times else None,
+            "step_time_p50_sec": distribution["step_time_median_s"],
+            "step_time_p95_sec": distribution["step_time_p95_s"],
+            "dataload_time_mean_sec": statistics.fmean(row["data_wait_s"] for row in measured) if measured else None,
+        }
+        for kind in ("allocated", "reserved"):
+            of_ranks = [peak[f"peak_{kind}_bytes"] for peak in peaks or []]
+            known = bool(of_ranks) and None not in of_ranks
+            row[f"max_cuda_mem_{kind}_bytes_rank0"] = of_ranks[0] if known else None
+            row[f"max_cuda_mem_{kind}_bytes_global"] = max(of_ranks) if known else None
+        return row
+
+
+def _distribution(times: list[float]) -> dict[str, float | None]:
+    if not times:
+        return {"step_time_median_s": None, "step_time_p95_s": None, "step_time_p95_above_median": None}
+    median, p95 = (float(value) for value in np.percentile(times, [50, 95]))
+    return {"step_time_median_s": median, "step_time_p95_s": p95, "step_time_p95_above_median": p95 / median - 1}

@@ -1,0 +1,29 @@
+"""What goes into an optimizer step and what comes out of it. No torch at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+NOT_A_TARGET = -100  # a target with this value is no prediction to score (PyTorch's ignore_index)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank sends through the model at once."""
+
+    inputs: torch.Tensor  # (B, T) int64 token ids
+    targets: torch.Tensor  # (B, T) the same shifted by one; NOT_A_TARGET where nothing is to be predicted
+    num_target_tokens: int  # targets that count, known on the host so that nobody has to ask the device
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a rank knows after its part of a step. Tensors stay on the device, so nothing waits inside the clock."""
+
+    loss_sum: torch.Tensor  # 0-dim: sum of the token losses (nats) that THIS rank computed; 0 where it computes none
+    num_target_tokens: int  # tokens in loss_sum
+    grad_norm: torch.Tensor | None  # 0-dim: global L2 norm BEFORE clipping, squares summed in float64; None in evaluate

@@ -1,0 +1,85 @@
+"""Weights in and out, in the form of `transformers`: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from testbed.atomic_file import replacing, write_text
+from testbed.model import GPT2, from_transformers, to_transformers
+from testbed.settings import RunSettings
+
+
+class WeightsUnavailable(Exception):
+    """Published weights could not be had. One sentence that says what to do; not a mistake in what was typed."""
+
+
+def load_initial_weights(model: GPT2, init_from: str) -> None:
+    """Fill the model from --init_from: a folder with model.safetensors, or a published GPT-2 from the hub.
+
+    Raises:
+        ValueError: the folder's file is damaged or belongs to another model.
+        WeightsUnavailable: the hub could not be reached.
+    """
+    folder = Path(init_from)
+    if (folder / "model.safetensors").is_file():
+        try:
+            weights = load_file(folder / "model.safetensors")
+            model.load_state_dict(from_transformers(weights, model.shape))
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(f"--init_from {init_from}: model.safetensors cannot be used: {error}") from None
+        return
+    model.load_state_dict(from_transformers(_published_weights(init_from), model.shape))
+
+
+def _published_weights(name: str) -> dict[str, torch.Tensor]:
+    from transformers import GPT2LMHeadModel  # several seconds, and only needed here
+
+    try:
+        return GPT2LMHeadModel.from_pretrained(name).state_dict()
+    except OSError as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise WeightsUnavailable(
+            f"--init_from {name}: the published weights could not be fetched from the Hugging Face hub ({first_line}); "
+            "connect once so that they are cached, or copy a folder with config.json and model.safetensors here and "
+            "give its path"
+        ) from None
+
+
+def export_weights(
+    directory: Path,
+    state_dict: dict[str, torch.Tensor],
+    settings: RunSettings,
+    end_of_text_id: int | None,
+    tokenizer: str | None,
+) -> None:
+    """Write a folder that `GPT2LMHeadModel.from_pretrained` opens. The vocabulary is the real one, without padding."""
+    shape, dropout = settings.shape, settings.dropout
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(directory / "model.safetensors") as temporary:
+        save_file(to_transformers(state_dict, shape), temporary, metadata={"format": "pt"})
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",  # their name for the tanh form
+        "vocab_size": shape.vocab_size,
+        "n_positions": shape.max_position_embeddings,
+        "n_embd": shape.embedding_size,
+        "n_layer": shape.num_layers,
+        "n_head": shape.num_heads,
+        "resid_pdrop": dropout,
+        "embd_pdrop": dropout,
+        "attn_pdrop": dropout,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "bos_token_id": end_of_text_id,
+        "eos_token_id": end_of_text_id,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        "tokenizer": tokenizer,  # not theirs: which tokenizer the ids belong to
+    }
+    write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,265 @@
+"""Charts say what they show: read from the figure's own text. And the program: files, exit codes, sentences."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
+from PIL import Image
+
+from testbed.analysis import charts
+from testbed.analysis.runs import load_runs
+
+ROOT = Path(__file__).resolve().parents[1]
+EVERY_CHART = {
+    "training_time_comparison.png",
+    "training_throughput_comparison.png",
+    "loss_vs_steps.png",
+    "loss_vs_time.png",
+    "memory_comparison.png",
+    "step_time_distribution.png",
+}
+INFERENCE_CHART = "inference_performance_comparison.png"
+
+
+def text_of(figure: Figure) -> str:
+    """All that a reader can read on a figure, line breaks as spaces."""
+    texts = [text.get_text() for text in figure.texts]
+    for axis in figure.axes:
+        texts += [axis.get_title(loc="left"), axis.get_xlabel(), axis.get_ylabel()]
+        texts += [text.get_text() for text in [*axis.texts, *axis.get_yticklabels()]]
+        if legend := axis.get_legend():
+            texts += [text.get_text() for text in legend.get_texts()]
+    return " ".join(" ".join(texts).split())
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loader(*files: dict) -> list:
+        return load_runs([save(tmp_path / f"run{index}", metrics) for index, metrics in enumerate(files)])
+
+    return loader
+
+
+@pytest.fixture
+def pair(load):
+    """Equal work; the second run takes two thirds of the time."""
+    return load(
+        example_metrics(world_size=1, step_time_s=0.3),
+        example_metrics(world_size=2, step_time_s=0.2, training_config={"run_type": "ddp"}),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_every_chart_is_a_png_of_the_stated_width(load, tmp_path, count):
+    runs = load(*[example_metrics(num_steps=60, step_time_s=0.1 + 0.1 * index) for index in range(count)])
+    saved = charts.write_charts(runs, tmp_path / "out")
+    assert {path.name for path in saved.values()} == EVERY_CHART == {path.name for path in (tmp_path / "out").iterdir()}
+    for path in saved.values():
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert image.width == charts.WIDTH_INCHES * charts.DPI
+            assert 300 < image.height < 2000
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 50  # something is drawn
+
+
+def test_equal_runs_show_their_speed_up_and_no_warning(pair):
+    text = text_of(charts.throughput_figure(pair))
+    assert "1.50x" in text
+    assert "Not equal work" not in text
+    assert "n = 15 steps" in text
+    assert "One run each: no interval" in text
+    assert "baseline, 1 x CPU (1 thread), fp32" in text
+
+
+def test_every_picture_of_unequal_work_says_so(load):
+    runs = load(example_metrics(), example_metrics(training_config={"global_batch_size": 16, "seed": 7}))
+    for name, (_, build) in charts.CHARTS.items():
+        if name == "inference performance":
+            continue
+        figure = build(runs)
+        assert "Not equal work: seq len" not in text_of(figure)
+        assert "global batch size 8 / 16" in text_of(figure), name
+        loud = [text for text in figure.texts if "Not equal work" in text.get_text()]
+        assert [text.get_color() for text in loud] == [charts.WARNING_COLOUR], name
+    assert "x (n =" not in text_of(charts.throughput_figure(runs))
+
+
+def test_training_time_says_what_is_timed(pair):
+    text = text_of(charts.training_time_figure(pair))
+    assert "evaluation, logging and start-up excluded" in text
+    assert "n = 20 steps" in text
+    assert f"{pair[0].training_time_s:.3f} s" in text
+
+
+def test_versions_that_measure_differently_get_panels_of_their_own(load):
+    runs = load(example_metrics(), v20_metrics(), v1_metrics(4))
+    for build in (charts.training_time_figure, charts.throughput_figure):
+        figure = build(runs)
+        assert len(figure.axes) == 3
+        assert "do not compare" in text_of(figure)
+    assert "PER RANK" in text_of(charts.throughput_figure(runs))
+    assert "Not shown (not in the file): run2, devices unknown (v1)" in text_of(charts.loss_vs_steps_figure(runs))
+
+
+def test_loss_charts_draw_every_step_and_every_evaluation(pair):
+    figure = charts.loss_vs_steps_figure(pair)
+    lines = [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
+    markers = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    assert [list(line.get_xdata()) for line in lines] == [list(range(1, 21))] * 2
+    assert [list(line.get_xdata()) for line in markers] == [[10, 20]] * 2
+    times = charts.loss_vs_time_figure(pair).axes[0].lines
+    assert times[0].get_xdata()[-1] == pytest.approx(pair[0].training_time_s)
+
+
+def test_a_smoothed_loss_is_a_mean_of_steps_of_the_run(load):
+    (run,) = load(example_metrics(num_steps=200))
+    pale, mean = [line for line in charts.loss_vs_steps_figure([run]).axes[0].lines if len(line.get_xdata()) > 100]
+    assert list(pale.get_ydata()) == list(run.train_losses)
+    assert mean.get_xdata()[0] == 3  # the middle of steps 1 to 5
+    assert mean.get_ydata()[0] == pytest.approx(run.train_losses[:5].mean())
+    assert mean.get_ydata()[-1] == pytest.approx(run.train_losses[-5:].mean())
+
+
+def test_step_times_leave_warm_up_out_and_say_so(pair):
+    figure = charts.step_time_figure(pair)
+    dots = figure.axes[0].collections[0].get_offsets()[:, 0]
+    assert sorted(dots) == pytest.approx(sorted(pair[0].step_times_s * 1e3))
+    assert "n = 15 (5 warm-up left out)" in text_of(figure)
+    assert "warm-up steps are left out" in text_of(figure)
+
+
+def test_memory_names_its_kind_and_shows_each_rank(pair):
+    figure = charts.memory_figure(pair)
+    assert "peak resident memory (RSS) per rank" in text_of(figure)
+    assert "largest of 2 ranks" in text_of(figure)
+    assert sum(len(dots.get_offsets()) for dots in figure.axes[0].collections) == 2
+
+
+@pytest.mark.parametrize("mark", ["FAILED", "INSTRUMENTED"])
+def test_unfit_runs_are_marked_on_the_picture(load, mark):
+    unfit = {
+        "FAILED": {"status": "failed", "failure": {"reason": "x", "step": 1}},
+        "INSTRUMENTED": {"instrumented": True},
+    }
+    runs = load(example_metrics(), example_metrics(**unfit[mark]))
+    for build in (charts.throughput_figure, charts.loss_vs_time_figure, charts.step_time_figure):
+        assert mark in text_of(build(runs))
+
+
+def test_inference_comes_from_v1_alone_and_a_stale_picture_goes(load, pair, tmp_path):
+    assert charts.inference_figure(pair) is None
+    charts.write_charts(load(v1_metrics(1), v1_metrics(4)), tmp_path / "out")
+    assert (tmp_path / "out" / INFERENCE_CHART).exists()
+    charts.write_charts(pair, tmp_path / "out")
+    assert not (tmp_path / "out" / INFERENCE_CHART).exists()
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(pair, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    charts.write_charts(pair, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def half_written(self, path, **_):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half_written)
+    with pytest.raises(OSError, match="No space"):
+        charts.write_charts(pair, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_the_table_gives_a_speed_up_for_equal_work_only(load):
+    runs = load(
+        example_metrics(world_size=1, step_time_s=0.3),
+        example_metrics(step_time_s=0.2),
+        example_metrics(training_config={"seed": 7}),
+        v1_metrics(4),
+    )
+    table = charts.comparison_table(runs)
+    (row,) = [line for line in table.splitlines() if line.startswith("speed-up")]
+    assert [cell.strip() for cell in row.split("   ") if cell.strip()] == [
+        "speed-up over [1]",
+        "1.00x",
+        "1.50x",
+        "n/a (work differs)",
+        "n/a (work not known)",
+    ]
+    assert "11,214 per rank" in table
+    assert "701 RSS" in table
+
+
+def program(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "generate_charts.py"), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env=environment)
+
+
+def test_the_program_prints_the_table_and_the_paths(tmp_path):
+    one = save(tmp_path / "baseline", v1_metrics(1), "baseline_metrics.json")
+    two = save(tmp_path / "optimized", v1_metrics(4))
+    done = program("--baseline-json", one, "--optimized-json", two, "--output-dir", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert f"Saved training time chart to {tmp_path}/out/training_time_comparison.png" in done.stdout
+    assert f"Saved inference performance chart to {tmp_path}/out/{INFERENCE_CHART}" in done.stdout
+    assert "[1] baseline_metrics, devices unknown (v1)" in done.stdout
+    assert "Warning: Equal work cannot be shown" in done.stderr
+
+
+def test_without_arguments_it_takes_every_run_under_checkpoint(tmp_path):
+    save(tmp_path / "checkpoint" / "a", example_metrics())
+    save(tmp_path / "checkpoint" / "b", example_metrics())
+    save(tmp_path / "checkpoint" / "broken", {"schema_version": "2.1"})
+    done = program(cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "(a)" in done.stdout
+    assert "(b)" in done.stdout
+    assert "Warning: left out: checkpoint/broken/training_metrics.json: the file lacks 'run_id'" in done.stderr
+    assert {path.name for path in (tmp_path / "docs/charts").iterdir()} == EVERY_CHART
+
+
+def bad_calls(folder: Path) -> dict[str, tuple[list, str]]:
+    good = save(folder / "good", example_metrics())
+    broken = folder / "broken.json"
+    broken.write_text('{"steps": [', encoding="utf-8")
+    return {
+        "no run": ([], "no run found under checkpoint/"),
+        "missing": (["--runs", folder / "none"], "does not exist"),
+        "broken": (["--runs", broken], "is not JSON"),
+        "half a pair": (["--baseline-json", good], "needs --optimized-json"),
+        "both ways": (["--runs", good, "--baseline-json", good, "--optimized-json", good], "--runs names all runs"),
+        "output is a file": (["--runs", good, "--output-dir", broken], f"--output-dir {broken}"),
+    }
+
+
+@pytest.mark.parametrize("case", ["no run", "missing", "broken", "half a pair", "both ways", "output is a file"])
+def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, case):
+    arguments, sentence = bad_calls(tmp_path)[case]
+    done = program(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert sentence in errors[0]
+    assert not (tmp_path / "docs").exists()
+
+
+def test_help_does_not_wait_for_matplotlib():
+    """The promise is 1.5 s; the check of the modules does not depend on the machine."""
+    start_s = time.perf_counter()
+    done = program("--help")
+    assert done.returncode == 0
+    assert time.perf_counter() - start_s < 1.5
+    code = (
+        "import sys, runpy\nsys.argv = ['generate_charts.py', '--help']\n"
+        f"try: runpy.run_path({str(ROOT / 'generate_charts.py')!r}, run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print('LOADED', *[name for name in ('matplotlib', 'numpy', 'jsonschema') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1].strip() == "LOADED"

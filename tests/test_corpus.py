@@ -1,0 +1,383 @@
+"""Documents from every local kind of source, whole on disk or not at all."""
+
+import functools
+import hashlib
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_fixtures import ROOT, offline_environment, run_program
+
+from testbed import corpus
+from testbed.corpus import CorpusError, Limits, existing_corpus, find_corpus, parse_size, read_documents, write_corpus
+from testbed.hub import HubDataset, TinyShakespeare
+from testbed.sources import StandardLibrary, find_source
+from testbed.streams import SourceError, cut_lines, find_text_field, join_articles
+
+ALL = Limits(None, None)
+
+
+def download(source, directory, limits=ALL):
+    source.open()
+    manifest = write_corpus(source, limits, directory)
+    return manifest, list(read_documents(directory / "documents.jsonl"))
+
+
+def write_jsonl(path, texts):
+    path.write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts))
+    return path
+
+
+def test_the_standard_library_is_megabytes_of_different_modules_in_a_fixed_order(tmp_path):
+    manifest, documents = download(StandardLibrary(), tmp_path / "a", Limits(3_000_000, None))
+    again, _ = download(StandardLibrary(), tmp_path / "b", Limits(3_000_000, None))
+    assert manifest["sha256"] == again["sha256"]
+    assert manifest["stopped_by"] == "max_bytes" and 2_500_000 < manifest["text_bytes"] <= 3_000_000
+    assert len(set(documents)) >= 0.95 * len(documents) > 50
+    assert sum(text.count("def test_") for text in documents) < 20  # the library's own tests are left out
+    assert sum("import" in text for text in documents) > 0.8 * len(documents)
+
+
+def test_the_manifest_counts_what_is_there(tmp_path):
+    manifest, documents = download(
+        find_source(str(write_jsonl(tmp_path / "a.jsonl", ["é", " \n", "b"]))), tmp_path / "o"
+    )
+    data = (tmp_path / "o" / "documents.jsonl").read_bytes()
+    assert documents == ["é", "b"]
+    assert (manifest["documents"], manifest["text_bytes"], manifest["bytes"]) == (2, 3, len(data))
+    assert manifest["sha256"] == hashlib.sha256(data).hexdigest()
+    assert manifest["text_field"] == "text" and manifest["stopped_by"] is None
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["documents.jsonl", "manifest.json"]
+
+
+def test_a_folder_of_mixed_files_is_read_in_the_order_of_names(tmp_path):
+    folder = tmp_path / "mixed [1]*"  # a name that is also a pattern
+    folder.mkdir()
+    (folder / "a.txt").write_text("first\n\nstill first\n")
+    write_jsonl(folder / "b.jsonl", ["second", "third"])
+    pq.write_table(pa.table({"content": ["fourth", None], "n": [1, 2]}), folder / "c.parquet")
+    (folder / "d.txt").write_bytes(b"caf\xe9\r\n")
+    (folder / "e.csv").write_text("no")
+    source = find_source(str(folder))
+    assert source.notes == ["1 files that are none of .txt, .jsonl, .parquet are left out"]
+    _, documents = download(source, tmp_path / "o")
+    assert documents == ["first\n\nstill first\n", "second", "third", "fourth", "caf\ufffd\n"]
+
+
+def test_a_long_text_is_cut_into_documents_that_together_are_the_text(tmp_path):
+    text = "".join(f"Line {i} of a play.\n" + ("\n" * (i % 3) if i % 7 == 0 else "") for i in range(40_000))
+    (tmp_path / "play.txt").write_text(text)
+    _, documents = download(find_source(str(tmp_path / "play.txt")), tmp_path / "o")
+    assert "".join(documents) == text
+    assert all(8 * 1024 <= len(document) < 10 * 1024 for document in documents[:-1])
+    assert all(document.endswith("\n\n") and not document.startswith("\n") for document in documents[:-1])
+
+
+def test_text_without_blank_lines_is_cut_too():
+    documents = [text for (text,) in cut_lines(iter([["x" * 99 + "\n"] * 6000]))]
+    assert "".join(documents) == ("x" * 99 + "\n") * 6000
+    assert max(map(len, documents)) <= 256 * 1024 + 100 and len(documents) == 3
+
+
+def test_wikitext_lines_become_articles():
+    rows = [" = One = \n", "", " text \n", " = = Section = = \n", " more \n", " = Two = \n", " end \n"]
+    assert [text for (text,) in join_articles(iter([rows[:4], rows[4:]]))] == [
+        " = One = \n text \n = = Section = = \n more \n",
+        " = Two = \n end \n",
+    ]
+
+
+def test_limits_stop_before_the_document_that_would_pass_them(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ["12345", "é234", "1"])
+    assert download(find_source(str(path)), tmp_path / "o", Limits(9, None))[1] == ["12345"]  # é counts 2 bytes
+    assert download(find_source(str(path)), tmp_path / "o", Limits(10, None))[1] == ["12345", "é234"]
+    manifest, documents = download(find_source(str(path)), tmp_path / "o", Limits(None, 1))
+    assert documents == ["12345"] and manifest["stopped_by"] == "max_docs"
+    with pytest.raises(ValueError, match="--max_bytes 4 is below the first document's 5 bytes"):
+        download(find_source(str(path)), tmp_path / "small", Limits(4, None))
+    assert list((tmp_path / "small").iterdir()) == []
+
+
+def test_an_interrupted_download_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(3):
+        texts = [f"document {number} {i} " + "x" * 50 for i in range(1500)]
+        pq.write_table(pa.table({"text": texts}), folder / f"{number}.parquet", row_group_size=400)
+    write_jsonl(folder / "last.jsonl", ["end"] * 700)
+    whole, _ = download(find_source(str(folder)), tmp_path / "whole")
+    monkeypatch.setattr(corpus, "_CHECKPOINT_BYTES", 20_000)
+
+    class ConnectionLost(Exception):
+        pass
+
+    seen, resumed_at = 0, []
+    for stop_after in (1000, 1700, 3000):
+        counted = []
+
+        def progress(_num_bytes, num_documents, counted=counted, stop_after=stop_after):
+            counted.append(num_documents)
+            if sum(counted) == stop_after:
+                raise ConnectionLost
+
+        source = find_source(str(folder))
+        source.open()
+        with pytest.raises(ConnectionLost):
+            write_corpus(source, ALL, tmp_path / "parts", progress)
+        resumed_at.append(counted[0])
+        assert not (tmp_path / "parts" / "documents.jsonl").exists()
+        assert not (tmp_path / "parts" / "manifest.json").exists()
+        seen = max(seen, sum(counted))
+    assert resumed_at[0] == 1 and resumed_at[1] > 500 and resumed_at[2] > 1200  # it did not start over
+    parts, _ = download(find_source(str(folder)), tmp_path / "parts")
+    assert parts["sha256"] == whole["sha256"] and parts["documents"] == 5200
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["documents.jsonl", "manifest.json"]
+
+
+def test_an_interrupted_long_text_starts_again_because_lines_were_held_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "_CHECKPOINT_BYTES", 1)
+    (tmp_path / "play.txt").write_text("".join(f"Line {i}.\n\n" for i in range(30_000)))
+    whole, _ = download(find_source(str(tmp_path / "play.txt")), tmp_path / "whole")
+    source = find_source(str(tmp_path / "play.txt"))
+    source.open()
+    with pytest.raises(ZeroDivisionError):
+        write_corpus(source, ALL, tmp_path / "parts", counting_down(20))
+    assert list((tmp_path / "parts").iterdir()) == []
+    assert download(find_source(str(tmp_path / "play.txt")), tmp_path / "parts")[0]["sha256"] == whole["sha256"]
+
+
+def test_shakespeare_is_the_known_text_or_nothing(tmp_path):
+    text = "".join(f"ROMEO {i}:\nBut soft!\n\n" for i in range(2000))
+    (tmp_path / "input.txt").write_text(text)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/input.txt"
+        source = TinyShakespeare(url, hashlib.sha256(text.encode()).hexdigest())
+        manifest, documents = download(source, tmp_path / "o")
+        assert "".join(documents) == text and manifest["documents"] > 3
+        with pytest.raises(SourceError, match="is not the text it was"):
+            TinyShakespeare(url, "0" * 64).open()
+        with pytest.raises(SourceError, match="cannot be reached"):
+            TinyShakespeare(url + ".gone").open()
+        server.shutdown()
+
+
+def test_another_request_does_not_go_on_from_the_partial_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "_CHECKPOINT_BYTES", 1)
+    path = write_jsonl(tmp_path / "a.jsonl", [str(i) for i in range(1000)])
+    source = find_source(str(path))
+    source.open()
+    with pytest.raises(ZeroDivisionError):
+        write_corpus(source, Limits(None, 900), tmp_path / "o", counting_down(600))
+    assert (tmp_path / "o" / "partial.json").exists()
+    assert download(find_source(str(path)), tmp_path / "o", Limits(None, 3))[1] == ["0", "1", "2"]
+
+
+def counting_down(documents):
+    left = iter(range(documents, -1, -1))
+    return lambda *_: 1 / next(left)
+
+
+def test_what_is_whole_is_kept_and_anything_else_is_refused(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    directory = tmp_path / "o"
+    assert existing_corpus(find_source(str(path)), ALL, directory) is None
+    manifest, _ = download(find_source(str(path)), directory)
+    assert existing_corpus(find_source(str(path)), ALL, directory) == manifest
+    with pytest.raises(ValueError, match=r"limits .*'max_docs': 1.* --overwrite"):
+        existing_corpus(find_source(str(path)), Limits(None, 1), directory)
+    with pytest.raises(ValueError, match=r"text_field 'text', now text_field 'n' is asked for"):
+        existing_corpus(find_source(str(path), text_field="n"), ALL, directory)
+    os.utime(path, (1, 1))
+    with pytest.raises(ValueError, match=r"revision 'files .* --overwrite"):
+        existing_corpus(find_source(str(path)), ALL, directory)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda folder: (folder / "documents.jsonl").unlink(), "is missing though its manifest is there"),
+        (lambda folder: (folder / "documents.jsonl").write_text("x"), "has 1 bytes, its manifest says"),
+        (lambda folder: flip_a_byte(folder / "documents.jsonl"), "does not have the sha256"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "is not a readable manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "is not a manifest of format 1"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"has no manifest.json; pass --overwrite"),
+    ],
+)
+def test_a_damaged_corpus_is_refused_and_overwrite_repairs_it(tmp_path, damage, sentence):
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    folder = tmp_path / "dataset" / "a"
+    download(find_source(str(path)), folder)
+    damage(folder)
+    with pytest.raises(CorpusError, match=sentence) as caught:
+        existing_corpus(find_source(str(path)), ALL, folder)
+    assert "--overwrite" in str(caught.value) and "\n" not in str(caught.value)
+    if (folder / "manifest.json").exists():
+        with pytest.raises(CorpusError, match=sentence):
+            find_corpus(folder)
+    assert download(find_source(str(path)), folder)[1] == ["one", "two"]
+    assert find_corpus(folder).manifest["documents"] == 2
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[12] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_text_column_is_found_or_the_columns_are_listed():
+    assert find_text_field(["id", "Text"], ["id", "Text"], None, "x") == "Text"
+    assert find_text_field(["body", "content"], ["body", "content"], None, "x") == "content"
+    assert find_text_field(["id", "lyrics"], ["lyrics"], None, "x") == "lyrics"
+    assert find_text_field(["a", "b"], ["a", "b"], "b", "x") == "b"
+    with pytest.raises(ValueError, match=r"--text_field must say .* its columns are: a, b, n"):
+        find_text_field(["a", "b", "n"], ["a", "b"], None, "x")
+    with pytest.raises(ValueError, match=r"--text_field c is no column of x; its columns are: a, b"):
+        find_text_field(["a", "b"], ["a", "b"], "c", "x")
+
+
+def test_a_column_of_numbers_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--text_field n .* holds int, not text"):
+        download(find_source(str(write_jsonl(tmp_path / "a.jsonl", ["x"])), text_field="n"), tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.jsonl", b'{"text": "ok"}\n{"text": "c\n'), ("a.jsonl", b'{"text": "\\ud800"}\n'), ("a.parquet", b"PAR1 no")],
+)
+def test_a_damaged_file_is_one_sentence_and_leaves_nothing(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=rf"{name} cannot be read: ") as caught:
+        download(find_source(str(tmp_path / name)), tmp_path / "o")
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("missing.txt",), "does not exist"),
+        (("./missing",), "does not exist"),
+        (("a/b/c",), "does not exist"),
+        (("stdlib", "x"), "--config x means nothing"),
+        (("stdlib", None, "train"), "--split train means nothing"),
+        (("stdlib", None, None, "text"), "--text_field text means nothing"),
+        ((str(ROOT / "pyproject.toml"),), "is or holds none of .txt, .jsonl, .parquet"),
+        (("oscar", "de", "test"), "--split test is none of the splits"),
+    ],
+)
+def test_what_was_typed_wrongly_is_a_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        find_source(*arguments)
+
+
+def test_shorthands_and_ids_name_their_folder_and_their_place():
+    named = {name: find_source(name) for name in ("openwebtext", "wikitext", "oscar", "webtext", "shakespeare")}
+    assert all(source.name == name for name, source in named.items())
+    assert named["webtext"].source == "Skylion007/openwebtext" and "OpenWebText" in named["webtext"].notes[0]
+    assert (named["wikitext"].source, named["wikitext"].config) == ("Salesforce/wikitext", "wikitext-103-raw-v1")
+    assert named["oscar"].config == "en" and "gated" in named["oscar"].notes[0]
+    assert isinstance(named["shakespeare"], TinyShakespeare)
+    other = find_source("Salesforce/wikitext", "wikitext-2-raw-v1", "test")
+    assert isinstance(other, HubDataset) and other.name == "Salesforce--wikitext--wikitext-2-raw-v1--test"
+
+
+def test_sizes_are_decimal_or_binary():
+    assert [parse_size(text) for text in ("100MB", "1.5GiB", "7", "2 kb")] == [100_000_000, 1_610_612_736, 7, 2000]
+    for wrong in ("", "MB", "-1", "0", "1XB", "1e6"):
+        with pytest.raises(ValueError, match="--max_bytes"):
+            parse_size(wrong)
+
+
+def test_lone_surrogates_are_replaced_when_read(tmp_path):
+    path = tmp_path / "documents.jsonl"
+    path.write_text('{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n{"text": " "}\n')
+    assert list(read_documents(path)) == ["a\ufffdb", "😀"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"content": "x"}', '{"text": 5}'])
+def test_a_line_without_text_is_named(tmp_path, line):
+    path = tmp_path / "documents.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(CorpusError, match="line 2"):
+        list(read_documents(path))
+
+
+def test_the_newest_manifest_is_the_default(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    with pytest.raises(ValueError, match=r"run python download_data.py first"):
+        find_corpus(None, tmp_path / "dataset")
+    for age_s, name in ((10, "old"), (0, "new"), (20, "older")):
+        download(find_source(str(path)), tmp_path / "dataset" / name)
+        moment = time.time() - age_s
+        os.utime(tmp_path / "dataset" / name / "manifest.json", (moment, moment))
+    assert find_corpus(None, tmp_path / "dataset").documents == tmp_path / "dataset" / "new" / "documents.jsonl"
+
+
+@pytest.mark.parametrize("dataset", ["Salesforce/wikitext", "openwebtext", "shakespeare"])
+def test_offline_is_one_sentence_soon_and_leaves_nothing(tmp_path, dataset):
+    start_s = time.perf_counter()
+    result = run_program("download_data.py", "--dataset", dataset, cwd=tmp_path)
+    assert time.perf_counter() - start_s < 30  # 2 to 4 s; the library alone retries for 24 s
+    assert result.returncode == 1
+    assert "cannot be reached" in result.stderr and "--dataset stdlib" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "dataset").exists()
+
+
+def test_the_program_skips_what_is_whole_and_refuses_other_limits(tmp_path):
+    first = run_program("download_data.py", "--max_docs", 5, cwd=tmp_path)
+    manifest = tmp_path / "dataset" / "stdlib" / "manifest.json"
+    assert first.returncode == 0 and "5 documents" in first.stdout
+    before = manifest.read_bytes()
+    assert "is whole already" in run_program("download_data.py", "--max_docs", 5, cwd=tmp_path).stdout
+    refused = run_program("download_data.py", "--max_docs", 6, cwd=tmp_path)
+    assert refused.returncode == 2 and "--overwrite" in refused.stderr and manifest.read_bytes() == before
+    assert run_program("download_data.py", "--max_docs", 6, "--overwrite", cwd=tmp_path).returncode == 0
+    assert json.loads(manifest.read_text())["documents"] == 6
+    flip_a_byte(manifest.with_name("documents.jsonl"))
+    assert run_program("download_data.py", "--max_docs", 6, cwd=tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_under_a_final_name(tmp_path, ending):
+    (tmp_path / "long.txt").write_text("A line of text.\n\n" * 2_000_000)
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "download_data.py", "--dataset", "long.txt"],
+        cwd=tmp_path,
+        env=offline_environment(tmp_path),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    partial = tmp_path / "dataset" / "long" / "documents.jsonl.partial"
+    deadline_s = time.perf_counter() + 60
+    while not (partial.exists() and partial.stat().st_size > 100_000) and time.perf_counter() < deadline_s:
+        time.sleep(0.005)
+    assert partial.exists() and process.poll() is None
+    process.send_signal(ending)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and "interrupted" in errors and "Traceback" not in errors
+    assert list((tmp_path / "dataset" / "long").iterdir()) == []
+
+
+@pytest.mark.parametrize("program", ["download_data.py", "preprocess_small.py"])
+def test_help_is_quick(tmp_path, program):
+    start_s = time.perf_counter()
+    assert "--" in run_program(program, "--help", cwd=tmp_path).stdout
+    assert time.perf_counter() - start_s < 1.5
+
+
+def test_the_modules_can_be_imported_without_the_heavy_libraries():
+    heavy = ("torch", "datasets", "tiktoken", "tokenizers", "requests")
+    code = f"import sys, testbed.corpus, testbed.preprocess; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,111 @@
+"""One global batch per step, cut by data rank: disjoint, complete, and the same for every world size."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from testbed.data import TrainingBatches, ValidationBatches
+from testbed.step import NOT_A_TARGET
+
+CPU = torch.device("cpu")
+SEQUENCE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings that data reads."""
+
+    seq_length: int = SEQUENCE
+    global_batch_size: int = 24
+    micro_batch_size_per_gpu: int = 1
+    data_world_size: int = 1
+    steps_per_epoch: int = 4
+    last_step: int = 8
+    seed: int = 3
+    num_workers: int = 0
+    max_val_steps: int | None = None
+
+
+def counting_file(num_windows: int, odd_tokens: int = 5) -> SimpleNamespace:
+    """Token i is i, so a window's first token says which window it is; a rest that fills no window follows."""
+    return SimpleNamespace(tokens=np.arange(num_windows * SEQUENCE + 1 + odd_tokens), path=Path("counting.bin"))
+
+
+def windows_in(micro_batches) -> list[int]:
+    return [int(row[0]) // SEQUENCE for batch in micro_batches for row in batch.inputs]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_ranks_read_disjoint_shares_that_make_up_the_global_batch(world_size, micro_batch):
+    file = counting_file(num_windows=100)  # 4 whole steps of 24, and 4 windows that no step uses
+    settings = Settings(data_world_size=world_size, micro_batch_size_per_gpu=micro_batch)
+    reference = TrainingBatches(file, Settings(), 0, CPU)
+    ranks = [TrainingBatches(file, settings, rank, CPU) for rank in range(world_size)]
+    for step in range(8):
+        shares = [windows_in(rank.of_step(step)) for rank in ranks]
+        together = [window for share in shares for window in share]
+        assert len(set(together)) == 24, "no sequence twice in a step"
+        assert together == windows_in(reference.of_step(step)), "the global batch knows nothing of the world size"
+        assert {len(share) for share in shares} == {24 // world_size}
+
+
+def test_an_epoch_reads_every_window_at_most_once_and_the_next_in_another_order():
+    batches = TrainingBatches(counting_file(num_windows=100), Settings(), 0, CPU)
+    epochs = [[w for step in range(first, first + 4) for w in windows_in(batches.of_step(step))] for first in (0, 4)]
+    for windows in epochs:
+        assert len(windows) == len(set(windows)) == 96
+        assert max(windows) < 100
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != sorted(epochs[0])
+
+
+def test_targets_are_the_inputs_shifted_by_one():
+    for batch in TrainingBatches(counting_file(100), Settings(), 0, CPU).of_step(0):
+        assert torch.equal(batch.targets, batch.inputs + 1)
+        assert batch.num_target_tokens == batch.targets.numel()
+
+
+def test_the_seed_decides_the_order():
+    orders = [
+        windows_in(TrainingBatches(counting_file(100), Settings(seed=seed), 0, CPU).of_step(0)) for seed in (3, 3, 4)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_reading_ahead_changes_nothing():
+    plain = TrainingBatches(counting_file(100), Settings(), 0, CPU)
+    ahead = TrainingBatches(counting_file(100), Settings(num_workers=3), 0, CPU)
+    for step in range(8):
+        assert windows_in(plain.of_step(step)) == windows_in(ahead.of_step(step))
+    ahead.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_windows", [1, 23, 24, 25, 61])
+def test_validation_reads_every_window_once_in_file_order(world_size, num_windows):
+    """Also the partial last batch; what fills a rank's share up has no targets, so it does not count."""
+    settings = Settings(data_world_size=world_size, micro_batch_size_per_gpu=2)
+    ranks = [ValidationBatches(counting_file(num_windows), settings, rank, CPU) for rank in range(world_size)]
+    seen = []
+    for index in range(len(ranks[0])):
+        of_ranks = [rank.of_batch(index) for rank in ranks]
+        assert len({len(micro_batches) for micro_batches in of_ranks}) == 1, "ranks call the model equally often"
+        for micro_batches in of_ranks:
+            for batch in micro_batches:
+                counted = [row for row in range(len(batch.targets)) if (batch.targets[row] != NOT_A_TARGET).any()]
+                assert batch.num_target_tokens == int((batch.targets != NOT_A_TARGET).sum()) == len(counted) * SEQUENCE
+                seen += [int(batch.inputs[row][0]) // SEQUENCE for row in counted]
+    assert seen == list(range(num_windows))
+
+
+def test_max_val_steps_counts_global_batches():
+    batches = ValidationBatches(counting_file(61), Settings(max_val_steps=2), 0, CPU)
+    assert len(batches) == 2 and batches.num_sequences == 48
+    assert ValidationBatches(counting_file(61), Settings(max_val_steps=100), 0, CPU).num_sequences == 61

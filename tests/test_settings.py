@@ -1,0 +1,239 @@
+"""What a user types becomes settings, or one sentence that names the flag, the rule and the way out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import TINY_RUN, VOCABULARY, data_flags, write_token_files
+
+from testbed.deepspeed_config import effective_config, read_deepspeed_file
+from testbed.flags import build_parser, parse_command_line
+from testbed.launch import Launch
+from testbed.settings import DEFAULT_DEEPSPEED_CONFIG, batch_arithmetic, check_run
+
+
+def launch(world_size: int = 1) -> Launch:
+    return Launch(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size)
+
+
+def settings_of(token_files, *flags: str, world_size: int = 1):
+    arguments = [*TINY_RUN, *data_flags(token_files), *flags]
+    return check_run(parse_command_line(arguments), launch(world_size)).settings
+
+
+def refusal(token_files, *flags: str, world_size: int = 1) -> str:
+    with pytest.raises(ValueError) as caught:
+        settings_of(token_files, *flags, world_size=world_size)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def batch(**given) -> dict:
+    values = dict.fromkeys(
+        ("global_batch_size", "micro_batch_size_per_gpu", "grad_accum_steps", "enforce_global_batch_size")
+    )
+    return {**values, **given}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 32])
+def test_the_default_global_batch_is_32_whatever_the_world_size(ranks):
+    worked_out = batch_arithmetic(batch(), data_world_size=ranks)
+    assert worked_out["global_batch_size"] == 32
+    assert worked_out["micro_batch_size_per_gpu"] * worked_out["grad_accum_steps"] * ranks == 32
+    assert worked_out["micro_batch_size_per_gpu"] <= 4
+
+
+def test_accumulation_decides_the_global_batch_when_it_is_given():
+    worked_out = batch_arithmetic(batch(grad_accum_steps=3, micro_batch_size_per_gpu=2), data_world_size=4)
+    assert worked_out["global_batch_size"] == 24
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "said"),
+    [
+        ({"global_batch_size": 30, "micro_batch_size_per_gpu": 4}, 1, ["--global_batch_size 30", "= 4", ": 28"]),
+        ({"global_batch_size": 31, "micro_batch_size_per_gpu": 4}, 2, ["2 data ranks = 8", ": 32"]),
+        ({"global_batch_size": 3}, 8, ["8 data ranks", ": 8"]),
+        (
+            {"global_batch_size": 32, "micro_batch_size_per_gpu": 4, "grad_accum_steps": 2},
+            2,
+            ["--global_batch_size 32", "--grad_accum_steps 2", "= 16"],
+        ),
+        ({"enforce_global_batch_size": 64}, 2, ["--enforce_global_batch_size 64", "is 32"]),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused_with_the_numbers(given, ranks, said):
+    with pytest.raises(ValueError) as caught:
+        batch_arithmetic(batch(**given), data_world_size=ranks)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_the_vocabulary_comes_from_the_sidecar_and_may_be_larger(token_files):
+    assert settings_of(token_files).vocab_size == VOCABULARY
+    assert settings_of(token_files, "--vocab_size", "512").vocab_size == 512
+
+
+def test_the_schedule_follows_the_data(token_files):
+    """20,000 tokens are 624 windows of 32 (19,999 // 32): 19 steps of 32."""
+    settings = settings_of(token_files, "--epochs", "3")
+    assert (settings.steps_per_epoch, settings.total_steps, settings.warmup_steps) == (19, 57, 5)
+    assert settings.lr_decay_steps == 57 and settings.min_learning_rate == pytest.approx(6e-5)
+    assert settings_of(token_files, "--max_train_steps", "7").total_steps == 7
+    stopped = settings_of(token_files, "--stop_at_step", "7")
+    assert (stopped.total_steps, stopped.last_step) == (19, 7), "stopping early keeps the schedule"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--train_data_path", "nowhere.bin"], ["--train_data_path nowhere.bin", "preprocess_small.py"]),
+        (["--seq_length", "65"], ["--seq_length 65", "64 positions", "--max_position_embeddings"]),
+        (["--num_heads", "5"], ["--embedding_size 32", "--num_heads 5"]),
+        (["--global_batch_size", "5000", "--micro_batch_size_per_gpu", "1"], ["624 windows", "5000"]),
+        (["--zero_stage", "1"], ["--zero_stage", "optimized"]),
+        (["--init_from", "nowhere"], ["--init_from nowhere", "model.safetensors"]),
+        (["--init_from", "gpt2"], ["--init_from gpt2", "tokenizer"]),
+        (["--overwrite", "--resume"], ["--overwrite", "--resume"]),
+        (["--warmup_steps", "100"], ["--warmup_steps 100", "step 19"]),
+        (["--min_learning_rate", "1"], ["--min_learning_rate 1.0", "--learning_rate"]),
+        (["--config", "nowhere.json"], ["--config nowhere.json"]),
+        (["--deepspeed_config", "nowhere.json"], ["--deepspeed_config nowhere.json"]),
+    ],
+)
+def test_each_rule_that_is_broken_is_named(token_files, flags, said):
+    message = refusal(token_files, *flags)
+    for part in said:
+        assert part in message
+
+
+def test_files_of_two_tokenizers_are_refused(token_files, tmp_path):
+    from testbed.token_file import TokenFileWriter
+
+    with TokenFileWriter(tmp_path / "val.bin", 400, "bpe:400", 399) as writer:
+        writer.append_document(range(200))
+    message = refusal((token_files[0], tmp_path / "val.bin"))
+    assert "bpe:300" in message and "bpe:400" in message
+
+
+def test_baseline_refuses_ranks_and_names_what_takes_them(token_files):
+    message = refusal(token_files, world_size=2)
+    assert "baseline" in message and "ddp" in message and "optimized" in message
+
+
+def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
+    first = settings_of(token_files, "--learning_rate", "0.003", "--dropout", "0.1", "--eval_only")
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(first.as_config()))
+    again = check_run(parse_command_line(["--config", str(path)]), launch()).settings
+    assert again == first
+    changed = check_run(parse_command_line(["--config", str(path), "--learning_rate", "0.001"]), launch()).settings
+    assert changed.learning_rate == 0.001 and changed.dropout == 0.1
+    other_ranks = ["--config", str(path), "--run_type", "optimized"]
+    assert check_run(parse_command_line(other_ranks), launch(2)).settings.grad_accum_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"learning_rat": 1}', "learning_rat"),
+        ('{"epochs": "many"}', "epochs"),
+        ('{"run_type": "warp"}', "warp"),
+        ('{"keep_best": "yes"}', "keep_best"),
+        ("[1]", "object"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_bad_config_file_is_refused(tmp_path, content, said):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=said):
+        parse_command_line(["--config", str(path)])
+
+
+def deepspeed_file(tmp_path, **content) -> str:
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_a_deepspeed_value_that_contradicts_a_flag_is_refused_and_both_are_named(token_files, tmp_path):
+    path = deepspeed_file(tmp_path, gradient_clipping=0.5)
+    flags = ["--run_type", "optimized", "--deepspeed_config", path]
+    message = refusal(token_files, *flags, "--max_grad_norm", "1.0")
+    assert "--max_grad_norm 1.0" in message and "gradient_clipping = 0.5" in message
+    assert settings_of(token_files, *flags, "--max_grad_norm", "0.5").max_grad_norm == 0.5
+
+
+def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_files, tmp_path):
+    """The seed's two commands name the same file: a baseline must do the same work as the optimized run."""
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.8, 0.9], "weight_decay": "auto"}}
+    path = deepspeed_file(
+        tmp_path,
+        train_micro_batch_size_per_gpu=2,
+        gradient_accumulation_steps=3,
+        optimizer=optimizer,
+        zero_optimization={"stage": 2},
+        fp16={"enabled": "auto"},
+    )
+    for run_type in ("baseline", "optimized"):
+        settings = settings_of(token_files, "--run_type", run_type, "--deepspeed_config", path)
+        assert (settings.global_batch_size, settings.learning_rate) == (6, 1e-4)
+        assert (settings.adam_beta1, settings.adam_beta2, settings.weight_decay) == (0.8, 0.9, 0.1)
+        assert settings.zero_stage == (2 if run_type == "optimized" else None)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler"),
+        ({"optimizer": {"type": "Lamb"}}, "Lamb"),
+        ({"gradient_clipping": "high"}, "gradient_clipping"),
+        ({"zero_optimization": 3}, "zero_optimization"),
+        ({"zero_optimization": {"stage": 7}}, "stage"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16"),
+    ],
+)
+def test_a_deepspeed_file_that_decides_what_it_must_not_is_refused(token_files, tmp_path, content, said):
+    path = deepspeed_file(tmp_path, **content)
+    message = refusal(token_files, "--run_type", "optimized", "--deepspeed_config", path)
+    assert said in message and "--deepspeed_config" in message
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_is_told_everything_that_it_would_otherwise_decide_silently(token_files, stage):
+    settings = settings_of(
+        token_files, "--run_type", "optimized", "--zero_stage", str(stage), "--max_grad_norm", "0", world_size=2
+    )
+    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    assert config["gradient_clipping"] == 0.0, "its own default is 1.0"
+    assert config["train_batch_size"] == 32 and config["zero_optimization"]["stage"] == stage
+    assert '"auto"' not in json.dumps(config)
+    assert "optimizer" not in config
+
+
+def test_every_flag_has_help_with_its_default():
+    for action in build_parser()._actions:
+        if action.dest in ("help", "local_rank"):
+            continue
+        is_switch = action.nargs == 0
+        assert action.help and (is_switch or "(default: " in action.help), action.dest
+
+
+def test_every_flag_of_the_older_programs_is_still_there():
+    """Seeds 000 and 004 (docs/metrics_file.md tells what changed in meaning)."""
+    kept = """vocab_size embedding_size num_layers num_heads dropout max_position_embeddings seq_length use_flash_attention
+    epochs train_micro_batch_size_per_gpu steps_per_print checkpoint_path resume train_data_path val_data_path
+    deepspeed_config local_rank local-rank run_type profile micro_batch_size_per_gpu grad_accum_steps global_batch_size
+    enforce_global_batch_size quiet_nccl_monitor profile_mode max_train_steps max_val_steps timing_warmup_steps
+    timing_sample_every num_workers""".split()
+    known = {option for action in build_parser()._actions for option in action.option_strings}
+    assert {f"--{name}" for name in kept} <= known
+
+
+def test_a_corpus_too_short_for_validation_is_refused(tmp_path):
+    files = write_token_files(tmp_path, val_tokens=20)
+    assert "--max_val_steps 0" in refusal(files)
+    assert settings_of(files, "--max_val_steps", "0").max_val_steps == 0

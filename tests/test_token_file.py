@@ -1,0 +1,150 @@
+"""The .bin format and its sidecar: what is written is read again, and what is damaged is refused in one sentence."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from testbed.token_file import TokenFileWriter, check_token_file, open_token_file, scan_token_file, sidecar_path
+
+SOURCE = {"name": "stdlib", "revision": "CPython 3.11.7", "sha256": "0" * 64}
+
+
+def write(path, documents, vocab_size=300, tokenizer="bpe:300"):
+    with TokenFileWriter(path, vocab_size, tokenizer, vocab_size - 1, "bpe_300.json", SOURCE) as writer:
+        for document in documents:
+            writer.append_document(document)
+    return path
+
+
+def test_the_bytes_are_little_endian_uint16_with_end_of_text_after_every_document(tmp_path):
+    path = write(tmp_path / "train_small.bin", [[1, 258], np.array([7], dtype=np.uint32), []])
+    assert path.read_bytes() == bytes([1, 0, 2, 1, 43, 1, 7, 0, 43, 1, 43, 1])  # 258 = 0x0102, 299 = 0x012b
+    sidecar = json.loads((tmp_path / "train_small.json").read_text())
+    assert sidecar == {
+        "format_version": 1,
+        "dtype": "uint16",
+        "vocab_size": 300,
+        "tokenizer": "bpe:300",
+        "tokenizer_file": "bpe_300.json",
+        "end_of_text_id": 299,
+        "num_tokens": 6,
+        "num_documents": 3,
+        "max_token_id": 299,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "source": SOURCE,
+    }
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
+def test_ids_are_uint32_only_above_65536_tokens(tmp_path, vocab_size, dtype):
+    path = write(tmp_path / "a.bin", [[5, vocab_size - 2]], vocab_size)
+    assert np.fromfile(path, dtype).tolist() == [5, vocab_size - 2, vocab_size - 1]
+    token_file = open_token_file(path)
+    assert token_file.tokens.tolist() == [5, vocab_size - 2, vocab_size - 1]
+    assert not token_file.tokens.flags.writeable
+
+
+def test_opening_gives_the_sidecars_facts(tmp_path):
+    token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2], [3]]))
+    assert (token_file.vocab_size, token_file.tokenizer, token_file.end_of_text_id) == (300, "bpe:300", 299)
+    assert token_file.tokenizer_file == tmp_path / "bpe_300.json"
+    assert (token_file.num_documents, token_file.has_sidecar) == (2, True)
+    assert token_file.sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest()
+
+
+def test_without_a_sidecar_a_file_is_gpt2(tmp_path):
+    np.array([15496, 995, 50256], dtype="<u2").tofile(tmp_path / "a.bin")
+    token_file = open_token_file(tmp_path / "a.bin")
+    assert token_file.tokens.tolist() == [15496, 995, 50256]
+    assert (token_file.vocab_size, token_file.end_of_text_id, token_file.tokenizer) == (50257, 50256, "gpt2")
+    assert (token_file.num_documents, token_file.sha256, token_file.has_sidecar) == (None, None, False)
+    assert check_token_file(token_file, 50257).max_token_id == 50256
+
+
+def test_an_exception_leaves_the_earlier_files_whole_and_nothing_else(tmp_path):
+    path = write(tmp_path / "a.bin", [[1, 2]])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(KeyboardInterrupt), TokenFileWriter(path, 300, "bpe:300", 299) as writer:
+        writer.append_document([4] * 100_000)
+        raise KeyboardInterrupt
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("token_id", [300, -1, 65_536 + 5])
+def test_an_id_outside_the_vocabulary_is_never_written(tmp_path, token_id):
+    """65,541 would wrap around to the valid id 5 in uint16."""
+    with pytest.raises(ValueError, match=r"outside 0\.\.299"):
+        write(tmp_path / "a.bin", [[1, token_id]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def change_sidecar(path, **changes):
+    fields = json.loads(sidecar_path(path).read_text())
+    sidecar_path(path).write_text(json.dumps(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (
+            lambda path: path.unlink(),
+            "does not exist; make it with: python download_data.py && python preprocess_small",
+        ),
+        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            "has 7 bytes, not a multiple of the 2 bytes of a token",
+        ),
+        (lambda path: path.write_bytes(path.read_bytes()[:-2]), "holds 3 tokens but its sidecar a.json says 4"),
+        (lambda path: sidecar_path(path).write_text("{"), "is not valid JSON"),
+        (lambda path: sidecar_path(path).write_bytes(b"\xff"), "is not valid JSON"),
+        (lambda path: sidecar_path(path).write_text("[]"), "holds no JSON object"),
+        (lambda path: change_sidecar(path, format_version=2), "format_version 2"),
+        (lambda path: change_sidecar(path, dtype="float32"), "dtype 'float32', must be uint16 or uint32"),
+        (lambda path: change_sidecar(path, dtype=["uint16"]), r"dtype \['uint16'\], must be"),
+        (lambda path: change_sidecar(path, vocab_size="300"), "vocab_size '300', must be a whole number"),
+        (lambda path: change_sidecar(path, vocab_size=True), "vocab_size True"),
+        (lambda path: change_sidecar(path, tokenizer_file="../x.json"), "must be a file name without folders"),
+        (lambda path: change_sidecar(path, end_of_text_id=300), "must be below its vocab_size 300"),
+        (lambda path: change_sidecar(path, sha256="abc"), "sha256 'abc', must be 64"),
+    ],
+)
+def test_every_damage_is_one_sentence_with_the_flag(tmp_path, damage, sentence):
+    path = write(tmp_path / "a.bin", [[1, 2], []])
+    damage(path)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        open_token_file(path, "--val_data_path")
+    message = str(caught.value)
+    assert message.startswith("--val_data_path") and "\n" not in message
+
+
+def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.bin", [[1]])
+    monkeypatch.setattr("os.access", lambda *_: False)  # root reads everything, so the mode bits prove nothing here
+    with pytest.raises(ValueError, match="cannot be read"):
+        open_token_file(path)
+
+
+def test_an_id_beyond_the_vocabulary_is_named_with_its_position(tmp_path, monkeypatch):
+    monkeypatch.setattr("testbed.token_file._SCAN_TOKENS", 4)  # so that the id lies in the third chunk
+    token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2, 3, 4, 5, 6, 7, 8, 250, 260]]))
+    with pytest.raises(ValueError, match=r"token id 250 at position 8, but --vocab_size 250 .* pass --vocab_size 300"):
+        check_token_file(token_file, 250)
+    seen = []
+    scan = check_token_file(token_file, 300, progress=seen.append)
+    assert scan.max_token_id == 299
+    assert scan.sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest() == token_file.sha256
+    assert seen == [8, 8, 6]
+    assert scan_token_file(token_file) == scan
+
+
+def test_changed_tokens_are_found_by_the_hash(tmp_path):
+    path = write(tmp_path / "a.bin", [[1, 2, 3]])
+    data = bytearray(path.read_bytes())
+    data[2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="the tokens changed after they were written"):
+        check_token_file(open_token_file(path), 300)
