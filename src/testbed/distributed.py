@@ -28,7 +28,7 @@ def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -
     if launch.is_distributed:
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=device if backend == "nccl" else None)
     else:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")  # DeepSpeed reads it even for one rank
+        os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
     return backend
 

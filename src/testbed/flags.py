@@ -10,7 +10,7 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from testbed.model_shape import MODEL_SIZES
 from testbed.strategies import STRATEGIES
@@ -30,8 +30,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     """Flags win over the --config file, the file wins over the defaults.
 
     Raises:
-        SystemExit: 0 after --help, 2 with one sentence for a flag that does not exist or has no such value.
-        ValueError: the --config file cannot be used.
+        SystemExit: 0 after --help.
+        ValueError: a flag does not exist or has no such value, or the --config file cannot be used.
     """
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
@@ -117,9 +117,16 @@ def fraction(text: str) -> float:
     return number
 
 
+class OneSentenceParser(argparse.ArgumentParser):
+    """Reports a mistake as one sentence to whoever asked, instead of printing a page of usage on every rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message.removeprefix('argument ')}; --help lists every flag")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `src/gpt2.py`, grouped as a user thinks."""
-    parser = argparse.ArgumentParser(
+    parser = OneSentenceParser(
         prog="gpt2.py",
         description="Train GPT-2 under one way of spreading the work over devices, and measure it.",
         epilog="Start with python, torchrun or deepspeed. Guides: README.md, docs/.",

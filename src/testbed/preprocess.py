@@ -19,7 +19,7 @@ from testbed.tokenizer import Tokenizer
 
 # Documents looked at to place the border between the splits; enough that the share is met within a percent.
 _BORDER_SAMPLE = 10_000
-# What the BPE is trained on at most, so that memory and time are bounded: about 10 s, during which `tokenizers` does not
+# What the BPE is trained on at most, so that memory and time are bounded: about 10 s, in which `tokenizers` does not
 # answer to Ctrl-C.
 BPE_TRAINING_BYTES = 32 * 2**20
 # A batch for one thread: large enough that handing it over costs nothing, small enough that all of them fit in memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,8 @@ class DeepSpeedZero:
 def _import_deepspeed(device: torch.device):
     """Import DeepSpeed for this device, without its banner and without a build that training does not need."""
     os.environ["DS_ACCELERATOR"] = device.type
+    # its own call of a function that PyTorch 2.13 renamed; nothing a user could do about
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
     import deepspeed
     import deepspeed.ops
     from deepspeed.utils import logger
