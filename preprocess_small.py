@@ -75,8 +75,8 @@ def preprocess(settings: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from testbed import preprocess, tokenizer
+    from testbed.atomic_file import put_in_place
     from testbed.corpus import find_corpus, read_documents
-    from testbed.token_file import replace_atomically
 
     check(settings)
     corpus = find_corpus(settings.input)
@@ -115,7 +115,7 @@ def preprocess(settings: argparse.Namespace) -> None:
                 None if bpe_file is None else bpe_file.name,
                 source,
                 progress=bar.update,
-                before_commit=None if bpe_file is None else lambda: replace_atomically(new_bpe_file, bpe_file),
+                before_commit=None if bpe_file is None else lambda: put_in_place(new_bpe_file, bpe_file),
             )
             text_bytes = bar.n
     finally:

@@ -1,6 +1,6 @@
 """One rank of an agreement run: trains a few steps as gpt2.py does and writes down what came out.
 
-Usage, by python or torchrun: agreement_worker.py OUTPUT.json CASES.json, where CASES is a list of gpt2.py argument lists.
+Usage, by python or torchrun: agreement_worker.py OUTPUT.json CASES.json, CASES: a list of argument lists of gpt2.py.
 It goes through the program's own parts (settings, data, seam), so that a fault in any of them shows.
 """
 

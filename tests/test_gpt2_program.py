@@ -203,7 +203,8 @@ def bad_files(folder: Path) -> dict[str, list[str]]:
     odd, beyond = folder / "odd.bin", folder / "beyond.bin"
     odd.write_bytes(train.read_bytes()[:-1])
     np.full(2000, 60_000, dtype="<u2").tofile(beyond)
-    (folder / "broken.json").write_text("{")
+    broken = folder / "broken.json"
+    broken.write_text("{")
     (folder / "file").write_text("")
     plain = folder / "plain.bin"  # no sidecar: read as GPT-2's
     np.arange(2000, dtype="<u2").tofile(plain)
@@ -215,7 +216,13 @@ def bad_files(folder: Path) -> dict[str, list[str]]:
         "sequence longer than the positions": [*good, "--seq_length", "128"],
         "batch that does not divide": [*good, "--global_batch_size", "31", "--micro_batch_size_per_gpu", "2"],
         "unknown run type": [*good, "--run_type", "warp"],
-        "malformed DeepSpeed JSON": [*good, "--run_type", "optimized", "--deepspeed_config", str(folder / "broken.json")],
+        "malformed DeepSpeed JSON": [
+            *good,
+            "--deepspeed_config",
+            str(folder / "broken.json"),
+            "--run_type",
+            "optimized",
+        ],
         "unwritable checkpoint path": [*good, "--checkpoint_path", str(folder / "file" / "run")],
         "fp16 on CPU": [*good, "--precision", "fp16"],
     }

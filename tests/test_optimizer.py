@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
     assert rates[4] == pytest.approx(1.0)
     assert rates[9] == pytest.approx(0.55), "half way down the cosine is half way between peak and minimum"
     assert rates[14:] == pytest.approx([0.1] * 6)
-    assert all(later <= earlier for earlier, later in zip(rates[3:], rates[4:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates[3:]))
 
 
 def test_learning_rate_without_warmup_or_decay():

@@ -17,12 +17,17 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
+        put_in_place(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def put_in_place(temporary: Path, final: Path) -> None:
+    """Give a finished temporary file its name; a crash leaves the old file or the new one, never half of one."""
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())  # else a power cut can leave the new name on an empty file
+    temporary.replace(final)
 
 
 def write_text(path: Path, text: str) -> None:

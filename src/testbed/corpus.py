@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from testbed.atomic_file import put_in_place, write_text
 from testbed.sources import Source
 from testbed.streams import SourceError
-from testbed.token_file import replace_atomically
 
 DOCUMENTS = "documents.jsonl"
 MANIFEST = "manifest.json"
@@ -167,7 +167,7 @@ def write_corpus(
         }
         # The old manifest goes first: a crash in between leaves documents that say they have none, never a wrong one.
         (directory / MANIFEST).unlink(missing_ok=True)
-        replace_atomically(partial, directory / DOCUMENTS)
+        put_in_place(partial, directory / DOCUMENTS)
         _write_json(directory / MANIFEST, manifest)
         complete = True
     finally:
@@ -283,9 +283,7 @@ def _hash_of(path: Path) -> Any:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    replace_atomically(temporary, path)
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _without_lone_surrogates(text: str) -> str:

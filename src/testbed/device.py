@@ -14,7 +14,6 @@ from testbed.launch import Launch
 from testbed.measure import DTYPES, is_bf16_faster
 from testbed.settings import RunSettings
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 

@@ -8,12 +8,13 @@ Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two
 import functools
 import json
 import math
-import os
 import reprlib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from testbed.atomic_file import write_text
 
 SCHEMA_VERSION = "2.1"
 
@@ -55,17 +56,7 @@ def write_metrics(path: Path, metrics: dict, check: bool = True) -> None:
         text = _to_json(metrics)
     except ValueError as error:  # json names no place
         raise ValueError(_first_not_finite(metrics) or str(error)) from None
-    # Same folder, because a rename is atomic only within one file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut can leave the new name on an empty file
-        temporary.replace(path)
-    except BaseException:  # KeyboardInterrupt too
-        temporary.unlink(missing_ok=True)
-        raise
+    write_text(path, text)
 
 
 def read_metrics(path: Path) -> dict:

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from testbed.atomic_file import put_in_place
+
 FORMAT_VERSION = 1
 GPT2_VOCAB_SIZE = 50257
 GPT2_END_OF_TEXT_ID = 50256
@@ -35,13 +37,6 @@ def token_dtype(vocab_size: int) -> np.dtype:
 def sidecar_path(path: Path) -> Path:
     """`train_small.bin` -> `train_small.json`."""
     return path.with_suffix(".json")
-
-
-def replace_atomically(temporary: Path, final: Path) -> None:
-    """Give a finished temporary file its name; a crash leaves the old file or the new one, never half of one."""
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    temporary.replace(final)
 
 
 @dataclass(frozen=True)
@@ -147,8 +142,8 @@ class TokenFileWriter:
             if kind is None:
                 temporary_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
                 # The counts and the hash in the sidecar expose the one mix a crash between these two lines can leave.
-                replace_atomically(self._temporary, self.path)
-                replace_atomically(temporary_sidecar, final_sidecar)
+                put_in_place(self._temporary, self.path)
+                put_in_place(temporary_sidecar, final_sidecar)
         finally:
             self._temporary.unlink(missing_ok=True)
             temporary_sidecar.unlink(missing_ok=True)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testbed.atomic_file import write_text
 from testbed.network import status_of
-from testbed.token_file import replace_atomically
 
 if TYPE_CHECKING:
     import tiktoken
@@ -203,12 +203,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
             f"use --tokenizer bpe:{learned + 1} or smaller, or more text"
         )
     bpe.add_special_tokens([END_OF_TEXT])
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(bpe.to_str(), encoding="utf-8")
-        replace_atomically(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, bpe.to_str())
     return load_bpe(path)
 
 

@@ -3,7 +3,6 @@
 Figures are built without pyplot: no window system, no global state. Panels never mix two meanings of a quantity.
 """
 
-import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.runs import Run, speed_ups, warnings
+from testbed.atomic_file import replacing
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -171,14 +171,8 @@ def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
         if figure is None:
             path.unlink(missing_ok=True)
             continue
-        temporary = path.with_name(f".{file_name}.{os.getpid()}.tmp")
-        try:
-            with rc_context(STYLE):
-                figure.savefig(temporary, format="png", dpi=DPI)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(path) as temporary, rc_context(STYLE):
+            figure.savefig(temporary, format="png", dpi=DPI)
         saved[name] = path
     return saved
 

@@ -1,0 +1,23 @@
+# Sourced by the other scripts: a virtual environment with this project in it. Uses the active one, else .venv.
+# Called with pip's arguments for what to install.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+use_environment() {
+    if [ -z "${VIRTUAL_ENV:-}" ]; then
+        if [ ! -x .venv/bin/python ]; then
+            local python=${PYTHON:-python3}
+            "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+                echo "$python is $("$python" --version 2>&1); Python 3.11 or newer is needed, name one with PYTHON=..." >&2
+                exit 2
+            }
+            echo "making a virtual environment in .venv"
+            "$python" -m venv .venv
+        fi
+        . .venv/bin/activate
+    fi
+    echo "installing into $VIRTUAL_ENV (the first time takes minutes: PyTorch is large)"
+    python -m pip install --quiet --disable-pip-version-check "$@"
+    # a build of a DeepSpeed extension that was killed leaves a lock; in a folder of its own it blocks nobody else
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$VIRTUAL_ENV/torch_extensions}
+}

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# From nothing to charts: environment, corpus, tokens, a baseline run, a DeepSpeed run, the comparison.
+#
+# On CPU one core is one device: the baseline trains nano on 1 rank with 1 thread, DeepSpeed on 2 ranks with 1 thread each.
+# With CUDA devices it trains GPT-2 124M on one, then on all of them. Both runs do the same work. Safe to run again.
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+use_environment -r requirements.txt
+started=$SECONDS
+
+devices=$(python -c 'import torch; print(torch.cuda.device_count())')
+if [ "$devices" -gt 0 ]; then
+    ranks=$devices
+    work=(--model gpt2 --seq_length 1024 --max_train_steps 100 --epochs 100 --eval_every 25 --max_val_steps 8)
+    one_device=(env CUDA_VISIBLE_DEVICES=0)
+else
+    ranks=2
+    work=(--model nano --seq_length 128 --max_train_steps 80 --epochs 100 --learning_rate 4e-3 --precision fp32
+        --eval_every 20 --max_val_steps 16)
+    one_device=(env OMP_NUM_THREADS=1)
+    export OMP_NUM_THREADS=1
+    cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
+    [ "$cores" -ge 2 ] || echo "note: one core for two ranks, so no speed-up can be expected here"
+fi
+work+=(--sample_prompt "def " --overwrite)
+
+step() { printf '\n== %s (%s s)\n' "$1" $((SECONDS - started)); }
+step "corpus: Python's own library source"
+python download_data.py --dataset stdlib
+step "tokens: a byte-level BPE trained on the corpus"
+python preprocess_small.py --input dataset/stdlib --tokenizer bpe:8192
+step "baseline: plain PyTorch on one device"
+"${one_device[@]}" python src/gpt2.py --run_type baseline --checkpoint_path checkpoint/baseline "${work[@]}"
+step "optimized: DeepSpeed ZeRO-1 on $ranks devices, the same work"
+deepspeed --num_gpus "$ranks" src/gpt2.py --run_type optimized --checkpoint_path checkpoint/optimized "${work[@]}"
+step "charts"
+python generate_charts.py --baseline-json checkpoint/baseline/training_metrics.json \
+    --optimized-json checkpoint/optimized/training_metrics.json
+printf '\nquickstart finished: %s seconds after the installation; pictures in docs/charts/\n' $((SECONDS - started))
