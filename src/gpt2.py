@@ -21,32 +21,33 @@ from pathlib import Path
 STARTED_S = time.perf_counter()
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # `testbed` lies beside this file, installed or not
 
-from testbed.settings import CheckedRun, RunSettings, start  # noqa: E402
+from testbed.settings import CheckedRun, RunSettings, start
 
 if __name__ == "__main__":
     CHECKED, LAUNCH = start(sys.argv[1:])  # --help and what was typed wrong end here, before seconds of imports
     if LAUNCH.rank == 0:
         print("starting: loading PyTorch, checking the data ...", flush=True)
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import torch
 
-from testbed import checkpoint, distributed, run_directory  # noqa: E402
-from testbed.data import TrainingBatches, ValidationBatches  # noqa: E402
-from testbed.device import choose_device, with_precision_resolved  # noqa: E402
-from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood  # noqa: E402
-from testbed.measure import StepClock, measured_peak, peak_memory  # noqa: E402
-from testbed.model import GPT2  # noqa: E402
-from testbed.optimizer import learning_rate_at  # noqa: E402
-from testbed.profiling import nvtx_range, profiler_window  # noqa: E402
-from testbed.progress import Progress  # noqa: E402
-from testbed.recorder import RunRecorder  # noqa: E402
-from testbed.run_facts import facts_of_run  # noqa: E402
-from testbed.sample import sample_text  # noqa: E402
-from testbed.step import StepResult  # noqa: E402
-from testbed.strategies import Strategy, build_strategy  # noqa: E402
-from testbed.token_file import check_token_file  # noqa: E402
-from testbed.weights import WeightsUnavailable, export_weights, load_initial_weights  # noqa: E402
+from testbed import checkpoint, distributed, run_directory
+from testbed.atomic_file import write_text
+from testbed.data import TrainingBatches, ValidationBatches
+from testbed.device import choose_device, with_precision_resolved
+from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood
+from testbed.measure import StepClock, measured_peak, peak_memory
+from testbed.model import GPT2
+from testbed.optimizer import learning_rate_at
+from testbed.profiling import nvtx_range, profiler_window
+from testbed.progress import Progress
+from testbed.recorder import RunRecorder
+from testbed.run_facts import facts_of_run
+from testbed.sample import sample_text
+from testbed.step import StepResult
+from testbed.strategies import Strategy, build_strategy
+from testbed.token_file import check_token_file
+from testbed.weights import WeightsUnavailable, export_weights, load_initial_weights
 
 
 class TrainingDiverged(Exception):
@@ -92,7 +93,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         progress = Progress(settings, resumed.step if resumed else 0, is_speaking=launch.rank == 0)
         run = Run(checked, settings, launch, device, directory, recorder, progress)
         if launch.rank == 0:
-            run_directory.write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
+            write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
         train(run, resumed)
         exit_code = 0
@@ -105,7 +106,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
     except Exception as error:
         traceback.print_exc()
         exit_code = leave_failed(directory, launch, recorder, f"{type(error).__name__}: {error}")
-    return leave(exit_code, has_process_group=backend is not None)
+    return leave(exit_code, recorder, has_process_group=backend is not None)
 
 
 def check_data(checked: CheckedRun) -> dict[str, str]:
@@ -254,12 +255,13 @@ def leave_failed(directory: Path, launch: Launch, recorder: RunRecorder | None, 
     return exit_code
 
 
-def leave(exit_code: int, has_process_group: bool) -> int:
+def leave(exit_code: int, recorder: RunRecorder | None, has_process_group: bool) -> int:
     """End the process group after a success; after a failure the other ranks may be gone, so do not wait for them."""
     if has_process_group:
         if exit_code == 0:
             distributed.wait_for_everyone()
             distributed.stop_process_group()
+            recorder.note_process_group_ended()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)  # gloo's threads sometimes abort the interpreter's own way out

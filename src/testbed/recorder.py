@@ -8,15 +8,17 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from testbed import flops
-from testbed.distributed import WorldStep
 from testbed.metrics_file import read_metrics, write_metrics
 from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
 from testbed.settings import RunSettings
+
+if TYPE_CHECKING:
+    from testbed.distributed import WorldStep
 
 WRITE_EVERY_S = 5.0
 SHARE_OF_TIME_FOR_WRITING = 0.01
@@ -130,12 +132,17 @@ class RunRecorder:
         peak_flops_per_s, source = flops.peak_from_table(name, precision) or (measured_flops_per_s, how_measured)
         self.metrics["flops"].update(peak_flops_per_s_per_device=peak_flops_per_s, peak_source=source)
         self.metrics["sample"] = sample
-        self.metrics["shutdown"]["destroy_process_group_called"] = self.metrics["hardware"]["backend"] is not None
         completion = {"run_complete_file": COMPLETE, "printed_marker": True, "timestamp_utc": now_utc()}
         self.write("complete", completion=completion)
         world_size = self.metrics["hardware"]["world_size"]
         seconds = self.metrics["summary"]["total_wall_time_sec"]
         self._marker = mark_complete(self.directory, world_size, self.tokens_per_s(self.steps), seconds)
+
+    def note_process_group_ended(self) -> None:
+        """Say so in the closed file: only now is it true."""
+        self.metrics["shutdown"]["destroy_process_group_called"] = True
+        if self.is_writer:
+            write_metrics(self.directory / METRICS, self.metrics)
 
     def closing_words(self) -> str:
         """What a person wants to read at the end, and the line that older launchers look for."""

@@ -1,0 +1,101 @@
+"""The rules of place that docs/architecture.md states: what may import what, and who may read what."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+PACKAGE = REPOSITORY / "src" / "testbed"
+
+# A module may import from the lines above its own, and within its line only what does not import it back.
+LAYERS = [
+    "atomic_file launch model_shape step network strategies",  # strategies: the seam and registry, not the files in it
+    "metrics_file token_file run_directory flops flags streams",
+    "deepspeed_config tokenizer hub sources corpus preprocess",
+    "settings progress",
+    "measure environment run_facts distributed device profiling",
+    "model optimizer data weights inference inference.generate sample recorder",
+    "strategies.baseline strategies.deepspeed_zero checkpoint",
+]
+RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
+ANALYSIS = {"analysis", "analysis.runs", "analysis.charts"}
+ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file"}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if name != "__init__":
+            found[name] = path
+    return found
+
+
+class Imports(ast.NodeVisitor):
+    """Names of testbed's modules that a file imports when it runs; imports for type checking do not count."""
+
+    def __init__(self, path: Path):
+        self.found: set[str] = set()
+        self.visit(ast.parse(path.read_text(encoding="utf-8")))
+
+    def visit_If(self, node: ast.If) -> None:
+        if "TYPE_CHECKING" not in ast.dump(node.test):
+            self.generic_visit(node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.module == "testbed":
+            self.found |= {alias.name for alias in node.names}
+        elif node.module and node.module.startswith("testbed."):
+            self.found.add(node.module.removeprefix("testbed."))
+
+
+def test_every_module_has_its_place():
+    assert set(modules()) == set(RANK) | ANALYSIS
+
+
+@pytest.mark.parametrize("module", RANK)
+def test_arrows_point_down(module):
+    for imported in Imports(modules()[module]).found:
+        assert imported not in ANALYSIS, f"{module} imports {imported}: training writes files, analysis reads them"
+        assert RANK[imported] <= RANK[module], f"{module} imports {imported}, which lies above it"
+        if RANK[imported] == RANK[module]:
+            assert module not in Imports(modules()[imported]).found, f"{module} and {imported} import each other"
+
+
+@pytest.mark.parametrize("module", ANALYSIS)
+def test_analysis_reads_files_only(module):
+    assert Imports(modules()[module]).found <= ANALYSIS_MAY_IMPORT
+
+
+def test_what_answers_help_and_refusals_loads_no_torch():
+    """torch costs seconds. Asked of the interpreter itself, so that no import hides."""
+    code = (
+        "import sys, json; import testbed.settings, testbed.analysis.charts, testbed.corpus, testbed.preprocess, "
+        "testbed.metrics_file, testbed.run_directory; "
+        "print(json.dumps([m for m in ('torch', 'deepspeed', 'transformers') if m in sys.modules]))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY / "src"
+    )
+    assert json.loads(said.stdout) == []
+
+
+def test_only_launch_reads_the_ranks_of_the_launcher():
+    names = {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    readers = set()
+    for module, path in modules().items():
+        constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        if names & {value for value in constants if isinstance(value, str)}:
+            readers.add(module)
+    assert readers == {"launch"}
+
+
+def test_no_file_has_outgrown_its_idea():
+    for path in [*modules().values(), *REPOSITORY.glob("*.py"), *(REPOSITORY / "src").glob("*.py")]:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
