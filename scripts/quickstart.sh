@@ -14,8 +14,8 @@ if [ "$devices" -gt 0 ]; then
     one_device=(env CUDA_VISIBLE_DEVICES=0)
 else
     ranks=2
-    work=(--model nano --seq_length 128 --max_train_steps 80 --epochs 100 --learning_rate 4e-3 --precision fp32
-        --eval_every 20 --max_val_steps 16)
+    work=(--model nano --seq_length 128 --max_train_steps 100 --epochs 100 --learning_rate 3e-3 --warmup_steps 25
+        --precision fp32 --eval_every 25 --max_val_steps 16)
     one_device=(env OMP_NUM_THREADS=1)
     export OMP_NUM_THREADS=1
     cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)

@@ -193,8 +193,9 @@ def warnings(runs: Sequence[Run]) -> list[str]:
     losses = [run.final_validation_loss for run in runs]
     if not differences and None not in losses and max(losses) - min(losses) > LOSS_NOISE:
         found.append(
-            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work "
-            f"(above {LOSS_NOISE}, more than seeds do); a faster run that learns worse is not faster."
+            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work, "
+            f"more than the {LOSS_NOISE} that seeds explain in published 124M runs; a faster run that learns worse is "
+            "not faster."
         )
     return found
 
