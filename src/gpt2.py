@@ -71,41 +71,41 @@ class Run:
 def main(checked: CheckedRun, launch: Launch) -> int:
     """Set up, train, and leave every file whole however it ends. Returns the exit code."""
     settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
-    try:  # the last things that a user can have typed wrong; rank 0 alone reads whole files and touches the folder
-        device = choose_device(settings, launch)
-        sha256 = check_data(checked) if launch.rank == 0 else {}
-        resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
-        if launch.rank == 0:
-            run_directory.claim(directory, settings.overwrite, settings.resume)
-    except ValueError as error:
-        return refuse(launch, str(error))
-
-    if settings.quiet_nccl_monitor:
-        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-    backend = distributed.start_process_group(device, launch, is_needed=settings.run_type == "optimized")
-    distributed.wait_for_everyone()  # from here on the folder is this run's, and every rank may leave its mark in it
-    stop_on_signals_and_orphanhood(on_stuck=lambda stop: run_directory.mark_failed(directory, launch.rank, stop.reason))
-    recorder = None
+    owned, backend, recorder = None, None, None  # owned: the folder, once this rank may leave its mark in it
     try:
+        stop_on_signals_and_orphanhood(on_stuck=lambda stop: mark_failed(owned, launch, stop.reason))
+        try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
+            device = choose_device(settings, launch)
+            sha256 = check_data(checked) if launch.rank == 0 else {}
+            resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
+            if launch.rank == 0:
+                run_directory.claim(directory, settings.overwrite, settings.resume)
+                owned = directory
+        except ValueError as error:
+            return refuse(launch, str(error))
+        if settings.quiet_nccl_monitor:
+            os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+        backend = distributed.start_process_group(device, launch, is_needed=settings.run_type == "optimized")
+        distributed.wait_for_everyone()
+        owned = directory  # rank 0 has claimed it, or nobody would have come this far
         settings = with_precision_resolved(settings, device)
         facts = facts_of_run(dataclasses.replace(checked, settings=settings), sha256, launch, device, backend)
         recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
         progress = Progress(settings, resumed.step if resumed else 0, is_speaking=launch.rank == 0)
-        run = Run(checked, settings, launch, device, directory, recorder, progress)
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        train(run, resumed)
+        train(Run(checked, settings, launch, device, directory, recorder, progress), resumed)
         exit_code = 0
     except RunStopped as stop:
-        exit_code = leave_failed(directory, launch, recorder, stop.reason, stop.exit_code)
+        exit_code = leave_failed(owned, launch, recorder, stop.reason, stop.exit_code)
     except (TrainingDiverged, WeightsUnavailable) as error:
-        exit_code = leave_failed(directory, launch, recorder, str(error))
+        exit_code = leave_failed(owned, launch, recorder, str(error))
     except torch.OutOfMemoryError as error:
-        exit_code = leave_failed(directory, launch, recorder, out_of_memory_advice(settings, error))
+        exit_code = leave_failed(owned, launch, recorder, out_of_memory_advice(settings, error))
     except Exception as error:
         traceback.print_exc()
-        exit_code = leave_failed(directory, launch, recorder, f"{type(error).__name__}: {error}")
+        exit_code = leave_failed(owned, launch, recorder, f"{type(error).__name__}: {error}")
     return leave(exit_code, recorder, has_process_group=backend is not None)
 
 
@@ -244,15 +244,27 @@ def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
     )
 
 
-def leave_failed(directory: Path, launch: Launch, recorder: RunRecorder | None, reason: str, exit_code: int = 1) -> int:
+def leave_failed(
+    owned: Path | None, launch: Launch, recorder: RunRecorder | None, reason: str, exit_code: int = 1
+) -> int:
     """Mark the run as failed, keep its rows, say where the last good checkpoint is. Returns the exit code."""
-    last = checkpoint.newest(directory)
-    where = f"last checkpoint: {last.directory}" if last else "no checkpoint was saved"
-    standing_reason = run_directory.mark_failed(directory, launch.rank, f"{reason.splitlines()[0]}; {where}")
-    print(f"rank {launch.rank} failed: {reason}; {where}", file=sys.stderr, flush=True)
+    last = checkpoint.newest(owned) if owned else None
+    reason = f"{reason.splitlines()[0]}; " + (
+        f"last checkpoint: {last.directory}" if last else "no checkpoint was saved"
+    )
+    print(f"rank {launch.rank} failed: {reason}", file=sys.stderr, flush=True)
+    standing_reason = mark_failed(owned, launch, reason)
     if recorder is not None:
-        recorder.write("failed", failure={"reason": standing_reason, "step": recorder.last_step})
+        try:
+            recorder.write("failed", failure={"reason": standing_reason, "step": recorder.last_step})
+        except OSError as error:  # a full disk: the file of the last write stays as it is
+            print(f"the metrics could not be updated: {error}", file=sys.stderr, flush=True)
     return exit_code
+
+
+def mark_failed(owned: Path | None, launch: Launch, reason: str) -> str:
+    """RUN_FAILED.txt in the run's folder, if it is this run's yet. Returns the reason of the first rank that failed."""
+    return run_directory.mark_failed(owned, launch.rank, reason) if owned else reason
 
 
 def leave(exit_code: int, recorder: RunRecorder | None, has_process_group: bool) -> int:

@@ -94,6 +94,7 @@ def test_the_schedule_follows_the_data(token_files):
         (["--num_heads", "5"], ["--embedding_size 32", "--num_heads 5"]),
         (["--global_batch_size", "5000", "--micro_batch_size_per_gpu", "1"], ["624 windows", "5000"]),
         (["--zero_stage", "1"], ["--zero_stage", "optimized"]),
+        (["--run_type", "optimized", "--zero_stage", "0", "--precision", "fp16"], ["--zero_stage 0", "fp16"]),
         (["--init_from", "nowhere"], ["--init_from nowhere", "model.safetensors"]),
         (["--init_from", "gpt2"], ["--init_from gpt2", "tokenizer"]),
         (["--overwrite", "--resume"], ["--overwrite", "--resume"]),

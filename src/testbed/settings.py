@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ class CheckedRun:
 
 def start(arguments: list[str]) -> tuple[CheckedRun, Launch]:
     """From the command line to a checked run; --help and what was typed wrong end the process here, in a second."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while PyTorch loads ends without a page of traceback
     launch = None
     try:
         launch = read_launch()
@@ -159,6 +161,12 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
         if "zero_stage" in command_line.explicit:
             raise ValueError(f"--zero_stage belongs to --run_type optimized, not to {run_type}; leave it out")
         values["zero_stage"] = None
+
+    if values["zero_stage"] == 0 and values["precision"] == "fp16":
+        raise ValueError(
+            "--zero_stage 0 with --precision fp16: DeepSpeed's optimizer for that pair begins Adam at step 2 and "
+            "trains differently; use --zero_stage 1, or bf16"
+        )
 
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
     val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
