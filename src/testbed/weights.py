@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -11,7 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from testbed.atomic_file import replacing, write_text
 from testbed.model import GPT2, from_transformers, to_transformers
+from testbed.network import status_of
 from testbed.settings import RunSettings
+
+HUB = "https://huggingface.co"
 
 
 class WeightsUnavailable(Exception):
@@ -39,8 +43,11 @@ def load_initial_weights(model: GPT2, init_from: str) -> None:
 def _published_weights(name: str) -> dict[str, torch.Tensor]:
     from transformers import GPT2LMHeadModel  # several seconds, and only needed here
 
+    # where the hub does not answer, cached files or nothing: its own retries take a minute to say so
+    is_reachable = status_of(os.environ.get("HF_ENDPOINT", HUB)) is not None
+
     try:
-        return GPT2LMHeadModel.from_pretrained(name).state_dict()
+        return GPT2LMHeadModel.from_pretrained(name, local_files_only=not is_reachable).state_dict()
     except OSError as error:
         first_line = str(error).strip().splitlines()[0]
         raise WeightsUnavailable(

@@ -1,0 +1,53 @@
+"""Weights in and out of a folder: ours open in transformers, theirs start a run, damaged ones are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_model import SHAPE, reference_model, some_tokens
+from transformers import GPT2LMHeadModel
+
+from testbed.model import GPT2
+from testbed.settings import shape_of_folder
+from testbed.weights import WeightsUnavailable, export_weights, load_initial_weights
+
+
+def test_a_folder_saved_by_transformers_starts_a_run(tmp_path):
+    reference = reference_model()
+    reference.save_pretrained(tmp_path)
+    assert shape_of_folder(tmp_path) == SHAPE
+    model = GPT2(SHAPE).eval()
+    load_initial_weights(model, str(tmp_path))
+    with torch.no_grad():
+        assert torch.allclose(model(some_tokens()), reference(some_tokens()).logits, atol=1e-4)
+
+
+def test_our_folder_opens_in_transformers_and_comes_back_bit_for_bit(tmp_path):
+    model = GPT2(SHAPE).eval()
+    settings = SimpleNamespace(shape=SHAPE, dropout=0.1)
+    export_weights(tmp_path, model.state_dict(), settings, end_of_text_id=300, tokenizer="bpe:301")
+    reference = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    assert (reference.config.vocab_size, reference.config.eos_token_id) == (301, 300)
+    with torch.no_grad():
+        assert torch.allclose(model(some_tokens()), reference(some_tokens()).logits, atol=1e-4)
+    again = GPT2(SHAPE)
+    load_initial_weights(again, str(tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_truncated_weights_file_is_refused(tmp_path):
+    reference_model().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be used"):
+        load_initial_weights(GPT2(SHAPE), str(tmp_path))
+
+
+def test_published_weights_without_a_network_end_in_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(WeightsUnavailable) as caught:
+        load_initial_weights(GPT2(SHAPE), "gpt2")
+    assert "--init_from gpt2" in str(caught.value) and "\n" not in str(caught.value)
