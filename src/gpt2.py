@@ -77,7 +77,10 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
             device = choose_device(settings, launch)
             sha256 = check_data(checked) if launch.rank == 0 else {}
+            settings = dataclasses.replace(settings, device=device.type)
             resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
+            if resumed is not None:  # --precision auto was decided when the run began
+                settings = dataclasses.replace(settings, precision=resumed.settings["precision"])
             if launch.rank == 0:
                 run_directory.claim(directory, settings.overwrite, settings.resume)
                 owned = directory

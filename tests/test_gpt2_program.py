@@ -156,7 +156,7 @@ def test_a_held_folder_is_refused_unless_overwritten(baseline_run, token_files):
 @pytest.mark.parametrize("run_type", ["baseline", "optimized"])
 def test_a_resumed_run_continues_bit_for_bit(run_type, token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
-    more = ["--run_type", run_type, "--dropout", "0.1"]
+    more = ["--run_type", run_type, "--dropout", "0.1", "--precision", "auto", "--timing_warmup_steps", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run_program([*python_command(), *flags_of(token_files, whole, *more)]).returncode == 0
     first = run_program([*python_command(), *flags_of(token_files, parts, *more, "--stop_at_step", "3")])
@@ -170,6 +170,7 @@ def test_a_resumed_run_continues_bit_for_bit(run_type, token_files, tmp_path):
     assert [row["step"] for row in resumed["steps"]] == list(range(1, 8))
     assert [row["loss"] for row in resumed["steps"]] == [row["loss"] for row in expected["steps"]]
     assert resumed["run_id"] == stopped["run_id"]
+    assert [row["step"] for row in resumed["steps"] if row["is_warmup"]] == [1, 4], "a new start is cold again"
     assert (parts / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 

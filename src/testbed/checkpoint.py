@@ -95,6 +95,8 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
             f"{launch.world_size}; start as many"
         )
     now = settings.as_config()
+    if settings.precision == "auto":
+        now["precision"] = checkpoint.settings["precision"]
     for name in sorted(now.keys() | checkpoint.settings.keys()):
         if name not in FREE_TO_CHANGE and now.get(name) != checkpoint.settings.get(name):
             raise ValueError(

@@ -63,7 +63,7 @@ def with_precision_resolved(settings: RunSettings, device: torch.device) -> RunS
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if is_bf16_faster(device) else "fp32"
-    return dataclasses.replace(settings, precision=distributed.gather_objects(precision)[0], device=device.type)
+    return dataclasses.replace(settings, precision=distributed.gather_objects(precision)[0])
 
 
 def _try_flash_attention(settings: RunSettings, device: torch.device) -> None:

@@ -36,6 +36,7 @@ class RunRecorder:
         self.evaluations: list[dict] = []
         self.epoch_memory: dict[int, list[dict]] = {}
         self.startup_s: float | None = None
+        self.resumed_step = 0  # where this start of the run began: its first steps are warm-up again
         self.elapsed_before_s = 0.0  # of earlier starts of a resumed run
         self.first_step_s: float | None = None
         self.step_end_s: list[float] = []  # wall moments, for the throughput that hides nothing between clocks
@@ -73,7 +74,7 @@ class RunRecorder:
             {
                 "step": step,
                 "epoch": epoch,
-                "is_warmup": step <= self.settings.timing_warmup_steps,
+                "is_warmup": step <= self.resumed_step + self.settings.timing_warmup_steps,
                 "is_skipped": grad_norm is None,
                 "loss": world.loss,
                 "grad_norm": grad_norm,
@@ -114,7 +115,7 @@ class RunRecorder:
 
     def restore(self, step: int, elapsed_s: float) -> None:
         """Take over the rows that the run's file holds up to `step`; later ones are trained again."""
-        self.elapsed_before_s = elapsed_s
+        self.resumed_step, self.elapsed_before_s = step, elapsed_s
         if not self.is_writer:
             return
         earlier = read_metrics(self.directory / METRICS)

@@ -49,6 +49,8 @@ def claim(directory: Path, overwrite: bool, resume: bool) -> None:
             f"--checkpoint_path {directory} cannot be written ({error.strerror or error}); choose another folder"
         ) from None
     if resume:
+        for mark in (COMPLETE, FAILED):  # it is neither, as long as it runs
+            (directory / mark).unlink(missing_ok=True)
         return
     held = [directory / name for name in (*OWN_FILES, *OWN_FOLDERS) if (directory / name).exists()]
     if held and not overwrite:
