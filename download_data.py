@@ -78,6 +78,9 @@ def download(settings: argparse.Namespace) -> None:
                 bar.update(num_bytes)
 
             manifest = write_corpus(source, limits, directory, progress)
+            if manifest["stopped_by"] is None:  # the source ended before the limit: that is all of it, not a part
+                bar.total = bar.n
+                bar.refresh()
     stopped = f", stopped by --{manifest['stopped_by']}" if manifest["stopped_by"] else ", all there is"
     print(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
     print(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
@@ -87,7 +90,8 @@ def main() -> int:
     settings = parse_arguments()
     # SIGTERM ends the program as Ctrl-C does: through the `finally` clauses that remove or keep the partial files.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from testbed.corpus import CorpusError, SourceError
+    from testbed.corpus import CorpusError
+    from testbed.streams import SourceError
 
     try:
         download(settings)

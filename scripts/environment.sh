@@ -3,19 +3,24 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+needs_python_3_11() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+        echo "$1 is $("$1" --version 2>&1); Python 3.11 or newer is needed, name one with PYTHON=..." >&2
+        exit 2
+    }
+}
+
 use_environment() {
     if [ -z "${VIRTUAL_ENV:-}" ]; then
-        if [ ! -x .venv/bin/python ]; then
+        if [ ! -f .venv/bin/activate ]; then # written last: without it an earlier try was interrupted
             local python=${PYTHON:-python3}
-            "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-                echo "$python is $("$python" --version 2>&1); Python 3.11 or newer is needed, name one with PYTHON=..." >&2
-                exit 2
-            }
+            needs_python_3_11 "$python"
             echo "making a virtual environment in .venv"
             "$python" -m venv .venv
         fi
         . .venv/bin/activate
     fi
+    needs_python_3_11 python
     echo "installing into $VIRTUAL_ENV (the first time takes minutes: PyTorch is large)"
     python -m pip install --quiet --disable-pip-version-check "$@"
     # a build of a DeepSpeed extension that was killed leaves a lock; in a folder of its own it blocks nobody else

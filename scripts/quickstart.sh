@@ -18,21 +18,23 @@ else
         --precision fp32 --eval_every 25 --max_val_steps 16)
     one_device=(env OMP_NUM_THREADS=1)
     export OMP_NUM_THREADS=1
-    cores=$(nproc 2>/dev/null || sysctl -n hw.ncpu)
+    cores=$(python -c 'from testbed.settings import usable_cores; print(usable_cores())')
     [ "$cores" -ge 2 ] || echo "note: one core for two ranks, so no speed-up can be expected here"
 fi
 work+=(--sample_prompt "def " --overwrite)
 
 step() { printf '\n== %s (%s s)\n' "$1" $((SECONDS - started)); }
 step "corpus: Python's own library source"
-python download_data.py --dataset stdlib
+python download_data.py --dataset stdlib --overwrite # a second, and whatever lay there before does not matter
 step "tokens: a byte-level BPE trained on the corpus"
 python preprocess_small.py --input dataset/stdlib --tokenizer bpe:8192
 step "baseline: plain PyTorch on one device"
-"${one_device[@]}" python src/gpt2.py --run_type baseline --checkpoint_path checkpoint/baseline "${work[@]}"
+"${one_device[@]}" python src/gpt2.py --run_type baseline --checkpoint_path checkpoint/quickstart/baseline "${work[@]}"
 step "optimized: DeepSpeed ZeRO-1 on $ranks devices, the same work"
-deepspeed --num_gpus "$ranks" src/gpt2.py --run_type optimized --checkpoint_path checkpoint/optimized "${work[@]}"
+# the `deepspeed` command by its module: pip writes that script in a way that breaks in a folder with a space in its name
+python -m deepspeed.launcher.runner --num_gpus "$ranks" src/gpt2.py --run_type optimized \
+    --checkpoint_path checkpoint/quickstart/optimized "${work[@]}"
 step "charts"
-python generate_charts.py --baseline-json checkpoint/baseline/training_metrics.json \
-    --optimized-json checkpoint/optimized/training_metrics.json
+python generate_charts.py --baseline-json checkpoint/quickstart/baseline/training_metrics.json \
+    --optimized-json checkpoint/quickstart/optimized/training_metrics.json
 printf '\nquickstart finished: %s seconds after the installation; pictures in docs/charts/\n' $((SECONDS - started))

@@ -38,6 +38,7 @@ from testbed.device import choose_device, with_precision_resolved
 from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood
 from testbed.measure import StepClock, measured_peak, peak_memory
 from testbed.model import GPT2
+from testbed.model_shape import size_name
 from testbed.optimizer import learning_rate_at
 from testbed.profiling import nvtx_range, profiler_window
 from testbed.progress import Progress
@@ -47,11 +48,14 @@ from testbed.sample import sample_text
 from testbed.step import StepResult
 from testbed.strategies import Strategy, build_strategy
 from testbed.token_file import check_token_file
-from testbed.weights import WeightsUnavailable, export_weights, load_initial_weights
+from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
 
 
 class TrainingDiverged(Exception):
     """The loss or the gradient is no longer a number: nothing of that step is kept."""
+
+
+Weights = dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass
@@ -72,8 +76,10 @@ def main(checked: CheckedRun, launch: Launch) -> int:
     """Set up, train, and leave every file whole however it ends. Returns the exit code."""
     settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
     owned, backend, recorder = None, None, None  # owned: the folder, once this rank may leave its mark in it
+    ignore_signals = stop_on_signals_and_orphanhood(
+        on_stuck=lambda stop: leave_failed(owned, launch, recorder, stop.reason)
+    )
     try:
-        stop_on_signals_and_orphanhood(on_stuck=lambda stop: mark_failed(owned, launch, stop.reason))
         try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
             device = choose_device(settings, launch)
             sha256 = check_data(checked) if launch.rank == 0 else {}
@@ -81,6 +87,9 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
             if resumed is not None:  # --precision auto was decided when the run began
                 settings = dataclasses.replace(settings, precision=resumed.settings["precision"])
+            if resumed is not None and launch.rank == 0:
+                check_same_data(resumed, sha256)
+            weights = None if resumed else read_initial_weights(settings.init_from, settings.shape)
             if launch.rank == 0:
                 run_directory.claim(directory, settings.overwrite, settings.resume)
                 owned = directory
@@ -91,24 +100,30 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         backend = distributed.start_process_group(device, launch, is_needed=settings.run_type == "optimized")
         distributed.wait_for_everyone()
         owned = directory  # rank 0 has claimed it, or nobody would have come this far
-        settings = with_precision_resolved(settings, device)
+        settings = with_precision_resolved(settings, launch, device)
         facts = facts_of_run(dataclasses.replace(checked, settings=settings), sha256, launch, device, backend)
         recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
+        if resumed is not None:  # before anything can fail: what was recorded must not be lost
+            recorder.restore(resumed.metrics, resumed.step, resumed.elapsed_s)
         progress = Progress(settings, resumed.step if resumed else 0, is_speaking=launch.rank == 0)
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        train(Run(checked, settings, launch, device, directory, recorder, progress), resumed)
+        train(Run(checked, settings, launch, device, directory, recorder, progress), weights, resumed)
         exit_code = 0
     except RunStopped as stop:
+        ignore_signals()
         exit_code = leave_failed(owned, launch, recorder, stop.reason, stop.exit_code)
     except (TrainingDiverged, WeightsUnavailable) as error:
+        ignore_signals()
         exit_code = leave_failed(owned, launch, recorder, str(error))
     except torch.OutOfMemoryError as error:
+        ignore_signals()
         exit_code = leave_failed(owned, launch, recorder, out_of_memory_advice(settings, error))
     except Exception as error:
         traceback.print_exc()
-        exit_code = leave_failed(owned, launch, recorder, f"{type(error).__name__}: {error}")
+        ignore_signals()
+        exit_code = leave_failed(owned, launch, recorder, reason_of(error))
     return leave(exit_code, recorder, has_process_group=backend is not None)
 
 
@@ -121,21 +136,31 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     }
 
 
-def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
+def check_same_data(resumed: checkpoint.Checkpoint, sha256: dict[str, str]) -> None:
+    """A run goes on with the data it began with."""
+    if resumed.metrics["training_config"]["dataset_sha256"] != sha256:
+        raise ValueError(
+            "--resume: --train_data_path or --val_data_path holds other bytes than when the run began; restore the "
+            "files, or start a new run"
+        )
+
+
+def train(run: Run, weights: Weights | None, resumed: checkpoint.Checkpoint | None) -> None:
     """Build the model and the strategy, then optimizer step after optimizer step."""
     settings, device, recorder = run.settings, run.device, run.recorder
     torch.manual_seed(settings.seed)  # every rank draws the same weights ...
     model = GPT2(settings.shape, settings.dropout, settings.use_flash_attention)
-    if settings.init_from != "scratch":
-        load_initial_weights(model, settings.init_from)
+    if weights is not None:
+        model.load_state_dict(weights)
     strategy = build_strategy(settings, model, device)
     dropout_seed = np.random.SeedSequence([settings.seed, strategy.data_rank]).generate_state(1, np.uint64)[0]
     torch.manual_seed(int(dropout_seed))  # ... and its own dropout
     first_step = 0
     if resumed is not None:
         checkpoint.load(resumed, strategy, run.launch)
-        recorder.restore(resumed.step, resumed.elapsed_s)
         first_step = resumed.step
+        earlier = [row["val_loss"] for row in resumed.metrics["evaluations"] if row["step"] <= first_step]
+        run.best_val_loss = min(earlier, default=math.inf)
     batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
     say_what_runs(run, first_step)
@@ -157,6 +182,7 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
             if is_last or is_due(step + 1, settings.eval_every) or is_due(step + 1, settings.steps_per_epoch):
                 validate(run, strategy, validation, step + 1)
             if is_due(step + 1, settings.save_every) or step + 1 == settings.stop_at_step:
+                recorder.write("running")  # a checkpoint without the rows up to it could not be resumed from
                 checkpoint.save(strategy, settings, run.launch, step + 1, recorder.elapsed_s)
             recorder.write_if_due()
     batches.close()
@@ -216,7 +242,8 @@ def finish(run: Run, strategy: Strategy) -> None:
         run.progress.close()
         export(run, state_dict, run.directory)
         sample, line = sample_text(state_dict, settings, run.checked.train_file)
-        run.progress.say(line)
+        if line:
+            run.progress.say(line)
         recorder.close(sample, measured_peak(run.device, settings.precision))
         run.progress.say(recorder.closing_words())
     distributed.wait_for_everyone()
@@ -232,11 +259,13 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
 
 def say_what_runs(run: Run, first_step: int) -> None:
     settings = run.settings
+    steps = "validation only" if settings.eval_only else f"steps {first_step + 1} to {settings.last_step}"
     run.progress.say(
-        f"{settings.run_type}: {settings.model}, {settings.shape.num_parameters:,} parameters, {settings.precision} "
-        f"on {run.launch.world_size} x {run.device.type}; global batch {settings.global_batch_size} = "
-        f"{settings.micro_batch_size_per_gpu} x {settings.grad_accum_steps} x {settings.data_world_size} ranks of "
-        f"{settings.seq_length} tokens; steps {first_step + 1} to {settings.last_step}; files in {run.directory}"
+        f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
+        f"{settings.precision} on {run.launch.world_size} x {run.device.type}; "
+        f"global batch {settings.global_batch_size} = {settings.micro_batch_size_per_gpu} x "
+        f"{settings.grad_accum_steps} x {settings.data_world_size} ranks of {settings.seq_length} tokens; "
+        f"{steps}; files in {run.directory}"
     )
 
 
@@ -247,22 +276,37 @@ def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
     )
 
 
+def reason_of(error: Exception) -> str:
+    """One sentence for an exception that nobody expected. A collective that breaks means that another rank is gone."""
+    is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+    lead = "another rank is gone, so a collective failed: " if is_collective else ""
+    return f"{lead}{type(error).__name__}: {error}"
+
+
 def leave_failed(
     owned: Path | None, launch: Launch, recorder: RunRecorder | None, reason: str, exit_code: int = 1
 ) -> int:
     """Mark the run as failed, keep its rows, say where the last good checkpoint is. Returns the exit code."""
-    last = checkpoint.newest(owned) if owned else None
-    reason = f"{reason.splitlines()[0]}; " + (
-        f"last checkpoint: {last.directory}" if last else "no checkpoint was saved"
-    )
+    reason = f"{reason.splitlines()[0]}; {last_checkpoint(owned)}"
     print(f"rank {launch.rank} failed: {reason}", file=sys.stderr, flush=True)
     standing_reason = mark_failed(owned, launch, reason)
-    if recorder is not None:
-        try:
-            recorder.write("failed", failure={"reason": standing_reason, "step": recorder.last_step})
-        except OSError as error:  # a full disk: the file of the last write stays as it is
-            print(f"the metrics could not be updated: {error}", file=sys.stderr, flush=True)
+    try:
+        if launch.rank == 0 and owned:
+            (owned / run_directory.COMPLETE).unlink(missing_ok=True)  # closed, and then something went wrong after all
+        if recorder is not None:
+            recorder.write("failed", failure={"reason": standing_reason, "step": recorder.last_step or None})
+    except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
+        print(f"rank {launch.rank}: the metrics could not be updated: {error}", file=sys.stderr, flush=True)
     return exit_code
+
+
+def last_checkpoint(owned: Path | None) -> str:
+    """Where to resume from, in words."""
+    try:
+        newest = checkpoint.newest(owned) if owned else None
+    except (OSError, ValueError) as error:
+        return f"the checkpoints cannot be read ({error})"
+    return f"last checkpoint: {newest.directory}" if newest else "no checkpoint was saved"
 
 
 def mark_failed(owned: Path | None, launch: Launch, reason: str) -> str:

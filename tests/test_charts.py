@@ -96,6 +96,37 @@ def test_training_time_says_what_is_timed(pair):
     assert f"{pair[0].training_time_s:.3f} s" in text
 
 
+def test_a_bar_is_as_long_as_its_value(pair):
+    (axis,) = charts.training_time_figure(pair).axes
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([run.training_time_s for run in pair])
+    (axis,) = charts.throughput_figure(pair).axes
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([run.tokens_per_s for run in pair])
+    (axis,) = charts.memory_figure(pair).axes
+    assert [bar.get_width() for bar in axis.patches] == [700, 701]  # MiB
+    assert axis.collections[1].get_offsets()[:, 0].tolist() == [700, 701]
+
+
+def test_numbers_have_a_unit_and_digits_that_can_be_read(load):
+    """A run of an hour and one of seconds, a slow rate, a single step, thousands of milliseconds."""
+    runs = load(
+        example_metrics(step_time_s=4000),
+        example_metrics(step_time_s=3),
+        example_metrics(num_steps=1, warmup_steps=0, step_time_s=7000),
+    )
+    times = text_of(charts.training_time_figure(runs))
+    assert f"{runs[0].training_time_s / 3600:#.4g} h (n = 20 steps)" in times
+    assert f"{runs[1].training_time_s:#.4g} s (n = 20 steps)" in times
+    assert "(n = 1 step)" in times
+    rates = text_of(charts.throughput_figure(runs))
+    assert f"{runs[0].tokens_per_s:.3g} " in rates and "0.0" in f"{runs[2].tokens_per_s:.3g}"
+    assert f"{runs[2].tokens_per_s:.3g} (n = 1 step)" in rates
+    assert f"{runs[2].tokens_per_s:.3g}" in charts.comparison_table(runs)
+    steps = text_of(charts.step_time_figure(runs))
+    assert f"median {runs[0].step_time_median_s:,.0f} s |" in steps
+    assert "step time (s, log scale)" in steps and "e+" not in steps
+    assert "median 9,036 ms" in text_of(charts.step_time_figure(load(example_metrics(step_time_s=9))))
+
+
 def test_versions_that_measure_differently_get_panels_of_their_own(load):
     runs = load(example_metrics(), v20_metrics(), v1_metrics(4))
     for build in (charts.training_time_figure, charts.throughput_figure):
@@ -112,8 +143,54 @@ def test_loss_charts_draw_every_step_and_every_evaluation(pair):
     markers = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [list(line.get_xdata()) for line in lines] == [list(range(1, 21))] * 2
     assert [list(line.get_xdata()) for line in markers] == [[10, 20]] * 2
-    times = charts.loss_vs_time_figure(pair).axes[0].lines
-    assert times[0].get_xdata()[-1] == pytest.approx(pair[0].training_time_s)
+
+
+def test_time_is_the_sum_of_steps_and_beside_it_the_wall_clock(pair):
+    left, right = charts.loss_vs_time_figure(pair).axes
+    lines = [line for line in left.lines if line.get_linestyle() != "None"]
+    markers = [line for line in left.lines if line.get_linestyle() == "None"]
+    for run, line, marker, wall in zip(pair, lines, markers, right.lines, strict=True):
+        assert list(line.get_xdata()) == pytest.approx(run.train_times_s)
+        assert list(marker.get_xdata()) == pytest.approx([run.train_times_s[9], run.train_times_s[19]])
+        assert list(wall.get_xdata()) == pytest.approx([run.train_times_s[9] + 0.4, run.train_times_s[19] + 0.4])
+        assert list(wall.get_ydata()) == list(marker.get_ydata())
+    assert "wall time" in right.get_xlabel()
+
+
+def test_a_file_without_wall_times_gives_one_panel(load):
+    (axis,) = charts.loss_vs_time_figure(load(v20_metrics(), v1_metrics(4))).axes
+    assert "v1 and 2.0: wall time of the training loops" in axis.get_title(loc="left")
+
+
+def test_a_single_step_is_a_dot_and_more_are_a_line(load):
+    one, many = load(example_metrics(num_steps=1, warmup_steps=0), example_metrics())
+    markers = [charts.loss_vs_steps_figure([run]).axes[0].lines[0].get_marker() for run in (one, many)]
+    assert markers == [".", "None"]
+
+
+def test_the_legend_keeps_off_the_lines(load):
+    """Losses that rise to the upper right corner, where a fixed legend would cover them."""
+    metrics = example_metrics()
+    for row in metrics["steps"]:
+        row["loss"] = 6 + 0.1 * row["step"]
+    for row in metrics["evaluations"]:
+        row["val_loss"] = 6.1 + 0.1 * row["step"]
+    figure = charts.loss_vs_steps_figure(load(metrics))
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    legend = axis.get_legend().get_window_extent()
+    assert not any(
+        legend.contains(*point) for line in axis.lines for point in axis.transData.transform(line.get_xydata())
+    )
+
+
+def test_nine_runs_look_different(load):
+    runs = load(*[example_metrics(num_steps=12) for _ in range(9)])
+    lines = charts.loss_vs_time_figure(runs).axes[1].lines
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 9
+    first, ninth = lines[0], lines[8]
+    assert first.get_color() == ninth.get_color() and first.get_marker() != ninth.get_marker()
+    assert first._dash_pattern != ninth._dash_pattern
 
 
 def test_a_smoothed_loss_is_a_mean_of_steps_of_the_run(load):
@@ -130,7 +207,17 @@ def test_step_times_leave_warm_up_out_and_say_so(pair):
     dots = figure.axes[0].collections[0].get_offsets()[:, 0]
     assert sorted(dots) == pytest.approx(sorted(pair[0].step_times_s * 1e3))
     assert "n = 15 (5 warm-up left out)" in text_of(figure)
+    drawn = [line.get_xdata() for line in figure.axes[0].lines]
+    values = [value * 1e3 for run in pair for value in (run.step_time_median_s, run.step_time_p95_s)]
+    assert [list(x) for x in drawn] == [pytest.approx([value] * 2) for value in values]
     assert "warm-up steps are left out" in text_of(figure)
+
+
+def test_one_slow_run_among_many_fast_ones_takes_a_log_scale(load):
+    """The pooled median is that of the longer run: 0.9 s among hundreds of steps of 0.8 s would hide the quick ones."""
+    runs = load(example_metrics(num_steps=200, step_time_s=0.9), example_metrics(num_steps=20, step_time_s=0.1))
+    assert charts.step_time_figure(runs).axes[0].get_xscale() == "log"
+    assert charts.step_time_figure(runs[:1]).axes[0].get_xscale() == "linear"
 
 
 def test_memory_names_its_kind_and_shows_each_rank(pair):
@@ -251,10 +338,12 @@ def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, case)
 
 def test_help_does_not_wait_for_matplotlib():
     """The promise is 1.5 s; the check of the modules does not depend on the machine."""
-    start_s = time.perf_counter()
-    done = program("--help")
-    assert done.returncode == 0
-    assert time.perf_counter() - start_s < 1.5
+    times_s = []
+    for _ in range(3):  # other work on the machine slows one or the other
+        start_s = time.perf_counter()
+        assert program("--help").returncode == 0
+        times_s.append(time.perf_counter() - start_s)
+    assert min(times_s) < 1.5
     code = (
         "import sys, runpy\nsys.argv = ['generate_charts.py', '--help']\n"
         f"try: runpy.run_path({str(ROOT / 'generate_charts.py')!r}, run_name='__main__')\n"

@@ -68,8 +68,24 @@ def test_a_folder_of_mixed_files_is_read_in_the_order_of_names(tmp_path):
     (folder / "e.csv").write_text("no")
     source = find_source(str(folder))
     assert source.notes == ["1 files that are none of .txt, .jsonl, .parquet are left out"]
-    _, documents = download(source, tmp_path / "o")
+    manifest, documents = download(source, tmp_path / "o")
     assert documents == ["first\n\nstill first\n", "second", "third", "fourth", "caf\ufffd\n"]
+    assert manifest["text_field"] is None  # text in one file, content in another
+
+
+def test_empty_files_are_skipped_and_nothing_else_is_refused(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match=r"empty\.jsonl holds no text"):
+        find_source(str(tmp_path / "empty.jsonl"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.txt", "d.parquet"):
+        (folder / name).touch()
+    with pytest.raises(ValueError, match="holds no text"):
+        find_source(str(folder))
+    write_jsonl(folder / "c.jsonl", ["one"])
+    source = find_source(str(folder))
+    assert (download(source, tmp_path / "o")[1], source.notes) == (["one"], [])
 
 
 def test_a_long_text_is_cut_into_documents_that_together_are_the_text(tmp_path):
@@ -103,7 +119,7 @@ def test_limits_stop_before_the_document_that_would_pass_them(tmp_path):
     assert documents == ["12345"] and manifest["stopped_by"] == "max_docs"
     with pytest.raises(ValueError, match="--max_bytes 4 is below the first document's 5 bytes"):
         download(find_source(str(path)), tmp_path / "small", Limits(4, None))
-    assert list((tmp_path / "small").iterdir()) == []
+    assert not (tmp_path / "small").exists()
 
 
 def test_an_interrupted_download_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
@@ -150,7 +166,7 @@ def test_an_interrupted_long_text_starts_again_because_lines_were_held_back(tmp_
     source.open()
     with pytest.raises(ZeroDivisionError):
         write_corpus(source, ALL, tmp_path / "parts", counting_down(20))
-    assert list((tmp_path / "parts").iterdir()) == []
+    assert not (tmp_path / "parts").exists()
     assert download(find_source(str(tmp_path / "play.txt")), tmp_path / "parts")[0]["sha256"] == whole["sha256"]
 
 
@@ -228,6 +244,38 @@ def test_a_damaged_corpus_is_refused_and_overwrite_repairs_it(tmp_path, damage, 
     assert find_corpus(folder).manifest["documents"] == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "limits", "command"),
+    [
+        (("stdlib",), Limits(100, 5), "--dataset stdlib --max_bytes 100 --max_docs 5 --overwrite"),
+        (("wikitext",), ALL, "--dataset wikitext --overwrite"),
+        (("wikitext", "wikitext-2-raw-v1"), ALL, "--dataset wikitext --config wikitext-2-raw-v1 --overwrite"),
+        (("a/b", None, "test"), ALL, "--dataset a/b --split test --overwrite"),
+        (("shakespeare",), ALL, "--dataset shakespeare --overwrite"),
+    ],
+)
+def test_the_way_out_names_the_corpus_that_is_damaged(tmp_path, monkeypatch, arguments, limits, command):
+    """`python download_data.py --overwrite` alone would make another one, the default."""
+    monkeypatch.chdir(tmp_path)
+    source = find_source(*arguments)
+    manifest = {"name": source.name, **corpus._identity(source, limits), "documents": 1, "bytes": 1, "sha256": "0"}
+    folder = tmp_path / "dataset" / source.name
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": corpus.FORMAT_VERSION}))
+    with pytest.raises(CorpusError) as caught:
+        find_corpus(None)
+    assert str(caught.value).endswith(f"make it again with: python download_data.py {command}")
+
+
+def test_the_way_out_names_a_local_file_and_its_folder(tmp_path):
+    path = write_jsonl(tmp_path / "two words.jsonl", ["one"])
+    download(find_source(str(path)), tmp_path / "corpora" / "two-words")
+    (tmp_path / "corpora" / "two-words" / "documents.jsonl").unlink()
+    with pytest.raises(CorpusError) as caught:
+        find_corpus(tmp_path / "corpora" / "two-words")
+    assert f"--dataset '{path}' --output_dir {tmp_path}/corpora --overwrite" in str(caught.value)
+
+
 def flip_a_byte(path):
     data = bytearray(path.read_bytes())
     data[12] ^= 1
@@ -259,7 +307,7 @@ def test_a_damaged_file_is_one_sentence_and_leaves_nothing(tmp_path, name, conte
     with pytest.raises(SourceError, match=rf"{name} cannot be read: ") as caught:
         download(find_source(str(tmp_path / name)), tmp_path / "o")
     assert "\n" not in str(caught.value)
-    assert list((tmp_path / "o").iterdir()) == []
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(
@@ -323,7 +371,7 @@ def test_the_newest_manifest_is_the_default(tmp_path):
     assert find_corpus(None, tmp_path / "dataset").documents == tmp_path / "dataset" / "new" / "documents.jsonl"
 
 
-@pytest.mark.parametrize("dataset", ["Salesforce/wikitext", "openwebtext", "shakespeare"])
+@pytest.mark.parametrize("dataset", ["Salesforce/wikitext", "openwebtext", "oscar", "shakespeare"])
 def test_offline_is_one_sentence_soon_and_leaves_nothing(tmp_path, dataset):
     start_s = time.perf_counter()
     result = run_program("download_data.py", "--dataset", dataset, cwd=tmp_path)
@@ -337,6 +385,7 @@ def test_the_program_skips_what_is_whole_and_refuses_other_limits(tmp_path):
     first = run_program("download_data.py", "--max_docs", 5, cwd=tmp_path)
     manifest = tmp_path / "dataset" / "stdlib" / "manifest.json"
     assert first.returncode == 0 and "5 documents" in first.stdout
+    assert "100%" not in first.stderr  # a limit ended it: there is more
     before = manifest.read_bytes()
     assert "is whole already" in run_program("download_data.py", "--max_docs", 5, cwd=tmp_path).stdout
     refused = run_program("download_data.py", "--max_docs", 6, cwd=tmp_path)
@@ -345,6 +394,19 @@ def test_the_program_skips_what_is_whole_and_refuses_other_limits(tmp_path):
     assert json.loads(manifest.read_text())["documents"] == 6
     flip_a_byte(manifest.with_name("documents.jsonl"))
     assert run_program("download_data.py", "--max_docs", 6, cwd=tmp_path).returncode == 1
+
+
+def test_the_bar_is_full_when_the_source_has_ended(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", ["x" * 1000])
+    done = run_program("download_data.py", "--dataset", "a.jsonl", cwd=tmp_path)
+    assert done.returncode == 0 and "100%" in done.stderr and "all there is" in done.stdout
+
+
+def test_a_download_without_text_ends_with_2_and_leaves_no_folder(tmp_path):
+    (tmp_path / "a.jsonl").touch()
+    done = run_program("download_data.py", "--dataset", "a.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "holds no text" in done.stderr
+    assert not (tmp_path / "dataset").exists()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -366,14 +428,17 @@ def test_a_signal_leaves_nothing_under_a_final_name(tmp_path, ending):
     process.send_signal(ending)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1 and "interrupted" in errors and "Traceback" not in errors
-    assert list((tmp_path / "dataset" / "long").iterdir()) == []
+    assert not (tmp_path / "dataset" / "long").exists()
 
 
 @pytest.mark.parametrize("program", ["download_data.py", "preprocess_small.py"])
 def test_help_is_quick(tmp_path, program):
-    start_s = time.perf_counter()
-    assert "--" in run_program(program, "--help", cwd=tmp_path).stdout
-    assert time.perf_counter() - start_s < 1.5
+    times_s = []
+    for _ in range(3):  # other work on the machine slows one or the other
+        start_s = time.perf_counter()
+        assert "--" in run_program(program, "--help", cwd=tmp_path).stdout
+        times_s.append(time.perf_counter() - start_s)
+    assert min(times_s) < 1.5
 
 
 def test_the_modules_can_be_imported_without_the_heavy_libraries():

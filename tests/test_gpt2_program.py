@@ -24,7 +24,7 @@ from conftest import (
     write_token_files,
 )
 
-from testbed.metrics_file import read_metrics
+from testbed.metrics_file import read_metrics, write_metrics
 
 SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
 
@@ -182,6 +182,20 @@ def test_resuming_other_work_is_refused(token_files, tmp_path):
     assert run_program([*command, "--stop_at_step", "2"]).returncode == 0
     other = run_program([*command, "--resume", "--learning_rate", "0.1"])
     assert other.returncode == 2 and "--learning_rate" in other.stderr
+    before = run_program([*command, "--resume", "--stop_at_step", "1"])
+    assert before.returncode == 2 and "--stop_at_step" in before.stderr
+    metrics_file = directory / "training_metrics.json"
+    whole = metrics_file.read_text()
+    write_metrics(metrics_file, {**read_metrics(metrics_file), "steps": []})
+    hole = run_program([*command, "--resume"])
+    assert hole.returncode == 2 and "lacks rows" in hole.stderr
+    metrics_file.write_text(whole)
+    state = next(directory.glob("checkpoints/step_*/state.pt"))
+    state.write_bytes(state.read_bytes()[:1000])
+    damaged = run_program([*command, "--resume"])
+    assert damaged.returncode == 1
+    assert len(read_metrics(metrics_file)["steps"]) == 2, "a resume that fails loses nothing of the record"
+    assert (directory / "RUN_FAILED.txt").exists() and not (directory / "RUN_COMPLETE.txt").exists()
 
 
 def test_a_run_that_diverges_stops_and_keeps_nothing_of_that_step(token_files, tmp_path):

@@ -15,7 +15,8 @@ PACKAGE = REPOSITORY / "src" / "testbed"
 
 # A module may import from the lines above its own, and within its line only what does not import it back.
 LAYERS = [
-    "atomic_file launch model_shape step network strategies",  # strategies: the seam and registry, not the files in it
+    # strategies here is the seam and the registry; the files in the folder are the last line
+    "atomic_file batch launch model_shape step network strategies",
     "metrics_file token_file run_directory flops flags streams",
     "deepspeed_config tokenizer hub sources corpus preprocess",
     "settings progress",
@@ -48,7 +49,11 @@ class Imports(ast.NodeVisitor):
         if "TYPE_CHECKING" not in ast.dump(node.test):
             self.generic_visit(node)
 
+    def visit_Import(self, node: ast.Import) -> None:
+        self.found |= {alias.name.removeprefix("testbed.") for alias in node.names if alias.name.startswith("testbed.")}
+
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        assert node.level == 0, "relative imports hide where an arrow points"
         if node.module == "testbed":
             self.found |= {alias.name for alias in node.names}
         elif node.module and node.module.startswith("testbed."):

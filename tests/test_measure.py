@@ -29,6 +29,8 @@ def test_an_unknown_device_has_no_peak_and_no_peak_means_no_mfu():
     assert peak_from_table("NVIDIA H100 PCIe", "bf16") is None, "another board, another rate"
     assert peak_from_table(None, "bf16") is None
     assert peak_from_table("Tesla T4", "fp32") is None
+    for almost in ("NVIDIA L40S", "NVIDIA RTX A1000", "NVIDIA GH200 480GB", "NVIDIA H200 NVL"):
+        assert peak_from_table(almost, "bf16") is None, "a name that contains another board's"
     assert mfu(1000.0, 10**9, None, 1) is None
     assert mfu(1000.0, 10**9, 2e12, 2) == pytest.approx(0.25)
 
@@ -48,7 +50,7 @@ def test_the_clock_covers_the_block_and_knows_the_wait():
 
 def test_the_measured_peak_is_a_rate_this_machine_can_have():
     rate, source = measured_peak(CPU, "fp32", repeats=2)
-    assert 1e9 < rate < 1e14 and "2048x2048" in source and "threads" in source
+    assert 1e9 < rate < 1e14 and "products of" in source and "threads" in source
 
 
 def test_the_trial_of_bf16_follows_the_clock(monkeypatch):

@@ -95,12 +95,16 @@ def test_a_fault_is_refused_in_one_sentence_that_names_the_place(tmp_path, break
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_nan_is_refused_and_named_even_without_the_check(tmp_path):
-    metrics = example_metrics()
-    metrics["steps"][3]["loss"] = float("nan")
-    with pytest.raises(ValueError, match=re.escape("steps[3].loss is nan")):
-        write_metrics(tmp_path / "training_metrics.json", metrics, check=False)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_not_finite_in_a_row_is_refused_on_reading(tmp_path, value):
+    """Python's json reads what JSON does not have; a file written by another program may hold it."""
+    path = save(tmp_path, example_metrics())
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"grad_norm": 1.5') == 20
+    path.write_text(text.replace('"grad_norm": 1.5', f'"grad_norm": {value}', 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape("steps[0].grad_norm is ")) as caught:
+        read_metrics(path)
+    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("broken", ["fsync", "rename"])

@@ -64,6 +64,9 @@ def test_the_head_is_the_embedding():
 
 def test_weights_from_transformers_give_the_same_logits():
     reference, model = reference_model(), GPT2(SHAPE).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.mul_(3.0)  # so large that another GELU or a forgotten bias would show
     model.load_state_dict(from_transformers(reference.state_dict(), SHAPE))
     with torch.no_grad():
         logits, expected = model(some_tokens()), reference(some_tokens()).logits
@@ -129,8 +132,16 @@ def test_no_token_sees_the_future():
         assert not torch.equal(model(tokens)[:, 12:], model(changed)[:, 12:])
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_acts_in_training_only_and_where_gpt2_has_it():
+    """On the embedding, the attention weights, and both branches of each block."""
     model = GPT2(SHAPE, dropout=0.5)
+    calls = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda module, inputs, output: calls.append(module.p))
+    model.train()(some_tokens())
+    assert calls == [0.5] * (1 + 2 * SHAPE.num_layers)
+    assert all(block.attn.dropout == 0.5 for block in model.h)
     tokens = some_tokens()
     assert not torch.equal(model.train()(tokens), model(tokens))
     assert torch.equal(model.eval()(tokens), model(tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert rates[4] == pytest.approx(1.0)
     assert rates[9] == pytest.approx(0.55), "half way down the cosine is half way between peak and minimum"
+    assert rates[6] == pytest.approx(0.1 + 0.45 * (1 + math.cos(0.2 * math.pi))), "a straight line would be lower"
     assert rates[14:] == pytest.approx([0.1] * 6)
     assert all(later <= earlier for earlier, later in itertools.pairwise(rates[3:]))
 
@@ -52,9 +54,11 @@ def test_clipping_scales_to_the_limit_and_only_down(max_norm, expected):
 
 def test_biases_and_layer_norms_do_not_decay():
     model = GPT2(ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=20, max_position_embeddings=8))
-    settings = SimpleNamespace(weight_decay=0.1, learning_rate=1e-3, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8)
+    settings = SimpleNamespace(weight_decay=0.1, learning_rate=1e-3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
     decaying, plain = build_adamw(model, settings).param_groups
     assert decaying["weight_decay"] == 0.1 and plain["weight_decay"] == 0.0
+    for group in (decaying, plain):
+        assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)
     assert all(parameter.dim() >= 2 for parameter in decaying["params"])
     assert all(parameter.dim() == 1 for parameter in plain["params"])
     together = len(decaying["params"]) + len(plain["params"])

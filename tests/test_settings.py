@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import TINY_RUN, VOCABULARY, data_flags, write_token_files
 
+from testbed.batch import batch_arithmetic
 from testbed.deepspeed_config import effective_config, read_deepspeed_file
 from testbed.flags import build_parser, parse_command_line
 from testbed.launch import Launch
-from testbed.settings import DEFAULT_DEEPSPEED_CONFIG, batch_arithmetic, check_run
+from testbed.settings import DEFAULT_DEEPSPEED_CONFIG, check_run
 
 
 def launch(world_size: int = 1) -> Launch:
@@ -99,7 +101,7 @@ def test_the_schedule_follows_the_data(token_files):
         (["--init_from", "gpt2"], ["--init_from gpt2", "tokenizer"]),
         (["--overwrite", "--resume"], ["--overwrite", "--resume"]),
         (["--warmup_steps", "100"], ["--warmup_steps 100", "step 19"]),
-        (["--min_learning_rate", "1"], ["--min_learning_rate 1.0", "--learning_rate"]),
+        (["--min_learning_rate", "1"], ["--min_learning_rate 1 ", "--learning_rate"]),
         (["--config", "nowhere.json"], ["--config nowhere.json"]),
         (["--deepspeed_config", "nowhere.json"], ["--deepspeed_config nowhere.json"]),
     ],
@@ -117,6 +119,9 @@ def test_files_of_two_tokenizers_are_refused(token_files, tmp_path):
         writer.append_document(range(200))
     message = refusal((token_files[0], tmp_path / "val.bin"))
     assert "bpe:300" in message and "bpe:400" in message
+    with TokenFileWriter(tmp_path / "val.bin", VOCABULARY, f"bpe:{VOCABULARY}", 7) as writer:
+        writer.append_document(range(200))
+    assert "end_of_text_id" in refusal((token_files[0], tmp_path / "val.bin"))
 
 
 def test_baseline_refuses_ranks_and_names_what_takes_them(token_files):
@@ -134,6 +139,28 @@ def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
     assert changed.learning_rate == 0.001 and changed.dropout == 0.1
     other_ranks = ["--config", str(path), "--run_type", "optimized"]
     assert check_run(parse_command_line(other_ranks), launch(2)).settings.grad_accum_steps == 4
+    assert check_run(parse_command_line(other_ranks), launch(16)).settings.micro_batch_size_per_gpu == 2
+    slower = check_run(parse_command_line(["--config", str(path), "--learning_rate", "1e-5"]), launch()).settings
+    assert slower.min_learning_rate == pytest.approx(1e-6), "what followed follows again"
+    longer = ["--config", str(path), "--epochs", "2"]
+    assert check_run(parse_command_line(longer), launch()).settings.lr_decay_steps == 38
+
+
+def test_the_config_of_an_optimized_run_serves_a_baseline(token_files, tmp_path):
+    first = settings_of(token_files, "--run_type", "optimized", "--zero_stage", "2")
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(first.as_config()))
+    baseline = check_run(parse_command_line(["--config", str(path), "--run_type", "baseline"]), launch()).settings
+    assert baseline.zero_stage is None
+
+
+def test_weights_in_the_folder_of_the_run_are_not_overwritten(token_files, tmp_path):
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    for start in ("run", "run/best"):
+        message = refusal(
+            token_files, "--init_from", str(tmp_path / start), "--checkpoint_path", str(tmp_path / "run"), "--overwrite"
+        )
+        assert "--init_from" in message and "another --checkpoint_path" in message
 
 
 @pytest.mark.parametrize(
@@ -195,12 +222,36 @@ def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_
         ({"zero_optimization": 3}, "zero_optimization"),
         ({"zero_optimization": {"stage": 7}}, "stage"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16"),
+        ({"fp16": {"enabled": "true"}}, "fp16.enabled"),
+        ({"optimizer": {"params": {"betas": [0.9]}}}, "betas"),
+        ({"optimizer": {"params": {"betas": ["a", 0.9]}}}, "betas"),
+        ({"optimizer": {"params": 5}}, "optimizer.params"),
+        ({"optimizer": 3}, "optimizer"),
+        ({"amp": {"enabled": True}}, "amp"),
     ],
 )
 def test_a_deepspeed_file_that_decides_what_it_must_not_is_refused(token_files, tmp_path, content, said):
     path = deepspeed_file(tmp_path, **content)
     message = refusal(token_files, "--run_type", "optimized", "--deepspeed_config", path)
     assert said in message and "--deepspeed_config" in message
+
+
+@pytest.mark.parametrize("nothing", ["auto", None])
+def test_sections_that_say_nothing_decide_nothing(token_files, tmp_path, nothing):
+    sections = dict.fromkeys(
+        ("optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "gradient_clipping"), nothing
+    )
+    flags = ["--run_type", "optimized", "--deepspeed_config", deepspeed_file(tmp_path, **sections)]
+    settings = settings_of(token_files, *flags)
+    assert (settings.zero_stage, settings.max_grad_norm, settings.precision) == (1, 1.0, "fp32")
+    config = effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings)
+    assert config["zero_optimization"] == {"stage": 1} and '"auto"' not in json.dumps(config)
+
+
+def test_a_precision_that_the_file_switches_off_is_refused(token_files, tmp_path):
+    path = deepspeed_file(tmp_path, bf16={"enabled": False})
+    message = refusal(token_files, "--run_type", "optimized", "--deepspeed_config", path, "--precision", "bf16")
+    assert "--precision bf16" in message and "bf16.enabled" in message
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

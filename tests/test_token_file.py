@@ -141,6 +141,14 @@ def test_an_id_beyond_the_vocabulary_is_named_with_its_position(tmp_path, monkey
     assert scan_token_file(token_file) == scan
 
 
+def test_an_id_equal_to_the_vocabulary_size_is_beyond_it(tmp_path):
+    """Ids count from 0: 299, the largest here, needs 300 rows of the embedding."""
+    token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2]]))
+    with pytest.raises(ValueError, match=r"token id 299 at position 2, but --vocab_size 299"):
+        check_token_file(token_file, 299)
+    assert check_token_file(token_file, 300).max_token_id == 299
+
+
 def test_changed_tokens_are_found_by_the_hash(tmp_path):
     path = write(tmp_path / "a.bin", [[1, 2, 3]])
     data = bytearray(path.read_bytes())

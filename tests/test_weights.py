@@ -11,7 +11,7 @@ from transformers import GPT2LMHeadModel
 
 from testbed.model import GPT2
 from testbed.settings import shape_of_folder
-from testbed.weights import WeightsUnavailable, export_weights, load_initial_weights
+from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
 
 
 def test_a_folder_saved_by_transformers_starts_a_run(tmp_path):
@@ -19,7 +19,7 @@ def test_a_folder_saved_by_transformers_starts_a_run(tmp_path):
     reference.save_pretrained(tmp_path)
     assert shape_of_folder(tmp_path) == SHAPE
     model = GPT2(SHAPE).eval()
-    load_initial_weights(model, str(tmp_path))
+    model.load_state_dict(read_initial_weights(str(tmp_path), SHAPE))
     with torch.no_grad():
         assert torch.allclose(model(some_tokens()), reference(some_tokens()).logits, atol=1e-4)
 
@@ -33,7 +33,7 @@ def test_our_folder_opens_in_transformers_and_comes_back_bit_for_bit(tmp_path):
     with torch.no_grad():
         assert torch.allclose(model(some_tokens()), reference(some_tokens()).logits, atol=1e-4)
     again = GPT2(SHAPE)
-    load_initial_weights(again, str(tmp_path))
+    again.load_state_dict(read_initial_weights(str(tmp_path), SHAPE))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
@@ -42,12 +42,12 @@ def test_a_truncated_weights_file_is_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be used"):
-        load_initial_weights(GPT2(SHAPE), str(tmp_path))
+        read_initial_weights(str(tmp_path), SHAPE)
 
 
 def test_published_weights_without_a_network_end_in_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(WeightsUnavailable) as caught:
-        load_initial_weights(GPT2(SHAPE), "gpt2")
+        read_initial_weights("gpt2", SHAPE)
     assert "--init_from gpt2" in str(caught.value) and "\n" not in str(caught.value)

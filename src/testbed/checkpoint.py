@@ -5,6 +5,7 @@ DIR/checkpoints/step_000020/ holds what the strategy wrote, one random state per
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,12 +16,13 @@ import torch
 
 from testbed import distributed
 from testbed.launch import Launch
-from testbed.run_directory import CHECKPOINTS
+from testbed.metrics_file import read_metrics
+from testbed.run_directory import CHECKPOINTS, METRICS
 from testbed.settings import RunSettings
 from testbed.strategies import Strategy
 
 DESCRIPTION = "checkpoint.json"
-KEPT = 2  # a damaged newest one leaves another
+KEPT = 2  # should the disk damage the newest, delete its folder and resume from the one before
 
 # what may differ between the start that saved and the start that resumes: none of it changes the work
 FREE_TO_CHANGE = (
@@ -39,6 +41,7 @@ class Checkpoint:
     elapsed_s: float  # wall time of training up to here
     world_size: int
     settings: dict
+    metrics: dict | None = None  # the run's file, once it was found fit to be continued
 
 
 def save(strategy: Strategy, settings: RunSettings, launch: Launch, step: int, elapsed_s: float) -> None:
@@ -48,6 +51,23 @@ def save(strategy: Strategy, settings: RunSettings, launch: Launch, step: int, e
     if launch.rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+    try:
+        _write(strategy, settings, launch, step, elapsed_s, temporary)
+    except BaseException:
+        if launch.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
+        raise
+    if launch.rank == 0:
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.replace(final)
+        for old in sorted(folder.glob("step_*"))[:-KEPT]:
+            shutil.rmtree(old)
+    distributed.wait_for_everyone()
+
+
+def _write(
+    strategy: Strategy, settings: RunSettings, launch: Launch, step: int, elapsed_s: float, temporary: Path
+) -> None:
     distributed.wait_for_everyone()
     strategy.save_checkpoint(temporary)
     torch.save(_random_state(), temporary / f"random_state_rank{launch.rank}.pt")
@@ -57,15 +77,10 @@ def save(strategy: Strategy, settings: RunSettings, launch: Launch, step: int, e
             "step": step,
             "elapsed_s": elapsed_s,
             "world_size": launch.world_size,
-            "settings": settings.as_config(),
+            "settings": settings.as_dict(),
         }
         (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         _flush_to_disk(temporary)
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.replace(final)
-        for old in sorted(folder.glob("step_*"))[:-KEPT]:
-            shutil.rmtree(old)
-    distributed.wait_for_everyone()
 
 
 def newest(directory: Path) -> Checkpoint | None:
@@ -94,7 +109,7 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
             f"--resume: {checkpoint.directory} was saved by {checkpoint.world_size} ranks, this start has "
             f"{launch.world_size}; start as many"
         )
-    now = settings.as_config()
+    now = settings.as_dict()
     if settings.precision == "auto":
         now["precision"] = checkpoint.settings["precision"]
     for name in sorted(now.keys() | checkpoint.settings.keys()):
@@ -103,7 +118,19 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
                 f"--resume: --{name} is {now.get(name)!r}, but {checkpoint.directory} was trained with "
                 f"{checkpoint.settings.get(name)!r}; give the same value"
             )
-    return checkpoint
+    if settings.last_step < checkpoint.step:
+        raise ValueError(
+            f"--resume: {checkpoint.directory} is past the last step of this start, {settings.last_step}; raise "
+            "--stop_at_step or --max_train_steps"
+        )
+    metrics = read_metrics(Path(settings.checkpoint_path) / METRICS)
+    rows = [row["step"] for row in metrics["steps"][: checkpoint.step]]
+    if rows != list(range(1, checkpoint.step + 1)):
+        raise ValueError(
+            f"--resume: {METRICS} lacks rows of the {checkpoint.step} steps that {checkpoint.directory} has done; "
+            "such a run cannot be continued without a hole in its record"
+        )
+    return dataclasses.replace(checkpoint, metrics=metrics)
 
 
 def load(checkpoint: Checkpoint, strategy: Strategy, launch: Launch) -> None:

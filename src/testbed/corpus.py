@@ -12,15 +12,17 @@ import json
 import os
 import platform
 import re
+import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from testbed.atomic_file import put_in_place, write_text
+from testbed.hub import SHORTHANDS, TinyShakespeare
 from testbed.sources import Source
-from testbed.streams import SourceError
 
 DOCUMENTS = "documents.jsonl"
 MANIFEST = "manifest.json"
@@ -96,7 +98,8 @@ def write_corpus(
 
     Documents without any text are left out; lone surrogates become U+FFFD. Reading ends before the document that would
     pass a limit. `progress` is called with the bytes of text and the documents added. Raises ValueError when nothing is
-    left to write, and whatever the source raises; earlier files of the corpus stay until the new ones are whole.
+    left to write, and whatever the source raises; earlier files of the corpus stay until the new ones are whole. A
+    folder that would be left empty is removed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     partial, state_file = directory / _PARTIAL_DOCUMENTS, directory / _PARTIAL_STATE
@@ -174,6 +177,9 @@ def write_corpus(
         if complete or not state_file.exists():
             partial.unlink(missing_ok=True)
             state_file.unlink(missing_ok=True)
+        if not complete:
+            with suppress(OSError):  # not empty: an earlier corpus, or what the next download goes on from
+                directory.rmdir()
     return manifest
 
 
@@ -267,7 +273,7 @@ def _resumable_state(state_file: Path, partial: Path, identity: dict[str, Any]) 
 
 
 def _verify(documents: Path, manifest: dict[str, Any]) -> None:
-    way_out = "run python download_data.py again with --overwrite"
+    way_out = f"make it again with: {_command(documents.parent.parent, manifest)}"
     if not documents.is_file():
         raise CorpusError(f"{documents} is missing though its manifest is there; {way_out}")
     num_bytes = documents.stat().st_size
@@ -275,6 +281,24 @@ def _verify(documents: Path, manifest: dict[str, Any]) -> None:
         raise CorpusError(f"{documents} has {num_bytes} bytes, its manifest says {manifest['bytes']}; {way_out}")
     if _hash_of(documents).hexdigest() != manifest["sha256"]:
         raise CorpusError(f"{documents} does not have the sha256 that its manifest says; {way_out}")
+
+
+def _command(output_dir: Path, manifest: dict[str, Any]) -> str:
+    """What to type to download the corpus of a manifest again, into the same folder."""
+    places = {name: shorthand.repository for name, shorthand in SHORTHANDS.items()}
+    places |= {"stdlib": "stdlib", "shakespeare": TinyShakespeare().source}
+    name = manifest["name"].split("--")[0]
+    words = ["--dataset", name if places.get(name) == manifest["source"] else manifest["source"]]
+    for flag in ("config", "split"):
+        value = manifest.get(flag)
+        if value and f"--{value}" in manifest["name"]:  # only what was typed is part of the folder's name
+            words += [f"--{flag}", value]
+    for flag in ("max_bytes", "max_docs"):
+        if manifest["limits"].get(flag) is not None:
+            words += [f"--{flag}", str(manifest["limits"][flag])]
+    if output_dir != Path("dataset"):
+        words += ["--output_dir", str(output_dir)]
+    return f"python download_data.py {shlex.join(words)} --overwrite"
 
 
 def _hash_of(path: Path) -> Any:
@@ -293,17 +317,3 @@ def _without_lone_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
-
-
-__all__ = [
-    "Corpus",
-    "CorpusError",
-    "Limits",
-    "SourceError",
-    "existing_corpus",
-    "find_corpus",
-    "load_manifest",
-    "parse_size",
-    "read_documents",
-    "write_corpus",
-]

@@ -25,7 +25,7 @@ class TrainingBatches:
         self.data_rank = data_rank
         self.device = device
         self._order_of_epoch: tuple[int, np.ndarray] | None = None
-        self._reader = ThreadPoolExecutor(1, "read-ahead") if settings.num_workers else None
+        self._reader = ThreadPoolExecutor(1, "read-ahead", self._use_device) if settings.num_workers else None
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
 
     def of_step(self, step: int) -> list[MicroBatch]:
@@ -36,6 +36,11 @@ class TrainingBatches:
             if coming not in self._ahead:
                 self._ahead[coming] = self._reader.submit(self._read, coming)
         return self._ahead.pop(step).result()
+
+    def _use_device(self) -> None:
+        """A new thread begins on device 0, where pinning memory would open a context of its own."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def close(self) -> None:
         if self._reader is not None:

@@ -31,12 +31,14 @@ FILE_KEY_OF_FLAG = {
     "adam_eps": ("optimizer", "params", "eps"),
     "weight_decay": ("optimizer", "params", "weight_decay"),
 }
+_NUMBERS = {keys[0] for keys in FILE_KEY_OF_FLAG.values() if len(keys) == 1}
 # what the testbed decides for every run type alike, so that an optimized run does the work of its baseline
 NOT_DECIDED_HERE = {
     "scheduler": "the schedule comes from --learning_rate, --warmup_steps and --lr_decay_steps",
     "torch_autocast": "it follows --precision",
     "pipeline": "ZeRO does not cut the model into stages",
     "data_types": "gradients are accumulated in fp32",
+    "amp": "it follows --precision",
 }
 
 
@@ -66,10 +68,17 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     if not isinstance(content, dict):
         raise ValueError(f"--deepspeed_config {path} must hold one JSON object")
     for key, reason in NOT_DECIDED_HERE.items():
-        if key in content:
+        if content.get(key) not in (None, AUTO):
             raise ValueError(f"--deepspeed_config {path} has a {key!r} section, but {reason}; remove the section")
-    optimizer_type = content.get("optimizer", {}).get("type", "AdamW")
-    if optimizer_type != "AdamW":
+    content = {key: value for key, value in content.items() if value not in (None, AUTO) or key in _NUMBERS}
+    for section in ("optimizer", "zero_optimization", "fp16", "bf16"):
+        if not isinstance(content.get(section, {}), dict):
+            raise ValueError(f"--deepspeed_config {path}: {section} must be a JSON object")
+    for section in ("fp16", "bf16"):
+        if content.get(section, {}).get("enabled", AUTO) not in (True, False, AUTO):
+            raise ValueError(f'--deepspeed_config {path}: {section}.enabled must be true, false or "auto"')
+    optimizer_type = content.get("optimizer", {}).get("type", AUTO)
+    if optimizer_type not in ("AdamW", AUTO):
         raise ValueError(
             f"--deepspeed_config {path} names the optimizer {optimizer_type!r}, but every run type trains with AdamW "
             "so that runs stay comparable; remove the section or name AdamW"
@@ -93,7 +102,12 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
             )
     betas = _look_up(file, ("optimizer", "params", "betas"))
     if betas is not None:
-        decided["adam_beta1"], decided["adam_beta2"] = betas
+        if not isinstance(betas, list) or len(betas) != 2:
+            raise ValueError(f"--deepspeed_config {file.path}: optimizer.params.betas must be a list of two numbers")
+        for flag, value in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
+            if value != AUTO:
+                place = f"--deepspeed_config {file.path}: optimizer.params.betas"
+                decided[flag] = checked_like_a_flag(actions[flag], value, place)
     enabled = [name for name in ("fp16", "bf16") if _look_up(file, (name, "enabled")) is True]
     if len(enabled) == 2:
         raise ValueError(f"--deepspeed_config {file.path} enables both fp16 and bf16; choose one")
@@ -120,6 +134,12 @@ def merge_into_flags(file: DeepSpeedFile, values: dict[str, Any], explicit: froz
         ValueError: the file and a flag disagree; names both.
     """
     merged = dict(values)
+    for precision in ("fp16", "bf16"):
+        if merged["precision"] == precision and _look_up(file, (precision, "enabled")) is False:
+            raise ValueError(
+                f"--precision {precision} contradicts {precision}.enabled = false in --deepspeed_config {file.path}; "
+                'change one of them, or write "auto" in the file'
+            )
     for flag, value in values_of(file).items():
         key = ".".join(FILE_KEY_OF_FLAG.get(flag, (str(value), "enabled") if flag == "precision" else ("betas",)))
         if flag in explicit and merged[flag] != value and not (flag == "precision" and merged[flag] == AUTO):

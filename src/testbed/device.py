@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 
 import torch
 from torch.nn import functional as F
@@ -44,12 +45,14 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
         device = torch.device("cpu")
         keep_freed_memory()
     else:
-        if launch.local_rank >= torch.cuda.device_count():
+        devices = torch.cuda.device_count()
+        is_one_each = devices == 1 and launch.local_world_size > 1 and "SLURM_PROCID" in os.environ
+        if launch.local_world_size > devices and not is_one_each:
             raise ValueError(
                 f"the launcher started {launch.local_world_size} ranks on this node, but PyTorch sees "
-                f"{torch.cuda.device_count()} CUDA devices; start as many ranks as devices, or use --device cpu"
+                f"{devices} CUDA devices; start as many ranks as devices, or use --device cpu"
             )
-        device = torch.device("cuda", launch.local_rank)
+        device = torch.device("cuda", 0 if is_one_each else launch.local_rank)  # Slurm can show each task its own
         torch.cuda.set_device(device)
     if settings.precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
@@ -58,20 +61,21 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     return device
 
 
-def with_precision_resolved(settings: RunSettings, device: torch.device) -> RunSettings:
+def with_precision_resolved(settings: RunSettings, launch: Launch, device: torch.device) -> RunSettings:
     """--precision auto decided by a trial on rank 0, so that no two ranks can decide differently. All ranks call it."""
     precision = settings.precision
-    if precision == "auto":
+    if precision == "auto" and launch.rank == 0:
         precision = "bf16" if is_bf16_faster(device) else "fp32"
     return dataclasses.replace(settings, precision=distributed.gather_objects(precision)[0])
 
 
 def _try_flash_attention(settings: RunSettings, device: torch.device) -> None:
-    dtype = DTYPES.get(settings.precision, torch.bfloat16)
-    head = torch.zeros(1, 1, 16, settings.embedding_size // settings.num_heads, device=device, dtype=dtype)
+    dtypes = [DTYPES[settings.precision]] if settings.precision != "auto" else [torch.bfloat16, torch.float32]
     try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            F.scaled_dot_product_attention(head, head, head, dropout_p=settings.dropout, is_causal=True)
+        for dtype in dtypes:
+            head = torch.zeros(1, 1, 16, settings.embedding_size // settings.num_heads, device=device, dtype=dtype)
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                F.scaled_dot_product_attention(head, head, head, dropout_p=settings.dropout, is_causal=True)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(

@@ -24,6 +24,7 @@ class CommandLine:
 
     values: dict[str, Any]
     explicit: frozenset[str]
+    typed: frozenset[str]  # of these, what stood on the command line
 
 
 def parse_command_line(arguments: list[str]) -> CommandLine:
@@ -39,7 +40,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     from_file = _read_config_file(Path(values["config"]), parser) if values["config"] else {}
     merged = {**values, **{name: value for name, value in from_file.items() if name not in typed}}
     explicit = typed | {name for name, value in from_file.items() if value is not None}
-    return CommandLine(merged, frozenset(explicit))
+    return CommandLine(merged, frozenset(explicit), frozenset(typed))
 
 
 def _typed(arguments: list[str]) -> set[str]:

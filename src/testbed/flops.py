@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from testbed.model_shape import ModelShape
 
-# Dense peak of the matrix units in FLOP/s per device (without sparsity), by a part of the name that the driver reports.
-# Source: NVIDIA's data sheets of each product. A name or precision that is not here is measured instead.
+# Dense peak of the matrix units in FLOP/s per device (without sparsity), by the name that the driver reports: whole
+# names, because boards of almost the same name differ. Source: NVIDIA's data sheets. What is not here is measured.
+_PEAK_OF_BOARDS = {
+    ("NVIDIA H200", "NVIDIA H100 80GB HBM3"): {"bf16": 989.4e12, "fp16": 989.4e12},
+    ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"): {
+        "bf16": 312e12,
+        "fp16": 312e12,
+        "fp32": 19.5e12,
+    },
+    ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"): {"fp16": 125e12},
+    ("Tesla T4",): {"fp16": 65e12},
+    ("NVIDIA L4",): {"bf16": 121e12, "fp16": 121e12},
+}
 PEAK_FLOPS_PER_S = {
-    ("H200", "bf16"): 989.4e12,
-    ("H200", "fp16"): 989.4e12,
-    ("H100 80GB HBM3", "bf16"): 989.4e12,  # the SXM board's name; the PCIe board is slower and named otherwise
-    ("H100 80GB HBM3", "fp16"): 989.4e12,
-    ("A100", "bf16"): 312e12,
-    ("A100", "fp16"): 312e12,
-    ("A100", "fp32"): 19.5e12,
-    ("V100-SXM2", "fp16"): 125e12,
-    ("Tesla T4", "fp16"): 65e12,
-    ("NVIDIA L4", "bf16"): 121e12,
-    ("NVIDIA L4", "fp16"): 121e12,
+    (name, precision): peak
+    for names, peaks in _PEAK_OF_BOARDS.items()
+    for name in names
+    for precision, peak in peaks.items()
 }
 
 
@@ -38,10 +42,8 @@ def flops_per_token_causal(shape: ModelShape, seq_length: int) -> int:
 
 def peak_from_table(device_name: str | None, precision: str) -> tuple[float, str] | None:
     """Peak FLOP/s of one device and where the number comes from; None for what the table does not hold."""
-    for (part, of_precision), peak in PEAK_FLOPS_PER_S.items():
-        if device_name is not None and part in device_name and of_precision == precision:
-            return peak, f"NVIDIA data sheet, {part}, dense {precision}"
-    return None
+    peak = PEAK_FLOPS_PER_S.get((device_name, precision))
+    return None if peak is None else (peak, f"NVIDIA data sheet, {device_name}, dense {precision}")
 
 
 def mfu(tokens_per_s: float | None, flops_per_token: int, peak_per_device: float | None, devices: int) -> float | None:

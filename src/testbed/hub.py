@@ -75,15 +75,15 @@ class HubDataset(DatasetsSource):
     def _streams(self) -> list[Stream]:
         import huggingface_hub
 
-        if self._data_files is not None and importlib.util.find_spec("zstandard") is None:
-            raise SourceError(
-                f"--dataset {self._dataset} is compressed with Zstandard; install it first: pip install zstandard"
-            )
         endpoint = huggingface_hub.constants.ENDPOINT
         offline = huggingface_hub.constants.is_offline_mode()
         if offline or status_of(endpoint) is None:
             reason = "is not asked because HF_HUB_OFFLINE is set" if offline else "cannot be reached"
             raise SourceError(f"--dataset {self._dataset}: {endpoint} {reason}; {_WAY_OUT}")
+        if self._data_files is not None and importlib.util.find_spec("zstandard") is None:
+            raise SourceError(
+                f"--dataset {self._dataset} is compressed with Zstandard; install it first: pip install zstandard"
+            )
         self.revision = self._newest_revision(None)
         try:
             dataset = self._load(self.revision)

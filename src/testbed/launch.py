@@ -55,15 +55,19 @@ def read_launch() -> Launch:
         ValueError: a variable is not a number, or the numbers contradict each other.
     """
     values = {}
-    for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)):
-        text = os.environ.get(name, str(default))
-        if not text.isdigit():
-            raise ValueError(f"the environment variable {name}={text!r} is not a rank number; unset it or use torchrun")
+    # torchrun says LOCAL_WORLD_SIZE, deepspeed LOCAL_SIZE; without either all ranks are on this node
+    local_size_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    for name, default in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), (local_size_name, world_size)):
+        text = os.environ.get(name, default)
+        if not text.isdigit() or (name.endswith("SIZE") and int(text) == 0):
+            raise ValueError(
+                f"the environment variable {name}={text!r} is not a number that a launcher sets; unset it or use "
+                "torchrun"
+            )
         values[name] = int(text)
-    # torchrun says LOCAL_WORLD_SIZE, deepspeed LOCAL_SIZE
-    local_world_size = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or values["WORLD_SIZE"]
-    launch = Launch(values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"], int(local_world_size))
-    if launch.world_size < 1 or launch.rank >= launch.world_size:
+    launch = Launch(values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"], values[local_size_name])
+    if launch.rank >= launch.world_size:
         raise ValueError(
             f"the environment says RANK={launch.rank} of WORLD_SIZE={launch.world_size}, and ranks count from 0; "
             "unset both to run one process, or start with torchrun or deepspeed"
@@ -84,11 +88,14 @@ def refuse(launch: Launch | None, message: str) -> int:
     return 2
 
 
-def stop_on_signals_and_orphanhood(on_stuck: Callable[[RunStopped], None], grace_s: float = 10.0) -> None:
-    """From now on Ctrl-C, SIGTERM and the death of the launcher raise RunStopped in the main thread.
+def stop_on_signals_and_orphanhood(on_stuck: Callable[[RunStopped], None], grace_s: float = 10.0) -> Callable[[], None]:
+    """From now on Ctrl-C, SIGTERM and the death of the launcher raise RunStopped in the main thread, once.
 
     A main thread that waits inside a collective runs no Python, so a second thread, woken by the signal itself,
     waits `grace_s` seconds and then ends the process after `on_stuck` has left its trace.
+
+    Returns:
+        What to call before closing down: a signal then no longer interrupts it, `grace_s` still bounds it.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
@@ -115,7 +122,8 @@ def stop_on_signals_and_orphanhood(on_stuck: Callable[[RunStopped], None], grace
             received = os.read(read_end, 1)
         time.sleep(grace_s)
         last_word = stop[0] if stop else reasons[signal.Signals(received[0])]
-        on_stuck(last_word)
+        with contextlib.suppress(Exception):  # whatever fails here, the process must end
+            on_stuck(last_word)
         os._exit(last_word.exit_code)
 
     def watch_launcher() -> None:
@@ -129,6 +137,7 @@ def stop_on_signals_and_orphanhood(on_stuck: Callable[[RunStopped], None], grace
     threading.Thread(target=end_a_stuck_process, name="end-a-stuck-process", daemon=True).start()
     if "RANK" in os.environ:
         threading.Thread(target=watch_launcher, name="watch-launcher", daemon=True).start()
+    return lambda: stop.append(reasons[signal.SIGTERM]) if not stop else None
 
 
 def _launcher_processes() -> list[psutil.Process]:

@@ -62,26 +62,37 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
 
 def measured_peak(device: torch.device, precision: str, repeats: int = 5) -> tuple[float, str]:
     """Best rate of a large square matrix product on this device, in FLOP/s, and a sentence that says so."""
-    size = 8192 if device.type == "cuda" else 2048
+    size = 8192 if device.type == "cuda" else _affordable_size(device, DTYPES[precision])
     left = torch.randn(size, size, device=device).to(DTYPES[precision])
-    right = torch.randn(size, size, device=device).to(DTYPES[precision])
-    best_s = min(_seconds_of_product(left, right, device) for _ in range(repeats))
+    best_s = min(_seconds_of_product(left, left, device) for _ in range(repeats))
     threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
     return 2 * size**3 / best_s, f"measured: best of {repeats} {precision} products of {size}x{size} matrices{threads}"
+
+
+def _affordable_size(device: torch.device, dtype: torch.dtype, limit_s: float = 0.4, largest: int = 2048) -> int:
+    """The largest product that stays under `limit_s`: a CPU that emulates bf16 needs 20 s for a size of 2,048."""
+    size = 256
+    small = torch.randn(size, size, device=device).to(dtype)
+    seconds = min(_seconds_of_product(small, small, device) for _ in range(3))
+    while size < largest and seconds * 8 < limit_s:  # twice the size is eight times the work
+        size, seconds = size * 2, seconds * 8
+    return size
 
 
 def is_bf16_faster(device: torch.device) -> bool:
     """Whether the device multiplies bf16 well: a trial product must be at least 1.5 times as fast as in fp32.
 
-    A name or a feature flag would not do: many CPUs accept bf16 and emulate it slowly.
+    A name or a feature flag would not do: many CPUs accept bf16 and emulate it, 100 times slower than fp32.
     """
-    size = 8192 if device.type == "cuda" else 768
-    matrices = [torch.randn(size, size, device=device) for _ in range(2)]
+    size = 4096 if device.type == "cuda" else 256
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        left, right = (matrix.to(dtype) for matrix in matrices)
-        _seconds_of_product(left, right, device)  # the first call chooses a kernel
-        seconds[dtype] = min(_seconds_of_product(left, right, device) for _ in range(5))
+        matrix = torch.randn(size, size, device=device).to(dtype)
+        _seconds_of_product(matrix, matrix, device)  # the first call chooses a kernel
+        seconds[dtype] = min(_seconds_of_product(matrix, matrix, device) for _ in range(5))
+    if device.type == "cuda":  # the trial is not part of the run's memory
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return seconds[torch.float32] > 1.5 * seconds[torch.bfloat16]
 
 

@@ -44,19 +44,13 @@ def check_metrics(metrics: dict) -> None:
     _check(metrics, SCHEMA_VERSION)
 
 
-def write_metrics(path: Path, metrics: dict, check: bool = True) -> None:
+def write_metrics(path: Path, metrics: dict) -> None:
     """Replace `path` by `metrics` in one move; whatever fails, the earlier file stays whole and no temporary stays.
 
-    ValueError when `metrics` breaks the schema (without `check` only NaN and infinity do). OSError from the disk.
+    ValueError when `metrics` breaks the schema or holds NaN or infinity. OSError from the disk.
     """
-    path = Path(path)
-    if check:
-        check_metrics(metrics)
-    try:
-        text = _to_json(metrics)
-    except ValueError as error:  # json names no place
-        raise ValueError(_first_not_finite(metrics) or str(error)) from None
-    write_text(path, text)
+    check_metrics(metrics)
+    write_text(Path(path), _to_json(metrics))
 
 
 def read_metrics(path: Path) -> dict:

@@ -40,6 +40,15 @@ class ModelShape:
         return f"n_layer={self.num_layers}, n_head={self.num_heads}, n_embd={self.embedding_size}"
 
 
+def size_name(shape: ModelShape) -> str:
+    """The name of the size that has these dimensions, whatever its vocabulary; "custom" where there is none."""
+    dimensions = (shape.num_layers, shape.num_heads, shape.embedding_size)
+    for name, size in MODEL_SIZES.items():
+        if dimensions == (size.num_layers, size.num_heads, size.embedding_size):
+            return name
+    return "custom"
+
+
 # The four published sizes (Radford et al. 2019, table 2), and one that trains on a laptop core in minutes.
 MODEL_SIZES = {
     "nano": ModelShape(num_layers=4, num_heads=4, embedding_size=128),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testbed import flops
-from testbed.metrics_file import read_metrics, write_metrics
+from testbed.metrics_file import write_metrics
 from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
 from testbed.settings import RunSettings
 
@@ -37,7 +37,8 @@ class RunRecorder:
         self.epoch_memory: dict[int, list[dict]] = {}
         self.startup_s: float | None = None
         self.resumed_step = 0  # where this start of the run began: its first steps are warm-up again
-        self.elapsed_before_s = 0.0  # of earlier starts of a resumed run
+        self.elapsed_before_s = 0.0  # training time up to the checkpoint that this start resumed from
+        self.earlier_wall_s = 0.0  # wall time of all earlier starts of the run
         self.first_step_s: float | None = None
         self.step_end_s: list[float] = []  # wall moments, for the throughput that hides nothing between clocks
         self._epoch_wall_s: dict[int, float] = {}
@@ -113,12 +114,10 @@ class RunRecorder:
         )
         self._epoch_mark_s = time.perf_counter()  # an epoch's wall time leaves validation out
 
-    def restore(self, step: int, elapsed_s: float) -> None:
-        """Take over the rows that the run's file holds up to `step`; later ones are trained again."""
+    def restore(self, earlier: dict[str, Any], step: int, elapsed_s: float) -> None:
+        """Take over the rows that the run's file held up to `step`; later ones are trained again."""
         self.resumed_step, self.elapsed_before_s = step, elapsed_s
-        if not self.is_writer:
-            return
-        earlier = read_metrics(self.directory / METRICS)
+        self.earlier_wall_s = earlier["summary"]["total_wall_time_sec"]  # lost steps included: they took their time
         self.metrics["run_id"] = earlier["run_id"]
         self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
         self.steps = [row for row in earlier["steps"] if row["step"] <= step]
@@ -228,7 +227,7 @@ class RunRecorder:
     def _summary(self) -> dict:
         losses = [row["val_loss"] for row in self.evaluations]
         return {
-            "total_wall_time_sec": self.elapsed_before_s + time.perf_counter() - self._started_s,
+            "total_wall_time_sec": self.earlier_wall_s + time.perf_counter() - self._started_s,
             "best_val_loss": min(losses) if losses else None,
             "final_val_loss": losses[-1] if losses else None,
             "mean_tokens_per_sec_global": self.tokens_per_s(self.steps),

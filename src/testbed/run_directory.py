@@ -85,9 +85,10 @@ def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) ->
 
 def mark_complete(directory: Path, world_size: int, tokens_per_s: float | None, total_wall_time_s: float) -> str:
     """Write RUN_COMPLETE.txt, one line in the form that the older launchers look for; returns the line."""
+    speed = "n/a" if tokens_per_s is None else f"{tokens_per_s:.2f}"
     line = (
         f"[Rank 0] RUN_COMPLETE checkpoint_path={directory} world_size={world_size} "
-        f"tokens_per_sec={tokens_per_s or 0.0:.2f} total_wall_time_sec={total_wall_time_s:.2f} "
+        f"tokens_per_sec={speed} total_wall_time_sec={total_wall_time_s:.2f} "
         f"timestamp_utc={now_utc()}"
     )
     write_text(directory / COMPLETE, line + "\n")

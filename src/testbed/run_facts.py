@@ -15,6 +15,7 @@ from testbed import environment, flops
 from testbed.deepspeed_config import effective_config, read_deepspeed_file, sha256_of
 from testbed.launch import Launch
 from testbed.metrics_file import SCHEMA_VERSION
+from testbed.model_shape import size_name
 from testbed.run_directory import now_utc
 from testbed.settings import CheckedRun, RunSettings, num_windows
 
@@ -73,7 +74,7 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str]) -> dict[str, A
     settings = checked.settings
     return {
         **{name: getattr(settings, name) for name in RECORDED_AS_NAMED},
-        "model_name": settings.model,
+        "model_name": size_name(settings.shape),
         "model_size": settings.shape.describe(),
         "num_parameters": settings.shape.num_parameters,
         "seq_len": settings.seq_length,

@@ -35,5 +35,6 @@ def sample_text(
     seconds = time.perf_counter() - start_s
     # a vocabulary may be larger than the tokenizer's: such ids mean nothing
     text = tokenizer.decode(token for token in ids if token < tokenizer.vocab_size)
+    shown = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
     sample = {"prompt": settings.sample_prompt, "text": text, "num_tokens": len(ids), "seconds": seconds}
-    return sample, f"sample: {settings.sample_prompt}{text}"
+    return sample, f"sample: {settings.sample_prompt}{shown}"

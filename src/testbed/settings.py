@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.batch import batch_arithmetic
 from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deepspeed_file
 from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
 from testbed.launch import Launch, read_launch, refuse
@@ -20,8 +21,7 @@ from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
 
-DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
-DEFAULT_LARGEST_MICRO_BATCH = 4
+FOLLOWS = {"micro_batch_size_per_gpu", "min_learning_rate", "warmup_steps", "lr_decay_steps", "threads_per_rank"}
 DEFAULT_DEEPSPEED_CONFIG = Path(__file__).parent.parent / "deepspeed_config.json"
 
 
@@ -85,6 +85,7 @@ class RunSettings:
     data_world_size: int
     steps_per_epoch: int
     total_steps: int  # optimizer steps that the schedule is made for
+    given: frozenset[str] = dataclasses.field(compare=False)  # what a person set; the rest is default or follows
 
     @property
     def shape(self) -> ModelShape:
@@ -109,9 +110,16 @@ class RunSettings:
         return self.profile or self.profile_mode
 
     def as_config(self) -> dict[str, Any]:
-        """The settings in the form of a --config file. Gradient accumulation is left to follow from the global batch,
-        so that the same file serves another number of ranks."""
-        worked_out = {"data_world_size", "steps_per_epoch", "total_steps", "grad_accum_steps"}
+        """The settings in the form of a --config file. What nobody set and follows from other settings (the micro batch
+        from the ranks, the warm-up from the steps) is null there, so that it follows again where the file is used."""
+        config = self.as_dict()
+        for name in FOLLOWS - self.given:
+            config[name] = None
+        return config
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every flag that is part of the work, with the value that it has in this run."""
+        worked_out = {"data_world_size", "steps_per_epoch", "total_steps", "grad_accum_steps", "given"}
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if name not in worked_out | NOT_IN_CONFIG_FILES}
 
@@ -158,7 +166,7 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     if run_type == "optimized" and values["zero_stage"] is None:
         values["zero_stage"] = 1
     elif run_type != "optimized":
-        if "zero_stage" in command_line.explicit:
+        if "zero_stage" in command_line.typed:
             raise ValueError(f"--zero_stage belongs to --run_type optimized, not to {run_type}; leave it out")
         values["zero_stage"] = None
 
@@ -168,6 +176,8 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
             "trains differently; use --zero_stage 1, or bf16"
         )
 
+    values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
+    _check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
     val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
     values.update(_model_dimensions(values, train_file, val_file))
@@ -177,14 +187,14 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
         values["min_learning_rate"] = values["learning_rate"] / 10
     if values["min_learning_rate"] > values["learning_rate"]:
         raise ValueError(
-            f"--min_learning_rate {values['min_learning_rate']} is above --learning_rate {values['learning_rate']}; "
-            "the schedule ends at the lower one"
+            f"--min_learning_rate {values['min_learning_rate']:g} is above --learning_rate "
+            f"{values['learning_rate']:g}; the schedule ends at the lower one"
         )
     values["threads_per_rank"] = values["threads_per_rank"] or threads_per_rank(launch)
-    values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
     if values["overwrite"] and values["resume"]:
         raise ValueError("--overwrite replaces the run and --resume continues it; give one of them")
     names = {field.name for field in dataclasses.fields(RunSettings)}
+    values["given"] = command_line.explicit
     settings = RunSettings(**{name: value for name, value in values.items() if name in names})
     return CheckedRun(settings, train_file, val_file, deepspeed_file)
 
@@ -200,7 +210,7 @@ def _deepspeed_file(values: dict[str, Any], run_type: str) -> DeepSpeedFile | No
 
 def _model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
     """The shape: the size's numbers, overridden by the dimension flags, or those of the folder in --init_from."""
-    for attribute in ("tokenizer", "vocab_size"):
+    for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
         ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
         if ours != theirs:
             raise ValueError(
@@ -253,6 +263,16 @@ def _starting_shape(values: dict[str, Any]) -> ModelShape:
     return shape_of_folder(Path(init_from))
 
 
+def _check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
+    """The weights that a run begins with must not lie where it writes its own."""
+    start, run = init_from.resolve(), checkpoint_path.resolve()
+    if init_from.is_dir() and (start == run or run in start.parents):
+        raise ValueError(
+            f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
+            "--checkpoint_path"
+        )
+
+
 def _tokenizer_of_weights(init_from: str) -> str | None:
     """The tokenizer whose ids the weights know; None where that is not written down."""
     if init_from in MODEL_SIZES:
@@ -283,59 +303,6 @@ def shape_of_folder(folder: Path) -> ModelShape:
         return ModelShape(config["n_layer"], config["n_head"], config["n_embd"], config["vocab_size"], positions)
     except (ValueError, KeyError) as error:
         raise ValueError(f"--init_from {folder}: config.json does not describe a GPT-2: {error}") from None
-
-
-def batch_arithmetic(values: dict[str, Any], data_world_size: int) -> dict[str, int]:
-    """Global batch, micro batch and accumulation that fit together.
-
-    global batch = micro batch x accumulation x data ranks. With --grad_accum_steps the global batch follows from it,
-    otherwise the accumulation follows from the global batch.
-
-    Raises:
-        ValueError: the given numbers contradict each other or do not divide.
-    """
-    micro_batch, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
-    global_batch = values["global_batch_size"]
-    if accumulation is not None:
-        micro_batch = micro_batch or DEFAULT_LARGEST_MICRO_BATCH
-        product = micro_batch * accumulation * data_world_size
-        if global_batch is not None and global_batch != product:
-            raise ValueError(
-                f"--global_batch_size {global_batch} is not --micro_batch_size_per_gpu {micro_batch} x "
-                f"--grad_accum_steps {accumulation} x {data_world_size} data ranks = {product}; leave one of them out"
-            )
-        global_batch = product
-    else:
-        global_batch = global_batch or DEFAULT_GLOBAL_BATCH
-        if micro_batch is None:
-            micro_batch = _largest_micro_batch(global_batch, data_world_size)
-        sequences_per_round = micro_batch * data_world_size
-        if global_batch % sequences_per_round:
-            below = global_batch // sequences_per_round * sequences_per_round
-            nearest = [size for size in (below, below + sequences_per_round) if size > 0]
-            raise ValueError(
-                f"--global_batch_size {global_batch} is not a multiple of --micro_batch_size_per_gpu {micro_batch} x "
-                f"{data_world_size} data ranks = {sequences_per_round}; the nearest that is: "
-                f"{min(nearest, key=lambda size: abs(size - global_batch))}"
-            )
-        accumulation = global_batch // sequences_per_round
-    enforced = values["enforce_global_batch_size"]
-    if enforced is not None and enforced != global_batch:
-        raise ValueError(
-            f"--enforce_global_batch_size {enforced}, but the global batch is {global_batch} = {micro_batch} x "
-            f"{accumulation} x {data_world_size} data ranks"
-        )
-    return {
-        "global_batch_size": global_batch,
-        "micro_batch_size_per_gpu": micro_batch,
-        "grad_accum_steps": accumulation,
-        "data_world_size": data_world_size,
-    }
-
-
-def _largest_micro_batch(global_batch: int, data_world_size: int) -> int:
-    share = global_batch // data_world_size if global_batch % data_world_size == 0 else 1
-    return max(size for size in range(1, DEFAULT_LARGEST_MICRO_BATCH + 1) if share % size == 0)
 
 
 def _schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, int]:

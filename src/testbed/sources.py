@@ -35,7 +35,7 @@ class Source(Protocol):
     config: str | None
     split: str | None
     wanted_text_field: str | None  # as typed
-    text_field: str | None  # the column that was read, once reading has begun
+    text_field: str | None  # the column that was read, once reading has begun; None: files have different ones
     revision: str | None  # None until `open` where only the network knows it
     notes: list[str]  # sentences for the user; `open` may add some
 
@@ -170,9 +170,13 @@ def _find_local_files(path: Path, text_field: str | None) -> LocalFiles:
     files = [file for file in found if file.suffix in _BUILDERS]
     if not files:
         raise ValueError(f"--dataset {path} is or holds none of {_SUFFIXES}; convert it to one of them")
+    empty = [file for file in files if file.stat().st_size == 0]  # the library cannot say which columns they have
+    files = [file for file in files if file not in empty]
+    if not files:
+        raise ValueError(f"--dataset {path} holds no text; name another one")
     if text_field is not None and all(file.suffix == ".txt" for file in files):
         raise ValueError(f"--text_field {text_field} means nothing for .txt files; leave it out")
     local = LocalFiles(path, files, text_field)
-    if len(found) > len(files):
-        local.notes.append(f"{len(found) - len(files)} files that are none of {_SUFFIXES} are left out")
+    if others := len(found) - len(files) - len(empty):
+        local.notes.append(f"{others} files that are none of {_SUFFIXES} are left out")
     return local

@@ -37,7 +37,8 @@ class DatasetsSource:
     ) -> None:
         self.name, self.source, self.config, self.split = name, source, config, split
         self.wanted_text_field = text_field
-        self.text_field: str | None = None
+        self.text_field: str | None = None  # None as well where two streams have it under different names
+        self._text_fields: list[str] = []
         self.revision: str | None = None
         self.notes: list[str] = []
         self._opened: list[Stream] = []
@@ -56,6 +57,7 @@ class DatasetsSource:
 
     def batches(self, position: dict[str, Any] | None = None) -> Iterator[list[str]]:
         start = 0 if position is None else position["stream"]
+        self._text_fields = [] if position is None else position.get("text_fields", [])
         for index, stream in enumerate(self._opened[start:], start):
             rows = self._rows(index, stream, position["state"] if position is not None and index == start else None)
             yield from rows if stream.regroup is None else stream.regroup(rows)
@@ -72,7 +74,8 @@ class DatasetsSource:
                 dataset.load_state_dict(state)
             for batch in dataset.iter(_ROWS_PER_BATCH):
                 # A regrouped stream holds rows back: its place in the file is not its place in the documents.
-                self._position = None if stream.regroup else {"stream": index, "state": dataset.state_dict()}
+                place = {"stream": index, "state": dataset.state_dict(), "text_fields": self._text_fields}
+                self._position = None if stream.regroup else place
                 texts = [text for text in batch[field] if text is not None]
                 for text in texts:
                     if not isinstance(text, str):
@@ -96,8 +99,10 @@ class DatasetsSource:
             row = next(iter(dataset), {})
             columns = list(row)
             texts = [name for name, value in row.items() if isinstance(value, str)]
-        self.text_field = find_text_field(columns, texts, self.wanted_text_field, self.source)
-        return self.text_field
+        field = find_text_field(columns, texts, self.wanted_text_field, self.source)
+        self._text_fields = sorted({*self._text_fields, field})
+        self.text_field = field if len(self._text_fields) == 1 else None
+        return field
 
 
 def find_text_field(columns: list[str], texts: list[str], wanted: str | None, source: str) -> str:

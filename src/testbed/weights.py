@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from testbed.atomic_file import replacing, write_text
-from testbed.model import GPT2, from_transformers, to_transformers
+from testbed.model import from_transformers, to_transformers
+from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.network import status_of
 from testbed.settings import RunSettings
 
@@ -22,22 +23,21 @@ class WeightsUnavailable(Exception):
     """Published weights could not be had. One sentence that says what to do; not a mistake in what was typed."""
 
 
-def load_initial_weights(model: GPT2, init_from: str) -> None:
-    """Fill the model from --init_from: a folder with model.safetensors, or a published GPT-2 from the hub.
+def read_initial_weights(init_from: str, shape: ModelShape) -> dict[str, torch.Tensor] | None:
+    """The state dict that --init_from asks for: a folder's model.safetensors, a published GPT-2, or None for scratch.
 
     Raises:
         ValueError: the folder's file is damaged or belongs to another model.
         WeightsUnavailable: the hub could not be reached.
     """
-    folder = Path(init_from)
-    if (folder / "model.safetensors").is_file():
-        try:
-            weights = load_file(folder / "model.safetensors")
-            model.load_state_dict(from_transformers(weights, model.shape))
-        except (SafetensorError, ValueError) as error:
-            raise ValueError(f"--init_from {init_from}: model.safetensors cannot be used: {error}") from None
-        return
-    model.load_state_dict(from_transformers(_published_weights(init_from), model.shape))
+    if init_from == "scratch":
+        return None
+    if init_from in MODEL_SIZES:
+        return from_transformers(_published_weights(init_from), shape)
+    try:
+        return from_transformers(load_file(Path(init_from) / "model.safetensors"), shape)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ValueError(f"--init_from {init_from}: model.safetensors cannot be used: {error}") from None
 
 
 def _published_weights(name: str) -> dict[str, torch.Tensor]:

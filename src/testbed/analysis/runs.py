@@ -30,10 +30,11 @@ WORK_FIELDS = (*_WORK_FROM_CONFIG, "train_data_sha256", "optimizer_steps", "toke
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which runs differ, or which some file does not record; `values` in the order of the runs."""
+    """A field in which runs differ, or which some file does not record; `values` are of the runs `numbers`, from 1."""
 
     field: str
     values: tuple[str, ...]
+    numbers: tuple[int, ...]
 
     @property
     def is_unknown_only(self) -> bool:
@@ -43,11 +44,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Point:
-    """A loss at a moment of the run. `step` None: the file does not say. Times in seconds of training (see Run)."""
+    """A loss at a moment of the run. `step` None: the file does not say. Times in seconds of training (see Run).
+
+    `elapsed_s` is wall time since the first step began, evaluation and saving included; only 2.1 records it.
+    """
 
     step: int | None
     train_time_s: float | None
     loss: float
+    elapsed_s: float | None = None
 
 
 @dataclass(frozen=True, eq=False)  # a run is itself; arrays have no single truth to compare
@@ -143,13 +148,13 @@ def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
 
 def differing_work(runs: Sequence[Run]) -> list[Difference]:
     """Fields of equal work that differ or are not recorded in every file. Empty: the runs did equal work."""
-    return _differences(runs, [run.work for run in runs], WORK_FIELDS)
+    return _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
 
 
 def differing_validation(runs: Sequence[Run]) -> list[Difference]:
     """What keeps validation losses from being comparable: other data, or another number of tokens."""
-    runs = [run for run in runs if run.validation_losses]
-    return _differences(runs, [run.validation for run in runs], ("val_data_sha256", "val_tokens"))
+    records = {number: run.validation for number, run in enumerate(runs, start=1) if run.validation_losses}
+    return _differences(records, ("val_data_sha256", "val_tokens"))
 
 
 def speed_ups(runs: Sequence[Run]) -> list[float | str]:
@@ -201,8 +206,14 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _difference_text(difference: Difference) -> str:
-    values = difference.values if len(difference.values) <= 3 else tuple(dict.fromkeys(difference.values))
-    return f"{difference.field.replace('_', ' ')} {' / '.join(values)}"
+    """`seed 1 / 2` for up to three runs, in their order; `seed 1 [1, 3] / 2 [2, 4]` where the order would not tell."""
+    texts = list(difference.values)
+    if difference.numbers not in ((1, 2), (1, 2, 3)):
+        numbers_of: dict[str, list[int]] = {}
+        for number, value in zip(difference.numbers, difference.values, strict=True):
+            numbers_of.setdefault(value, []).append(number)
+        texts = [f"{value} {numbers}" for value, numbers in numbers_of.items()]
+    return f"{difference.field.replace('_', ' ')} {' / '.join(texts)}"
 
 
 def find_runs(directory: Path) -> list[Path]:
@@ -210,12 +221,12 @@ def find_runs(directory: Path) -> list[Path]:
     return sorted(Path(directory).rglob(METRICS_FILE))
 
 
-def _differences(runs: Sequence[Run], records: list[dict], fields: Sequence[str]) -> list[Difference]:
+def _differences(records: dict[int, dict], fields: Sequence[str]) -> list[Difference]:
     found = []
-    for name in fields if len(runs) > 1 else ():
-        values = tuple(UNKNOWN if record.get(name) is None else _text(record[name]) for record in records)
+    for name in fields if len(records) > 1 else ():
+        values = tuple(UNKNOWN if record.get(name) is None else _text(record[name]) for record in records.values())
         if len(set(values)) > 1 or UNKNOWN in values:
-            found.append(Difference(name, values))
+            found.append(Difference(name, values, tuple(records)))
     return found
 
 
@@ -262,7 +273,9 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         train_steps=np.array([row["step"] for row in rows], dtype=int),
         train_times_s=times.cumsum(),
         train_losses=np.array([row["loss"] for row in rows], dtype=float),
-        validation_losses=tuple(Point(row["step"], row["train_time_s"], row["val_loss"]) for row in evaluations),
+        validation_losses=tuple(
+            Point(row["step"], row["train_time_s"], row["val_loss"], row["elapsed_s"]) for row in evaluations
+        ),
         memory_bytes_per_rank=tuple(
             row[memory_field] for row in metrics["memory"]["per_rank"] if row[memory_field] is not None
         ),

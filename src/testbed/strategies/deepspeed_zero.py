@@ -109,7 +109,7 @@ def _import_deepspeed(device: torch.device):
     import deepspeed.ops
     from deepspeed.utils import logger
 
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(logging.ERROR)
     if device.type == "cpu":
         # Start-up would compile a shared-memory all-reduce for inference: 30 to 100 s, and a build that was killed
         # leaves a lock that makes every later start hang. Training uses gloo.

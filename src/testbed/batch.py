@@ -1,0 +1,62 @@
+"""Global batch, micro batch, gradient accumulation and data ranks that fit together. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
+DEFAULT_LARGEST_MICRO_BATCH = 4
+
+
+def batch_arithmetic(values: dict[str, Any], data_world_size: int) -> dict[str, int]:
+    """Global batch, micro batch and accumulation that fit together.
+
+    global batch = micro batch x accumulation x data ranks. With --grad_accum_steps the global batch follows from it,
+    otherwise the accumulation follows from the global batch.
+
+    Raises:
+        ValueError: the given numbers contradict each other or do not divide.
+    """
+    micro_batch, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
+    global_batch = values["global_batch_size"]
+    if accumulation is not None:
+        micro_batch = micro_batch or DEFAULT_LARGEST_MICRO_BATCH
+        product = micro_batch * accumulation * data_world_size
+        if global_batch is not None and global_batch != product:
+            raise ValueError(
+                f"--global_batch_size {global_batch} is not --micro_batch_size_per_gpu {micro_batch} x "
+                f"--grad_accum_steps {accumulation} x {data_world_size} data ranks = {product}; leave one of them out"
+            )
+        global_batch = product
+    else:
+        default = "" if global_batch else " (the default)"
+        global_batch = global_batch or DEFAULT_GLOBAL_BATCH
+        if micro_batch is None:
+            micro_batch = _largest_micro_batch(global_batch, data_world_size)
+        sequences_per_round = micro_batch * data_world_size
+        if global_batch % sequences_per_round:
+            below = global_batch // sequences_per_round * sequences_per_round
+            nearest = [size for size in (below, below + sequences_per_round) if size > 0]
+            raise ValueError(
+                f"--global_batch_size {global_batch}{default} is not a multiple of --micro_batch_size_per_gpu "
+                f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}; the nearest that is: "
+                f"{min(nearest, key=lambda size: abs(size - global_batch))}"
+            )
+        accumulation = global_batch // sequences_per_round
+    enforced = values["enforce_global_batch_size"]
+    if enforced is not None and enforced != global_batch:
+        raise ValueError(
+            f"--enforce_global_batch_size {enforced}, but the global batch is {global_batch} = {micro_batch} x "
+            f"{accumulation} x {data_world_size} data ranks"
+        )
+    return {
+        "global_batch_size": global_batch,
+        "micro_batch_size_per_gpu": micro_batch,
+        "grad_accum_steps": accumulation,
+        "data_world_size": data_world_size,
+    }
+
+
+def _largest_micro_batch(global_batch: int, data_world_size: int) -> int:
+    share = global_batch // data_world_size if global_batch % data_world_size == 0 else 1
+    return max(size for size in range(1, DEFAULT_LARGEST_MICRO_BATCH + 1) if share % size == 0)
