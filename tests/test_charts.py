@@ -118,7 +118,7 @@ def test_numbers_have_a_unit_and_digits_that_can_be_read(load):
     assert f"{runs[1].training_time_s:#.4g} s (n = 20 steps)" in times
     assert "(n = 1 step)" in times
     rates = text_of(charts.throughput_figure(runs))
-    assert f"{runs[0].tokens_per_s:.3g} " in rates and "0.0" in f"{runs[2].tokens_per_s:.3g}"
+    assert f"{runs[0].tokens_per_s:.3g} " in rates  # 0.12, not 0
     assert f"{runs[2].tokens_per_s:.3g} (n = 1 step)" in rates
     assert f"{runs[2].tokens_per_s:.3g}" in charts.comparison_table(runs)
     steps = text_of(charts.step_time_figure(runs))
