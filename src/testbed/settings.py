@@ -204,7 +204,7 @@ def _deepspeed_file(values: dict[str, Any], run_type: str) -> DeepSpeedFile | No
     if values["deepspeed_config"] is None:
         if run_type != "optimized":
             return None
-        values["deepspeed_config"] = str(DEFAULT_DEEPSPEED_CONFIG)
+        values["deepspeed_config"] = os.path.relpath(DEFAULT_DEEPSPEED_CONFIG)  # a record should not name a home folder
     return read_deepspeed_file(Path(values["deepspeed_config"]))
 
 
