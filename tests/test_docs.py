@@ -9,6 +9,7 @@ from conftest import REPOSITORY
 
 from testbed.analysis.charts import comparison_table
 from testbed.analysis.runs import load_runs
+from testbed.metrics_file import read_metrics
 
 README = REPOSITORY / "README.md"
 QUICKSTART = REPOSITORY / "docs" / "results" / "quickstart"
@@ -19,6 +20,15 @@ def test_the_quickstart_table_is_what_the_files_say():
     block = re.search(r"<!-- quickstart table.*?-->\n```\n(.*?)```", README.read_text(), re.DOTALL).group(1)
     runs = load_runs([QUICKSTART / "baseline", QUICKSTART / "optimized"])
     assert block.strip() == comparison_table(runs).strip()
+
+
+def test_the_quickstart_page_names_what_was_measured():
+    page = (QUICKSTART / "README.md").read_text()
+    for run in ("baseline", "optimized"):
+        metrics = read_metrics(QUICKSTART / run / "training_metrics.json")
+        assert metrics["status"] == "complete" and metrics["git_dirty"] is False
+        for fact in (metrics["git_commit"], metrics["hardware"]["cpu_name"], metrics["env"]["torch_version"]):
+            assert fact in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
