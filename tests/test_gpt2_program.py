@@ -156,14 +156,16 @@ def test_a_held_folder_is_refused_unless_overwritten(baseline_run, token_files):
 @pytest.mark.parametrize("run_type", ["baseline", "optimized"])
 def test_a_resumed_run_continues_bit_for_bit(run_type, token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
-    more = ["--run_type", run_type, "--dropout", "0.1", "--precision", "auto", "--timing_warmup_steps", "1"]
+    more = ["--run_type", run_type, "--dropout", "0.1", "--timing_warmup_steps", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run_program([*python_command(), *flags_of(token_files, whole, *more)]).returncode == 0
     first = run_program([*python_command(), *flags_of(token_files, parts, *more, "--stop_at_step", "3")])
     assert first.returncode == 0, first.stderr
     stopped = read_metrics(parts / "training_metrics.json")
     assert len(stopped["steps"]) == 3
-    second = run_program([*python_command(), *flags_of(token_files, parts, *more, "--resume")])
+    # what --precision auto and --device auto became is what the run goes on with
+    auto = ["--precision", "auto", "--device", "auto", "--resume"]
+    second = run_program([*python_command(), *flags_of(token_files, parts, *more, *auto)])
     assert second.returncode == 0, second.stderr
     assert "steps 4 to 7" in second.stdout
     expected, resumed = (read_metrics(path / "training_metrics.json") for path in (whole, parts))
