@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Stream:
     regroup: Callable[[Iterator[list[str]]], Iterator[list[str]]] | None = None  # rows -> documents, where they differ
 
 
-class DatasetsSource:
+class DatasetsSource(abc.ABC):
     """A `Source` (see sources.py) read by `datasets`; `_streams` connects and lists what is read, in order."""
 
     def __init__(
@@ -44,8 +45,9 @@ class DatasetsSource:
         self._opened: list[Stream] = []
         self._position: dict[str, Any] | None = None
 
+    @abc.abstractmethod
     def _streams(self) -> list[Stream]:
-        raise NotImplementedError
+        """Connect, and list what is to be read."""
 
     def open(self) -> None:
         import datasets
