@@ -76,6 +76,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
     """Set up, train, and leave every file whole however it ends. Returns the exit code."""
     settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
     owned, backend, recorder = None, None, None  # owned: the folder, once this rank may leave its mark in it
+    failure: tuple[str, int] | None = None  # reason and exit code
     ignore_signals = stop_on_signals_and_orphanhood(
         on_stuck=lambda stop: leave_failed(owned, launch, recorder, stop.reason)
     )
@@ -110,20 +111,17 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
         train(Run(checked, settings, launch, device, directory, recorder, progress), weights, resumed)
-        exit_code = 0
     except RunStopped as stop:
-        ignore_signals()
-        exit_code = leave_failed(owned, launch, recorder, stop.reason, stop.exit_code)
+        failure = stop.reason, stop.exit_code
     except (TrainingDiverged, WeightsUnavailable) as error:
-        ignore_signals()
-        exit_code = leave_failed(owned, launch, recorder, str(error))
+        failure = str(error), 1
     except torch.OutOfMemoryError as error:
-        ignore_signals()
-        exit_code = leave_failed(owned, launch, recorder, out_of_memory_advice(settings, error))
+        failure = out_of_memory_advice(settings, error), 1
     except Exception as error:
         traceback.print_exc()
-        ignore_signals()
-        exit_code = leave_failed(owned, launch, recorder, reason_of(error))
+        failure = reason_of(error), 1
+    ignore_signals()  # from here on nothing interrupts closing down
+    exit_code = leave_failed(owned, launch, recorder, *failure) if failure else 0
     return leave(exit_code, recorder, has_process_group=backend is not None)
 
 
