@@ -8,38 +8,52 @@ Shapes: B micro batch, T sequence, C channels, H heads, D = C // H, V vocabulary
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from testbed.model_shape import ModelShape
 from testbed.step import NOT_A_TARGET
 
 INIT_STD = 0.02
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+DEAR_OPERATIONS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+)
 PREFIX = "transformer."  # of every parameter in GPT2LMHeadModel
 
 
 class Attention(nn.Module):
     """Causal self-attention; query, key and value come from one matrix product."""
 
-    def __init__(self, shape: ModelShape, dropout: float):
+    def __init__(self, shape: ModelShape, dropout: float, use_flash_attention: bool):
         super().__init__()
         self.num_heads = shape.num_heads
         self.dropout = dropout
+        self.use_flash_attention = use_flash_attention
         self.c_attn = nn.Linear(shape.embedding_size, 3 * shape.embedding_size)
         self.c_proj = nn.Linear(shape.embedding_size, shape.embedding_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        B, T, C = x.shape
-        heads = self.c_attn(x).view(B, T, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        B, T, _ = x.shape
+        heads = self.c_attn(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.c_proj(mixed.transpose(1, 2).reshape(B, T, C))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self.use_flash_attention else contextlib.nullcontext():
+            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -57,30 +71,50 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each on a normalised copy of the residual stream."""
 
-    def __init__(self, shape: ModelShape, dropout: float):
+    def __init__(self, shape: ModelShape, dropout: float, use_flash_attention: bool, activation_checkpointing: str):
         super().__init__()
         self.ln_1 = nn.LayerNorm(shape.embedding_size)
-        self.attn = Attention(shape, dropout)
+        self.attn = Attention(shape, dropout, use_flash_attention)
         self.ln_2 = nn.LayerNorm(shape.embedding_size)
         self.mlp = MLP(shape)
         self.dropout = nn.Dropout(dropout)
+        self.activation_checkpointing = activation_checkpointing
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # the recomputation lies inside the module: what wraps a block (FSDP) gathers its weights around both passes
+        if self.activation_checkpointing == "none" or not torch.is_grad_enabled():
+            return self._layer(x)
+        context = {"context_fn": _keep_matrix_products} if self.activation_checkpointing == "selective" else {}
+        return checkpoint(self._layer, x, use_reentrant=False, **context)
+
+    def _layer(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.attn(self.ln_1(x)))
         return x + self.dropout(self.mlp(self.ln_2(x)))
 
 
-class GPT2(nn.Module):
-    """The language model. The head is the token embedding itself."""
+def _keep_matrix_products():
+    """Selective checkpointing: what is dear to compute is kept, LayerNorms, GELU and sums are computed again."""
+    return create_selective_checkpoint_contexts(list(DEAR_OPERATIONS))
 
-    def __init__(self, shape: ModelShape, dropout: float = 0.0, use_flash_attention: bool = False):
+
+class GPT2(nn.Module):
+    """The language model, or with `part` some layers of it. The head is the token embedding itself."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        dropout: float = 0.0,
+        use_flash_attention: bool = False,
+        activation_checkpointing: str = "none",
+    ):
         super().__init__()
         self.shape = shape
-        self.use_flash_attention = use_flash_attention
+        self.embeds = self.predicts = True  # whether it begins with token ids and ends in logits
         self.wte = nn.Embedding(shape.padded_vocab_size, shape.embedding_size)
         self.wpe = nn.Embedding(shape.max_position_embeddings, shape.embedding_size)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.ModuleList(Block(shape, dropout) for _ in range(shape.num_layers))
+        blocks = (Block(shape, dropout, use_flash_attention, activation_checkpointing) for _ in range(shape.num_layers))
+        self.h = nn.ModuleDict({str(index): block for index, block in enumerate(blocks)})
         self.ln_f = nn.LayerNorm(shape.embedding_size)
         # Padded rows must not take part in the softmax. A bias of -inf inside the head's matrix product does that
         # without a copy of the logits, and gives those rows a gradient of exactly zero.
@@ -112,25 +146,46 @@ class GPT2(nn.Module):
         Returns:
             Without targets (B, T, V) logits; with targets the sum of the token losses in nats, 0-dim float32.
         """
-        positions = torch.arange(inputs.shape[1], device=inputs.device)
-        x = self.drop(self.wte(inputs) + self.wpe(positions))  # (B, T, C)
-        if self.use_flash_attention:
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                x = self._blocks(x)
-        else:
-            x = self._blocks(x)
-        is_padded = self.shape.padded_vocab_size != self.shape.vocab_size
-        logits = F.linear(x, self.wte.weight, self.padding_bias.to(x.dtype) if is_padded else None)  # (B, T, padded V)
-        if targets is None:
-            return logits[..., : self.shape.vocab_size]
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_A_TARGET, reduction="sum"
-        )
+        logits = self.run_layers(inputs)
+        return logits[..., : self.shape.vocab_size] if targets is None else token_loss_sum(logits, targets)
 
-    def _blocks(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.h:
+    def run_layers(self, x: torch.Tensor) -> torch.Tensor:
+        """From (B, T) token ids to (B, T, padded V) logits; a part may begin or end with (B, T, C) activations."""
+        if self.embeds:
+            positions = torch.arange(x.shape[1], device=x.device)
+            x = self.drop(self.wte(x) + self.wpe(positions))  # (B, T, C)
+        for block in self.h.values():
             x = block(x)
-        return self.ln_f(x)
+        return self.padded_logits(self.ln_f(x)) if self.predicts else x
+
+    def padded_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, padded V); minus infinity where there is no token."""
+        is_padded = self.shape.padded_vocab_size != self.shape.vocab_size
+        return F.linear(x, self.wte.weight, self.padding_bias.to(x.dtype) if is_padded else None)
+
+    def part(self, blocks: Iterable[int], embeds: bool, predicts: bool) -> GPT2:
+        """Some layers as a model of their own, under the same names and with the same parameters."""
+        part = copy.copy(self)
+        part._modules, part._buffers = dict(self._modules), dict(self._buffers)  # the copy shared these too
+        part.embeds, part.predicts = embeds, predicts
+        part.h = nn.ModuleDict({str(index): self.h[str(index)] for index in blocks})
+        unused = [] if embeds else ["wpe", "drop"]
+        unused += [] if predicts else ["ln_f", "padding_bias"]
+        unused += [] if embeds or predicts else ["wte"]
+        for name in unused:
+            part._modules.pop(name, None)
+            part._buffers.pop(name, None)
+        return part
+
+    def compile_blocks(self) -> None:
+        """Compile each block's forward pass; blocks are alike, so the compiler works once. Hooks stay outside."""
+        for block in self.h.values():
+            block.forward = torch.compile(block.forward)
+
+
+def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross entropies in nats of (B, T, V) logits against (B, T) targets, 0-dim float32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_A_TARGET, reduction="sum")
 
 
 def _on_meta(shape: ModelShape) -> GPT2:
