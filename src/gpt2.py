@@ -28,7 +28,6 @@ if __name__ == "__main__":
     if LAUNCH.rank == 0:
         print("starting: loading PyTorch, checking the data ...", flush=True)
 
-import numpy as np
 import torch
 
 from testbed import checkpoint, distributed, run_directory
@@ -45,8 +44,9 @@ from testbed.progress import Progress
 from testbed.recorder import RunRecorder
 from testbed.run_facts import facts_of_run
 from testbed.sample import sample_text
+from testbed.stages import balanced_stages
 from testbed.step import StepResult
-from testbed.strategies import Strategy, build_strategy
+from testbed.strategies import STRATEGIES, Strategy, build_strategy
 from testbed.token_file import check_token_file
 from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
 
@@ -98,7 +98,9 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             return refuse(launch, str(error))
         if settings.quiet_nccl_monitor:
             os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-        backend = distributed.start_process_group(device, launch, is_needed=settings.run_type == "optimized")
+        backend = distributed.start_process_group(
+            device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed
+        )
         distributed.wait_for_everyone()
         owned = directory  # rank 0 has claimed it, or nobody would have come this far
         settings = with_precision_resolved(settings, launch, device)
@@ -113,7 +115,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         train(Run(checked, settings, launch, device, directory, recorder, progress), weights, resumed)
     except RunStopped as stop:
         failure = stop.reason, stop.exit_code
-    except (TrainingDiverged, WeightsUnavailable) as error:
+    except (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer) as error:
         failure = str(error), 1
     except torch.OutOfMemoryError as error:
         failure = out_of_memory_advice(settings, error), 1
@@ -147,12 +149,12 @@ def train(run: Run, weights: Weights | None, resumed: checkpoint.Checkpoint | No
     """Build the model and the strategy, then optimizer step after optimizer step."""
     settings, device, recorder = run.settings, run.device, run.recorder
     torch.manual_seed(settings.seed)  # every rank draws the same weights ...
-    model = GPT2(settings.shape, settings.dropout, settings.use_flash_attention)
+    model = GPT2(settings.shape, settings.dropout, settings.use_flash_attention, settings.activation_checkpointing)
     if weights is not None:
         model.load_state_dict(weights)
+    distributed.check_identical(model.state_dict(), "initial weights")
     strategy = build_strategy(settings, model, device)
-    dropout_seed = np.random.SeedSequence([settings.seed, strategy.data_rank]).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(dropout_seed))  # ... and its own dropout
+    torch.manual_seed(distributed.seed_of_rank(settings.seed, run.launch.rank))  # ... and its own dropout
     first_step = 0
     if resumed is not None:
         checkpoint.load(resumed, strategy, run.launch)
@@ -256,13 +258,18 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
 
 
 def say_what_runs(run: Run, first_step: int) -> None:
-    settings = run.settings
+    settings, mesh = run.settings, run.settings.mesh
+    if run.launch.is_distributed:
+        run.progress.say(str(mesh))
+    if mesh.pipeline > 1:
+        stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
+        run.progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
     steps = "validation only" if settings.eval_only else f"steps {first_step + 1} to {settings.last_step}"
     run.progress.say(
         f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
         f"{settings.precision} on {run.launch.world_size} x {run.device.type}; "
         f"global batch {settings.global_batch_size} = {settings.micro_batch_size_per_gpu} x "
-        f"{settings.grad_accum_steps} x {settings.data_world_size} ranks of {settings.seq_length} tokens; "
+        f"{settings.grad_accum_steps} x {settings.data_world_size} data ranks of {settings.seq_length} tokens; "
         f"{steps}; files in {run.directory}"
     )
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
-DEFAULT_LARGEST_MICRO_BATCH = 4
+LARGEST_MICRO_BATCH = 4
 
 
-def batch_arithmetic(values: dict[str, Any], data_world_size: int) -> dict[str, int]:
+def batch_arithmetic(
+    values: dict[str, Any], data_world_size: int, largest_micro_batch: int = LARGEST_MICRO_BATCH, at_least: int = 1
+) -> dict[str, int]:
     """Global batch, micro batch and accumulation that fit together.
 
     global batch = micro batch x accumulation x data ranks. With --grad_accum_steps the global batch follows from it,
     otherwise the accumulation follows from the global batch.
+
+    Args:
+        largest_micro_batch: up to here the micro batch grows where no flag gives it ...
+        at_least: ... as long as a step still has so many of them, if it can (a pipeline needs some to be busy).
 
     Raises:
         ValueError: the given numbers contradict each other or do not divide.
@@ -20,7 +26,7 @@ def batch_arithmetic(values: dict[str, Any], data_world_size: int) -> dict[str, 
     micro_batch, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
     global_batch = values["global_batch_size"]
     if accumulation is not None:
-        micro_batch = micro_batch or DEFAULT_LARGEST_MICRO_BATCH
+        micro_batch = micro_batch or LARGEST_MICRO_BATCH
         product = micro_batch * accumulation * data_world_size
         if global_batch is not None and global_batch != product:
             raise ValueError(
@@ -32,7 +38,7 @@ def batch_arithmetic(values: dict[str, Any], data_world_size: int) -> dict[str, 
         default = "" if global_batch else " (the default)"
         global_batch = global_batch or DEFAULT_GLOBAL_BATCH
         if micro_batch is None:
-            micro_batch = _largest_micro_batch(global_batch, data_world_size)
+            micro_batch = _largest_that_divides(global_batch, data_world_size, largest_micro_batch, at_least)
         sequences_per_round = micro_batch * data_world_size
         if global_batch % sequences_per_round:
             below = global_batch // sequences_per_round * sequences_per_round
@@ -57,6 +63,7 @@ def batch_arithmetic(values: dict[str, Any], data_world_size: int) -> dict[str, 
     }
 
 
-def _largest_micro_batch(global_batch: int, data_world_size: int) -> int:
+def _largest_that_divides(global_batch: int, data_world_size: int, largest: int, at_least: int) -> int:
     share = global_batch // data_world_size if global_batch % data_world_size == 0 else 1
-    return max(size for size in range(1, DEFAULT_LARGEST_MICRO_BATCH + 1) if share % size == 0)
+    largest = max(1, min(largest, share // at_least))
+    return max(size for size in range(1, largest + 1) if share % size == 0)

@@ -54,6 +54,12 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
             )
         device = torch.device("cuda", 0 if is_one_each else launch.local_rank)  # Slurm can show each task its own
         torch.cuda.set_device(device)
+    if settings.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
+        found = "there is no CUDA device" if device.type == "cpu" else "there is one CUDA device"
+        raise ValueError(
+            f"--run_type dp splits a batch over the CUDA devices of one process and needs two, but {found} here; use "
+            "--run_type baseline, or ddp with torchrun, which also runs on CPU cores"
+        )
     if settings.precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
     if settings.use_flash_attention:

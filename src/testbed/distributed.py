@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from testbed.launch import Launch
 from testbed.measure import StepClock
+from testbed.parallelism import MeshSizes
 from testbed.step import StepResult
 
+BUCKET_BYTES = 25 * 2**20  # as DDP's: large enough for the network's full rate, small enough to overlap
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -36,6 +43,69 @@ def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -
 def stop_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def device_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
+    """The mesh with the axes "pipeline", "data" and "tensor"; tensor ranks are neighbours."""
+    return init_device_mesh(
+        device.type, (mesh.pipeline, mesh.data, mesh.tensor), mesh_dim_names=("pipeline", "data", "tensor")
+    )
+
+
+def hybrid_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
+    """The data ranks as replicas of shards, or as shards alone; the ranks that share a copy are neighbours."""
+    if mesh.replicate == 1:
+        return init_device_mesh(device.type, (mesh.shard,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (mesh.replicate, mesh.shard), mesh_dim_names=("replicate", "shard"))
+
+
+@torch.no_grad()
+def average_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Replace tensors by their mean over a group, bucket after bucket; one is filled or emptied while another travels.
+
+    Args:
+        tensors: plain ones, of the same shapes in the same order on every rank of the group.
+    """
+    if group.size() == 1:
+        return
+    travelling: deque[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = deque()
+    for bucket in _buckets(tensors):
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        travelling.append((bucket, flat, dist.all_reduce(flat, dist.ReduceOp.AVG, group, async_op=True)))
+        if len(travelling) > 1:
+            _put_back(*travelling.popleft())
+    while travelling:
+        _put_back(*travelling.popleft())
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours together, up to BUCKET_BYTES; a larger tensor is a bucket of its own."""
+    bucket: list[torch.Tensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        if bucket and num_bytes + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(tensor)
+        num_bytes += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _put_back(bucket: list[torch.Tensor], flat: torch.Tensor, work: dist.Work) -> None:
+    work.wait()
+    averages = flat.split([tensor.numel() for tensor in bucket])
+    torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(averages, bucket, strict=True)])
+
+
+def seed_of_rank(seed: int, rank: int) -> int:
+    """The seed of one rank's dropout: no two ranks of a run share their random numbers, and none depends on the
+    others."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
+
+
+class RanksDiffer(Exception):
+    """Ranks that must hold the same do not: training them together would be another experiment."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +150,28 @@ def gather_objects(mine: object) -> list:
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return everyone
+
+
+def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
+    """Compare every rank's tensors by hash. All ranks call it.
+
+    Raises:
+        RanksDiffer: a rank holds other numbers.
+    """
+    if not dist.is_initialized():
+        return
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    digests = gather_objects(digest.hexdigest())
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
+            raise RanksDiffer(
+                f"the {what} of rank {rank} are not those of rank 0 ({other[:12]}, {digests[0][:12]}): their PyTorch "
+                "draws "
+                "other random numbers; start every rank from the same file with --init_from"
+            )
 
 
 def wait_for_everyone() -> None:

@@ -134,9 +134,17 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for add_group in (_run_flags, _model_flags, _data_flags, _batch_flags, _optimizer_flags, _device_flags,
-                      _deepspeed_flags, _checkpoint_flags, _report_flags):  # fmt: skip
+                      _data_parallel_flags, _deepspeed_flags, _model_cutting_flags, _checkpoint_flags,
+                      _report_flags):  # fmt: skip
         add_group(parser)
     return parser
+
+
+def positive_number(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
 
 
 def _run_flags(parser: argparse.ArgumentParser) -> None:
@@ -238,11 +246,49 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", choices=["auto", "fp32", "bf16", "fp16"], default="auto",
                        help="of the matrix products; weights and optimizer state stay fp32 (fp16 under DeepSpeed: its own "
                        "fp16 mode). auto = bf16 where a trial product is faster in it, else fp32 (default: %(default)s)")
+    group.add_argument("--mixed_precision", choices=["autocast", "native"],
+                       help="how fsdp and optimized use bf16: autocast = fp32 weights, bf16 products, the baseline's "
+                       "mathematics; native = the engine's own way, bf16 weights and activations beside fp32 masters: less "
+                       "memory and traffic, recorded as changing the mathematics (default: autocast)")
+    group.add_argument("--activation_checkpointing", choices=["none", "block", "selective"], default="none",
+                       help="what backward recomputes to save memory: block = each block from its input; selective = all "
+                       "but matrix products and attention (default: %(default)s)")
+    group.add_argument("--compile", action="store_true",
+                       help="compile each transformer block with torch.compile; the first step waits for it (default: do not)")
     group.add_argument("--threads_per_rank", type=positive, metavar="N",
                        help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)")
     group.add_argument("--local_rank", "--local-rank", type=int, default=-1, help=argparse.SUPPRESS)
     group.add_argument("--quiet_nccl_monitor", action="store_true",
                        help="switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)")
+
+
+def _data_parallel_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data parallel (run types ddp, fsdp)")
+    group.add_argument("--bucket_cap_mb", type=positive_number, metavar="MIB",
+                       help="ddp: size of the buckets in which gradients are averaged while backward goes on (default: 25)")
+    group.add_argument("--gradient_compression", choices=["none", "bf16"],
+                       help="ddp: average gradients in bf16, half the traffic; recorded as changing the mathematics "
+                       "(default: none)")
+    group.add_argument("--reshard_after_forward", choices=["on", "off"],
+                       help="fsdp: free gathered weights after forward and gather them again for backward; off = faster, "
+                       "more memory (default: on)")
+    group.add_argument("--shard_size", type=positive, metavar="RANKS",
+                       help="fsdp: ranks that share one copy of the weights; fewer than all = hybrid, copies are replicated "
+                       "as in ddp; the ranks of a node are a good choice (default: all)")
+
+
+def _model_cutting_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "cutting the model (run types model_parallel, pipeline, tensor; the ranks left over are data parallel)")
+    group.add_argument("--pipeline_stages", type=positive, metavar="RANKS",
+                       help="ranks that the layers are cut over, balanced by cost (default: all ranks)")
+    group.add_argument("--pipeline_schedule", choices=["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"],
+                       help="pipeline: the order of forward and backward passes (default: 1f1b)")
+    group.add_argument("--stages_per_rank", type=positive, metavar="N",
+                       help="pipeline: pieces of the model on each rank (default: 2 for interleaved_1f1b and zero_bubble, "
+                       "else 1)")
+    group.add_argument("--tensor_parallel_size", type=positive, metavar="RANKS",
+                       help="tensor: ranks that attention heads, MLP and vocabulary are cut over (default: all ranks)")
 
 
 def _deepspeed_flags(parser: argparse.ArgumentParser) -> None:
@@ -252,6 +298,14 @@ def _deepspeed_flags(parser: argparse.ArgumentParser) -> None:
                        "of a baseline that names the same file (default: deepspeed_config.json beside gpt2.py)")
     group.add_argument("--zero_stage", type=int, choices=[0, 1, 2, 3],
                        help="what ZeRO shards: 1 optimizer state, 2 and gradients, 3 and weights (default: the file's, else 1)")
+    group.add_argument("--offload", choices=["none", "optimizer", "parameters"],
+                       help="keep the optimizer state, or with stage 3 the weights too, in host memory (default: none)")
+    group.add_argument("--reduce_bucket_size", type=positive, metavar="ELEMENTS",
+                       help="gradients reduced at once (default: 200000000)")
+    group.add_argument("--allgather_bucket_size", type=positive, metavar="ELEMENTS",
+                       help="updated weights gathered at once (default: 200000000)")
+    group.add_argument("--overlap_comm", choices=["on", "off"],
+                       help="reduce gradients while backward goes on (default: on)")
 
 
 def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Matrices and embeddings decay; biases and LayerNorm gains do not (Brown et al. 2020, as nanoGPT does)."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in model.parameters():  # one fused kernel takes plain or distributed tensors, not both
+        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": members, "weight_decay": weight_decay if decays else 0.0} for (decays, _), members in groups.items()
     ]
 
 
@@ -46,16 +49,47 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
     return settings.min_learning_rate + falling * (settings.learning_rate - settings.min_learning_rate)
 
 
-def global_grad_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a distributed tensor, sharing its memory; any other tensor is its own."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def global_grad_norm(gradients: Iterable[torch.Tensor], over: dist.ProcessGroup | None = None) -> torch.Tensor:
     """L2 norm over all gradients, squares summed in float64, as a 0-dim float64 tensor on their device.
 
     In float32 the sum over 124M squares is off by 3e-5 and depends on its order, which differs between strategies.
+
+    Args:
+        gradients: plain, or distributed in shards; shards are summed over the ranks that hold the others.
+        over: ranks that hold further parameters (pipeline stages); all of them call.
     """
-    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float64)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    by_layout: dict[tuple, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        by_layout.setdefault(_groups_of_shards(gradient), []).append(local_tensor(gradient))
+    total = torch.zeros(())
+    for groups, shards in by_layout.items():
+        square = torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float64)).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        total = square + total
+    if over is not None:
+        dist.all_reduce(total, group=over)
+    return total.sqrt()
 
 
-def clip_gradients_(parameters: list[nn.Parameter], max_norm: float, grad_norm: torch.Tensor) -> None:
+def _groups_of_shards(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """The groups over which a tensor lies in shards; none for a plain or replicated one."""
+    if not isinstance(tensor, DTensor):
+        return ()
+    assert not any(placement.is_partial() for placement in tensor.placements), "the gradient was not reduced"
+    return tuple(
+        tensor.device_mesh.get_group(axis) for axis, placement in enumerate(tensor.placements) if placement.is_shard()
+    )
+
+
+@torch.no_grad()
+def clip_gradients_(parameters: Iterable[nn.Parameter], max_norm: float, grad_norm: torch.Tensor) -> None:
     """Scale gradients by max_norm / norm where the norm is larger; 0 = off. Waits for nothing on the device."""
     if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, grad_norm)
+        factor = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s own
+        torch._foreach_mul_([local_tensor(parameter.grad) for parameter in parameters], factor)

@@ -220,7 +220,7 @@ class RunRecorder:
                 tokens_per_s,
                 speed["per_token_palm"],
                 speed["peak_flops_per_s_per_device"],
-                self.metrics["hardware"]["world_size"],
+                self.metrics["hardware"]["num_devices"],
             ),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 import uuid
@@ -24,7 +25,7 @@ RECORDED_AS_NAMED = (
     "run_type num_layers num_heads embedding_size vocab_size max_position_embeddings dropout init_from epochs "
     "max_train_steps total_steps stop_at_step micro_batch_size_per_gpu grad_accum_steps global_batch_size "
     "data_world_size warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
-    "zero_stage seed"
+    "zero_stage seed activation_checkpointing compile"
 ).split()
 
 
@@ -48,7 +49,10 @@ def facts_of_run(
         "instrumented": settings.is_instrumented or _breaks_down_wall_clock(settings),
         "env": environment.versions(),
         "host": environment.host(),
-        "hardware": environment.hardware(device, launch, backend),
+        "hardware": {
+            **environment.hardware(device, launch, backend),
+            "num_devices": _num_devices(settings, device, launch),
+        },
         "training_config": _training_config(checked, sha256),
         "data": _data(checked),
         "settings": settings.as_config(),
@@ -70,10 +74,17 @@ def facts_of_run(
     return facts
 
 
+def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) -> int:
+    """One per rank, but DataParallel's single process uses all that it sees."""
+    return torch.cuda.device_count() if settings.run_type == "dp" and device.type == "cuda" else launch.world_size
+
+
 def _training_config(checked: CheckedRun, sha256: dict[str, str]) -> dict[str, Any]:
     settings = checked.settings
     return {
         **{name: getattr(settings, name) for name in RECORDED_AS_NAMED},
+        "mesh": dataclasses.asdict(settings.mesh),
+        "math_changes": list(settings.math_changes),
         "model_name": size_name(settings.shape),
         "model_size": settings.shape.describe(),
         "num_parameters": settings.shape.num_parameters,

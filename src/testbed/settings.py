@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,21 @@ from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deeps
 from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
 from testbed.launch import Launch, read_launch, refuse
 from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.parallelism import (
+    MeshSizes,
+    check_combination,
+    check_schedule,
+    math_changes,
+    mesh_sizes,
+    options_of_run_type,
+    stages_per_rank,
+)
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
 
-FOLLOWS = {"micro_batch_size_per_gpu", "min_learning_rate", "warmup_steps", "lr_decay_steps", "threads_per_rank"}
+FOLLOWS = {"micro_batch_size_per_gpu", "min_learning_rate", "warmup_steps", "lr_decay_steps", "threads_per_rank"} | {
+    *("shard_size", "pipeline_stages", "stages_per_rank", "tensor_parallel_size")
+}
 DEFAULT_DEEPSPEED_CONFIG = Path(__file__).parent.parent / "deepspeed_config.json"
 
 
@@ -67,8 +79,23 @@ class RunSettings:
     precision: str
     threads_per_rank: int
     quiet_nccl_monitor: bool
+    mixed_precision: str | None  # this and what follows to tensor_parallel_size: None where the run type has it not
+    bucket_cap_mb: float | None
+    gradient_compression: str | None
+    reshard_after_forward: str | None
+    shard_size: int | None
     deepspeed_config: str | None
     zero_stage: int | None
+    offload: str | None
+    reduce_bucket_size: int | None
+    allgather_bucket_size: int | None
+    overlap_comm: str | None
+    pipeline_stages: int | None
+    pipeline_schedule: str | None
+    stages_per_rank: int | None
+    tensor_parallel_size: int | None
+    activation_checkpointing: str
+    compile: bool
     checkpoint_path: str
     overwrite: bool
     resume: bool
@@ -82,6 +109,8 @@ class RunSettings:
     sample_prompt: str
     sample_tokens: int
     # worked out, not flags
+    mesh: MeshSizes
+    math_changes: tuple[str, ...]  # what makes the run compute something else than the baseline does
     data_world_size: int
     steps_per_epoch: int
     total_steps: int  # optimizer steps that the schedule is made for
@@ -119,9 +148,11 @@ class RunSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """Every flag that is part of the work, with the value that it has in this run."""
-        worked_out = {"data_world_size", "steps_per_epoch", "total_steps", "grad_accum_steps", "given"}
+        worked_out = {"mesh", "math_changes", "data_world_size", "steps_per_epoch", "total_steps", "grad_accum_steps"}
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if name not in worked_out | NOT_IN_CONFIG_FILES}
+        return {
+            name: value for name, value in fields.items() if name not in worked_out | {"given"} | NOT_IN_CONFIG_FILES
+        }
 
 
 @dataclass(frozen=True)
@@ -158,30 +189,24 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
             f"--run_type {run_type} is one process, but the launcher started {launch.world_size} ranks; start it with "
             "python, or choose a run type that spreads the step over ranks: "
             + ", ".join(name for name, entry in STRATEGIES.items() if entry.is_distributed)
-            + (" (ddp is the plain data-parallel one)" if "ddp" in STRATEGIES else "; ddp is not built yet")
+            + " (ddp is the plain data-parallel one)"
         )
     deepspeed_file = _deepspeed_file(values, run_type)
     if deepspeed_file is not None:
         values = merge_into_flags(deepspeed_file, values, command_line.explicit)
-    if run_type == "optimized" and values["zero_stage"] is None:
-        values["zero_stage"] = 1
-    elif run_type != "optimized":
-        if "zero_stage" in command_line.typed:
-            raise ValueError(f"--zero_stage belongs to --run_type optimized, not to {run_type}; leave it out")
-        values["zero_stage"] = None
-
-    if values["zero_stage"] == 0 and values["precision"] == "fp16":
-        raise ValueError(
-            "--zero_stage 0 with --precision fp16: DeepSpeed's optimizer for that pair begins Adam at step 2 and "
-            "trains differently; use --zero_stage 1, or bf16"
-        )
-
+    values.update(options_of_run_type(values, command_line.typed))
     values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
     _check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
     val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
     values.update(_model_dimensions(values, train_file, val_file))
-    values.update(batch_arithmetic(values, data_world_size=launch.world_size))
+    mesh = mesh_sizes(values, launch.world_size)
+    values.update({name: size for name, size in mesh.flags().items() if name in STRATEGIES[run_type].options})
+    values["stages_per_rank"] = stages_per_rank(values)
+    check_combination(values, mesh)
+    values.update(_batch(values, mesh))
+    check_schedule(values, mesh)
+    values.update(mesh=mesh, math_changes=math_changes(values))
     values.update(_schedule(values, train_file, val_file))
     if values["min_learning_rate"] is None:
         values["min_learning_rate"] = values["learning_rate"] / 10
@@ -303,6 +328,13 @@ def shape_of_folder(folder: Path) -> ModelShape:
         return ModelShape(config["n_layer"], config["n_head"], config["n_embd"], config["vocab_size"], positions)
     except (ValueError, KeyError) as error:
         raise ValueError(f"--init_from {folder}: config.json does not describe a GPT-2: {error}") from None
+
+
+def _batch(values: dict[str, Any], mesh: MeshSizes) -> dict[str, int]:
+    """The batch arithmetic, with the default micro batch that the run type is about."""
+    if values["run_type"] == "model_parallel":  # the whole batch passes through the stages at once
+        return batch_arithmetic(values, mesh.data, largest_micro_batch=sys.maxsize)
+    return batch_arithmetic(values, mesh.data, at_least=mesh.pipeline)
 
 
 def _schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, int]:

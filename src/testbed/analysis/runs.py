@@ -25,7 +25,7 @@ _WORK_FROM_CONFIG = (
     *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
 )
-WORK_FIELDS = (*_WORK_FROM_CONFIG, "train_data_sha256", "optimizer_steps", "tokens")
+WORK_FIELDS = (*_WORK_FROM_CONFIG, "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
 
 
 @dataclass(frozen=True)
@@ -245,17 +245,18 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
     work = {name: config[name] for name in _WORK_FROM_CONFIG}
+    work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # older files: no run type had any
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
     work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
     evaluations = metrics["evaluations"]
-    threads = hardware["cpu_threads_per_rank"]
+    threads, devices = hardware["cpu_threads_per_rank"], hardware.get("num_devices", world_size)
     device = (hardware["gpu_name"] or "CUDA device") if on_cuda else f"CPU ({threads} thread{'s' * (threads > 1)})"
     zero = f" ZeRO-{config['zero_stage']}" if config["deepspeed_enabled"] and config["zero_stage"] is not None else ""
     return Run(
         path=path,
         version="2.1",
-        label=f"{config['run_type']}{zero}, {world_size} x {device}, {config['precision']}",
+        label=f"{config['run_type']}{zero}{_cut(metrics)}, {devices} x {device}, {config['precision']}",
         status=metrics["status"],
         instrumented=metrics["instrumented"],
         world_size=world_size,
@@ -282,6 +283,13 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         memory_meaning="peak allocated CUDA memory per rank" if on_cuda else "peak resident memory (RSS) per rank",
         mfu=metrics["flops"]["mfu"],
     )
+
+
+def _cut(metrics: dict) -> str:
+    """The pipeline's schedule, and how a mesh with several axes lies over the ranks."""
+    axes, schedule = metrics["training_config"].get("mesh", {}), metrics["settings"].get("pipeline_schedule")
+    sizes = [f"{axis} {axes[axis]}" for axis in ("pipeline", "tensor", "data") if axes.get(axis, 1) > 1]
+    return (f" {schedule}" if schedule else "") + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
 
 
 def _from_v20(path: Path, metrics: dict) -> Run:

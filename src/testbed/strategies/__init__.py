@@ -10,10 +10,10 @@ Importing this module loads no torch: a strategy's own module is imported when i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,11 @@ class Strategy(Protocol):
     def load_checkpoint(self, directory: Path) -> None:
         """Put back what `save_checkpoint` wrote."""
 
+    def model_states(self) -> dict[str, list[torch.Tensor]]:
+        """The tensors alive on this rank by what they hold: "parameters", "gradients", "optimizer" (moments and, where
+        they are kept apart, the fp32 master weights), and, if the engine has any, "buffers" for what passes through.
+        A shard is the local tensor."""
+
     def close(self) -> None:
         """Let go of what the strategy started."""
 
@@ -55,17 +60,60 @@ class StrategyEntry:
     module: str
     class_name: str
     summary: str
-    is_distributed: bool  # False: refuses more than one rank
+    is_distributed: bool = True  # False: one process, refuses more than one rank
+    options: Mapping[str, Any] = field(default_factory=dict)  # flags that only it has, and their defaults
 
+
+_PIPELINE_AXES = {"pipeline_stages": None}
 
 STRATEGIES = {
-    "baseline": StrategyEntry("testbed.strategies.baseline", "Baseline", "plain PyTorch on one device", False),
-    "optimized": StrategyEntry("testbed.strategies.deepspeed_zero", "DeepSpeedZero", "DeepSpeed ZeRO 0-3", True),
+    "baseline": StrategyEntry("baseline", "Baseline", "plain PyTorch on one device", is_distributed=False),
+    "dp": StrategyEntry("data_parallel", "DataParallel", "torch.nn.DataParallel, one process", is_distributed=False),
+    "allreduce": StrategyEntry("allreduce", "AllReduce", "one blocking all-reduce per gradient after backward"),
+    "ddp": StrategyEntry(
+        "ddp", "DDP", "DistributedDataParallel", options={"bucket_cap_mb": 25.0, "gradient_compression": "none"}
+    ),
+    "fsdp": StrategyEntry(
+        "fsdp",
+        "FSDP",
+        "FSDP2, sharded weights; also hybrid",
+        options={"reshard_after_forward": "on", "shard_size": None, "mixed_precision": "autocast"},
+    ),
+    "optimized": StrategyEntry(
+        "deepspeed_zero",
+        "DeepSpeedZero",
+        "DeepSpeed ZeRO 0-3",
+        options={
+            "zero_stage": 1,
+            "offload": "none",
+            "reduce_bucket_size": 200_000_000,
+            "allgather_bucket_size": 200_000_000,
+            "overlap_comm": "on",
+            "mixed_precision": "autocast",
+        },
+    ),
+    "model_parallel": StrategyEntry(
+        "pipeline", "ModelParallel", "layers over ranks, one micro batch at a time", options=_PIPELINE_AXES
+    ),
+    "pipeline": StrategyEntry(
+        "pipeline",
+        "Pipeline",
+        "layers over ranks, micro batches overlapped",
+        options={**_PIPELINE_AXES, "pipeline_schedule": "1f1b", "stages_per_rank": None},
+    ),
+    "tensor": StrategyEntry(
+        "tensor_parallel",
+        "TensorParallel",
+        "heads, MLP and vocabulary over ranks",
+        options={"tensor_parallel_size": None},
+    ),
 }
 
 
 def build_strategy(settings: RunSettings, model: GPT2, device: torch.device) -> Strategy:
     """Build the strategy that --run_type names around a model that every rank initialised alike."""
+    if settings.compile:
+        model.compile_blocks()
     entry = STRATEGIES[settings.run_type]
-    strategy_class = getattr(importlib.import_module(entry.module), entry.class_name)
+    strategy_class = getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.class_name)
     return strategy_class(settings, model, device)

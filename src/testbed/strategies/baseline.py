@@ -1,88 +1,138 @@
-"""Plain PyTorch on one device: what every other strategy must agree with, and be compared to."""
+"""Plain PyTorch on one device: what every other strategy must agree with, and be compared to.
+
+The other PyTorch strategies are this one with something added: each overrides the few methods that it changes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from testbed.model import GPT2
-from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm
+from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm, local_tensor
 from testbed.step import MicroBatch, StepResult
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
-STATE_FILE = "state.pt"
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by number: numbers differ between stages
 
 
 class Baseline:
-    """fp32 weights and optimizer state; with bf16 or fp16 the matrix products run in it (autocast)."""
+    """fp32 weights and optimizer state; with bf16 or fp16 the matrix products run in it (autocast).
+
+    Attributes:
+        model: what this rank holds of the model; its parameters are what the optimizer updates.
+        wrapped: what is called; a strategy that wraps the model puts the wrapper here.
+    """
 
     data_rank = 0
     data_world_size = 1
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         self.settings = settings
-        self.model = model.to(device)
         self.device = device
+        self.model = model.to(device)
+        self.wrapped: nn.Module = self.model
         self.parameters = list(self.model.parameters())
         self.optimizer = build_adamw(self.model, settings)
         # fp16 gradients underflow: scale the loss up, and skip the step when that overflows
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
 
-    def _loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        # a cast weight is used once per forward pass, except the head: caching casts would only hold memory
-        dtype = AUTOCAST_DTYPE.get(self.settings.precision, torch.bfloat16)
-        enabled = self.settings.precision != "fp32"
-        with torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=False):
-            return self.model(micro_batch.inputs, micro_batch.targets)
-
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         loss_sum = torch.zeros((), device=self.device)
-        for micro_batch in micro_batches:
-            micro_loss_sum = self._loss_sum(micro_batch)
-            self.scaler.scale(micro_loss_sum / num_tokens).backward()
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            with self.accumulation(is_last=number == len(micro_batches)):
+                micro_loss_sum = self.loss_sum(micro_batch)
+                self.scaler.scale(micro_loss_sum / num_tokens).backward()
             loss_sum += micro_loss_sum.detach()
+        self.synchronise_gradients()
+        return StepResult(loss_sum, num_tokens, self.update(learning_rate))
+
+    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Sum of the token losses of one forward pass."""
+        with self.autocast():
+            return self.wrapped(micro_batch.inputs, micro_batch.targets)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """A cast weight is used once per forward pass, except the head: caching casts would only hold memory."""
+        dtype = AUTOCAST_DTYPE.get(self.settings.precision, torch.bfloat16)
+        enabled = self.settings.precision != "fp32"
+        return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=False)
+
+    def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Around the passes of a micro batch: where a strategy says whether its gradients are to be synchronised."""
+        return contextlib.nullcontext()
+
+    def synchronise_gradients(self) -> None:
+        """After the last backward pass: gradients become those of the global batch."""
+
+    def grad_norm(self) -> torch.Tensor:
+        """Global L2 norm of the synchronised gradients, on every rank."""
+        return global_grad_norm(parameter.grad for parameter in self.parameters)
+
+    def update(self, learning_rate: float) -> torch.Tensor:
+        """Clip and apply the synchronised gradients. Returns their norm before clipping."""
         self.scaler.unscale_(self.optimizer)
-        grad_norm = global_grad_norm(parameter.grad for parameter in self.parameters)
+        grad_norm = self.grad_norm()
         clip_gradients_(self.parameters, self.settings.max_grad_norm, grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss_sum, num_tokens, grad_norm)
+        return grad_norm
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
         self.model.eval()
         loss_sum = torch.zeros((), device=self.device)
         for micro_batch in micro_batches:
-            loss_sum += self._loss_sum(micro_batch)
+            loss_sum += self.loss_sum(micro_batch)
         return StepResult(loss_sum, sum(micro_batch.num_target_tokens for micro_batch in micro_batches), None)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Replicated weights are rank 0's own."""
+        if dist.is_initialized() and dist.get_rank() > 0:
+            return {}
         return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
 
     def save_checkpoint(self, directory: Path) -> None:
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
-        torch.save(state, directory / STATE_FILE)
+        """Each rank writes its part by PyTorch's distributed checkpoint; what is replicated is written once."""
+        dcp.save(self._state(), checkpoint_id=directory, no_dist=not dist.is_initialized())
 
     def load_checkpoint(self, directory: Path) -> None:
-        state = torch.load(directory / STATE_FILE, map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        state = self._state()
+        dcp.load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=BY_NAME,
+        )
         self.scaler.load_state_dict(state["scaler"])
+
+    def _state(self) -> dict:
+        weights, optimizer = get_state_dict(self.model, self.optimizer, options=BY_NAME)
+        return {"model": weights, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+
+    def model_states(self) -> dict[str, list[torch.Tensor]]:
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        held = {"parameters": self.parameters, "gradients": gradients, "optimizer": moments}
+        return {kind: [local_tensor(tensor) for tensor in tensors] for kind, tensors in held.items()}
 
     def close(self) -> None:
         pass

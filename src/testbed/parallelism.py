@@ -1,0 +1,254 @@
+"""The device mesh of a run, and which flags, strategies and ranks go together. No torch.
+
+Ranks are laid out pipeline x data x tensor, the tensor ranks of one shard group next to each other: they exchange most,
+and neighbours share a node. What cannot run is refused here, before a process group exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.strategies import STRATEGIES
+
+TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
+ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
+
+
+@dataclass(frozen=True)
+class MeshSizes:
+    """Ranks along each axis of the device mesh; data x pipeline x tensor is the world size."""
+
+    data: int = 1  # shares of the global batch
+    pipeline: int = 1  # ranks that hold one copy of the layers together
+    tensor: int = 1  # ranks that hold one copy of each matrix together
+    shard: int = 1  # of the data ranks, how many share one copy of the weights (fsdp)
+
+    @property
+    def replicate(self) -> int:
+        """Copies of the weights among the data ranks."""
+        return self.data // self.shard
+
+    def flags(self) -> dict[str, int]:
+        """The sizes under the names of the flags that fix them."""
+        return {"shard_size": self.shard, "pipeline_stages": self.pipeline, "tensor_parallel_size": self.tensor}
+
+    def __str__(self) -> str:
+        hybrid = f" (replicate={self.replicate} x shard={self.shard})" if self.shard > 1 else ""
+        return f"mesh data={self.data}{hybrid} pipeline={self.pipeline} tensor={self.tensor}"
+
+
+def options_of_run_type(values: dict[str, Any], typed: frozenset[str]) -> dict[str, Any]:
+    """The flags that belong to some run types only: defaults for this one's, None for the others'.
+
+    Raises:
+        ValueError: a flag was typed that this run type does not have. One from a --config file is dropped instead, so
+            that the file of one run type repeats its work under another.
+    """
+    run_type = values["run_type"]
+    own = STRATEGIES[run_type].options
+    for name in sorted(typed & ALL_OPTIONS - own.keys()):
+        owners = ", ".join(other for other, entry in STRATEGIES.items() if name in entry.options)
+        raise ValueError(f"--{name} belongs to --run_type {owners}, not to {run_type}; leave it out")
+    options = dict.fromkeys(ALL_OPTIONS)
+    for name, default in own.items():
+        options[name] = values[name] if values[name] is not None else default
+    return options
+
+
+def mesh_sizes(values: dict[str, Any], world_size: int) -> MeshSizes:
+    """The mesh that the flags ask for on so many ranks; what no flag fixes is data parallel.
+
+    Raises:
+        ValueError: the sizes do not multiply to the world size.
+    """
+    own = STRATEGIES[values["run_type"]].options
+    tensor = (values["tensor_parallel_size"] or world_size) if "tensor_parallel_size" in own else 1
+    pipeline = (values["pipeline_stages"] or max(1, world_size // tensor)) if "pipeline_stages" in own else 1
+    if world_size % (pipeline * tensor):
+        flags = [
+            f"--{name} {size}"
+            for name, size in (("pipeline_stages", pipeline), ("tensor_parallel_size", tensor))
+            if name in own
+        ]
+        raise ValueError(
+            f"{' x '.join(flags)} does not divide the {_ranks(world_size)} that the launcher started: every mesh is "
+            f"data x pipeline x tensor ranks; start a multiple of {pipeline * tensor} ranks, or change the size"
+        )
+    data = world_size // (pipeline * tensor)
+    shard = (values["shard_size"] or data) if "shard_size" in own else 1
+    if data % shard:
+        raise ValueError(
+            f"--shard_size {shard} does not divide the {_ranks(data)}: every copy of the weights lies on as many "
+            f"ranks; give one of {', '.join(str(size) for size in range(1, data + 1) if data % size == 0)}"
+        )
+    return MeshSizes(data, pipeline, tensor, shard)
+
+
+def check_combination(values: dict[str, Any], mesh: MeshSizes) -> None:
+    """Refuse settings that do not work together. `values` are final but for a precision of "auto".
+
+    Raises:
+        ValueError: names the flags, the reason and the way out.
+    """
+    for check in (_check_precision, _check_deepspeed, _check_compile, _check_tensor, _check_pipeline):
+        check(values, mesh)
+
+
+def _check_precision(values: dict[str, Any], mesh: MeshSizes) -> None:
+    run_type, precision = values["run_type"], values["precision"]
+    if precision == "fp16" and (mesh.pipeline > 1 or mesh.tensor > 1 or "shard_size" in STRATEGIES[run_type].options):
+        raise ValueError(
+            f"--precision fp16 with --run_type {run_type}: its loss scale would have to be decided over ranks that "
+            "hold different weights, which is not built; use bf16, or fp16 with ddp or optimized"
+        )
+    if values["mixed_precision"] == "native" and precision != "bf16":
+        raise ValueError(
+            f"--mixed_precision native with --precision {precision}: it is about how bf16 is used; give --precision "
+            "bf16"
+        )
+
+
+def _check_deepspeed(values: dict[str, Any], mesh: MeshSizes) -> None:
+    stage, offload = values["zero_stage"], values["offload"]
+    if stage == 0 and values["precision"] == "fp16":
+        raise ValueError(
+            "--zero_stage 0 with --precision fp16: DeepSpeed's optimizer for that pair begins Adam at step 2 and "
+            "trains differently; use --zero_stage 1, or bf16"
+        )
+    if stage == 0 and values["mixed_precision"] == "native":
+        raise ValueError(
+            "--zero_stage 0 with --mixed_precision native: DeepSpeed's optimizer for that pair begins Adam at step 2 "
+            "and trains differently; use --zero_stage 1, or --mixed_precision autocast"
+        )
+    if stage == 3 and values["activation_checkpointing"] == "selective":
+        raise ValueError(
+            "--activation_checkpointing selective with --zero_stage 3: DeepSpeed gathers weights and adds biases in "
+            "place inside the blocks, so what was kept is not what is computed again; use block, or fsdp"
+        )
+    bucket = values["allgather_bucket_size"]
+    if stage in (1, 2) and bucket % 2:
+        raise ValueError(
+            f"--allgather_bucket_size {bucket}: DeepSpeed needs an even number; give {bucket - 1} or {bucket + 1}"
+        )
+    if offload == "optimizer" and stage == 0:
+        raise ValueError("--offload optimizer needs ZeRO to shard the optimizer state; give --zero_stage 1, 2 or 3")
+    if offload == "parameters" and stage != 3:
+        raise ValueError(
+            f"--offload parameters with --zero_stage {stage}: only stage 3 shards the weights; give --zero_stage 3"
+        )
+
+
+def _check_compile(values: dict[str, Any], mesh: MeshSizes) -> None:
+    if not values["compile"]:
+        return
+    if values["run_type"] == "dp":
+        raise ValueError(
+            "--compile with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; "
+            "use ddp"
+        )
+    if values["pipeline_schedule"] == "zero_bubble":
+        raise ValueError(
+            "--compile with --pipeline_schedule zero_bubble: it runs the backward pass of weights apart from that of "
+            "activations, which a compiled block does not offer; use 1f1b, or leave --compile out"
+        )
+    if values["zero_stage"] == 3:
+        raise ValueError(
+            "--compile with --zero_stage 3: DeepSpeed gathers weights in hooks inside the blocks, which break a "
+            "compiled block into pieces; use --zero_stage 2 or fsdp, or leave --compile out"
+        )
+
+
+def _check_tensor(values: dict[str, Any], mesh: MeshSizes) -> None:
+    size = values["tensor_parallel_size"] and mesh.tensor
+    if not size:
+        return
+    if values["num_heads"] % size:
+        raise ValueError(
+            f"--tensor_parallel_size {size} does not divide --num_heads {values['num_heads']}: every rank takes as "
+            "many whole heads; choose a size that does"
+        )
+    if values["dropout"] > 0:
+        raise ValueError(
+            f"--dropout {values['dropout']} with --run_type {values['run_type']}: tensor ranks would need the same "
+            "random numbers in the residual stream and different ones in their heads, which is not built; use "
+            "--dropout 0"
+        )
+
+
+def _check_pipeline(values: dict[str, Any], mesh: MeshSizes) -> None:
+    if values["pipeline_stages"] is None:
+        return
+    stages = mesh.pipeline * (values["stages_per_rank"] or 1)
+    units = values["num_layers"] + 2
+    if stages > units:
+        raise ValueError(
+            f"--pipeline_stages {mesh.pipeline} x {values['stages_per_rank'] or 1} stages per rank = {stages} stages, "
+            f"but --num_layers {values['num_layers']}, the embedding and the head are {units} pieces; use fewer stages"
+        )
+    if values["pipeline_schedule"] == "zero_bubble" and values["activation_checkpointing"] != "none":
+        raise ValueError(
+            f"--activation_checkpointing {values['activation_checkpointing']} with --pipeline_schedule zero_bubble: it "
+            "runs the backward pass in two halves, and a block is computed again for one only; use 1f1b, or none"
+        )
+
+
+def check_schedule(values: dict[str, Any], mesh: MeshSizes) -> None:
+    """Whether the pipeline schedule can be made of this many micro batches.
+
+    Raises:
+        ValueError: it needs more of them, or another number.
+    """
+    schedule, count = values["pipeline_schedule"], values["grad_accum_steps"]
+    if schedule is None:
+        return
+    way_out = "give a smaller --micro_batch_size_per_gpu or a larger --global_batch_size"
+    if schedule in ("1f1b", "interleaved_1f1b", "zero_bubble") and count < mesh.pipeline:
+        raise ValueError(
+            f"--pipeline_schedule {schedule} needs at least as many micro batches as pipeline ranks, {mesh.pipeline}, "
+            f"but a step has {count}; {way_out}"
+        )
+    rounds = max(1, count // mesh.pipeline)
+    if schedule == "interleaved_1f1b" and count % rounds:
+        raise ValueError(
+            f"--pipeline_schedule interleaved_1f1b takes micro batches in {rounds} equal rounds, but a step has "
+            f"{count}; "
+            f"choose batch sizes that make it a multiple of {mesh.pipeline}"
+        )
+
+
+def stages_per_rank(values: dict[str, Any]) -> int | None:
+    """Stages on each pipeline rank: what the flag says, else two for the schedules that need them.
+
+    Raises:
+        ValueError: the schedule cannot run with the given number.
+    """
+    schedule, given = values["pipeline_schedule"], values["stages_per_rank"]
+    if schedule is None:
+        return None
+    number = given or (2 if schedule in TWO_STAGES_PER_RANK else 1)
+    if schedule in ("gpipe", "1f1b") and number != 1:
+        raise ValueError(
+            f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs one stage on each rank; use "
+            "interleaved_1f1b"
+        )
+    if schedule == "zero_bubble" and number != 2:
+        raise ValueError(
+            f"--stages_per_rank {number} with --pipeline_schedule zero_bubble: its V shape has exactly two stages on "
+            "each rank; leave the flag out"
+        )
+    return number
+
+
+def math_changes(values: dict[str, Any]) -> tuple[str, ...]:
+    """What makes this run compute something else than the baseline does, in words; empty for equal mathematics."""
+    changes = []
+    if values["gradient_compression"] == "bf16":
+        changes.append("gradients are averaged in bf16")
+    if values["mixed_precision"] == "native":
+        changes.append("bf16 weights and activations of the engine's own mixed precision")
+    return tuple(changes)
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"

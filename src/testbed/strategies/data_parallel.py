@@ -1,0 +1,50 @@
+"""torch.nn.DataParallel: one process copies the model to every device in each pass. Kept because people still use
+it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from testbed.model import GPT2
+from testbed.step import MicroBatch, StepResult
+from testbed.strategies.baseline import Baseline
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
+
+
+class DataParallel(Baseline):
+    """As many micro batches pass at once as there are devices, one on each."""
+
+    def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
+        super().__init__(settings, model, device)
+        self.num_devices = max(1, torch.cuda.device_count()) if device.type == "cuda" else 1
+        self.wrapped = nn.DataParallel(self.model)
+        # each device returns its loss sum, a number; DataParallel says that it makes a vector of them
+        warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
+
+    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        return super().loss_sum(micro_batch).sum()
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
+        return super().train_step(self._side_by_side(micro_batches), learning_rate)
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
+        return super().evaluate(self._side_by_side(micro_batches))
+
+    def _side_by_side(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Every `num_devices` micro batches as one, which DataParallel cuts apart again."""
+        groups = [micro_batches[i : i + self.num_devices] for i in range(0, len(micro_batches), self.num_devices)]
+        return [
+            MicroBatch(
+                torch.cat([part.inputs for part in group]),
+                torch.cat([part.targets for part in group]),
+                sum(part.num_target_tokens for part in group),
+            )
+            for group in groups
+        ]

@@ -1,0 +1,37 @@
+"""DistributedDataParallel: gradients are averaged in buckets while backward still computes the next ones."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from testbed.model import GPT2
+from testbed.strategies.baseline import Baseline
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
+
+
+class DDP(Baseline):
+    """Every rank holds the whole model; one reduction per step, with the last micro batch."""
+
+    def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
+        super().__init__(settings, model, device)
+        self.data_rank = dist.get_rank()
+        self.data_world_size = dist.get_world_size()
+        self.wrapped = DistributedDataParallel(
+            self.model,
+            bucket_cap_mb=settings.bucket_cap_mb,
+            gradient_as_bucket_view=True,  # no second copy of the gradients
+            broadcast_buffers=False,  # the one buffer is a constant
+        )
+        if settings.gradient_compression == "bf16":
+            self.wrapped.register_comm_hook(None, bf16_compress_hook)
+
+    def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if is_last else self.wrapped.no_sync()

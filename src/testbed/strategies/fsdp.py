@@ -1,0 +1,49 @@
+"""FSDP2: weights, gradients and optimizer state lie in shards; each block's weights are gathered while it computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from testbed.distributed import hybrid_mesh
+from testbed.model import GPT2
+from testbed.strategies.baseline import Baseline
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from testbed.settings import RunSettings
+
+
+class FSDP(Baseline):
+    """One group per block, one for embeddings and final LayerNorm. Gradients are reduced with every micro batch, so
+    that they too never lie whole on a rank."""
+
+    def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
+        is_native = settings.mixed_precision == "native" and settings.precision == "bf16"
+        options = {
+            "mesh": hybrid_mesh(settings.mesh, device),
+            "reshard_after_forward": settings.reshard_after_forward == "on",
+        }
+        if is_native:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.h.values():
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        self._is_native = is_native
+        super().__init__(settings, model, device)
+        self.data_rank = dist.get_rank()
+        self.data_world_size = dist.get_world_size()
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Native mixed precision needs none: weights arrive in bf16."""
+        if self._is_native:
+            return torch.autocast(self.device.type, enabled=False)
+        return super().autocast()
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
