@@ -1,0 +1,194 @@
+"""Layers cut over ranks: activations travel forward, their gradients back, by torch.distributed.pipelining.
+
+The token embedding is also the head, so the first and the last stage both hold it: their gradients are added, and as
+both
+begin alike and update alike they stay one matrix. The gradient norm is taken over all stages before any of them clips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from testbed.distributed import average_, device_mesh, gather_objects
+from testbed.model import GPT2, token_loss_sum
+from testbed.optimizer import global_grad_norm
+from testbed.stages import Stage, balanced_stages
+from testbed.step import MicroBatch, StepResult
+from testbed.strategies.baseline import Baseline
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
+
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleZBVZeroBubble,
+}
+
+
+class Pipeline(Baseline):
+    """All micro batches of a step pass through the stages, several at once, in the order of a schedule."""
+
+    def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
+        mesh = device_mesh(settings.mesh, device)
+        self.data_rank, self.data_world_size = mesh.get_local_rank("data"), settings.mesh.data
+        self.data_group, self.pipeline_group = mesh.get_group("data"), mesh.get_group("pipeline")
+        self.schedule_name, self.micro_batches_per_pass = self.schedule_of(settings)
+        self.ranks, self.rank = settings.mesh.pipeline, mesh.get_local_rank("pipeline")
+        stages = balanced_stages(settings.shape, settings.seq_length, self.ranks * (settings.stages_per_rank or 1))
+        self.num_stages = len(stages)
+        mine = {number: stage for number, stage in enumerate(stages) if self._holder_of(number) == self.rank}
+        self.has_first, self.has_last = 0 in mine, self.num_stages - 1 in mine
+        blocks = [block for stage in mine.values() for block in stage.blocks]
+        super().__init__(settings, model.part(blocks, self.has_first, self.has_last), device)
+        self.stages = {number: _StageModule(self, stage) for number, stage in mine.items()}
+        is_split = self._holder_of(0) != self._holder_of(self.num_stages - 1)
+        self.tie_group = _group_of_both_ends(mesh.mesh) if is_split else None
+        self._num_tokens = 0  # of the step, for the loss
+        self.schedule = self._build_schedule()
+
+    def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
+        """The schedule, and how many micro batches it takes at once."""
+        return settings.pipeline_schedule, settings.grad_accum_steps
+
+    def _holder_of(self, number: int) -> int:
+        """The pipeline rank of a stage. Stages go round the ranks; the zero-bubble schedule's second round runs back,
+        so that one rank holds both ends."""
+        if self.schedule_name == "zero_bubble" and number >= self.ranks:
+            return self.num_stages - 1 - number
+        return number % self.ranks
+
+    def _build_schedule(self):
+        stages = [
+            PipelineStage(module, number, self.num_stages, self.device, group=self.pipeline_group)
+            for number, module in self.stages.items()
+        ]
+        takes_one = self.schedule_name in ("gpipe", "1f1b")
+        return SCHEDULES[self.schedule_name](
+            stages[0] if takes_one else stages,
+            self.micro_batches_per_pass,
+            loss_fn=self._mean_loss,
+            scale_grads=False,  # the loss is a sum over the step's tokens, divided by their number
+        )
+
+    def _mean_loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """A micro batch's part of the mean over the step."""
+        return token_loss_sum(logits, targets) / max(1, self._num_tokens)
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
+        self.model.train()
+        self._num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
+        losses: list[torch.Tensor] = []
+        for first in range(0, len(micro_batches), self.micro_batches_per_pass):
+            passing = micro_batches[first : first + self.micro_batches_per_pass]
+            inputs = [torch.cat([micro_batch.inputs for micro_batch in passing])] if self.has_first else []
+            targets = torch.cat([micro_batch.targets for micro_batch in passing]) if self.has_last else None
+            of_pass: list[torch.Tensor] = []
+            self.schedule.step(*inputs, target=targets, losses=of_pass, return_outputs=False)
+            losses += [loss.detach() for loss in of_pass]
+        loss_sum = sum(losses, torch.zeros((), device=self.device)) * self._num_tokens
+        self.synchronise_gradients()
+        return StepResult(loss_sum, self._num_tokens if self.has_last else 0, self.update(learning_rate))
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
+        """Forward only, written out: the schedules take a fixed number of micro batches of one size, and those with two
+        stages per rank go through the motions of backward too."""
+        self.model.eval()
+        loss_sum, num_tokens = torch.zeros((), device=self.device), 0
+        sent = []
+        for micro_batch in micro_batches:
+            x = micro_batch.inputs
+            for number, stage in self.stages.items():
+                if number > 0 and self._holder_of(number - 1) != self.rank:
+                    x = torch.empty((*micro_batch.inputs.shape, self.settings.embedding_size), device=self.device)
+                    dist.recv(x, group=self.pipeline_group, group_src=self._holder_of(number - 1))
+                x = stage(x)
+                if number == self.num_stages - 1:
+                    loss_sum += token_loss_sum(x, micro_batch.targets)
+                    num_tokens += micro_batch.num_target_tokens
+                elif self._holder_of(number + 1) != self.rank:
+                    receiver = self._holder_of(number + 1)
+                    sent.append((x, dist.isend(x, group=self.pipeline_group, group_dst=receiver)))
+        for _, work in sent:
+            work.wait()
+        return StepResult(loss_sum, num_tokens, None)
+
+    def synchronise_gradients(self) -> None:
+        """Add the two gradients of the tied embedding, then average over the data ranks."""
+        if self.tie_group is not None and (self.has_first or self.has_last):
+            dist.all_reduce(self.model.wte.weight.grad, group=self.tie_group)
+        average_([parameter.grad for parameter in self.parameters], self.data_group)
+
+    def grad_norm(self) -> torch.Tensor:
+        """Over all stages; the last stage's copy of the embedding is the first stage's, and counts once."""
+        counted_elsewhere = None if self.has_first or not self.has_last else self.model.wte.weight
+        mine = [parameter.grad for parameter in self.parameters if parameter is not counted_elsewhere]
+        return global_grad_norm(mine, over=self.pipeline_group)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Rank 0 receives one tensor after the other from the lowest rank that holds it."""
+        mine = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        owners: dict[str, tuple[int, torch.Size]] = {}
+        for rank, held in enumerate(gather_objects({name: tensor.shape for name, tensor in mine.items()})):
+            for name, shape in held.items():
+                owners.setdefault(name, (rank, shape))
+        collected = {}
+        for name, (owner, shape) in owners.items():
+            if dist.get_rank() == 0:
+                received = mine[name] if owner == 0 else torch.empty(shape, device=self.device)
+                if owner != 0:
+                    dist.recv(received, src=owner)
+                collected[name] = received.to("cpu", copy=True)
+            elif dist.get_rank() == owner:
+                dist.send(mine[name].contiguous(), dst=0)
+        return collected
+
+
+class ModelParallel(Pipeline):
+    """Without overlap: a micro batch passes all stages forward and back before the next begins, one rank works at a
+    time."""
+
+    def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
+        return "gpipe", 1
+
+
+class _StageModule(nn.Module):
+    """What PipelineStage calls: some layers, in the precision of the run."""
+
+    def __init__(self, strategy: Pipeline, stage: Stage):
+        super().__init__()
+        self.layers = strategy.model.part(stage.blocks, stage.embeds, stage.predicts)
+        self.autocast = strategy.autocast
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.autocast():
+            return self.layers.run_layers(x)
+
+
+def _group_of_both_ends(ranks: torch.Tensor) -> dist.ProcessGroup:
+    """The first and the last rank of this rank's pipeline. Every rank makes all groups, in the same order.
+
+    Args:
+        ranks: (pipeline, data, tensor), the numbers of the ranks on the mesh.
+    """
+    mine = None
+    for column in ranks.flatten(1).unbind(1):
+        ends = [int(column[0]), int(column[-1])]
+        group = dist.new_group(ends)
+        if dist.get_rank() in column.tolist():
+            mine = group
+    return mine
