@@ -27,17 +27,23 @@ FILE_KEY_OF_FLAG = {
     "max_grad_norm": ("gradient_clipping",),
     "steps_per_print": ("steps_per_print",),
     "zero_stage": ("zero_optimization", "stage"),
+    "reduce_bucket_size": ("zero_optimization", "reduce_bucket_size"),
+    "allgather_bucket_size": ("zero_optimization", "allgather_bucket_size"),
+    "overlap_comm": ("zero_optimization", "overlap_comm"),
     "learning_rate": ("optimizer", "params", "lr"),
     "adam_eps": ("optimizer", "params", "eps"),
     "weight_decay": ("optimizer", "params", "weight_decay"),
 }
+# what each value of --offload puts into host memory; the weights are never offloaded without the optimizer state
+OFFLOADED = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
+OLDER_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 _NUMBERS = {keys[0] for keys in FILE_KEY_OF_FLAG.values() if len(keys) == 1}
 # what the testbed decides for every run type alike, so that an optimized run does the work of its baseline
 NOT_DECIDED_HERE = {
     "scheduler": "the schedule comes from --learning_rate, --warmup_steps and --lr_decay_steps",
     "torch_autocast": "it follows --precision",
     "pipeline": "ZeRO does not cut the model into stages",
-    "data_types": "gradients are accumulated in fp32",
+    "data_types": "it follows --precision and --mixed_precision",
     "amp": "it follows --precision",
 }
 
@@ -97,9 +103,11 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
     for flag, keys in FILE_KEY_OF_FLAG.items():
         value = _look_up(file, keys)
         if value is not None:
-            decided[flag] = checked_like_a_flag(
-                actions[flag], value, f"--deepspeed_config {file.path}: {'.'.join(keys)}"
-            )
+            place = f"--deepspeed_config {file.path}: {'.'.join(keys)}"
+            decided[flag] = checked_like_a_flag(actions[flag], _as_typed(flag, value, place), place)
+    offload = _offload_of(file)
+    if offload is not None:
+        decided["offload"] = offload
     betas = _look_up(file, ("optimizer", "params", "betas"))
     if betas is not None:
         if not isinstance(betas, list) or len(betas) != 2:
@@ -114,6 +122,46 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
     if enabled:
         decided["precision"] = enabled[0]
     return decided
+
+
+def _as_typed(flag: str, value: Any, place: str) -> Any:
+    """A JSON value as a person would type it after the flag."""
+    if flag == "overlap_comm":
+        if not isinstance(value, bool):
+            raise ValueError(f'{place} must be true, false or "auto", not {value!r}')
+        return "on" if value else "off"
+    # bucket sizes are commonly written 5e8, which JSON reads as a float
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _offload_of(file: DeepSpeedFile) -> str | None:
+    """The value of --offload that the file's sections stand for; None where they decide nothing."""
+    on_cpu, off = set(), set()
+    for old, section in OLDER_NAMES.items():
+        if _look_up(file, ("zero_optimization", old)) is not None:
+            raise ValueError(
+                f"--deepspeed_config {file.path}: zero_optimization.{old} is an older name; write "
+                f'"{section}": {{"device": "cpu"}} instead, or leave it out and give --offload'
+            )
+    for section in OFFLOADED["parameters"]:
+        key = f"zero_optimization.{section}.device"
+        device = _look_up(file, tuple(key.split(".")))
+        if device == "nvme":
+            raise ValueError(
+                f"--deepspeed_config {file.path}: {key} = nvme, but the testbed offloads to host memory only; write "
+                '"cpu", or "auto" and give --offload'
+            )
+        if device not in ("cpu", "none", None):
+            raise ValueError(f'--deepspeed_config {file.path}: {key} must be "cpu", "none" or "auto", not {device!r}')
+        {"cpu": on_cpu, "none": off}.get(device, set()).add(section)
+    if "offload_param" in on_cpu and "offload_optimizer" in off:
+        raise ValueError(
+            f"--deepspeed_config {file.path} offloads the weights (offload_param) but not the optimizer state "
+            '(offload_optimizer.device = "none"); --offload parameters moves both: write "cpu" or "auto" there'
+        )
+    if "offload_param" in on_cpu:
+        return "parameters"
+    return "optimizer" if on_cpu else None
 
 
 def _look_up(file: DeepSpeedFile, keys: tuple[str, ...]) -> Any:
@@ -141,14 +189,23 @@ def merge_into_flags(file: DeepSpeedFile, values: dict[str, Any], explicit: froz
                 'change one of them, or write "auto" in the file'
             )
     for flag, value in values_of(file).items():
-        key = ".".join(FILE_KEY_OF_FLAG.get(flag, (str(value), "enabled") if flag == "precision" else ("betas",)))
         if flag in explicit and merged[flag] != value and not (flag == "precision" and merged[flag] == AUTO):
             raise ValueError(
-                f"--{flag} {merged[flag]} contradicts {key} = {value} in --deepspeed_config {file.path}; "
-                f'change one of them, or write "auto" in the file'
+                f"--{flag} {merged[flag]} contradicts {_said_in_file(file, flag, value)} in --deepspeed_config "
+                f'{file.path}; change one of them, or write "auto" in the file'
             )
         merged[flag] = value
     return merged
+
+
+def _said_in_file(file: DeepSpeedFile, flag: str, value: Any) -> str:
+    """Where and how the file says what the flag would say."""
+    if flag == "precision":
+        return f"{value}.enabled = true"
+    if flag == "offload":
+        return f"zero_optimization.{OFFLOADED[value][-1]}.device = cpu"
+    keys = FILE_KEY_OF_FLAG.get(flag, ("optimizer", "params", "betas"))
+    return f"{'.'.join(keys)} = {json.dumps(_look_up(file, keys))}"
 
 
 def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, Any]:
@@ -162,8 +219,7 @@ def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, An
     config["train_micro_batch_size_per_gpu"] = settings.micro_batch_size_per_gpu
     config["gradient_accumulation_steps"] = settings.grad_accum_steps
     config["steps_per_print"] = 2**31  # the run prints its own progress, outside the step clock
-    zero = config.setdefault("zero_optimization", {})
-    zero["stage"] = settings.zero_stage
+    config["zero_optimization"] = _zero_section(config.get("zero_optimization", {}), settings)
     # DeepSpeed clips by itself unless told 0 (its default is 1.0). Stage 0 sums squares in float32, 3e-5 off at 124M
     # parameters, so there the strategy clips with the float64 norm of the other run types.
     config["gradient_clipping"] = 0.0 if settings.zero_stage == 0 else settings.max_grad_norm
@@ -172,9 +228,46 @@ def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, An
     config.setdefault("fp16", {})["enabled"] = settings.precision == "fp16"
     if settings.precision != "fp16":
         config.pop("fp16")
-    config["bf16"] = {"enabled": False}  # fp32 weights; bf16 only in the products, like the baseline:
-    config["torch_autocast"] = {"enabled": settings.precision == "bf16", "dtype": "bfloat16"}
+    config.update(_bf16_sections(config.get("bf16", {}), settings))
+    # What gradients are accumulated and averaged in. DeepSpeed's own default is the dtype of the weights; it is named
+    # here. Its fp32 accumulation over bf16 weights would cost 4 bytes per gradient element in place of 2 (stages 2 and
+    # 3: of a shard), in stage 1 an optimizer of its own (BF16_Optimizer) that holds both for the whole model.
+    is_native = config["bf16"]["enabled"]
+    weights = settings.precision if is_native or settings.precision == "fp16" else "fp32"
+    config["data_types"] = {"grad_accum_dtype": weights}
+    config.setdefault("communication_data_type", weights)
     return _without_auto(config)
+
+
+def _zero_section(given: dict[str, Any], settings: RunSettings) -> dict[str, Any]:
+    """The file's zero_optimization with the place of everything that a flag decides filled in."""
+    zero = {
+        **given,
+        "stage": settings.zero_stage,
+        "reduce_bucket_size": settings.reduce_bucket_size,
+        "allgather_bucket_size": settings.allgather_bucket_size,
+        "overlap_comm": settings.overlap_comm == "on",  # its own default depends on the stage
+    }
+    for section in OFFLOADED["parameters"]:
+        zero[section] = {"device": "none"}
+        if section in OFFLOADED[settings.offload]:
+            own = given.get(section) if isinstance(given.get(section), dict) else {}
+            # page-locked memory is for copies to and from a GPU; a file may still refuse it
+            is_pinned = settings.device == "cuda" and own.get("pin_memory") is not False
+            zero[section] = {**own, "device": "cpu", "pin_memory": is_pinned}
+    return zero
+
+
+def _bf16_sections(given: dict[str, Any], settings: RunSettings) -> dict[str, Any]:
+    """How bf16 is used: by autocast over fp32 weights, like the baseline, or in DeepSpeed's own mode."""
+    if settings.precision == "bf16" and settings.mixed_precision == "native":
+        # bf16 weights and gradients, fp32 masters that begin at the rounded weights. Its defaults, as its users get
+        # them, but named: a step whose gradients overflow is skipped, and its norm is recorded as infinite.
+        own = {"immediate_grad_update": False, "check_grad_overflow": True, **given, "enabled": True}
+        return {"bf16": own, "torch_autocast": {"enabled": False}}
+    # Unless told of no "safe" modules, its autocast averages the gradients of every nn.Linear in bf16.
+    autocast = {"enabled": settings.precision == "bf16", "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    return {"bf16": {"enabled": False}, "torch_autocast": autocast}
 
 
 def _without_auto(config: dict[str, Any]) -> dict[str, Any]:

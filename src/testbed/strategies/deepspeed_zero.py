@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,13 +37,16 @@ class DeepSpeedZero:
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
         model = model.to(device)
+        self.adamw = build_adamw(model, settings)
+        self._linear = torch.nn.functional.linear
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=build_adamw(model, settings),
+            optimizer=self.adamw,
             config=effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings),
             dist_init_required=False,
         )
         self._gathered_parameters = deepspeed.zero.GatheredParameters
+        self._master_weight = deepspeed.utils.safe_get_full_fp32_param
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.engine.train()
@@ -80,13 +83,29 @@ class DeepSpeedZero:
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         weights = {}
+        # one at a time: no rank ever holds more than the model itself
         for name, parameter in self.engine.module.named_parameters():
-            # one at a time: rank 0 never holds more than the model itself
+            if parameter.dtype != torch.float32:  # bf16 or fp16 weights: the fp32 masters lie in shards, at every stage
+                master = self._master_weight(parameter)
+                if dist.get_rank() == 0:
+                    weights[name] = master.cpu()
+                continue
             is_sharded = self.settings.zero_stage == 3
             with self._gathered_parameters([parameter]) if is_sharded else contextlib.nullcontext():
                 if dist.get_rank() == 0:
-                    weights[name] = parameter.detach().to("cpu", torch.float32, copy=True)
+                    weights[name] = parameter.detach().to("cpu", copy=True)
         return weights
+
+    def model_states(self) -> dict[str, list[torch.Tensor]]:
+        """Whole allocations, each under the first kind that names it, padding included.
+
+        Besides the seam's kinds there is "buffers": what DeepSpeed keeps to communicate or to convert, first of all the
+        fp32 copy of the gradients that the update reads, made for one parameter group at a time.
+        """
+        held = STATES_OF_STAGE[self.settings.zero_stage](self.engine)
+        held["optimizer"] += [value for state in self.adamw.state.values() for value in state.values()]
+        seen: set[tuple] = set()
+        return {kind: _whole_allocations(tensors, seen) for kind, tensors in held.items()}
 
     def save_checkpoint(self, directory: Path) -> None:
         self.engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG)
@@ -98,6 +117,69 @@ class DeepSpeedZero:
 
     def close(self) -> None:
         self.engine.destroy()
+        # stage 3 puts its own linear layer into PyTorch for the whole process, and leaves it there
+        torch.nn.functional.linear = self._linear
+
+
+def _states_of_stage_0(engine) -> dict[str, list]:
+    """Plain PyTorch: gradients hang on the weights."""
+    parameters = list(engine.module.parameters())
+    return {"parameters": parameters, "gradients": [p.grad for p in parameters], "optimizer": [], "buffers": []}
+
+
+def _states_of_stage_1_2(engine) -> dict[str, list]:
+    """Weights are views of one flat buffer per group. The masters are a clone of this rank's part, in fp32 too."""
+    zero = engine.optimizer
+    parameters = list(engine.module.parameters())
+    # Whole gradients hang on the weights between the micro batches of stage 1. The last backward moves this rank's part
+    # into a buffer of its own, of which the lists below hold views, and lets go of the rest, in stage 1 as well.
+    gradients = [gradient for p in parameters for gradient in (p.grad, getattr(p, "grad_accum", None))]
+    for groups in (zero.averaged_gradients, zero.all_grad_tensors):
+        gradients += [tensor for group in groups.values() for tensor in group or ()]
+    masters = zero.single_partition_of_fp32_groups
+    update_reads = [master.grad for master in masters]
+    buffers = [tensor for bucket in zero.ipg_buckets.values() for tensor in bucket.buffer]
+    if zero.cpu_offload:
+        gradients += update_reads  # there the gradients live in host memory, in fp32, with nothing beside them
+        gradients += zero.accumulated_grads_in_cpu.values()
+        buffers += zero.param_buffer_of_bit16_for_cpu_offload_groups
+        buffers += [zero.temp_grad_buffer_for_cpu_offload, zero.temp_grad_buffer_for_gpu_offload]
+    return {
+        "parameters": zero.bit16_groups_flat,
+        "gradients": gradients,
+        "optimizer": list(masters),
+        "buffers": buffers + update_reads,
+    }
+
+
+def _states_of_stage_3(engine) -> dict[str, list]:
+    """Weights, gradients and masters are flat partitions; in fp32 too the masters are a clone of the weights."""
+    zero = engine.optimizer
+    parameters = list(engine.module.parameters())
+    masters = zero.fp32_partitioned_groups_flat
+    return {
+        # beside its partition, a weight is whole while it is gathered, or always when it is small ("persistent")
+        "parameters": [tensor for p in parameters for tensor in (p.ds_tensor, p.data)],
+        "gradients": [zero.grad_partitions_flat_buffer, *(p.grad for p in parameters)],  # the buffer lives all the time
+        "optimizer": list(masters),
+        "buffers": [master.grad for master in masters] + [bucket.buffer for bucket in zero.ipg_buckets.values()],
+    }
+
+
+STATES_OF_STAGE = (_states_of_stage_0, _states_of_stage_1_2, _states_of_stage_1_2, _states_of_stage_3)
+
+
+def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[tuple]) -> list[torch.Tensor]:
+    """One tensor over each allocation that these are, or are views of, but for those seen before."""
+    found = []
+    for tensor in tensors:
+        if tensor is None or tensor.untyped_storage().nbytes() == 0:  # a weight whose partition is all that is here
+            continue
+        storage = tensor.untyped_storage()
+        if (tensor.device, storage.data_ptr()) not in seen:
+            seen.add((tensor.device, storage.data_ptr()))
+            found.append(torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage))
+    return found
 
 
 def _import_deepspeed(device: torch.device):
