@@ -1,7 +1,9 @@
 """One rank of an agreement run: trains a few steps as gpt2.py does and writes down what came out.
 
-Usage, by python or torchrun: agreement_worker.py OUTPUT.json CASES.json, CASES: a list of argument lists of gpt2.py.
-It goes through the program's own parts (settings, data, seam), so that a fault in any of them shows.
+Usage, by python or torchrun: agreement_worker.py OUTPUT.json CASES.json, CASES: a list of
+[arguments of gpt2.py, bug, whether to try a checkpoint].
+It goes through the program's own parts (settings, data, seam), so that a fault in any of them shows. A bug is null, or
+the name of a mistake of tests/planted_bugs.py that is made on purpose, to see that the comparison finds it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import torch
+from planted_bugs import making
 
 from testbed import distributed
 from testbed.data import TrainingBatches, ValidationBatches
@@ -20,26 +24,58 @@ from testbed.launch import read_launch
 from testbed.measure import StepClock
 from testbed.model import GPT2
 from testbed.optimizer import learning_rate_at
-from testbed.settings import check_run
+from testbed.settings import RunSettings, check_run
 from testbed.step import StepResult
-from testbed.strategies import build_strategy
+from testbed.strategies import Strategy, build_strategy
 
 CPU = torch.device("cpu")
 
 
-def run_case(arguments: list[str]) -> dict:
+def build(settings: RunSettings) -> Strategy:
+    torch.manual_seed(settings.seed)
+    model = GPT2(settings.shape, settings.dropout, activation_checkpointing=settings.activation_checkpointing)
+    return build_strategy(settings, model, CPU)
+
+
+def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        result = strategy.train_step(batches.of_step(step), learning_rate_at(step, batches.settings))
+        losses.append(distributed.gather_step(result, StepClock(CPU), CPU).loss)
+    return losses
+
+
+def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, folder: Path) -> list[list[float]]:
+    """Losses of two more steps: from a checkpoint in a strategy built anew, and without a break."""
+    last = batches.settings.last_step
+    if read_launch().rank == 0:
+        folder.mkdir()
+    distributed.wait_for_everyone()
+    strategy.save_checkpoint(folder)
+    distributed.wait_for_everyone()
+    uninterrupted = losses_of_steps(strategy, batches, range(last, last + 2))
+    strategy.close()
+    again = build(batches.settings)
+    again.load_checkpoint(folder)
+    resumed = losses_of_steps(again, batches, range(last, last + 2))
+    again.close()
+    return [resumed, uninterrupted]
+
+
+def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     checked = check_run(parse_command_line(arguments), read_launch())
     settings = checked.settings
-    torch.manual_seed(settings.seed)
-    strategy = build_strategy(settings, GPT2(settings.shape, settings.dropout), CPU)
+    strategy = build(settings)
     batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
-    losses, norms, first_windows = [], [], []
+    losses, norms, windows = [], [], []
     for step in range(settings.last_step):
         micro_batches = batches.of_step(step)
         result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
         losses.append(distributed.gather_step(result, StepClock(CPU), CPU).loss)
         norms.append(float(result.grad_norm))
-        first_windows.append(distributed.gather_objects(micro_batches[0].inputs[0].tolist()))
+        read = [zlib.crc32(row.numpy().tobytes()) for batch in micro_batches for row in batch.inputs]
+        of_data_ranks = dict(distributed.gather_objects((strategy.data_rank, read)))
+        windows.append(sorted(window for of_rank in of_data_ranks.values() for window in of_rank))
     validation = ValidationBatches(checked.val_file, settings, strategy.data_rank, CPU)
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for index in range(len(validation)):
@@ -49,18 +85,29 @@ def run_case(arguments: list[str]) -> dict:
     weights = strategy.full_state_dict()
     # key biases have no true gradient (a shift of all scores changes no softmax), so Adam steps on rounding noise there
     kept = []
-    for name, tensor in weights.items():
+    for name, tensor in sorted(weights.items()):
         channels = settings.embedding_size
         kept.append(torch.cat([tensor[:channels], tensor[2 * channels :]]) if name.endswith("c_attn.bias") else tensor)
-    strategy.close()
+    weights_in_a_row = torch.cat([tensor.flatten() for tensor in kept]).tolist() if kept else []
+    parameter_bytes = sum(tensor.numel() * tensor.element_size() for tensor in strategy.model_states()["parameters"])
+    data_world_size = strategy.data_world_size
+    continued = None
+    if checkpoint_folder is None:
+        strategy.close()
+    else:
+        continued = resumed_and_uninterrupted(strategy, batches, checkpoint_folder)
     return {
-        "world_size": strategy.data_world_size,
+        "world_size": read_launch().world_size,
+        "data_world_size": data_world_size,
+        "continued": continued,
+        "mesh": str(settings.mesh),
         "losses": losses,
         "grad_norms": norms,
-        "first_windows": first_windows,
+        "windows": windows,
         "val_loss": evaluation.loss,
         "val_tokens": evaluation.num_target_tokens,
-        "weights": torch.cat([tensor.flatten() for tensor in kept]).tolist() if kept else [],
+        "parameter_bytes": distributed.gather_objects(parameter_bytes),
+        "weights": weights_in_a_row,
     }
 
 
@@ -68,9 +115,12 @@ def main() -> None:
     output, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(1)
     launch = read_launch()
-    is_deepspeed = any("optimized" in case for case in cases)
-    distributed.start_process_group(CPU, launch, is_needed=is_deepspeed)
-    results = [run_case(case) for case in cases]
+    is_needed = not all("baseline" in arguments for arguments, *_ in cases)
+    distributed.start_process_group(CPU, launch, is_needed)
+    results = []
+    for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
+        with making(bug):
+            results.append(run_case(arguments, output.parent / f"checkpoint_{number}" if tries_checkpoint else None))
     if launch.rank == 0:
         output.write_text(json.dumps(results))
     distributed.wait_for_everyone()
