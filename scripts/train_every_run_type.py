@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Train the same small run under every run type and draw the losses on one another.
+
+    python scripts/train_every_run_type.py                        # 2 ranks, nano, 50 steps each
+    python scripts/train_every_run_type.py --draw_only --out DIR  # the picture and the table of runs that are there
+
+It needs train_small.bin and val_small.bin (download_data.py, preprocess_small.py). A run that is complete is kept; a
+run type
+that is refused is named with the reason. Exit code 1 when a run failed, or another than dp (two CUDA devices) was
+refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from testbed.analysis.agreement import agreement_table, write_agreement_figure
+from testbed.analysis.runs import load_runs
+from testbed.run_directory import COMPLETE
+from testbed.strategies import STRATEGIES
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# folder -> what is added to the run type of that name, or to the one named first
+FURTHER = {
+    "optimized_zero3": ["--run_type", "optimized", "--zero_stage", "3"],
+    "pipeline_zero_bubble": ["--run_type", "pipeline", "--pipeline_schedule", "zero_bubble"],
+}
+WORK = (
+    "--model nano --seq_length 128 --epochs 100 --learning_rate 3e-3 --precision fp32 "
+    "--micro_batch_size_per_gpu 4 --max_val_steps 4 --sample_tokens 0"
+).split()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--ranks", type=int, default=2, help="ranks of the distributed run types (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of each run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("checkpoint/run_types"), metavar="DIR",
+                        help="one folder per run (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--figure", type=Path, default=Path("docs/charts/strategies_agree.png"), metavar="FILE.png",
+                        help="the picture (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--draw_only", action="store_true", help="train nothing; draw the runs under --out")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    runs = {run_type: ["--run_type", run_type] for run_type in STRATEGIES} | FURTHER
+    order = list(STRATEGIES)
+    runs = dict(sorted(runs.items(), key=lambda run: (order.index(run[1][1]), run[0])))
+    failed = []
+    for number, (name, flags) in enumerate(runs.items(), start=1):
+        if arguments.draw_only or (arguments.out / name / COMPLETE).exists():
+            continue
+        print(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
+        print(outcome := train(name, flags, arguments), flush=True)
+        is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
+        failed += [] if outcome.startswith("complete") or is_excused else [name]
+    done = [arguments.out / name for name in runs if (arguments.out / name / COMPLETE).exists()]
+    if not done:
+        print(f"no complete run under {arguments.out}", file=sys.stderr)
+        return 1
+    loaded = load_runs(done)
+    write_agreement_figure(loaded, arguments.figure)
+    print(f"\n{agreement_table(loaded)}\n\npicture: {arguments.figure}")
+    return 1 if failed else 0
+
+
+def train(name: str, flags: list[str], arguments: argparse.Namespace) -> str:
+    """One run in processes of its own, everything it says in a log. Returns what became of it, in words."""
+    folder = arguments.out / name
+    log = arguments.out / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    ranks = arguments.ranks if STRATEGIES[flags[1]].is_distributed else 1
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, str(REPOSITORY / "src" / "gpt2.py"), *flags, *WORK]
+    command += ["--max_train_steps", str(arguments.steps), "--warmup_steps", str(arguments.steps // 5)]
+    command += ["--checkpoint_path", str(folder), "--overwrite"]
+    started_s = time.perf_counter()
+    with log.open("w") as output:  # one core is one device on a CPU, so a rank gets one thread
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+    if code == 0:
+        return f"complete in {time.perf_counter() - started_s:.0f} s"
+    said = [line for line in log.read_text().splitlines() if "gpt2.py: error:" in line]
+    if said:
+        return f"refused: {said[0].partition('error: ')[2]}"
+    return f"failed with exit code {code}, see {log}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
