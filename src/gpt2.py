@@ -115,7 +115,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         train(Run(checked, settings, launch, device, directory, recorder, progress), weights, resumed)
     except RunStopped as stop:
         failure = stop.reason, stop.exit_code
-    except (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer) as error:
+    except (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, checkpoint.CheckpointFailed) as error:
         failure = str(error), 1
     except torch.OutOfMemoryError as error:
         failure = out_of_memory_advice(settings, error), 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import distributed
 from testbed.launch import Launch
@@ -30,6 +31,10 @@ FREE_TO_CHANGE = (
     "timing_warmup_steps timing_sample_every profile profile_mode quiet_nccl_monitor sample_prompt sample_tokens "
     "threads_per_rank enforce_global_batch_size deepspeed_config"
 ).split()
+
+
+class CheckpointFailed(Exception):
+    """A checkpoint could not be written or read."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,10 @@ def _write(
     strategy: Strategy, settings: RunSettings, launch: Launch, step: int, elapsed_s: float, temporary: Path
 ) -> None:
     distributed.wait_for_everyone()
-    strategy.save_checkpoint(temporary)
+    try:
+        strategy.save_checkpoint(temporary)
+    except CheckpointException as error:  # no Exception
+        raise CheckpointFailed(f"the checkpoint of step {step} could not be written ({_cause(error)})") from error
     torch.save(_random_state(), temporary / f"random_state_rank{launch.rank}.pt")
     distributed.wait_for_everyone()
     if launch.rank == 0:
@@ -134,12 +142,29 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
 
 
 def load(checkpoint: Checkpoint, strategy: Strategy, launch: Launch) -> None:
-    """Put the strategy and this rank's random state back. All ranks call it."""
-    strategy.load_checkpoint(checkpoint.directory)
-    state = torch.load(checkpoint.directory / f"random_state_rank{launch.rank}.pt", weights_only=True)
+    """Put the strategy and this rank's random state back. All ranks call it.
+
+    Raises:
+        CheckpointFailed: a file is missing or damaged.
+    """
+    try:
+        strategy.load_checkpoint(checkpoint.directory)
+        state = torch.load(checkpoint.directory / f"random_state_rank{launch.rank}.pt", weights_only=True)
+    except (Exception, CheckpointException) as error:  # PyTorch's own is no Exception
+        raise CheckpointFailed(
+            f"{checkpoint.directory} cannot be read ({_cause(error)}); delete that folder to resume from the one before"
+        ) from error
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of what went wrong; PyTorch's distributed checkpoint wraps each rank's."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _random_state() -> dict[str, torch.Tensor]:
