@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 
 import pytest
 from conftest import REPOSITORY
 
+from testbed.analysis.agreement import agreement_table
 from testbed.analysis.charts import comparison_table
 from testbed.analysis.runs import load_runs
 from testbed.metrics_file import read_metrics
+from testbed.strategies import STRATEGIES
 
 README = REPOSITORY / "README.md"
 QUICKSTART = REPOSITORY / "docs" / "results" / "quickstart"
+RUN_TYPES = REPOSITORY / "docs" / "results" / "run_types"
+STRATEGIES_PAGE = REPOSITORY / "docs" / "strategies.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "checkpoint" / "README.md"]
 
 
@@ -31,6 +37,35 @@ def test_the_quickstart_page_names_what_was_measured():
             assert fact in page
 
 
+def test_the_table_of_run_types_is_what_the_files_say():
+    """And every run type is in it, but dp, which needs two CUDA devices."""
+    files = {path: read_metrics(path) for path in RUN_TYPES.glob("*/training_metrics.json")}
+    run_types = {path: metrics["training_config"]["run_type"] for path, metrics in files.items()}
+    order = list(STRATEGIES)
+    paths = sorted(files, key=lambda path: (order.index(run_types[path]), path.parent.name))
+    assert agreement_table(load_runs(paths)) in STRATEGIES_PAGE.read_text()
+    assert set(run_types.values()) == STRATEGIES.keys() - {"dp"}
+    page = (RUN_TYPES / "README.md").read_text()
+    for metrics in files.values():
+        assert metrics["status"] == "complete" and metrics["git_dirty"] is False
+        assert metrics["git_commit"] in page
+
+
+def test_the_table_of_model_states_is_what_the_file_says():
+    """Within 2 % on every rank, as the guide claims."""
+    counter = runpy.run_path(str(REPOSITORY / "scripts" / "measure_model_states.py"))
+    counted = json.loads((REPOSITORY / "docs" / "results" / "model_states.json").read_text())
+    assert "\n".join(counter["table"](counted)) in STRATEGIES_PAGE.read_text()
+    rows = [row for result in counted for of_rank in result["per_rank"] for row in of_rank["rows"]]
+    assert {result["ranks"] for result in counted} == {2, 4}
+    assert max(abs(counter["difference"](row)) for row in rows) < 0.02
+
+
+def test_the_guide_tells_of_every_run_type():
+    headings = re.findall(r"^### (.+)$", STRATEGIES_PAGE.read_text(), re.MULTILINE)
+    assert {name for heading in headings for name in heading.split(", ")} == STRATEGIES.keys()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
@@ -42,7 +77,8 @@ def test_the_file_map_names_every_module():
     text = README.read_text()
     for path in (REPOSITORY / "src" / "testbed").rglob("*.py"):
         name = str(path.relative_to(REPOSITORY / "src" / "testbed"))
-        if path.name != "__init__.py" or name == "strategies/__init__.py":
+        is_strategy = name.startswith("strategies/") and path.name != "__init__.py"  # the table of run types has these
+        if name == "strategies/__init__.py" or (path.name != "__init__.py" and not is_strategy):
             assert f"`{name}`" in text, name
 
 
