@@ -24,7 +24,7 @@ class DataParallel(Baseline):
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         super().__init__(settings, model, device)
         self.num_devices = max(1, torch.cuda.device_count()) if device.type == "cuda" else 1
-        self.wrapped = nn.DataParallel(self.model)
+        self.wrapped = nn.DataParallel(_InPrecision(self))
         # each device returns its loss sum, a number; DataParallel says that it makes a vector of them
         warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
 
@@ -48,3 +48,17 @@ class DataParallel(Baseline):
             )
             for group in groups
         ]
+
+
+class _InPrecision(nn.Module):
+    """Enters autocast in the thread of each device: DataParallel's threads know that it is on, but not its type, and
+    would compute in fp16."""
+
+    def __init__(self, strategy: DataParallel):
+        super().__init__()
+        self.model = strategy.model
+        self.autocast = strategy.autocast
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with self.autocast():
+            return self.model(inputs, targets)
