@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed.model import GPT2
@@ -24,6 +24,7 @@ class DDP(Baseline):
         super().__init__(settings, model, device)
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
+        warnings.filterwarnings("ignore", message="broadcast_buffers is deprecated")  # its new name came with 2.13
         self.wrapped = DistributedDataParallel(
             self.model,
             bucket_cap_mb=settings.bucket_cap_mb,
@@ -31,7 +32,15 @@ class DDP(Baseline):
             broadcast_buffers=False,  # the one buffer is a constant
         )
         if settings.gradient_compression == "bf16":
-            self.wrapped.register_comm_hook(None, bf16_compress_hook)
+            self.wrapped.register_comm_hook(None, average_in_bf16)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.wrapped.no_sync()
+
+
+def average_in_bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Half the bytes of a bucket travel. PyTorch's own bf16_compress_hook does the same, but not on the CPU."""
+    buffer = bucket.buffer()
+    compressed = buffer.to(torch.bfloat16).div_(dist.get_world_size(group))
+    travelling = dist.all_reduce(compressed, group=group, async_op=True).get_future()
+    return travelling.then(lambda arrived: buffer.copy_(arrived.value()[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,30 +15,30 @@ from testbed.model import GPT2
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
-    import contextlib
-
     from testbed.settings import RunSettings
 
 
 class FSDP(Baseline):
-    """One group per block, one for embeddings and final LayerNorm. Gradients are reduced with every micro batch, so
-    that they too never lie whole on a rank."""
+    """One group per block, one for embeddings and final LayerNorm. Gradients are reduced into shards with every micro
+    batch, so that they too never lie whole on a rank."""
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        is_native = settings.mixed_precision == "native" and settings.precision == "bf16"
-        options = {
-            "mesh": hybrid_mesh(settings.mesh, device),
-            "reshard_after_forward": settings.reshard_after_forward == "on",
-        }
-        if is_native:
+        self._is_native = settings.mixed_precision == "native"
+        options = {"mesh": hybrid_mesh(settings.mesh, device)}
+        if self._is_native:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in model.h.values():
-            fully_shard(block, **options)
-        fully_shard(model, **options)
-        self._is_native = is_native
+            fully_shard(block, reshard_after_forward=settings.reshard_after_forward == "on", **options)
+        # embedding and head are one matrix: what forward ends with, backward begins with, so it stays gathered
+        fully_shard(model, reshard_after_forward=False, **options)
         super().__init__(settings, model, device)
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
+
+    def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Between the copies of a hybrid mesh, over the slower network, gradients travel once per step."""
+        self.model.set_requires_all_reduce(is_last)
+        return contextlib.nullcontext()
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Native mixed precision needs none: weights arrive in bf16."""
