@@ -70,7 +70,9 @@ def average_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
         return
     travelling: deque[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = deque()
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        # a large tensor is alone in its bucket and needs no copy
+        is_flat = len(bucket) == 1 and bucket[0].is_contiguous()
+        flat = bucket[0].view(-1) if is_flat else torch.cat([tensor.flatten() for tensor in bucket])
         travelling.append((bucket, flat, dist.all_reduce(flat, dist.ReduceOp.AVG, group, async_op=True)))
         if len(travelling) > 1:
             _put_back(*travelling.popleft())
@@ -94,6 +96,8 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 def _put_back(bucket: list[torch.Tensor], flat: torch.Tensor, work: dist.Work) -> None:
     work.wait()
+    if flat.data_ptr() == bucket[0].data_ptr():
+        return
     averages = flat.split([tensor.numel() for tensor in bucket])
     torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(averages, bucket, strict=True)])
 
@@ -169,8 +173,7 @@ def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
         if other != digests[0]:
             raise RanksDiffer(
                 f"the {what} of rank {rank} are not those of rank 0 ({other[:12]}, {digests[0][:12]}): their PyTorch "
-                "draws "
-                "other random numbers; start every rank from the same file with --init_from"
+                "draws other random numbers; start every rank from the same file with --init_from"
             )
 
 

@@ -1,12 +1,13 @@
 """Layers cut over ranks: activations travel forward, their gradients back, by torch.distributed.pipelining.
 
 The token embedding is also the head, so the first and the last stage both hold it: their gradients are added, and as
-both
-begin alike and update alike they stay one matrix. The gradient norm is taken over all stages before any of them clips.
+both begin alike and update alike they stay one matrix. The gradient norm is taken over all stages before any of them
+clips.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from testbed.strategies.baseline import Baseline
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
+MOST_IN_FLIGHT = 2  # activations of validation on their way to the next stage
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -109,7 +111,7 @@ class Pipeline(Baseline):
         stages per rank go through the motions of backward too."""
         self.model.eval()
         loss_sum, num_tokens = torch.zeros((), device=self.device), 0
-        sent = []
+        sent: deque[tuple[torch.Tensor, dist.Work]] = deque()  # an activation must live until it has arrived
         for micro_batch in micro_batches:
             x = micro_batch.inputs
             for number, stage in self.stages.items():
@@ -123,15 +125,19 @@ class Pipeline(Baseline):
                 elif self._holder_of(number + 1) != self.rank:
                     receiver = self._holder_of(number + 1)
                     sent.append((x, dist.isend(x, group=self.pipeline_group, group_dst=receiver)))
+                    if len(sent) > MOST_IN_FLIGHT:
+                        sent.popleft()[1].wait()
         for _, work in sent:
             work.wait()
         return StepResult(loss_sum, num_tokens, None)
 
     def synchronise_gradients(self) -> None:
-        """Add the two gradients of the tied embedding, then average over the data ranks."""
+        """Average over the data ranks, then add the two gradients of the tied embedding. In this order: an average over
+        three ranks or more depends on the length of its buckets, which the two ends do not share, and a sum of two does
+        not, so that both ends update by the same bits."""
+        average_([parameter.grad for parameter in self.parameters], self.data_group)
         if self.tie_group is not None and (self.has_first or self.has_last):
             dist.all_reduce(self.model.wte.weight.grad, group=self.tie_group)
-        average_([parameter.grad for parameter in self.parameters], self.data_group)
 
     def grad_norm(self) -> torch.Tensor:
         """Over all stages; the last stage's copy of the embedding is the first stage's, and counts once."""
