@@ -69,6 +69,7 @@ class Run:
     directory: Path
     recorder: RunRecorder
     progress: Progress
+    weights: Weights | None  # to begin with; let go of once the strategy has taken its part
     best_val_loss: float = math.inf
 
 
@@ -112,7 +113,9 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        train(Run(checked, settings, launch, device, directory, recorder, progress), weights, resumed)
+        run = Run(checked, settings, launch, device, directory, recorder, progress, weights)
+        weights = None  # a rank that holds a part of the model must not keep the whole beside it
+        train(run, resumed)
     except RunStopped as stop:
         failure = stop.reason, stop.exit_code
     except (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, checkpoint.CheckpointFailed) as error:
@@ -145,16 +148,24 @@ def check_same_data(resumed: checkpoint.Checkpoint, sha256: dict[str, str]) -> N
         )
 
 
-def train(run: Run, weights: Weights | None, resumed: checkpoint.Checkpoint | None) -> None:
-    """Build the model and the strategy, then optimizer step after optimizer step."""
-    settings, device, recorder = run.settings, run.device, run.recorder
+def build(run: Run) -> Strategy:
+    """The model that every rank begins with, and around it the strategy, which may keep only a part."""
+    settings = run.settings
     torch.manual_seed(settings.seed)  # every rank draws the same weights ...
     model = GPT2(settings.shape, settings.dropout, settings.use_flash_attention, settings.activation_checkpointing)
-    if weights is not None:
-        model.load_state_dict(weights)
+    if run.weights is not None:
+        model.load_state_dict(run.weights)
+        run.weights = None
     distributed.check_identical(model.state_dict(), "initial weights")
-    strategy = build_strategy(settings, model, device)
+    strategy = build_strategy(settings, model, run.device)
     torch.manual_seed(distributed.seed_of_rank(settings.seed, run.launch.rank))  # ... and its own dropout
+    return strategy
+
+
+def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
+    """Optimizer step after optimizer step."""
+    settings, device, recorder = run.settings, run.device, run.recorder
+    strategy = build(run)
     first_step = 0
     if resumed is not None:
         checkpoint.load(resumed, strategy, run.launch)
@@ -259,8 +270,7 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
 
 def say_what_runs(run: Run, first_step: int) -> None:
     settings, mesh = run.settings, run.settings.mesh
-    if run.launch.is_distributed:
-        run.progress.say(str(mesh))
+    run.progress.say(str(mesh))
     if mesh.pipeline > 1:
         stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
         run.progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))

@@ -81,11 +81,21 @@ REFUSED = {
         2,
         ["--zero_stage 2", "stage 3"],
     ),
-    "buckets that DeepSpeed cannot halve": ("optimized --allgather_bucket_size 7", 2, ["size 7", "6 or 8"]),
+    "buckets that DeepSpeed cannot halve": ("optimized --allgather_bucket_size 7", 2, ["size 7", "give 8"]),
     "native without saying bf16": ("fsdp --mixed_precision native", 2, ["native", "--precision bf16"]),
     "a schedule without a pipeline": ("ddp --pipeline_schedule 1f1b", 2, ["--pipeline_schedule", "pipeline"]),
     "dropout cut over ranks": ("tensor --dropout 0.1", 2, ["--dropout 0.1", "--dropout 0"]),
     "fp16 over stages": ("pipeline --precision fp16", 2, ["fp16", "bf16"]),
+    "fp16 over one stage": ("pipeline --precision fp16 --pipeline_stages 1", 2, ["fp16", "bf16"]),
+    "fp16 over one tensor rank": ("tensor --precision fp16 --tensor_parallel_size 1", 2, ["fp16", "bf16"]),
+    "a pipeline without ranks": ("pipeline", 1, ["pipeline", "torchrun", "baseline"]),
+    "a tensor without ranks": ("tensor", 1, ["tensor", "torchrun", "baseline"]),
+    "a bucket that is no number": ("ddp --bucket_cap_mb abc", 2, ["--bucket_cap_mb", "'abc'", "above 0"]),
+    "dropout on copies": ("dp --dropout 0.1", 1, ["--dropout 0.1", "dp", "ddp"]),
+    "compiled, recomputed and cut": (
+        *("tensor --compile --activation_checkpointing block", 2),
+        ["--compile", "tensor", "block", "selective"],
+    ),
     "fp16 over shards": ("fsdp --precision fp16", 2, ["fp16", "bf16"]),
     "native without bf16": ("fsdp --precision fp32 --mixed_precision native", 2, ["native", "fp32", "bf16"]),
     "native without shards": (
@@ -174,6 +184,9 @@ def test_what_changes_the_mathematics_is_recorded(token_files):
     native = ["--precision", "bf16", "--mixed_precision", "native"]
     assert len(changes("--run_type", "fsdp", *native)) == 1
     assert len(changes("--run_type", "optimized", *native)) == 1
+    assert changes("--run_type", "optimized", *native) != changes("--run_type", "fsdp", *native)
+    assert "fp16" in changes("--run_type", "optimized", "--precision", "fp16")[0]
+    assert changes("--run_type", "ddp", "--precision", "fp16") == ()
 
 
 @pytest.mark.parametrize("num_stages", range(1, 15))
@@ -192,14 +205,14 @@ def test_every_piece_lies_in_one_stage_in_order(size, num_stages):
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("vocab_size", [300, 8192, 50257])
-def test_the_dearest_stage_is_as_cheap_as_any_cut_allows(num_stages, vocab_size):
+def test_the_most_expensive_stage_is_as_cheap_as_any_cut_allows(num_stages, vocab_size):
     shape = ModelShape(num_layers=6, num_heads=4, embedding_size=128, vocab_size=vocab_size)
     costs = piece_costs(shape, 128)
 
-    def dearest(begins: tuple[int, ...]) -> int:
+    def largest(begins: tuple[int, ...]) -> int:
         return max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *begins, len(costs))))
 
-    best = min(dearest(begins) for begins in itertools.combinations(range(1, len(costs)), num_stages - 1))
+    best = min(largest(begins) for begins in itertools.combinations(range(1, len(costs)), num_stages - 1))
     stages = balanced_stages(shape, 128, num_stages)
     block, head = costs[1], costs[-1]
     found = [costs[0] * stage.embeds + block * len(stage.blocks) + head * stage.predicts for stage in stages]

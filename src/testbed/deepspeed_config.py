@@ -45,7 +45,14 @@ NOT_DECIDED_HERE = {
     "pipeline": "ZeRO does not cut the model into stages",
     "data_types": "it follows --precision and --mixed_precision",
     "amp": "it follows --precision",
+    "communication_data_type": "gradients are averaged as --precision and --mixed_precision say",
+    "prescale_gradients": "gradients are averaged, not summed",
+    "gradient_predivide_factor": "gradients are averaged, not summed",
+    "sparse_gradients": "gradients are averaged whole",
+    "compression_training": "it would train another model",
 }
+# of the zero_optimization section: what rounds weights or gradients on their way, and would be another computation
+QUANTIZING = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,12 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     for section in ("fp16", "bf16"):
         if content.get(section, {}).get("enabled", AUTO) not in (True, False, AUTO):
             raise ValueError(f'--deepspeed_config {path}: {section}.enabled must be true, false or "auto"')
+    for key in QUANTIZING:
+        if content.get("zero_optimization", {}).get(key) not in (None, AUTO, False):
+            raise ValueError(
+                f"--deepspeed_config {path}: zero_optimization.{key} rounds what it sends, so the run would compute "
+                "something else than its baseline; remove it"
+            )
     optimizer_type = content.get("optimizer", {}).get("type", AUTO)
     if optimizer_type not in ("AdamW", AUTO):
         raise ValueError(

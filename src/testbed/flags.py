@@ -141,9 +141,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def positive_number(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
 
 
@@ -213,7 +216,8 @@ def _batch_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--micro_batch_size_per_gpu", "--train_micro_batch_size_per_gpu", type=positive,
                        metavar="SEQUENCES",
                        help="sequences of one forward pass on one rank; lower it when memory runs out "
-                       "(default: the largest up to 4 that divides a rank's share)")
+                       "(default: the largest up to 4 that divides a rank's share; in a pipeline smaller, so that "
+                       "every stage is busy, and under model_parallel the whole share)")
     group.add_argument("--grad_accum_steps", type=positive, metavar="N",
                        help="micro batches per optimizer step and rank (default: follows from the global batch)")
     group.add_argument("--enforce_global_batch_size", type=positive, metavar="SEQUENCES",
@@ -248,7 +252,7 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
                        "fp16 mode). auto = bf16 where a trial product is faster in it, else fp32 (default: %(default)s)")
     group.add_argument("--mixed_precision", choices=["autocast", "native"],
                        help="how fsdp and optimized use bf16: autocast = fp32 weights, bf16 products, the baseline's "
-                       "mathematics; native = the engine's own way, bf16 weights and activations beside fp32 masters: less "
+                       "mathematics; native = the engine's own way, bf16 weights and activations beside fp32 masters; needs --precision bf16: less "
                        "memory and traffic, recorded as changing the mathematics (default: autocast)")
     group.add_argument("--activation_checkpointing", choices=["none", "block", "selective"], default="none",
                        help="what backward recomputes to save memory: block = each block from its input; selective = all "
@@ -270,8 +274,8 @@ def _data_parallel_flags(parser: argparse.ArgumentParser) -> None:
                        help="ddp: average gradients in bf16, half the traffic; recorded as changing the mathematics "
                        "(default: none)")
     group.add_argument("--reshard_after_forward", choices=["on", "off"],
-                       help="fsdp: free gathered weights after forward and gather them again for backward; off = faster, "
-                       "more memory (default: on)")
+                       help="fsdp: free gathered weights after forward and gather them again for backward; off = one "
+                       "gathering less, more memory (default: on)")
     group.add_argument("--shard_size", type=positive, metavar="RANKS",
                        help="fsdp: ranks that share one copy of the weights; fewer than all = hybrid, copies are replicated "
                        "as in ddp; the ranks of a node are a good choice (default: all)")
@@ -299,13 +303,13 @@ def _deepspeed_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--zero_stage", type=int, choices=[0, 1, 2, 3],
                        help="what ZeRO shards: 1 optimizer state, 2 and gradients, 3 and weights (default: the file's, else 1)")
     group.add_argument("--offload", choices=["none", "optimizer", "parameters"],
-                       help="keep the optimizer state, or with stage 3 the weights too, in host memory (default: none)")
+                       help="keep the optimizer state, or with stage 3 the weights too, in host memory (default: the file's, else none)")
     group.add_argument("--reduce_bucket_size", type=positive, metavar="ELEMENTS",
-                       help="gradients reduced at once (default: 200000000)")
+                       help="gradients reduced at once (default: the file's, else 200000000)")
     group.add_argument("--allgather_bucket_size", type=positive, metavar="ELEMENTS",
-                       help="updated weights gathered at once (default: 200000000)")
+                       help="updated weights gathered at once; an even number (default: the file's, else 200000000)")
     group.add_argument("--overlap_comm", choices=["on", "off"],
-                       help="reduce gradients while backward goes on (default: on)")
+                       help="reduce gradients while backward goes on (default: the file's, else on)")
 
 
 def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:

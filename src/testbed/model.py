@@ -24,7 +24,7 @@ from testbed.step import NOT_A_TARGET
 
 INIT_STD = 0.02
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-DEAR_OPERATIONS = (
+EXPENSIVE_OPERATIONS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -93,8 +93,8 @@ class Block(nn.Module):
 
 
 def _keep_matrix_products():
-    """Selective checkpointing: what is dear to compute is kept, LayerNorms, GELU and sums are computed again."""
-    return create_selective_checkpoint_contexts(list(DEAR_OPERATIONS))
+    """Selective checkpointing: what is expensive to compute is kept, LayerNorms, GELU and sums are computed again."""
+    return create_selective_checkpoint_contexts(list(EXPENSIVE_OPERATIONS))
 
 
 class GPT2(nn.Module):

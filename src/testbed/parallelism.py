@@ -52,6 +52,7 @@ def options_of_run_type(values: dict[str, Any], typed: frozenset[str]) -> dict[s
         raise ValueError(f"--{name} belongs to --run_type {owners}, not to {run_type}; leave it out")
     options = dict.fromkeys(ALL_OPTIONS)
     for name, default in own.items():
+        assert name in values, f"the option {name} of {run_type} needs a flag in flags.py and a field in RunSettings"
         options[name] = values[name] if values[name] is not None else default
     return options
 
@@ -62,7 +63,14 @@ def mesh_sizes(values: dict[str, Any], world_size: int) -> MeshSizes:
     Raises:
         ValueError: the sizes do not multiply to the world size.
     """
-    own = STRATEGIES[values["run_type"]].options
+    run_type = values["run_type"]
+    own = STRATEGIES[run_type].options
+    if world_size == 1 and own.keys() & {"pipeline_stages", "tensor_parallel_size"}:
+        raise ValueError(
+            f"--run_type {run_type} cuts the model over ranks, but there is one; start it with torchrun "
+            "--nproc-per-node "
+            "2 (or more), or use --run_type baseline"
+        )
     tensor = (values["tensor_parallel_size"] or world_size) if "tensor_parallel_size" in own else 1
     pipeline = (values["pipeline_stages"] or max(1, world_size // tensor)) if "pipeline_stages" in own else 1
     if world_size % (pipeline * tensor):
@@ -73,14 +81,15 @@ def mesh_sizes(values: dict[str, Any], world_size: int) -> MeshSizes:
         ]
         raise ValueError(
             f"{' x '.join(flags)} does not divide the {_ranks(world_size)} that the launcher started: every mesh is "
-            f"data x pipeline x tensor ranks; start a multiple of {pipeline * tensor} ranks, or change the size"
+            f"data x pipeline x tensor ranks; give a size that divides it, or start a multiple of {pipeline * tensor} "
+            "ranks"
         )
     data = world_size // (pipeline * tensor)
     shard = (values["shard_size"] or data) if "shard_size" in own else 1
     if data % shard:
         raise ValueError(
             f"--shard_size {shard} does not divide the {_ranks(data)}: every copy of the weights lies on as many "
-            f"ranks; give one of {', '.join(str(size) for size in range(1, data + 1) if data % size == 0)}"
+            f"ranks; give one of {_divisors(data)}"
         )
     return MeshSizes(data, pipeline, tensor, shard)
 
@@ -91,13 +100,17 @@ def check_combination(values: dict[str, Any], mesh: MeshSizes) -> None:
     Raises:
         ValueError: names the flags, the reason and the way out.
     """
-    for check in (_check_precision, _check_deepspeed, _check_compile, _check_tensor, _check_pipeline):
+    for check in (
+        *(_check_precision, _check_deepspeed, _check_compile, _check_dropout, _check_tensor),
+        _check_pipeline,
+    ):
         check(values, mesh)
 
 
 def _check_precision(values: dict[str, Any], mesh: MeshSizes) -> None:
     run_type, precision = values["run_type"], values["precision"]
-    if precision == "fp16" and (mesh.pipeline > 1 or mesh.tensor > 1 or "shard_size" in STRATEGIES[run_type].options):
+    cuts_the_model = STRATEGIES[run_type].options.keys() & mesh.flags().keys()
+    if precision == "fp16" and cuts_the_model:
         raise ValueError(
             f"--precision fp16 with --run_type {run_type}: its loss scale would have to be decided over ranks that "
             "hold different weights, which is not built; use bf16, or fp16 with ddp or optimized"
@@ -128,9 +141,7 @@ def _check_deepspeed(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
     bucket = values["allgather_bucket_size"]
     if stage in (1, 2) and bucket % 2:
-        raise ValueError(
-            f"--allgather_bucket_size {bucket}: DeepSpeed needs an even number; give {bucket - 1} or {bucket + 1}"
-        )
+        raise ValueError(f"--allgather_bucket_size {bucket}: DeepSpeed needs an even number; give {bucket + 1}")
     if offload == "optimizer" and stage == 0:
         raise ValueError("--offload optimizer needs ZeRO to shard the optimizer state; give --zero_stage 1, 2 or 3")
     if offload == "parameters" and stage != 3:
@@ -152,6 +163,11 @@ def _check_compile(values: dict[str, Any], mesh: MeshSizes) -> None:
             "--compile with --pipeline_schedule zero_bubble: it runs the backward pass of weights apart from that of "
             "activations, which a compiled block does not offer; use 1f1b, or leave --compile out"
         )
+    if values["run_type"] == "tensor" and values["activation_checkpointing"] == "block":
+        raise ValueError(
+            "--compile with --run_type tensor and --activation_checkpointing block: the compiler cannot keep a device "
+            "mesh for the recomputation; use selective, or leave --compile out"
+        )
     if values["zero_stage"] == 3:
         raise ValueError(
             "--compile with --zero_stage 3: DeepSpeed gathers weights in hooks inside the blocks, which break a "
@@ -159,20 +175,26 @@ def _check_compile(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def _check_tensor(values: dict[str, Any], mesh: MeshSizes) -> None:
-    size = values["tensor_parallel_size"] and mesh.tensor
-    if not size:
-        return
-    if values["num_heads"] % size:
-        raise ValueError(
-            f"--tensor_parallel_size {size} does not divide --num_heads {values['num_heads']}: every rank takes as "
-            "many whole heads; choose a size that does"
-        )
-    if values["dropout"] > 0:
+def _check_dropout(values: dict[str, Any], mesh: MeshSizes) -> None:
+    if values["dropout"] > 0 and mesh.tensor > 1:
         raise ValueError(
             f"--dropout {values['dropout']} with --run_type {values['run_type']}: tensor ranks would need the same "
             "random numbers in the residual stream and different ones in their heads, which is not built; use "
             "--dropout 0"
+        )
+    if values["dropout"] > 0 and values["run_type"] == "dp":
+        raise ValueError(
+            f"--dropout {values['dropout']} with --run_type dp: every device would drop the same places of its part of "
+            "the batch; use ddp, or --dropout 0"
+        )
+
+
+def _check_tensor(values: dict[str, Any], mesh: MeshSizes) -> None:
+    size = mesh.tensor
+    if values["num_heads"] % size:
+        raise ValueError(
+            f"--tensor_parallel_size {size} (by default all ranks) does not divide --num_heads {values['num_heads']}: "
+            f"every rank takes as many whole heads; possible are {_divisors(values['num_heads'])}"
         )
 
 
@@ -184,7 +206,7 @@ def _check_pipeline(values: dict[str, Any], mesh: MeshSizes) -> None:
     if stages > units:
         raise ValueError(
             f"--pipeline_stages {mesh.pipeline} x {values['stages_per_rank'] or 1} stages per rank = {stages} stages, "
-            f"but --num_layers {values['num_layers']}, the embedding and the head are {units} pieces; use fewer stages"
+            f"but --num_layers {values['num_layers']}, the embedding and the head are {units} pieces; lower one of them"
         )
     if values["pipeline_schedule"] == "zero_bubble" and values["activation_checkpointing"] != "none":
         raise ValueError(
@@ -211,9 +233,8 @@ def check_schedule(values: dict[str, Any], mesh: MeshSizes) -> None:
     rounds = max(1, count // mesh.pipeline)
     if schedule == "interleaved_1f1b" and count % rounds:
         raise ValueError(
-            f"--pipeline_schedule interleaved_1f1b takes micro batches in {rounds} equal rounds, but a step has "
-            f"{count}; "
-            f"choose batch sizes that make it a multiple of {mesh.pipeline}"
+            f"--pipeline_schedule interleaved_1f1b takes micro batches in {rounds} equal rounds, but a step "
+            f"has {count}; choose batch sizes that make it a multiple of {mesh.pipeline}"
         )
 
 
@@ -245,9 +266,17 @@ def math_changes(values: dict[str, Any]) -> tuple[str, ...]:
     changes = []
     if values["gradient_compression"] == "bf16":
         changes.append("gradients are averaged in bf16")
-    if values["mixed_precision"] == "native":
-        changes.append("bf16 weights and activations of the engine's own mixed precision")
+    if values["mixed_precision"] == "native" and values["run_type"] == "fsdp":
+        changes.append("FSDP's own mixed precision: bf16 weights and activations, gradients averaged in fp32")
+    elif values["mixed_precision"] == "native":
+        changes.append("DeepSpeed's own bf16 mode: bf16 weights, activations and averages of gradients")
+    if values["run_type"] == "optimized" and values["precision"] == "fp16":
+        changes.append("DeepSpeed's own fp16 mode: fp16 weights, activations and averages of gradients")
     return tuple(changes)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
 
 
 def _ranks(number: int) -> str:

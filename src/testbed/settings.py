@@ -31,9 +31,11 @@ from testbed.parallelism import (
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
 
-FOLLOWS = {"micro_batch_size_per_gpu", "min_learning_rate", "warmup_steps", "lr_decay_steps", "threads_per_rank"} | {
-    *("shard_size", "pipeline_stages", "stages_per_rank", "tensor_parallel_size")
-}
+FOLLOWS = frozenset(
+    "micro_batch_size_per_gpu min_learning_rate warmup_steps lr_decay_steps threads_per_rank shard_size "
+    "pipeline_stages "
+    "stages_per_rank tensor_parallel_size".split()
+)
 DEFAULT_DEEPSPEED_CONFIG = Path(__file__).parent.parent / "deepspeed_config.json"
 
 

@@ -22,7 +22,7 @@ class Stage:
 
 
 def balanced_stages(shape: ModelShape, seq_length: int, num_stages: int) -> list[Stage]:
-    """Cut embedding, blocks and head so that the dearest stage is as cheap as can be: all others wait for it."""
+    """Cut embedding, blocks and head so that the most expensive stage is as cheap as can be: all others wait for it."""
     pieces = _cut(piece_costs(shape, seq_length), num_stages)
     return [
         Stage(

@@ -245,7 +245,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
     work = {name: config[name] for name in _WORK_FROM_CONFIG}
-    work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # older files: no run type had any
+    work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
     work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]

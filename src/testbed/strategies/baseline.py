@@ -50,6 +50,8 @@ class Baseline:
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
+        # Strategies average gradients over data ranks, each a mean over its own tokens: right because a training batch
+        # gives every rank as many. data.py fills no training window up.
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         loss_sum = torch.zeros((), device=self.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
