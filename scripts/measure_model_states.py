@@ -59,7 +59,7 @@ NOTES = """Why a formula is not the ZeRO paper's (more in src/testbed/memory_mod
   ZeRO 1, 2  gradients: whole tensors where a rank's part cuts one, so more than 2 P / N; stage 1 keeps no others either
   ZeRO 1-3   fp32 copy for update: the gradients that Adam reads, made for one parameter group at a time
   FSDP       fp32 shards are weights and masters in one: 4 + 4 + 8 in place of 2 + 2 + 12"""
-STRATEGIES = {
+CASES = {
     "ZeRO 1": f"--run_type optimized --zero_stage 1 {NATIVE_BF16}",
     "ZeRO 2": f"--run_type optimized --zero_stage 2 {NATIVE_BF16}",
     "ZeRO 3": f"--run_type optimized --zero_stage 3 {NATIVE_BF16}",
@@ -72,6 +72,8 @@ STRATEGIES = {
 
 def main() -> int:
     arguments = parse_arguments()
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before the minutes, not after
     shape = ModelShape(
         arguments.num_layers, arguments.num_heads, arguments.embedding_size, arguments.vocab_size, SEQUENCE
     )
@@ -99,8 +101,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=_numbers, default=[2, 4], metavar="N,N",
                         help="numbers of ranks to run on (default: 2,4)")  # fmt: skip
-    parser.add_argument("--strategies", type=_names, default=list(STRATEGIES), metavar="NAME,NAME",
-                        help=f"of {', '.join(STRATEGIES)} (default: all)")  # fmt: skip
+    parser.add_argument("--strategies", type=_names, default=list(CASES), metavar="NAME,NAME",
+                        help=f"of {', '.join(CASES)} (default: all)")  # fmt: skip
     for name, default in (("num_layers", 4), ("num_heads", 4), ("embedding_size", 384), ("vocab_size", 8000)):
         parser.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help="of the model (default: %(default)s)"
@@ -115,9 +117,9 @@ def _numbers(text: str) -> list[int]:
 
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in STRATEGIES]
+    unknown = [name for name in names if name not in CASES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(STRATEGIES)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(CASES)}")
     return names
 
 
@@ -142,7 +144,7 @@ def write_inputs(folder: Path, shape: ModelShape) -> list[str]:
 def launch(folder: Path, ranks: int, flags: list[str], names: list[str]) -> list[dict] | None:
     """Train some strategies on so many ranks. Returns the counts of each; None if a rank failed, after showing what it
     said."""
-    runs = {name: [*flags, *STRATEGIES[name].split()] for name in names}
+    runs = {name: [*flags, *CASES[name].split()] for name in names}
     for run_flags in runs.values():
         # two micro batches on each data rank, enough of them for a pipeline
         run_flags += ["--micro_batch_size_per_gpu", "1", "--global_batch_size", str(2 * ranks)]

@@ -5,9 +5,8 @@
     python scripts/train_every_run_type.py --draw_only --out DIR  # the picture and the table of runs that are there
 
 It needs train_small.bin and val_small.bin (download_data.py, preprocess_small.py). A run that is complete is kept; a
-run type
-that is refused is named with the reason. Exit code 1 when a run failed, or another than dp (two CUDA devices) was
-refused.
+run type that is refused is named with the reason. Exit code 1 when a run failed, or another than dp (which needs two
+CUDA devices) was refused.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FURTHER = {
     "pipeline_zero_bubble": ["--run_type", "pipeline", "--pipeline_schedule", "zero_bubble"],
 }
 WORK = (
-    "--model nano --seq_length 128 --epochs 100 --learning_rate 3e-3 --precision fp32 "
+    "--model nano --seq_length 128 --epochs 100 --learning_rate 1e-3 --precision fp32 "
     "--micro_batch_size_per_gpu 4 --max_val_steps 4 --sample_tokens 0"
 ).split()
 
@@ -60,16 +59,22 @@ def main() -> int:
         if arguments.draw_only or (arguments.out / name / COMPLETE).exists():
             continue
         print(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
-        print(outcome := train(name, flags, arguments), flush=True)
+        outcome = train(name, flags, arguments)
+        print(outcome, flush=True)
         is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
         failed += [] if outcome.startswith("complete") or is_excused else [name]
     done = [arguments.out / name for name in runs if (arguments.out / name / COMPLETE).exists()]
-    if not done:
-        print(f"no complete run under {arguments.out}", file=sys.stderr)
+    if arguments.out / "baseline" not in done:
+        print(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
         return 1
-    loaded = load_runs(done)
+    try:
+        loaded = load_runs(done)
+        table = agreement_table(loaded)
+    except ValueError as error:  # runs of an earlier call with other --steps, say
+        print(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
+        return 1
     write_agreement_figure(loaded, arguments.figure)
-    print(f"\n{agreement_table(loaded)}\n\npicture: {arguments.figure}")
+    print(f"\n{table}\n\npicture: {arguments.figure}")
     return 1 if failed else 0
 
 
@@ -80,7 +85,8 @@ def train(name: str, flags: list[str], arguments: argparse.Namespace) -> str:
     log.parent.mkdir(parents=True, exist_ok=True)
     ranks = arguments.ranks if STRATEGIES[flags[1]].is_distributed else 1
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(REPOSITORY / "src" / "gpt2.py"), *flags, *WORK]
+    program = os.path.relpath(REPOSITORY / "src" / "gpt2.py")  # it is recorded, and a record should not name a home
+    command = [sys.executable, *launcher, program, *flags, *WORK]
     command += ["--max_train_steps", str(arguments.steps), "--warmup_steps", str(arguments.steps // 5)]
     command += ["--checkpoint_path", str(folder), "--overwrite"]
     started_s = time.perf_counter()

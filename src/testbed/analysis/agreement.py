@@ -72,7 +72,7 @@ def agreement_figure(runs: Sequence[Run]) -> Figure:
         below.axhline(spacing, color="#888888", linewidth=1)
         said = f"float32 cannot tell losses near {nearest:.0f} apart that lie closer than this"
         place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        below.annotate(said, (1, spacing), fontsize=8, color="#555555", **place)
+        below.annotate(said, (0.99, spacing), fontsize=8, color="#555555", **place)
         for axis in (above, below):
             axis.grid(axis="y")
     return figure
