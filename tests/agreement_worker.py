@@ -8,6 +8,7 @@ the name of a mistake of tests/planted_bugs.py that is made on purpose, to see t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,13 +17,14 @@ from pathlib import Path
 
 import torch
 from planted_bugs import making
+from torch.distributed.fsdp import FSDPModule
 
 from testbed import distributed
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.flags import parse_command_line
 from testbed.launch import read_launch
 from testbed.measure import StepClock
-from testbed.model import GPT2
+from testbed.model import GPT2, Block
 from testbed.optimizer import learning_rate_at
 from testbed.settings import RunSettings, check_run
 from testbed.step import StepResult
@@ -35,6 +37,41 @@ def build(settings: RunSettings) -> Strategy:
     torch.manual_seed(settings.seed)
     model = GPT2(settings.shape, settings.dropout, activation_checkpointing=settings.activation_checkpointing)
     return build_strategy(settings, model, CPU)
+
+
+def what_was_built(strategy: Strategy) -> list[str]:
+    """Facts of the strategy itself, not of what was asked for: one that quietly ran as another has other facts."""
+    built = [type(strategy).__name__]
+    wrapped = getattr(strategy, "wrapped", None)
+    if isinstance(wrapped, FSDPModule):
+        groups = [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
+        mesh = next(wrapped.parameters()).device_mesh
+        built.append(f"{len(groups)} groups on {dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}")
+    if hasattr(strategy, "schedule"):
+        built.append(f"{type(strategy.schedule).__name__} of {strategy.micro_batches_per_pass}")
+    if hasattr(strategy, "engine"):
+        built.append(f"stage {strategy.engine.zero_optimization_stage()}")
+    if strategy.settings.compile and torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+        built.append("compiled")
+    return built
+
+
+class CountedCalls:
+    """Counts how often a block computes: recomputed blocks do it once more per micro batch."""
+
+    def __init__(self):
+        self.number, self.plain = 0, Block._layer
+
+    def __enter__(self) -> CountedCalls:
+        def counting(block: Block, x: torch.Tensor) -> torch.Tensor:
+            self.number += 1
+            return self.plain(block, x)
+
+        Block._layer = counting
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        Block._layer = self.plain
 
 
 def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) -> list[float]:
@@ -65,12 +102,19 @@ def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, fold
 def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     checked = check_run(parse_command_line(arguments), read_launch())
     settings = checked.settings
+    if settings.compile:  # loading the compiler takes seconds
+        import torch._dynamo.utils
+
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
     strategy = build(settings)
     batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
     losses, norms, windows = [], [], []
     for step in range(settings.last_step):
         micro_batches = batches.of_step(step)
-        result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
+        # a compiled block is left alone: counting would become part of what is compiled
+        with contextlib.nullcontext(CountedCalls()) if settings.compile else CountedCalls() as calls:
+            result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
         losses.append(distributed.gather_step(result, StepClock(CPU), CPU).loss)
         norms.append(float(result.grad_norm))
         read = [zlib.crc32(row.numpy().tobytes()) for batch in micro_batches for row in batch.inputs]
@@ -90,7 +134,7 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
         kept.append(torch.cat([tensor[:channels], tensor[2 * channels :]]) if name.endswith("c_attn.bias") else tensor)
     weights_in_a_row = torch.cat([tensor.flatten() for tensor in kept]).tolist() if kept else []
     parameter_bytes = sum(tensor.numel() * tensor.element_size() for tensor in strategy.model_states()["parameters"])
-    data_world_size = strategy.data_world_size
+    data_world_size, built = strategy.data_world_size, what_was_built(strategy)
     continued = None
     if checkpoint_folder is None:
         strategy.close()
@@ -100,6 +144,8 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
         "world_size": read_launch().world_size,
         "data_world_size": data_world_size,
         "continued": continued,
+        "built": built,
+        "block_passes": sum(distributed.gather_objects(calls.number)),
         "mesh": str(settings.mesh),
         "losses": losses,
         "grad_norms": norms,

@@ -38,8 +38,16 @@ class DDP(Baseline):
         return contextlib.nullcontext() if is_last else self.wrapped.no_sync()
 
 
-def average_in_bf16(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Half the bytes of a bucket travel. PyTorch's own bf16_compress_hook does the same, but not on the CPU."""
+def average_in_bf16(group, bucket):  # DDP compares annotations with its types, and here they would be strings
+    """Half the bytes of a bucket travel. PyTorch's own bf16_compress_hook does the same, but not on the CPU.
+
+    Args:
+        group: what was registered with the hook; None: all ranks.
+        bucket: a dist.GradBucket.
+
+    Returns:
+        A future of the bucket's averaged gradients.
+    """
     buffer = bucket.buffer()
     compressed = buffer.to(torch.bfloat16).div_(dist.get_world_size(group))
     travelling = dist.all_reduce(compressed, group=group, async_op=True).get_future()
