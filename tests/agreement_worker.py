@@ -9,6 +9,7 @@ the name of a mistake of tests/planted_bugs.py that is made on purpose, to see t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -103,10 +104,9 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     checked = check_run(parse_command_line(arguments), read_launch())
     settings = checked.settings
     if settings.compile:  # loading the compiler takes seconds
-        import torch._dynamo.utils
-
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        compiler = importlib.import_module("torch._dynamo")
+        compiler.reset()
+        compiler.utils.counters.clear()
     strategy = build(settings)
     batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
     losses, norms, windows = [], [], []
