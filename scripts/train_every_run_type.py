@@ -20,7 +20,8 @@ from pathlib import Path
 
 from testbed.analysis.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs import load_runs
-from testbed.run_directory import COMPLETE
+from testbed.metrics_file import read_metrics
+from testbed.run_directory import METRICS
 from testbed.strategies import STRATEGIES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -56,14 +57,14 @@ def main() -> int:
     runs = dict(sorted(runs.items(), key=lambda run: (order.index(run[1][1]), run[0])))
     failed = []
     for number, (name, flags) in enumerate(runs.items(), start=1):
-        if arguments.draw_only or (arguments.out / name / COMPLETE).exists():
+        if arguments.draw_only or is_complete(arguments.out / name):
             continue
         print(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
         outcome = train(name, flags, arguments)
         print(outcome, flush=True)
         is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
         failed += [] if outcome.startswith("complete") or is_excused else [name]
-    done = [arguments.out / name for name in runs if (arguments.out / name / COMPLETE).exists()]
+    done = [arguments.out / name for name in runs if is_complete(arguments.out / name)]
     if arguments.out / "baseline" not in done:
         print(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
         return 1
@@ -76,6 +77,11 @@ def main() -> int:
     write_agreement_figure(loaded, arguments.figure)
     print(f"\n{table}\n\npicture: {arguments.figure}")
     return 1 if failed else 0
+
+
+def is_complete(folder: Path) -> bool:
+    metrics = folder / METRICS
+    return metrics.exists() and read_metrics(metrics)["status"] == "complete"
 
 
 def train(name: str, flags: list[str], arguments: argparse.Namespace) -> str:

@@ -120,7 +120,8 @@ def train(token_files, tmp_path_factory):
 
     @functools.cache
     def launch(run_type: str, ranks: int, further: tuple[str, ...]) -> dict[tuple[str, str], dict]:
-        keys = [(flags, clipping) for flags in further for clipping in CLIPPING]
+        # what is only compared roughly is trained once
+        keys = [(flags, clipping) for flags in further for clipping in list(CLIPPING)[: 1 if "bf16" in flags else 2]]
         cases = [
             (
                 case_flags(token_files, ["--run_type", run_type, *flags.split()], CLIPPING[clipping]),
