@@ -12,13 +12,11 @@ off its formula, or a run failed.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,25 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 
 import numpy as np
 
-from testbed.memory_model import elements_held, model_state_bytes, published_zero_bytes, update_copy_bytes
+from testbed.memory_model import elements_held
 from testbed.model_shape import ModelShape
-from testbed.stages import balanced_stages
 from testbed.token_file import TokenFileWriter
 
 if TYPE_CHECKING:
-    import torch
-
     from testbed.launch import Launch
-    from testbed.settings import RunSettings
-    from testbed.strategies import Strategy
 
 TOLERANCE = 0.02
 STEPS = 2
 SEQUENCE = 16  # activations are not what is counted, and bf16 is slow on a CPU
-SMALLEST_LISTED = 64 * 1024  # bytes; what is smaller and no model state is not worth a line
 TIMEOUT_S = 600
-UPDATE_COPY, TRANSIENT = "fp32 copy for update", "transient and other"
-Storages = dict[int, tuple[int, str]]  # address -> bytes, what it is
 NATIVE_BF16 = "--precision bf16 --mixed_precision native"
 # stage 3 keeps weights below the threshold whole on every rank; the formula has none of them
 DEEPSPEED_CONFIG = {
@@ -182,7 +172,7 @@ def table(results: list[dict]) -> list[str]:
             lines.append(f"{result['strategy']:<10}{result['ranks']:>5} {rank:>5}  {row['kind']:<21}{numbers}")
         apart = f"{sum(of_rank['transient'].values()):>15,}"
         named = ", ".join(f"{what} {size:,}" for what, size in of_rank["transient"].items())
-        lines.append(f"{'':<23}{TRANSIENT:<21}{apart}  {named}".rstrip())
+        lines.append(f"{'':<23}{'transient and other':<21}{apart}  {named}".rstrip())
     return lines
 
 
@@ -214,6 +204,7 @@ def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
     from testbed.data import TrainingBatches
     from testbed.flags import parse_command_line
     from testbed.model import GPT2
+    from testbed.model_states import beside_formulas, count_before_updates, live_tensors
     from testbed.optimizer import learning_rate_at
     from testbed.settings import check_run
     from testbed.strategies import build_strategy
@@ -234,88 +225,6 @@ def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
         strategy.train_step(batches.of_step(step), learning_rate_at(step, settings))
     strategy.close()
     return beside_formulas(count, settings, launch.rank)
-
-
-def count_before_updates(strategy: Strategy, not_counted: list[torch.Tensor]) -> dict[str, Storages]:
-    """Count in AdamW's pre-hook whenever the dictionary that is returned is empty.
-
-    ZeRO calls AdamW once for each parameter group. At the first call, the matrices', nothing is updated yet: that one
-    counts, and it finds the fp32 gradients of that group.
-    """
-    count: dict[str, Storages] = {}
-
-    def before_adamw(optimizer: torch.optim.Optimizer, *_) -> None:
-        if count:
-            return
-        states = strategy.model_states()
-        buffers = states.pop("buffers", [])  # DeepSpeed's, listed apart; some are held where the walk does not see them
-        count.update({kind: storages(tensors) for kind, tensors in states.items()})
-        apart = {
-            UPDATE_COPY: (p.grad for group in optimizer.param_groups for p in group["params"]),
-            TRANSIENT: [*buffers, *live_tensors()],
-        }
-        for kind, tensors in apart.items():
-            known = storages(not_counted).keys() | {address for found in count.values() for address in found}
-            count[kind] = {address: what for address, what in storages(tensors).items() if address not in known}
-
-    optimizer = strategy.adamw if hasattr(strategy, "engine") else strategy.optimizer
-    optimizer.register_step_pre_hook(before_adamw)
-    return count
-
-
-def storages(tensors: Iterable[torch.Tensor | None]) -> Storages:
-    """Each allocation once, however many tensors are views of it."""
-    from testbed.optimizer import local_tensor
-
-    found = {}
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        storage = local_tensor(tensor).untyped_storage()
-        if storage.nbytes() > 0:
-            elements = storage.nbytes() // tensor.element_size()
-            found[storage.data_ptr()] = (storage.nbytes(), f"{elements:,} {str(tensor.dtype).removeprefix('torch.')}")
-    return found
-
-
-def live_tensors() -> list[torch.Tensor]:
-    """Every CPU tensor that Python knows. What C++ alone holds (saved for a backward pass, say) is not among them."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    gc.collect()  # what only a cycle keeps is not alive
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    # the local part of a DTensor is a tensor of its own
-    return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type == "cpu"]
-
-
-def beside_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) -> dict[str, Any]:
-    """A rank's counts in rows with their formulas, and what is transient by description."""
-    shape, mesh = settings.shape, settings.mesh
-    formulas = model_state_bytes(
-        shape,
-        mesh,
-        zero_stage=settings.zero_stage,
-        has_16_bit_weights=settings.mixed_precision == "native",
-        data_rank=rank,  # only ZeRO asks, and there every rank is a data rank
-        # 1F1B has one stage on each rank, and here all ranks are pipeline ranks
-        stages=[balanced_stages(shape, SEQUENCE, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,
-    )
-    paper = {}
-    if settings.mixed_precision == "native":
-        paper = published_zero_bytes(shape, mesh.data, zero_stage=settings.zero_stage or 3)
-    if settings.zero_stage:
-        formulas[UPDATE_COPY], paper[UPDATE_COPY] = update_copy_bytes(shape, mesh.data, settings.zero_stage), 0
-    rows = []
-    for kind, formula in formulas.items():
-        measured = sum(size for size, _ in count[kind].values())
-        row = {"kind": kind, "measured_bytes": measured, "formula_bytes": formula, "paper_bytes": paper.get(kind)}
-        rows.append(row)
-    transient: dict[str, int] = {}
-    for size, what in sorted(count[TRANSIENT].values(), reverse=True):
-        if size >= SMALLEST_LISTED:
-            transient[what] = transient.get(what, 0) + size
-    return {"rows": rows, "transient": transient}
 
 
 if __name__ == "__main__":

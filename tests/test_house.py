@@ -22,7 +22,7 @@ LAYERS = [
     "settings progress",
     "measure environment run_facts distributed device profiling",
     "model optimizer data weights inference inference.generate sample recorder",
-    "checkpoint",  # and the strategies: whatever lies in their folder
+    "checkpoint model_states",  # and the strategies: whatever lies in their folder
 ]
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
 LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])

@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import REPOSITORY, run_program
 
-from testbed.memory_model import elements_held, model_state_bytes, published_zero_bytes, update_copy_bytes
+from testbed.memory_model import UPDATE_COPY, elements_held, model_state_bytes, published_zero_bytes, update_copy_bytes
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
+from testbed.model_states import TRANSIENT, count_before_updates, live_tensors
 from testbed.parallelism import MeshSizes
 from testbed.stages import Stage
 
@@ -107,20 +108,20 @@ def test_live_tensors_of_two_ranks_are_what_the_formulas_say(tmp_path):
     assert differs > 0
 
 
-def test_the_count_finds_what_is_alive_and_counts_an_allocation_once(script):
-    earlier = script.live_tensors()
+def test_the_count_finds_what_is_alive_and_counts_an_allocation_once():
+    earlier = live_tensors()
     weight = torch.nn.Parameter(torch.zeros(1000)[:10])  # a view that keeps all of its 4,000 bytes alive
     weight.grad = torch.ones(10)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     states = {"parameters": [weight, weight.detach()], "gradients": [weight.grad], "optimizer": []}
     strategy = SimpleNamespace(optimizer=optimizer, model_states=lambda: dict(states))
-    count = script.count_before_updates(strategy, not_counted=earlier)
+    count = count_before_updates(strategy, not_counted=earlier)
     forgotten = torch.zeros(1 << 18)
     optimizer.step()
     assert [size for size, _ in count["parameters"].values()] == [4000]
     assert [size for size, _ in count["gradients"].values()] == [40]
-    assert count[script.UPDATE_COPY] == {}
-    assert count[script.TRANSIENT][forgotten.data_ptr()] == (1 << 20, "262,144 float32")
+    assert count[UPDATE_COPY] == {}
+    assert count[TRANSIENT][forgotten.data_ptr()] == (1 << 20, "262,144 float32")
 
 
 @pytest.mark.parametrize(("measured", "exit_code"), [(1019, 0), (1021, 1), (979, 1)])

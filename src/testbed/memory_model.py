@@ -16,6 +16,7 @@ from testbed.parallelism import MeshSizes
 from testbed.stages import Stage
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type
+UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
 
 

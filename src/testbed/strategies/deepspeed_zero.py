@@ -37,11 +37,11 @@ class DeepSpeedZero:
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
         model = model.to(device)
-        self.adamw = build_adamw(model, settings)
+        self.optimizer = build_adamw(model, settings)
         self._linear = torch.nn.functional.linear
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=self.adamw,
+            optimizer=self.optimizer,
             config=effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings),
             dist_init_required=False,
         )
@@ -103,7 +103,7 @@ class DeepSpeedZero:
         fp32 copy of the gradients that the update reads, made for one parameter group at a time.
         """
         held = STATES_OF_STAGE[self.settings.zero_stage](self.engine)
-        held["optimizer"] += [value for state in self.adamw.state.values() for value in state.values()]
+        held["optimizer"] += [value for state in self.optimizer.state.values() for value in state.values()]
         seen: set[tuple] = set()
         return {kind: _whole_allocations(tensors, seen) for kind, tensors in held.items()}
 
