@@ -185,8 +185,9 @@ def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[tuple])
 def _import_deepspeed(device: torch.device):
     """Import DeepSpeed for this device, without its banner and without a build that training does not need."""
     os.environ["DS_ACCELERATOR"] = device.type
-    # its own call of a function that PyTorch 2.13 renamed; nothing a user could do about
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor.*", category=FutureWarning)
+    # its own calls of functions that PyTorch 2.13 renamed; nothing a user could do about
+    renamed = ".*(all_gather_into_tensor|reduce_scatter_tensor).*"
+    warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
     import deepspeed
     import deepspeed.ops
     from deepspeed.utils import logger
