@@ -20,6 +20,7 @@ def digests_of(monkeypatch, *ranks: dict[str, torch.Tensor]) -> list[str]:
     """What each rank would send; the last one then checks against all."""
     sent: list[str] = []
     monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(distributed, "gather_objects", lambda mine: sent.append(mine) or list(sent))
     for tensors in ranks:
         distributed.check_identical(tensors, "initial weights")

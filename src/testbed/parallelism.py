@@ -68,8 +68,7 @@ def mesh_sizes(values: dict[str, Any], world_size: int) -> MeshSizes:
     if world_size == 1 and own.keys() & {"pipeline_stages", "tensor_parallel_size"}:
         raise ValueError(
             f"--run_type {run_type} cuts the model over ranks, but there is one; start it with torchrun "
-            "--nproc-per-node "
-            "2 (or more), or use --run_type baseline"
+            "--nproc-per-node 2 (or more), or use --run_type baseline"
         )
     tensor = (values["tensor_parallel_size"] or world_size) if "tensor_parallel_size" in own else 1
     pipeline = (values["pipeline_stages"] or max(1, world_size // tensor)) if "pipeline_stages" in own else 1
