@@ -32,22 +32,27 @@ import torch
 
 from testbed import checkpoint, distributed, run_directory
 from testbed.atomic_file import write_text
+from testbed.attribution import attribution
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device, with_precision_resolved
+from testbed.flops import peak_from_table
 from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood
-from testbed.measure import StepClock, measured_peak, peak_memory
+from testbed.measure import PeakRate, peak_memory
 from testbed.model import GPT2
 from testbed.model_shape import size_name
 from testbed.optimizer import learning_rate_at
-from testbed.profiling import nvtx_range, profiler_window
+from testbed.profiling import profiler_window
 from testbed.progress import Progress
 from testbed.recorder import RunRecorder
 from testbed.run_facts import facts_of_run
 from testbed.sample import sample_text
+from testbed.scalars import Scalars
 from testbed.stages import balanced_stages
 from testbed.step import StepResult
+from testbed.step_clock import StepClock, named_range
 from testbed.strategies import STRATEGIES, Strategy, build_strategy
 from testbed.token_file import check_token_file
+from testbed.utilization import UtilizationSampler
 from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
 
 
@@ -70,6 +75,8 @@ class Run:
     recorder: RunRecorder
     progress: Progress
     weights: Weights | None  # to begin with; let go of once the strategy has taken its part
+    first_step: int  # optimizer steps done by earlier starts of this run
+    scalars: Scalars
     best_val_loss: float = math.inf
 
 
@@ -113,7 +120,9 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        run = Run(checked, settings, launch, device, directory, recorder, progress, weights)
+        first_step = resumed.step if resumed else 0
+        scalars = Scalars(settings, directory / run_directory.TENSORBOARD, first_step, is_writer=launch.rank == 0)
+        run = Run(checked, settings, launch, device, directory, recorder, progress, weights, first_step, scalars)
         weights = None  # a rank that holds a part of the model must not keep the whole beside it
         train(run, resumed)
     except RunStopped as stop:
@@ -166,28 +175,30 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
     """Optimizer step after optimizer step."""
     settings, device, recorder = run.settings, run.device, run.recorder
     strategy = build(run)
-    first_step = 0
     if resumed is not None:
         checkpoint.load(resumed, strategy, run.launch)
-        first_step = resumed.step
-        earlier = [row["val_loss"] for row in resumed.metrics["evaluations"] if row["step"] <= first_step]
+        earlier = [row["val_loss"] for row in resumed.metrics["evaluations"] if row["step"] <= run.first_step]
         run.best_val_loss = min(earlier, default=math.inf)
     batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
-    say_what_runs(run, first_step)
+    say_what_runs(run)
+    peak = peak_rate(run)
+    sampler = UtilizationSampler(device)
 
-    clock = StepClock(device)
+    clock = StepClock(device, emits_nvtx=settings.profile_mode)
+    sampler.start()
     recorder.begin_training(startup_s=time.perf_counter() - STARTED_S)
     with profiler_window(settings, run.directory / run_directory.PROFILER_LOGS, run.launch.rank) as profile_step:
-        for step in range(first_step, settings.last_step):
+        for step in range(run.first_step, settings.last_step):
             learning_rate = learning_rate_at(step, settings)
-            with nvtx_range("train/step", settings.profile_mode), clock:  # the wait for data is inside, as its own part
+            with clock:  # the wait for data is inside, as a phase of its own
                 micro_batches = clock.data_wait(batches.of_step, step)
                 result = strategy.train_step(micro_batches, learning_rate)
             world = distributed.gather_step(result, clock, device)  # a collective, so outside the clock
             grad_norm = checked_grad_norm(step + 1, world.loss, float(result.grad_norm), settings)
             recorder.add_step(step + 1, world, grad_norm, learning_rate)
             run.progress.show_step(step + 1, world.loss, learning_rate, world.step_time_s)
+            run.scalars.add_step(step + 1, world.loss, grad_norm, learning_rate, world.step_time_s)
             profile_step()
             is_last = step + 1 == settings.last_step
             if is_last or is_due(step + 1, settings.eval_every) or is_due(step + 1, settings.steps_per_epoch):
@@ -196,10 +207,13 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
                 recorder.write("running")  # a checkpoint without the rows up to it could not be resumed from
                 checkpoint.save(strategy, settings, run.launch, step + 1, recorder.elapsed_s)
             recorder.write_if_due()
+            if peak is not None:
+                peak.measure_if_due(world.step_time_s)
     batches.close()
+    recorder.add_utilization(distributed.gather_objects(sampler.stop()))
     if settings.eval_only:
         validate(run, strategy, validation, 0)
-    finish(run, strategy)
+    finish(run, strategy, peak)
 
 
 def is_due(step: int, every: int | None) -> bool:
@@ -229,7 +243,7 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
     start_s = time.perf_counter()
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
     for index in run.progress.batches(len(batches), "validation"):
-        with nvtx_range("val/batch", run.settings.profile_mode):
+        with named_range("val/batch", run.settings.profile_mode):
             result = strategy.evaluate(batches.of_batch(index))
         loss_sum += result.loss_sum
         num_tokens += result.num_target_tokens
@@ -237,6 +251,7 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
     run.recorder.add_memory(step, distributed.gather_objects(peak_memory(run.device)))
     seconds = time.perf_counter() - start_s
     run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
+    run.scalars.add_validation(step, world.loss)
     run.progress.say(f"step {step:>5}  validation loss {world.loss:.4f}  ({seconds:.1f} s)")
     if world.loss < run.best_val_loss:
         run.best_val_loss = world.loss
@@ -244,10 +259,32 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
             export(run, strategy.full_state_dict(), run.directory / run_directory.BEST)
 
 
-def finish(run: Run, strategy: Strategy) -> None:
-    """Leave the weights, a sample, the device's peak rate, the closed metrics file and RUN_COMPLETE.txt."""
+def peak_rate(run: Run) -> PeakRate | None:
+    """Begin to measure what a device can do at best; None where the data sheet says it."""
+    name = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
+    if peak_from_table(name, run.settings.precision) is not None:
+        return None
+    peak = PeakRate(run.device, run.settings.precision)
+    distributed.wait_for_everyone()
+    peak.measure(repeats=2)
+    if run.device.type == "cuda":  # its matrices are not the run's memory
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(run.device)
+    return peak
+
+
+def finish(run: Run, strategy: Strategy, peak: PeakRate | None) -> None:
+    """Leave the weights, a sample, where the time went, the closed metrics file and RUN_COMPLETE.txt."""
     settings, recorder = run.settings, run.recorder
     recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
+    if peak is not None:
+        distributed.wait_for_everyone()
+        peak.measure(repeats=2)
+        rates = distributed.gather_objects(peak.flops_per_s())
+        recorder.add_measured_peak(sum(rates) / len(rates), peak.source(len(rates)))
+    if settings.profile:
+        traces = run.directory / run_directory.PROFILER_LOGS
+        recorder.add_attribution(attribution(settings, traces, run.launch.rank, run.first_step, run.device))
     state_dict = strategy.full_state_dict()
     if run.launch.rank == 0:
         run.progress.close()
@@ -255,26 +292,31 @@ def finish(run: Run, strategy: Strategy) -> None:
         sample, line = sample_text(state_dict, settings, run.checked.train_file)
         if line:
             run.progress.say(line)
-        recorder.close(sample, measured_peak(run.device, settings.precision))
+        run.scalars.close()
+        recorder.close(sample)
         run.progress.say(recorder.closing_words())
     distributed.wait_for_everyone()
     strategy.close()
 
 
 def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
-    """Write the weights so that `transformers` opens them. Only rank 0 has any."""
-    if run.launch.rank == 0:
+    """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that trained apart none."""
+    if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
         token_file = run.checked.train_file
         export_weights(directory, state_dict, run.settings, token_file.end_of_text_id, token_file.tokenizer)
 
 
-def say_what_runs(run: Run, first_step: int) -> None:
+def say_what_runs(run: Run) -> None:
     settings, mesh = run.settings, run.settings.mesh
     run.progress.say(str(mesh))
     if mesh.pipeline > 1:
         stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
         run.progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
-    steps = "validation only" if settings.eval_only else f"steps {first_step + 1} to {settings.last_step}"
+    steps = "validation only" if settings.eval_only else f"steps {run.first_step + 1} to {settings.last_step}"
+    if settings.skip_gradient_sync:
+        run.progress.say(
+            "--skip_gradient_sync: the ranks train apart. This measures steps without communication and is no training"
+        )
     run.progress.say(
         f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
         f"{settings.precision} on {run.launch.world_size} x {run.device.type}; "

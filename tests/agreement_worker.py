@@ -24,11 +24,11 @@ from testbed import distributed
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.flags import parse_command_line
 from testbed.launch import read_launch
-from testbed.measure import StepClock
 from testbed.model import GPT2, Block
 from testbed.optimizer import learning_rate_at
 from testbed.settings import RunSettings, check_run
 from testbed.step import StepResult
+from testbed.step_clock import StepClock
 from testbed.strategies import Strategy, build_strategy
 
 CPU = torch.device("cpu")

@@ -17,17 +17,17 @@ PACKAGE = REPOSITORY / "src" / "testbed"
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file batch launch model_shape step network strategies",
-    "metrics_file token_file run_directory flops flags streams parallelism stages memory_model",
+    "metrics_file token_file run_directory flops flags streams parallelism stages memory_model trace",
     "deepspeed_config tokenizer hub sources corpus preprocess",
     "settings progress",
-    "measure environment run_facts distributed device profiling",
+    "step_clock measure environment run_facts distributed device profiling utilization scalars attribution",
     "model optimizer data weights inference inference.generate sample recorder",
     "checkpoint model_states",  # and the strategies: whatever lies in their folder
 ]
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
 LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
-ANALYSIS = {"analysis", "analysis.runs", "analysis.charts", "analysis.agreement"}
+ANALYSIS = {"analysis"} | {f"analysis.{path.stem}" for path in (PACKAGE / "analysis").glob("[a-z]*.py")}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file"}
 
 

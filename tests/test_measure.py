@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from testbed.flops import flops_per_token_causal, flops_per_token_palm, mfu, peak_from_table
-from testbed.measure import StepClock, is_bf16_faster, measured_peak, peak_memory
+from testbed.measure import PeakRate, is_bf16_faster, peak_memory
 from testbed.model_shape import MODEL_SIZES
+from testbed.step_clock import StepClock, phase
+from testbed.utilization import UtilizationSampler
 
 CPU = torch.device("cpu")
 
@@ -50,9 +52,69 @@ def test_the_clock_covers_the_block_and_knows_the_wait():
     assert clock.data_wait_s == 0.0, "each step starts at nothing"
 
 
-def test_the_measured_peak_is_a_rate_this_machine_can_have():
-    rate, source = measured_peak(CPU, "fp32", repeats=2)
-    assert 1e9 < rate < 1e14 and "products of" in source and "threads" in source
+def test_phases_are_exclusive_and_only_inside_a_step():
+    """What is inside another phase is not part of the outer one; the rest of the step is in none."""
+    clock = StepClock(CPU)
+    with phase("forward"):  # no step is being timed: validation, say
+        time.sleep(0.01)
+    with clock:
+        with phase("schedule"):
+            time.sleep(0.02)
+            with phase("forward"):
+                time.sleep(0.03)
+            with phase("backward"):
+                time.sleep(0.05)
+            time.sleep(0.02)
+        time.sleep(0.01)
+        with phase("forward"):
+            time.sleep(0.03)
+    for name, seconds in {"schedule": 0.04, "forward": 0.06, "backward": 0.05, "optimizer": 0.0}.items():
+        assert clock.phase_s[name] == pytest.approx(seconds, abs=0.012), name
+    assert sum(clock.phase_s.values()) <= clock.step_time_s - 0.01
+    with clock:
+        pass
+    assert set(clock.phase_s.values()) == {0.0}, "each step starts at nothing"
+
+
+def test_a_step_that_fails_leaves_no_clock_running():
+    clock = StepClock(CPU)
+    with pytest.raises(RuntimeError, match="planted"), clock, phase("backward"):
+        raise RuntimeError("planted")
+    with phase("forward"):
+        time.sleep(0.01)
+    assert clock.phase_s["forward"] == 0.0
+
+
+def test_the_measured_peak_is_a_rate_this_machine_can_have(monkeypatch):
+    """The best of all products, also of those between the steps, which come so seldom that they cost a hundredth."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    peak = PeakRate(CPU, "fp32")
+    peak.measure(repeats=2)
+    assert 1e9 < peak.flops_per_s() < 1e14
+    assert torch.equal(torch.get_rng_state(), before), "dropout goes on as if nothing had been measured"
+    monkeypatch.setattr("testbed.measure._seconds_of_product", lambda left, right, device: 1e-9)
+    for _ in range(40):
+        peak.measure_if_due(1.0)
+    assert peak.flops_per_s() < 1e14, "not yet"
+    for _ in range(20):
+        peak.measure_if_due(1.0)
+    assert peak.flops_per_s() == pytest.approx(2 * peak.size**3 * 1e9)
+    assert peak.source(2).startswith("measured: best of 3 fp32 products") and "2 ranks" in peak.source(2)
+
+
+def test_the_sampler_sees_what_this_process_does():
+    """About a second of work on one core, and of memory that is held meanwhile."""
+    sampler = UtilizationSampler(CPU)
+    sampler.start()
+    held = torch.ones(25_000_000)  # 100 MB
+    end_s = time.perf_counter() + 1.3
+    while time.perf_counter() < end_s:
+        pass
+    found = sampler.stop()
+    assert 20 < found["cpu_percent_mean"] < 150, "a busy machine gives less than a core"
+    assert found["num_samples"] == 1 and found["rss_bytes_max"] > held.nbytes
+    assert found["gpu_percent_mean"] is None and found["gpu_memory_used_bytes_max"] is None
 
 
 def test_the_trial_of_bf16_follows_the_clock(monkeypatch):

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 from metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
 
-from testbed.analysis.runs import (
-    WORK_FIELDS,
-    differing_validation,
-    differing_work,
-    find_runs,
-    load_run,
-    load_runs,
-    speed_ups,
-    warnings,
-)
+from testbed.analysis.comparability import differing_validation, differing_work, speed_ups, warnings
+from testbed.analysis.runs import WORK_FIELDS, find_runs, load_run, load_runs
 
 # Written out a second time: a field that leaves the program's list must be missed here.
 EQUAL_WORK = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from testbed.launch import Launch
-from testbed.measure import StepClock
 from testbed.parallelism import MeshSizes
 from testbed.step import StepResult
+from testbed.step_clock import RECORDED_PHASES, StepClock, synchronize
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's: large enough for the network's full rate, small enough to overlap
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -119,7 +120,7 @@ class WorldStep:
     loss: float  # mean over all target tokens of the global batch, nats
     num_target_tokens: int
     per_rank_step_time_s: list[float]
-    per_rank_data_wait_s: list[float]
+    per_rank_phase_s: dict[str, list[float]]  # by phase of the step clock
 
     @property
     def step_time_s(self) -> float:
@@ -129,13 +130,15 @@ class WorldStep:
 
 def gather_step(result: StepResult, clock: StepClock, device: torch.device) -> WorldStep:
     """Exact mean loss and every rank's times, in one collective after the clock has stopped. All ranks call it."""
-    numbers = [float(result.num_target_tokens), clock.step_time_s, clock.data_wait_s]
+    phases = [clock.phase_s[name] for name in RECORDED_PHASES]
+    numbers = [float(result.num_target_tokens), clock.step_time_s, *phases]
     on_device = torch.tensor(numbers, dtype=torch.float64, device=device)
     mine = torch.cat([result.loss_sum.detach().to(torch.float64).view(1), on_device])
     rows = gather_rows(mine)
     loss_sum, num_tokens = sum(row[0] for row in rows), sum(row[1] for row in rows)
     loss = loss_sum / num_tokens if num_tokens else float("nan")
-    return WorldStep(loss, int(num_tokens), [row[2] for row in rows], [row[3] for row in rows])
+    per_phase = {name: [row[3 + place] for row in rows] for place, name in enumerate(RECORDED_PHASES)}
+    return WorldStep(loss, int(num_tokens), [row[2] for row in rows], per_phase)
 
 
 def gather_rows(mine: torch.Tensor) -> list[list[float]]:
@@ -175,6 +178,30 @@ def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
                 f"the {what} of rank {rank} are not those of rank 0 ({other[:12]}, {digests[0][:12]}): their PyTorch "
                 "draws other random numbers; start every rank from the same file with --init_from"
             )
+
+
+def measured_bus_bandwidth(num_bytes: int, device: torch.device, repeats: int = 5) -> float:
+    """Bytes per second of an all-reduce over all ranks with nothing beside it: 2 (N - 1) / N x bytes / best time.
+
+    All ranks call it. N is the world size, at least 2.
+    """
+    buffer = torch.zeros(max(1, num_bytes // 4), device=device)
+    world_size, times = dist.get_world_size(), []
+    for _ in range(repeats + 1):  # the first one makes connections
+        dist.barrier()
+        synchronize(device)
+        start_s = time.perf_counter()
+        dist.all_reduce(buffer)
+        synchronize(device)
+        times.append(time.perf_counter() - start_s)
+    slowest = [max(row) for row in zip(*gather_rows(torch.tensor(times, device=device)), strict=True)]
+    return 2 * (world_size - 1) / world_size * buffer.nbytes / min(slowest[1:])
+
+
+def log_rank0(message: str) -> None:
+    """A line that one rank says for all."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(message, flush=True)
 
 
 def wait_for_everyone() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from testbed.launch import Launch
-from testbed.settings import usable_cores
+from testbed.launch import Launch, usable_cores
 
 SOURCE_FOLDER = Path(__file__).parent
 SLURM_VARIABLES = {

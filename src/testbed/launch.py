@@ -151,3 +151,16 @@ def _launcher_processes() -> list[psutil.Process]:
         if grandparent is not None and grandparent.pid != 1:
             ancestors.append(grandparent)
     return ancestors
+
+
+def threads_per_rank(launch: Launch) -> int:
+    """CPU threads: what OMP_NUM_THREADS says, else this node's usable cores shared out evenly over its ranks."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    return max(1, usable_cores() // launch.local_world_size)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; macOS cannot restrict them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,52 +1,16 @@
-"""The clock of an optimizer step, memory, and the rate that the device reaches at best."""
+"""Memory, and the rate that a device reaches at best."""
 
 from __future__ import annotations
 
 import resource
 import sys
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 
-Read = TypeVar("Read")
+from testbed.step_clock import synchronize
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class StepClock:
-    """Times one optimizer step: data wait, forward, backward, synchronisation, update, and nothing else.
-
-    The device has finished its work on both sides. Used as `with clock:`; afterwards `step_time_s` and `data_wait_s`.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.step_time_s = 0.0
-        self.data_wait_s = 0.0
-
-    def __enter__(self) -> StepClock:
-        synchronize(self.device)
-        self.data_wait_s = 0.0
-        self._start_s = time.perf_counter()
-        return self
-
-    def data_wait(self, read: Callable[[int], Read], step: int) -> Read:
-        """Call `read(step)` and count its time as waiting for data."""
-        start_s = time.perf_counter()
-        batches = read(step)
-        self.data_wait_s += time.perf_counter() - start_s
-        return batches
-
-    def __exit__(self, *failure: object) -> None:
-        synchronize(self.device)
-        self.step_time_s = time.perf_counter() - self._start_s
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given. The CPU has, when the call returns."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:
@@ -60,19 +24,55 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
     }
 
 
-def measured_peak(device: torch.device, precision: str, repeats: int = 5) -> tuple[float, str]:
-    """Best rate of a large square matrix product on this device, in FLOP/s, and a sentence that says so."""
-    size = 8192 if device.type == "cuda" else _affordable_size(device, DTYPES[precision])
-    left = torch.randn(size, size, device=device).to(DTYPES[precision])
-    best_s = min(_seconds_of_product(left, left, device) for _ in range(repeats))
-    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
-    return 2 * size**3 / best_s, f"measured: best of {repeats} {precision} products of {size}x{size} matrices{threads}"
+class PeakRate:
+    """The best rate of a large square matrix product, measured beside the steps of a run rather than after it.
+
+    On a shared machine a peak of another minute is another machine's. All ranks multiply at the same time, as they do
+    in a step: cores that share a unit or their heat reach less together than one alone. A product takes up to 0.4 s, so
+    after the first ones it is repeated only so often that it costs about a hundredth of the time.
+    """
+
+    SHARE_OF_TIME = 0.01
+
+    def __init__(self, device: torch.device, precision: str):
+        self.device, self.precision = device, precision
+        self.size = 8192 if device.type == "cuda" else _affordable_size(device, DTYPES[precision])
+        self._seconds: list[float] = []
+        self._since_s = 0.0
+
+    def measure(self, repeats: int = 1) -> None:
+        """Multiply. All ranks call it at the same moment, outside the step clock."""
+        matrix = _random_matrix(self.size, self.device, DTYPES[self.precision])
+        self._seconds += [_seconds_of_product(matrix, matrix, self.device) for _ in range(repeats)]
+        self._since_s = 0.0
+
+    def measure_if_due(self, step_time_s: float) -> None:
+        """Multiply again if enough steps have passed; all ranks come with the same time and decide alike.
+
+        Not on CUDA, where the matrices would count in the peak of allocated memory, and nobody shares the device.
+        """
+        self._since_s += step_time_s
+        if self.device.type == "cpu" and self._since_s * self.SHARE_OF_TIME > 0.5:
+            self.measure()
+
+    def flops_per_s(self) -> float:
+        """The best that this rank saw."""
+        return 2 * self.size**3 / min(self._seconds)
+
+    def source(self, num_ranks: int) -> str:
+        """Where the number comes from, in words."""
+        together = f", {num_ranks} ranks at the same time" if num_ranks > 1 else ""
+        threads = "" if self.device.type == "cuda" else f", {torch.get_num_threads()} threads"
+        return (
+            f"measured: best of {len(self._seconds)} {self.precision} products of {self.size}x{self.size} matrices "
+            f"beside the steps{threads}{together}"
+        )
 
 
 def _affordable_size(device: torch.device, dtype: torch.dtype, limit_s: float = 0.4, largest: int = 2048) -> int:
     """The largest product that stays under `limit_s`: a CPU that emulates bf16 needs 20 s for a size of 2,048."""
     size = 256
-    small = torch.randn(size, size, device=device).to(dtype)
+    small = _random_matrix(size, device, dtype)
     seconds = min(_seconds_of_product(small, small, device) for _ in range(3))
     while size < largest and seconds * 8 < limit_s:  # twice the size is eight times the work
         size, seconds = size * 2, seconds * 8
@@ -87,13 +87,18 @@ def is_bf16_faster(device: torch.device) -> bool:
     size = 4096 if device.type == "cuda" else 256
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.randn(size, size, device=device).to(dtype)
+        matrix = _random_matrix(size, device, dtype)
         _seconds_of_product(matrix, matrix, device)  # the first call chooses a kernel
         seconds[dtype] = min(_seconds_of_product(matrix, matrix, device) for _ in range(5))
     if device.type == "cuda":  # the trial is not part of the run's memory
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return seconds[torch.float32] > 1.5 * seconds[torch.bfloat16]
+
+
+def _random_matrix(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """From a generator of its own: a measurement must not move the random numbers of dropout."""
+    return torch.randn(size, size, device=device, generator=torch.Generator(device)).to(dtype)
 
 
 def _seconds_of_product(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> float:

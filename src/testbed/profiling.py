@@ -1,4 +1,4 @@
-"""Looking inside a step: a torch.profiler window, and NVTX ranges for Nsight. A run that uses them is instrumented."""
+"""The torch.profiler window of a run with --profile, and what it found. Such a run is instrumented."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ import torch
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
-PROFILED_STEPS = 3
+
+def trace_file(directory: Path, rank: int) -> Path:
+    """Where a rank writes its trace."""
+    return directory / f"rank{rank}.pt.trace.json"
+
+
+def first_profiled_step(settings: RunSettings, first_step: int) -> int:
+    """The optimizer step, counted from 1, with which the trace of a run that begins after `first_step` begins."""
+    return first_step + max(1, settings.timing_warmup_steps) + 1
 
 
 @contextlib.contextmanager
 def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterator[Callable[[], None]]:
-    """With --profile, trace PROFILED_STEPS steps after warm-up into `directory`; yields what to call after a step."""
+    """With --profile, trace --profile_steps steps after warm-up into `directory`; yields what to call after a step."""
     if not settings.profile:
         yield lambda: None
         return
@@ -26,24 +34,14 @@ def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterat
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     schedule = torch.profiler.schedule(
-        wait=max(0, settings.timing_warmup_steps - 1), warmup=1, active=PROFILED_STEPS, repeat=1
+        wait=max(0, settings.timing_warmup_steps - 1), warmup=1, active=settings.profile_steps, repeat=1
     )
 
     def write_trace(profiler: torch.profiler.profile) -> None:
-        profiler.export_chrome_trace(str(directory / f"rank{rank}.pt.trace.json"))
+        profiler.export_chrome_trace(str(trace_file(directory, rank)))
 
-    with torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=write_trace) as profiler:
+    # shapes, because the bytes of a collective follow from them
+    with torch.profiler.profile(
+        activities=activities, schedule=schedule, on_trace_ready=write_trace, record_shapes=True
+    ) as profiler:
         yield profiler.step
-
-
-@contextlib.contextmanager
-def nvtx_range(name: str, is_enabled: bool) -> Iterator[None]:
-    """A named range in Nsight's timeline; nothing where there is no CUDA."""
-    if not (is_enabled and torch.cuda.is_available()):
-        yield
-        return
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testbed import flops
+from testbed import flops, utilization
 from testbed.metrics_file import write_metrics
 from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
 from testbed.settings import RunSettings
@@ -81,9 +81,9 @@ class RunRecorder:
                 "grad_norm": grad_norm,
                 "learning_rate": learning_rate,
                 "step_time_s": world.step_time_s,
-                "data_wait_s": max(world.per_rank_data_wait_s),
+                "data_wait_s": max(world.per_rank_phase_s["data_wait"]),
                 "per_rank_step_time_s": world.per_rank_step_time_s,
-                "per_rank_data_wait_s": world.per_rank_data_wait_s,
+                **{f"per_rank_{name}_s": seconds for name, seconds in world.per_rank_phase_s.items()},
             }
         )
         now = time.perf_counter()
@@ -125,12 +125,21 @@ class RunRecorder:
         for row in self.steps:  # how long the lost remainder of the epoch took is not known; its steps are
             self._epoch_wall_s[row["epoch"]] = self._epoch_wall_s.get(row["epoch"], 0.0) + row["step_time_s"]
 
-    def close(self, sample: dict | None, peak: tuple[float, str]) -> None:
+    def add_measured_peak(self, flops_per_s: float, source: str) -> None:
+        """The peak of a device that no data sheet is known for."""
+        self.metrics["flops"].update(peak_flops_per_s_per_device=flops_per_s, peak_source=source)
+
+    def add_utilization(self, per_rank: list[dict]) -> None:
+        """How busy every rank's host and device were while training."""
+        ranks = [{"rank": rank, **found} for rank, found in enumerate(per_rank)]
+        self.metrics["utilization"] = {"interval_s": utilization.INTERVAL_S, "per_rank": ranks}
+
+    def add_attribution(self, attribution: dict | None) -> None:
+        """Where the time of the profiled steps went."""
+        self.metrics["attribution"] = attribution
+
+    def close(self, sample: dict | None) -> None:
         """Write the closed file and RUN_COMPLETE.txt."""
-        measured_flops_per_s, how_measured = peak
-        name, precision = self.metrics["hardware"]["gpu_name"], self.settings.precision
-        peak_flops_per_s, source = flops.peak_from_table(name, precision) or (measured_flops_per_s, how_measured)
-        self.metrics["flops"].update(peak_flops_per_s_per_device=peak_flops_per_s, peak_source=source)
         self.metrics["sample"] = sample
         completion = {"run_complete_file": COMPLETE, "printed_marker": True, "timestamp_utc": now_utc()}
         self.write("complete", completion=completion)

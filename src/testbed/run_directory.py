@@ -21,9 +21,10 @@ EFFECTIVE_CONFIG = "effective_config.json"
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 PROFILER_LOGS = "profiler_logs"
+TENSORBOARD = "tensorboard"
 WEIGHTS = ("model.safetensors", "config.json")
 OWN_FILES = (METRICS, COMPLETE, FAILED, LAUNCHER, EFFECTIVE_CONFIG, *WEIGHTS)
-OWN_FOLDERS = (CHECKPOINTS, BEST, PROFILER_LOGS)
+OWN_FOLDERS = (CHECKPOINTS, BEST, PROFILER_LOGS, TENSORBOARD)
 
 # recorded because they change how a run communicates; an allow-list, so that no secret can land in a file
 RECORDED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")

@@ -39,6 +39,8 @@ def facts_of_run(
     """
     settings = checked.settings
     commit, is_dirty = environment.commit()
+    hardware = environment.hardware(device, launch, backend)
+    peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.precision) or (None, None)
     facts = {
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{uuid.uuid4().hex[:8]}",
@@ -49,10 +51,7 @@ def facts_of_run(
         "instrumented": settings.is_instrumented or _breaks_down_wall_clock(settings),
         "env": environment.versions(),
         "host": environment.host(),
-        "hardware": {
-            **environment.hardware(device, launch, backend),
-            "num_devices": _num_devices(settings, device, launch),
-        },
+        "hardware": {**hardware, "num_devices": _num_devices(settings, device, launch)},
         "training_config": _training_config(checked, sha256),
         "data": _data(checked),
         "settings": settings.as_config(),
@@ -62,8 +61,8 @@ def facts_of_run(
         "flops": {
             "per_token_palm": flops.flops_per_token_palm(settings.shape, settings.seq_length),
             "per_token_causal": flops.flops_per_token_causal(settings.shape, settings.seq_length),
-            "peak_flops_per_s_per_device": None,
-            "peak_source": None,
+            "peak_flops_per_s_per_device": peak,
+            "peak_source": peak_source,
         },
         "sample": None,
         "shutdown": {"destroy_process_group_called": False, "quiet_nccl_monitor": settings.quiet_nccl_monitor},

@@ -6,6 +6,7 @@ Each rule that a user can break raises ValueError with one sentence: the flag, i
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 from testbed.batch import batch_arithmetic
 from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deepspeed_file
 from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
-from testbed.launch import Launch, read_launch, refuse
+from testbed.launch import Launch, read_launch, refuse, threads_per_rank
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.parallelism import (
     MeshSizes,
@@ -33,8 +34,7 @@ from testbed.token_file import TokenFile, open_token_file
 
 FOLLOWS = frozenset(
     "micro_batch_size_per_gpu min_learning_rate warmup_steps lr_decay_steps threads_per_rank shard_size "
-    "pipeline_stages "
-    "stages_per_rank tensor_parallel_size".split()
+    "pipeline_stages stages_per_rank tensor_parallel_size".split()
 )
 DEFAULT_DEEPSPEED_CONFIG = Path(__file__).parent.parent / "deepspeed_config.json"
 
@@ -82,6 +82,7 @@ class RunSettings:
     threads_per_rank: int
     quiet_nccl_monitor: bool
     mixed_precision: str | None  # this and what follows to tensor_parallel_size: None where the run type has it not
+    skip_gradient_sync: bool | None
     bucket_cap_mb: float | None
     gradient_compression: str | None
     reshard_after_forward: str | None
@@ -107,7 +108,9 @@ class RunSettings:
     timing_warmup_steps: int
     timing_sample_every: int
     profile: bool
+    profile_steps: int
     profile_mode: bool
+    tensorboard: bool
     sample_prompt: str
     sample_tokens: int
     # worked out, not flags
@@ -138,7 +141,7 @@ class RunSettings:
     @property
     def is_instrumented(self) -> bool:
         """Something slows the step down or changes its timing: such a run enters no headline."""
-        return self.profile or self.profile_mode
+        return self.profile or self.profile_mode or bool(self.skip_gradient_sync)
 
     def as_config(self) -> dict[str, Any]:
         """The settings in the form of a --config file. What nobody set and follows from other settings (the micro batch
@@ -218,6 +221,7 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
             f"{values['learning_rate']:g}; the schedule ends at the lower one"
         )
     values["threads_per_rank"] = values["threads_per_rank"] or threads_per_rank(launch)
+    _check_measuring(values)
     if values["overwrite"] and values["resume"]:
         raise ValueError("--overwrite replaces the run and --resume continues it; give one of them")
     names = {field.name for field in dataclasses.fields(RunSettings)}
@@ -372,19 +376,19 @@ def _schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile
     }
 
 
+def _check_measuring(values: dict[str, Any]) -> None:
+    """What --profile and --tensorboard need is there before hours of training."""
+    steps = min(values["total_steps"], values["stop_at_step"] or values["total_steps"])
+    warmup, looked_at = max(1, values["timing_warmup_steps"]), values["profile_steps"]
+    if values["profile"] and steps < warmup + looked_at:
+        raise ValueError(
+            f"--profile looks at {looked_at} steps after {warmup} of warm-up, but the run has {steps}; give "
+            f"--max_train_steps {warmup + looked_at} or more, or a smaller --profile_steps"
+        )
+    if values["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")
+
+
 def num_windows(token_file: TokenFile, seq_length: int) -> int:
     """Non-overlapping windows of seq_length + 1 tokens that start every seq_length tokens."""
     return max(0, (len(token_file.tokens) - 1) // seq_length)
-
-
-def threads_per_rank(launch: Launch) -> int:
-    """CPU threads: what OMP_NUM_THREADS says, else this node's usable cores shared out evenly over its ranks."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
-    return max(1, usable_cores() // launch.local_world_size)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; macOS cannot restrict them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -10,7 +10,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts import COLOURS, DPI, LINE_STYLES, STYLE, WIDTH_INCHES
-from testbed.analysis.runs import Run, differing_work
+from testbed.analysis.comparability import differing_work
+from testbed.analysis.runs import Run
 from testbed.atomic_file import replacing
 
 SMALLEST = 1e-8  # what a log axis shows for a difference of exactly zero

@@ -1,4 +1,4 @@
-"""training_metrics.json files of every version as one kind of `Run`, and what keeps two runs from being comparable.
+"""training_metrics.json files of every version as one kind of `Run`.
 
 Nothing is filled in: what a file does not record is None, and a quantity that versions measure differently travels with
 the words that say what it is (`*_meaning`), so that a chart never puts two meanings on one axis.
@@ -15,9 +15,6 @@ import numpy as np
 from testbed.metrics_file import metrics_version, read_metrics
 
 METRICS_FILE = "training_metrics.json"
-UNKNOWN = "unknown"
-# Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
-LOSS_NOISE = 0.004
 
 # The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
 _WORK_FROM_CONFIG = (
@@ -26,20 +23,6 @@ _WORK_FROM_CONFIG = (
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
 )
 WORK_FIELDS = (*_WORK_FROM_CONFIG, "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A field in which runs differ, or which some file does not record; `values` are of the runs `numbers`, from 1."""
-
-    field: str
-    values: tuple[str, ...]
-    numbers: tuple[int, ...]
-
-    @property
-    def is_unknown_only(self) -> bool:
-        """Nothing contradicts: the field is missing in at least one file and the rest agree."""
-        return len(set(self.values) - {UNKNOWN}) <= 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +52,7 @@ class Run:
     training_time_meaning: str
     tokens_per_s: float | None
     tokens_per_s_meaning: str
+    record: dict[str, Any] = field(repr=False)  # the file itself, for what is shown or traced but not compared
 
     work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
     validation: dict[str, Any] = field(default_factory=dict)
@@ -96,6 +80,22 @@ class Run:
         marks = [self.status.upper()] if self.status != "complete" else []
         marks += ["INSTRUMENTED"] if self.instrumented else []
         return self.label + (f" [{', '.join(marks)}]" if marks else "")
+
+    @property
+    def run_id(self) -> str | None:
+        return self.record.get("run_id")
+
+    @property
+    def git_commit(self) -> str | None:
+        return self.record.get("git_commit")
+
+    @property
+    def command_line(self) -> str | None:
+        return self.record.get("command_line")
+
+    @property
+    def run_type(self) -> str | None:
+        return self.record.get("training_config", {}).get("run_type")
 
     @property
     def step_time_median_s(self) -> float | None:
@@ -146,95 +146,9 @@ def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
     return runs
 
 
-def differing_work(runs: Sequence[Run]) -> list[Difference]:
-    """Fields of equal work that differ or are not recorded in every file. Empty: the runs did equal work."""
-    return _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
-
-
-def differing_validation(runs: Sequence[Run]) -> list[Difference]:
-    """What keeps validation losses from being comparable: other data, or another number of tokens."""
-    records = {number: run.validation for number, run in enumerate(runs, start=1) if run.validation_losses}
-    return _differences(records, ("val_data_sha256", "val_tokens"))
-
-
-def speed_ups(runs: Sequence[Run]) -> list[float | str]:
-    """Throughput over the first run's, or the words why there is none: only equal and finished work compares."""
-    found = []
-    for run in runs:
-        pair = (runs[0], run)
-        if any(run.instrumented for run in pair):
-            found.append("n/a (instrumented)")
-        elif any(run.status != "complete" for run in pair):
-            found.append("n/a (not complete)")
-        elif run is not runs[0] and (differences := differing_work(pair)):
-            unknown_only = all(difference.is_unknown_only for difference in differences)
-            found.append("n/a (work not known)" if unknown_only else "n/a (work differs)")
-        elif not all(run.tokens_per_s for run in pair) or runs[0].tokens_per_s_meaning != run.tokens_per_s_meaning:
-            found.append("n/a")
-        else:
-            found.append(run.tokens_per_s / runs[0].tokens_per_s)
-    return found
-
-
-def warnings(runs: Sequence[Run]) -> list[str]:
-    """Sentences that belong on every picture of these runs: why they do not compare, and what makes a run unfit."""
-    found = []
-    differences = differing_work(runs)
-    differing = [item for item in differences if not item.is_unknown_only]
-    if differing:
-        found.append(f"Not equal work: {'; '.join(map(_difference_text, differing))}.")
-    if unknown := [item.field.replace("_", " ") for item in differences if item.is_unknown_only]:
-        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-        found.append(f"Equal work cannot be shown, not recorded in every file: {', '.join(unknown[:8])}{more}.")
-    other_validation = [item for item in differing_validation(runs) if not item.is_unknown_only]
-    if other_validation:
-        found.append(f"Validation losses do not compare: {'; '.join(map(_difference_text, other_validation))}.")
-    if any(run.instrumented for run in runs):
-        found.append(
-            "An instrumented run (profiler or debug switch on) is slower than the real one: no speed-up from it."
-        )
-    if any(run.status != "complete" for run in runs):
-        found.append("A run that is not complete shows the steps it has done so far.")
-    losses = [run.final_validation_loss for run in runs]
-    if not differences and None not in losses and max(losses) - min(losses) > LOSS_NOISE:
-        found.append(
-            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work, "
-            f"more than the {LOSS_NOISE} that seeds explain in published 124M runs; a faster run that learns worse is "
-            "not faster."
-        )
-    return found
-
-
-def _difference_text(difference: Difference) -> str:
-    """`seed 1 / 2` for up to three runs, in their order; `seed 1 [1, 3] / 2 [2, 4]` where the order would not tell."""
-    texts = list(difference.values)
-    if difference.numbers not in ((1, 2), (1, 2, 3)):
-        numbers_of: dict[str, list[int]] = {}
-        for number, value in zip(difference.numbers, difference.values, strict=True):
-            numbers_of.setdefault(value, []).append(number)
-        texts = [f"{value} {numbers}" for value, numbers in numbers_of.items()]
-    return f"{difference.field.replace('_', ' ')} {' / '.join(texts)}"
-
-
 def find_runs(directory: Path) -> list[Path]:
     """Every training_metrics.json under `directory`, sorted by path."""
     return sorted(Path(directory).rglob(METRICS_FILE))
-
-
-def _differences(records: dict[int, dict], fields: Sequence[str]) -> list[Difference]:
-    found = []
-    for name in fields if len(records) > 1 else ():
-        values = tuple(UNKNOWN if record.get(name) is None else _text(record[name]) for record in records.values())
-        if len(set(values)) > 1 or UNKNOWN in values:
-            found.append(Difference(name, values, tuple(records)))
-    return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
-        return value[:8]  # eight digits of a hash tell two files apart on a picture
-    # 1 and 1.0 are the same setting, whichever way a file writes it
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _from_v21(path: Path, metrics: dict) -> Run:
@@ -257,6 +171,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         path=path,
         version="2.1",
         label=f"{config['run_type']}{zero}{_cut(metrics)}, {devices} x {device}, {config['precision']}",
+        record=metrics,
         status=metrics["status"],
         instrumented=metrics["instrumented"],
         world_size=world_size,
@@ -320,6 +235,7 @@ def _from_v20(path: Path, metrics: dict) -> Run:
     return Run(
         path=path,
         version="2.0",
+        record=metrics,
         label=f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)",
         status="complete",  # 2.0 is written only at the end
         # A breakdown that synchronises after every part; a profiler would not show in the file.
@@ -344,6 +260,7 @@ def _from_v1(path: Path, metrics: dict) -> Run:
     return Run(
         path=path,
         version="1",
+        record=metrics,
         label=f"{path.absolute().parent.name if path.name == METRICS_FILE else path.stem}, devices unknown (v1)",
         status="complete",  # v1 is written only at the end
         instrumented=None,

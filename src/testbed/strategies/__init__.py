@@ -65,14 +65,20 @@ class StrategyEntry:
     options: Mapping[str, Any] = field(default_factory=dict)  # flags that only it has, and their defaults
 
 
+_WHOLE_MODEL = {"skip_gradient_sync": False}  # a rank that holds all weights can do a step without the others
 _PIPELINE_AXES = {"pipeline_stages": None}
 
 STRATEGIES = {
     "baseline": StrategyEntry("baseline", "Baseline", "plain PyTorch on one device", is_distributed=False),
     "dp": StrategyEntry("data_parallel", "DataParallel", "torch.nn.DataParallel, one process", is_distributed=False),
-    "allreduce": StrategyEntry("allreduce", "AllReduce", "one blocking all-reduce per gradient after backward"),
+    "allreduce": StrategyEntry(
+        "allreduce", "AllReduce", "one blocking all-reduce per gradient after backward", options=_WHOLE_MODEL
+    ),
     "ddp": StrategyEntry(
-        "ddp", "DDP", "DistributedDataParallel", options={"bucket_cap_mb": 25.0, "gradient_compression": "none"}
+        "ddp",
+        "DDP",
+        "DistributedDataParallel",
+        options={**_WHOLE_MODEL, "bucket_cap_mb": 25.0, "gradient_compression": "none"},
     ),
     "fsdp": StrategyEntry(
         "fsdp",

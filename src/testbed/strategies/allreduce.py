@@ -24,5 +24,7 @@ class AllReduce(Baseline):
         self.data_world_size = dist.get_world_size()
 
     def synchronise_gradients(self) -> None:
+        if self.settings.skip_gradient_sync:
+            return
         for parameter in self.parameters:
             dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from testbed.model import GPT2
 from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm, local_tensor
 from testbed.step import MicroBatch, StepResult
+from testbed.step_clock import phase
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -56,11 +57,16 @@ class Baseline:
         loss_sum = torch.zeros((), device=self.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
             with self.accumulation(is_last=number == len(micro_batches)):
-                micro_loss_sum = self.loss_sum(micro_batch)
-                self.scaler.scale(micro_loss_sum / num_tokens).backward()
+                with phase("forward"):
+                    micro_loss_sum = self.loss_sum(micro_batch)
+                with phase("backward"):
+                    self.scaler.scale(micro_loss_sum / num_tokens).backward()
             loss_sum += micro_loss_sum.detach()
-        self.synchronise_gradients()
-        return StepResult(loss_sum, num_tokens, self.update(learning_rate))
+        with phase("synchronise"):
+            self.synchronise_gradients()
+        with phase("optimizer"):
+            grad_norm = self.update(learning_rate)
+        return StepResult(loss_sum, num_tokens, grad_norm)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Sum of the token losses of one forward pass."""

@@ -24,7 +24,7 @@ class DDP(Baseline):
         super().__init__(settings, model, device)
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
-        warnings.filterwarnings("ignore", message="broadcast_buffers is deprecated")  # its new name came with 2.13
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers.*deprecated")  # its new name came with 2.13
         self.wrapped = DistributedDataParallel(
             self.model,
             bucket_cap_mb=settings.bucket_cap_mb,
@@ -35,7 +35,8 @@ class DDP(Baseline):
             self.wrapped.register_comm_hook(None, average_in_bf16)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if is_last else self.wrapped.no_sync()
+        is_synchronised = is_last and not self.settings.skip_gradient_sync
+        return contextlib.nullcontext() if is_synchronised else self.wrapped.no_sync()
 
 
 def average_in_bf16(group, bucket):  # DDP compares annotations with its types, and here they would be strings

@@ -17,6 +17,7 @@ from testbed.deepspeed_config import effective_config, read_deepspeed_file
 from testbed.model import GPT2
 from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm
 from testbed.step import MicroBatch, StepResult
+from testbed.step_clock import phase
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -55,12 +56,15 @@ class DeepSpeedZero:
         loss_sum = torch.zeros((), device=self.device)
         grad_norm = None
         for micro_batch in micro_batches:
-            micro_loss_sum = self.engine(micro_batch.inputs, micro_batch.targets)
-            self.engine.backward(micro_loss_sum / micro_batch.num_target_tokens)
+            with phase("forward"):
+                micro_loss_sum = self.engine(micro_batch.inputs, micro_batch.targets)
+            with phase("backward"):
+                self.engine.backward(micro_loss_sum / micro_batch.num_target_tokens)
             loss_sum += micro_loss_sum.detach()
-            if self.settings.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
-                grad_norm = self._clip_averaged_gradients()
-            self.engine.step()
+            with phase("optimizer"):
+                if self.settings.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
+                    grad_norm = self._clip_averaged_gradients()
+                self.engine.step()
         if grad_norm is None:
             norm = self.engine.get_global_grad_norm()
             grad_norm = torch.as_tensor(norm, dtype=torch.float64, device=self.device)

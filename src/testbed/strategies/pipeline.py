@@ -27,6 +27,7 @@ from testbed.model import GPT2, token_loss_sum
 from testbed.optimizer import global_grad_norm
 from testbed.stages import Stage, balanced_stages
 from testbed.step import MicroBatch, StepResult
+from testbed.step_clock import phase
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Pipeline(Baseline):
 
     def _build_schedule(self):
         stages = [
-            PipelineStage(module, number, self.num_stages, self.device, group=self.pipeline_group)
+            _TimedStage(module, number, self.num_stages, self.device, group=self.pipeline_group)
             for number, module in self.stages.items()
         ]
         takes_one = self.schedule_name in ("gpipe", "1f1b")
@@ -88,7 +89,8 @@ class Pipeline(Baseline):
 
     def _mean_loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A micro batch's part of the mean over the step."""
-        return token_loss_sum(logits, targets) / max(1, self._num_tokens)
+        with phase("forward"):
+            return token_loss_sum(logits, targets) / max(1, self._num_tokens)
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
@@ -99,11 +101,15 @@ class Pipeline(Baseline):
             inputs = [torch.cat([micro_batch.inputs for micro_batch in passing])] if self.has_first else []
             targets = torch.cat([micro_batch.targets for micro_batch in passing]) if self.has_last else None
             of_pass: list[torch.Tensor] = []
-            self.schedule.step(*inputs, target=targets, losses=of_pass, return_outputs=False)
+            with phase("schedule"):
+                self.schedule.step(*inputs, target=targets, losses=of_pass, return_outputs=False)
             losses += [loss.detach() for loss in of_pass]
         loss_sum = sum(losses, torch.zeros((), device=self.device)) * self._num_tokens
-        self.synchronise_gradients()
-        return StepResult(loss_sum, self._num_tokens if self.has_last else 0, self.update(learning_rate))
+        with phase("synchronise"):
+            self.synchronise_gradients()
+        with phase("optimizer"):
+            grad_norm = self.update(learning_rate)
+        return StepResult(loss_sum, self._num_tokens if self.has_last else 0, grad_norm)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
@@ -170,6 +176,22 @@ class ModelParallel(Pipeline):
 
     def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
         return "gpipe", 1
+
+
+class _TimedStage(PipelineStage):
+    """What a schedule calls, as phases of the step: what remains of the schedule is waiting, its bubble."""
+
+    def forward_one_chunk(self, *args, **kwargs):
+        with phase("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args, **kwargs):
+        with phase("backward"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args, **kwargs):
+        with phase("backward"):
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
 
 class _StageModule(nn.Module):

@@ -1,0 +1,121 @@
+"""What the traces of all ranks say together, as it stands in training_metrics.json. Ranks call it together."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testbed import distributed
+from testbed.parallelism import MeshSizes
+from testbed.profiling import first_profiled_step, trace_file
+from testbed.settings import RunSettings
+from testbed.trace import Trace, TraceUnreadable, bus_bytes, read_trace
+
+LARGEST_TRIAL_BYTES = 100 * 2**20  # of the all-reduce that is measured alone
+
+
+def attribution(
+    settings: RunSettings, directory: Path, rank: int, first_step: int, device: torch.device
+) -> dict[str, Any] | None:
+    """Where the time of the profiled steps went, on every rank; None where a rank's trace cannot be read.
+
+    Args:
+        directory: of the traces.
+        first_step: optimizer steps that were done before this start of the run.
+    """
+    try:
+        mine: Trace | str = read_trace(trace_file(directory, rank))
+    except TraceUnreadable as error:
+        mine = str(error)
+    traces = distributed.gather_objects(mine)
+    if unreadable := [trace for trace in traces if isinstance(trace, str)]:
+        distributed.log_rank0(f"no attribution: {unreadable[0]}")
+        return None
+    first = first_profiled_step(settings, first_step)
+    num_steps = len(traces[0].steps)
+    collectives = _collectives(traces, settings.mesh)
+    last = first + num_steps - 1
+    return {
+        "source": f"torch.profiler, optimizer steps {first} to {last} of every rank, read by testbed.trace",
+        "timeline": traces[0].timeline,
+        "per_rank": [
+            {
+                "rank": rank,
+                "steps": [{"step": first + index, **dataclasses.asdict(row)} for index, row in enumerate(trace.steps)],
+            }
+            for rank, trace in enumerate(traces)
+        ],
+        "collectives": collectives,
+        "bound": _ring_bound(collectives, device),
+        "pipeline": _pipeline(traces, settings),
+    }
+
+
+def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any]]:
+    """Per optimizer step, mean over ranks. Whose group is not known from the trace has unknown bus bytes."""
+    rank_steps = sum(len(trace.steps) for trace in traces)
+    rows = []
+    for name in sorted({collective.name for trace in traces for collective in trace.collectives}):
+        found = [collective for trace in traces for collective in trace.collectives if collective.name == name]
+        bytes_per_step = sum(collective.num_bytes for collective in found) / rank_steps
+        group = _group_size(name, mesh, len(traces))
+        rows.append(
+            {
+                "name": name,
+                "num_per_step": sum(collective.num for collective in found) / rank_steps,
+                "bytes_per_step": bytes_per_step,
+                "bus_bytes_per_step": None if group is None else bus_bytes(name, bytes_per_step, group),
+                "seconds_per_step": sum(collective.seconds for collective in found) / rank_steps,
+            }
+        )
+    return rows
+
+
+def _group_size(name: str, mesh: MeshSizes, world_size: int) -> int | None:
+    """Ranks that take part in an operation; None where several axes of the mesh could be meant."""
+    if name in ("send", "recv"):
+        return 2
+    is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
+    return world_size if is_one_axis else None
+
+
+def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, Any] | None:
+    """The least time that these bytes need at the bandwidth of one large all-reduce alone."""
+    sizes = [row["bus_bytes_per_step"] for row in collectives]
+    largest = max((row["bytes_per_step"] for row in collectives), default=0)
+    if not largest or None in sizes:
+        return None
+    num_bytes = int(min(largest, LARGEST_TRIAL_BYTES))
+    bandwidth = distributed.measured_bus_bandwidth(num_bytes, device)
+    return {
+        "bus_bytes_per_step": sum(sizes),
+        "bus_bandwidth_bytes_per_s": bandwidth,
+        "seconds_per_step": sum(sizes) / bandwidth,
+        "source": f"best of several all-reduces of {num_bytes:,} bytes with nothing beside them, at the end of the run",
+    }
+
+
+def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] | None:
+    """The bubble beside the least that GPipe and 1F1B can have, (p - 1) / (m + p - 1) for p stages of equal cost and m
+    micro batches (Huang et al. 2019, arXiv:1811.06965, section 2.3); v stages on each rank divide the p - 1 by v
+    (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). One micro batch at a time: m is 1."""
+    if not all(trace.schedule_s for trace in traces):
+        return None
+    ranks, rounds = settings.mesh.pipeline, settings.stages_per_rank or 1
+    micro_batches = 1 if settings.run_type == "model_parallel" else settings.grad_accum_steps
+    ramp = (ranks - 1) / rounds
+    # Ranks begin a step together, and one that is done early waits for the last: the longest schedule is everybody's.
+    whole_s = sum(max(of_step) for of_step in zip(*(trace.schedule_s for trace in traces), strict=True))
+    fractions = [1 - sum(trace.passes_s) / whole_s for trace in traces]
+    return {
+        "stages": ranks * rounds,
+        "micro_batches": micro_batches,
+        "per_rank_bubble_fraction": fractions,
+        "bubble_fraction": statistics.fmean(fractions),
+        "ideal_bubble_fraction": ramp / (micro_batches + ramp),
+    }

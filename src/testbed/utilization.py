@@ -1,0 +1,84 @@
+"""How busy host and device were while a run trained, sampled by a thread beside the steps."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Any
+
+import psutil
+import torch
+
+INTERVAL_S = 1.0
+
+
+class UtilizationSampler:
+    """Samples this rank's resident memory and, on CUDA, its device through NVML, every INTERVAL_S seconds.
+
+    CPU use is no sample: it is the process's CPU time over the wall time, 100 % is one core.
+    """
+
+    def __init__(self, device: torch.device):
+        self._process = psutil.Process()
+        self._device = _nvml_device(device)
+        self._resident_bytes: list[int] = []
+        self._gpu_percent: list[float] = []
+        self._gpu_memory_bytes: list[int] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="utilization", daemon=True)
+
+    def start(self) -> None:
+        self._start_s, self._start_cpu_s = time.perf_counter(), self._cpu_s()
+        self._thread.start()
+
+    def stop(self) -> dict[str, Any]:
+        """End sampling; what was found, as a rank's entry in training_metrics.json."""
+        seconds, cpu_s = time.perf_counter() - self._start_s, self._cpu_s() - self._start_cpu_s
+        self._ended.set()
+        self._thread.join()
+        return {
+            "num_samples": len(self._resident_bytes),
+            "cpu_percent_mean": 100 * cpu_s / seconds,
+            "rss_bytes_mean": _mean(self._resident_bytes),
+            "rss_bytes_max": max(self._resident_bytes, default=None),
+            "gpu_percent_mean": _mean(self._gpu_percent),
+            "gpu_memory_used_bytes_max": max(self._gpu_memory_bytes, default=None),
+        }
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._resident_bytes.append(self._process.memory_info().rss)
+            if self._device is not None:
+                self._sample_device()
+
+    def _sample_device(self) -> None:
+        import pynvml
+
+        try:
+            self._gpu_percent.append(pynvml.nvmlDeviceGetUtilizationRates(self._device).gpu)
+            self._gpu_memory_bytes.append(pynvml.nvmlDeviceGetMemoryInfo(self._device).used)
+        except pynvml.NVMLError:  # a part of a device (MIG) has no utilization; what is unknown stays out
+            self._device = None
+
+
+def _nvml_device(device: torch.device) -> Any:
+    """NVML's handle of this rank's device; None on the CPU and where there is no NVML."""
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for PyTorch, not for NVML
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+def _mean(values: list) -> float | None:
+    return statistics.fmean(values) if values else None

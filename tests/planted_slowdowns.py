@@ -1,0 +1,60 @@
+"""Runs src/gpt2.py with a pause planted in one part of the step: `planted_slowdowns.py PLACE SECONDS [RANK] -- flags`.
+
+Not a test: test_attribution.py starts it and asks in which row of the attribution the pause turns up.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY / "src"))
+
+
+def slowed(function, pause_s: float):
+    @functools.wraps(function)
+    def slow(*args, **kwargs):
+        time.sleep(pause_s)
+        return function(*args, **kwargs)
+
+    return slow
+
+
+def plant(place: str, pause_s: float) -> None:
+    import torch.distributed as dist
+
+    from testbed.data import TrainingBatches
+    from testbed.strategies.baseline import Baseline
+
+    if place == "loader":
+        TrainingBatches.of_step = slowed(TrainingBatches.of_step, pause_s)
+    elif place == "optimizer":
+        Baseline.update = slowed(Baseline.update, pause_s)
+    elif place == "forward":
+        Baseline.loss_sum = slowed(Baseline.loss_sum, pause_s)
+    elif place == "collective":  # every all-reduce of a step together takes pause_s longer
+        parameters_of_the_tiny_model = 28
+        dist.all_reduce = slowed(dist.all_reduce, pause_s / parameters_of_the_tiny_model)
+    elif place == "stages":  # forward and backward of every stage take the same time, far more than they compute
+        from testbed.strategies import pipeline
+
+        pipeline._StageModule.forward = slowed(pipeline._StageModule.forward, pause_s)
+        stage = pipeline.PipelineStage
+        stage.backward_one_chunk = slowed(stage.backward_one_chunk, pause_s)
+    else:
+        raise SystemExit(f"no such place: {place}")
+
+
+if __name__ == "__main__":
+    divider = sys.argv.index("--")
+    place, seconds, *on_rank = sys.argv[1:divider]
+    if place != "nowhere" and (not on_rank or on_rank[0] == os.environ["RANK"]):
+        plant(place, float(seconds))
+    program = str(REPOSITORY / "src" / "gpt2.py")
+    sys.argv = [program, *sys.argv[divider + 1 :]]
+    runpy.run_path(program, run_name="__main__")
