@@ -13,6 +13,16 @@ from conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "src" / "testbed"
 
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        if name != "__init__":
+            found[name] = path
+    return found
+
+
 # A module may import from the lines above its own, and within its line only what does not import it back.
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
@@ -27,17 +37,8 @@ LAYERS = [
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
 LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
-ANALYSIS = {"analysis"} | {f"analysis.{path.stem}" for path in (PACKAGE / "analysis").glob("[a-z]*.py")}
-ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file"}
-
-
-def modules() -> dict[str, Path]:
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
-        if name != "__init__":
-            found[name] = path
-    return found
+ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
+ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
 
 
 class Imports(ast.NodeVisitor):

@@ -64,9 +64,7 @@ def _read_config_file(path: Path, parser: argparse.ArgumentParser) -> dict[str, 
     for name, value in content.items():
         action = actions.get(name)
         if action is None or name in NOT_IN_CONFIG_FILES or name == "help":
-            raise ValueError(
-                f"--config {path}: {name!r} is not a setting; the names are those of the flags, see --help"
-            )
+            raise ValueError(f"--config {path}: {name!r} is not a setting; the names are those of the flags, see --help")
         checked[name] = checked_like_a_flag(action, value, f"--config {path}: {name}")
     return checked
 
@@ -154,438 +152,202 @@ def positive_number(text: str) -> float:
 
 def _run_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
-    group.add_argument(
-        "--run_type",
-        choices=list(STRATEGIES),
-        default="baseline",
-        help="how an optimizer step is spread over ranks: "
-        + "; ".join(f"{name} = {entry.summary}" for name, entry in STRATEGIES.items())
-        + " (default: %(default)s)",
-    )
-    group.add_argument(
-        "--config",
-        metavar="FILE.json",
-        help="read settings from a file, such as a run's effective_config.json; flags win over it (default: none)",
-    )
-    group.add_argument(
-        "--epochs",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="passes over the training windows (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max_train_steps",
-        type=positive,
-        metavar="STEPS",
-        help="end after this many optimizer steps; also the length of the schedule (default: all epochs)",
-    )
-    group.add_argument(
-        "--stop_at_step",
-        type=positive,
-        metavar="STEP",
-        help="stop after this optimizer step but keep the schedule of the whole run (default: do not)",
-    )
-    group.add_argument(
-        "--max_val_steps",
-        type=not_negative,
-        metavar="BATCHES",
-        help="validate on the first BATCHES global batches; 0 = no validation (default: all)",
-    )
-    group.add_argument(
-        "--eval_every",
-        type=positive,
-        metavar="STEPS",
-        help="validate every STEPS optimizer steps too, not only at the end of an epoch (default: do not)",
-    )
-    group.add_argument(
-        "--eval_only",
-        action="store_true",
-        help="train nothing: validate the weights of --init_from and write the run's files",
-    )
-    group.add_argument(
-        "--seed",
-        type=not_negative,
-        default=42,
-        metavar="N",
-        help="fixes initialisation, data order and dropout (default: %(default)s)",
-    )
+    group.add_argument("--run_type", choices=list(STRATEGIES), default="baseline",
+                       help="how an optimizer step is spread over ranks: "
+                       + "; ".join(f"{name} = {entry.summary}" for name, entry in STRATEGIES.items())
+                       + " (default: %(default)s)")
+    group.add_argument("--config", metavar="FILE.json",
+                       help="read settings from a file, such as a run's effective_config.json; flags win over it (default: none)")
+    group.add_argument("--epochs", type=positive, default=1, metavar="N",
+                       help="passes over the training windows (default: %(default)s)")
+    group.add_argument("--max_train_steps", type=positive, metavar="STEPS",
+                       help="end after this many optimizer steps; also the length of the schedule (default: all epochs)")
+    group.add_argument("--stop_at_step", type=positive, metavar="STEP",
+                       help="stop after this optimizer step but keep the schedule of the whole run (default: do not)")
+    group.add_argument("--max_val_steps", type=not_negative, metavar="BATCHES",
+                       help="validate on the first BATCHES global batches; 0 = no validation (default: all)")
+    group.add_argument("--eval_every", type=positive, metavar="STEPS",
+                       help="validate every STEPS optimizer steps too, not only at the end of an epoch (default: do not)")
+    group.add_argument("--eval_only", action="store_true",
+                       help="train nothing: validate the weights of --init_from and write the run's files")
+    group.add_argument("--seed", type=not_negative, default=42, metavar="N",
+                       help="fixes initialisation, data order and dropout (default: %(default)s)")
 
 
 def _model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model (a size, and dimensions that override it)")
-    group.add_argument(
-        "--model",
-        choices=list(MODEL_SIZES),
-        default="gpt2",
-        help="published size, or nano for a laptop core (default: %(default)s, 124M parameters)",
-    )
+    group.add_argument("--model", choices=list(MODEL_SIZES), default="gpt2",
+                       help="published size, or nano for a laptop core (default: %(default)s, 124M parameters)")
     group.add_argument("--num_layers", type=positive, metavar="N", help="transformer blocks (default: the size's)")
     group.add_argument("--num_heads", type=positive, metavar="N", help="attention heads (default: the size's)")
-    group.add_argument(
-        "--embedding_size", type=positive, metavar="CHANNELS", help="width of the residual stream (default: the size's)"
-    )
-    group.add_argument(
-        "--vocab_size",
-        type=positive,
-        metavar="TOKENS",
-        help="rows of the embedding; may exceed the data's (default: the data's, 50257 without a sidecar)",
-    )
-    group.add_argument(
-        "--max_position_embeddings",
-        type=positive,
-        metavar="TOKENS",
-        help="longest sequence that the model can read (default: the size's, 1024)",
-    )
-    group.add_argument(
-        "--dropout", type=fraction, default=0.0, metavar="P", help="dropout probability (default: %(default)s)"
-    )
-    group.add_argument(
-        "--init_from",
-        default="scratch",
-        metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR",
-        help="starting weights: GPT-2's initialisation, published weights from the Hugging Face hub, "
-        "or a folder with config.json and model.safetensors (default: %(default)s)",
-    )
-    group.add_argument(
-        "--use_flash_attention",
-        action="store_true",
-        help="insist on the FlashAttention kernel (default: PyTorch picks the fastest fused kernel)",
-    )
+    group.add_argument("--embedding_size", type=positive, metavar="CHANNELS",
+                       help="width of the residual stream (default: the size's)")
+    group.add_argument("--vocab_size", type=positive, metavar="TOKENS",
+                       help="rows of the embedding; may exceed the data's (default: the data's, 50257 without a sidecar)")
+    group.add_argument("--max_position_embeddings", type=positive, metavar="TOKENS",
+                       help="longest sequence that the model can read (default: the size's, 1024)")
+    group.add_argument("--dropout", type=fraction, default=0.0, metavar="P",
+                       help="dropout probability (default: %(default)s)")
+    group.add_argument("--init_from", default="scratch", metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR",
+                       help="starting weights: GPT-2's initialisation, published weights from the Hugging Face hub, "
+                       "or a folder with config.json and model.safetensors (default: %(default)s)")
+    group.add_argument("--use_flash_attention", action="store_true",
+                       help="insist on the FlashAttention kernel (default: PyTorch picks the fastest fused kernel)")
 
 
 def _data_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument(
-        "--train_data_path",
-        default="train_small.bin",
-        metavar="FILE.bin",
-        help="training tokens (default: %(default)s)",
-    )
-    group.add_argument(
-        "--val_data_path", default="val_small.bin", metavar="FILE.bin", help="validation tokens (default: %(default)s)"
-    )
-    group.add_argument(
-        "--seq_length", type=positive, default=512, metavar="TOKENS", help="tokens per sequence (default: %(default)s)"
-    )
-    group.add_argument(
-        "--num_workers",
-        type=not_negative,
-        default=0,
-        metavar="STEPS",
-        help="steps whose batches a background thread reads ahead; 0 = read inside the step, "
-        "which the clock counts as data wait (default: %(default)s)",
-    )
+    group.add_argument("--train_data_path", default="train_small.bin", metavar="FILE.bin",
+                       help="training tokens (default: %(default)s)")
+    group.add_argument("--val_data_path", default="val_small.bin", metavar="FILE.bin",
+                       help="validation tokens (default: %(default)s)")
+    group.add_argument("--seq_length", type=positive, default=512, metavar="TOKENS",
+                       help="tokens per sequence (default: %(default)s)")
+    group.add_argument("--num_workers", type=not_negative, default=0, metavar="STEPS",
+                       help="steps whose batches a background thread reads ahead; 0 = read inside the step, "
+                       "which the clock counts as data wait (default: %(default)s)")
 
 
 def _batch_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "batch (global batch = micro batch x gradient accumulation x data ranks; it never follows the world size)"
-    )
-    group.add_argument(
-        "--global_batch_size",
-        type=positive,
-        metavar="SEQUENCES",
-        help="sequences per optimizer step over all ranks (default: 32, or what --grad_accum_steps gives)",
-    )
-    group.add_argument(
-        "--micro_batch_size_per_gpu",
-        "--train_micro_batch_size_per_gpu",
-        type=positive,
-        metavar="SEQUENCES",
-        help="sequences of one forward pass on one rank; lower it when memory runs out "
-        "(default: the largest up to 4 that divides a rank's share; in a pipeline smaller, so that "
-        "every stage is busy, and under model_parallel the whole share)",
-    )
-    group.add_argument(
-        "--grad_accum_steps",
-        type=positive,
-        metavar="N",
-        help="micro batches per optimizer step and rank (default: follows from the global batch)",
-    )
-    group.add_argument(
-        "--enforce_global_batch_size",
-        type=positive,
-        metavar="SEQUENCES",
-        help="refuse to start unless the global batch is this (default: no check)",
-    )
+        "batch (global batch = micro batch x gradient accumulation x data ranks; it never follows the world size)")
+    group.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES",
+                       help="sequences per optimizer step over all ranks (default: 32, or what --grad_accum_steps gives)")
+    group.add_argument("--micro_batch_size_per_gpu", "--train_micro_batch_size_per_gpu", type=positive,
+                       metavar="SEQUENCES",
+                       help="sequences of one forward pass on one rank; lower it when memory runs out "
+                       "(default: the largest up to 4 that divides a rank's share; in a pipeline smaller, so that "
+                       "every stage is busy, and under model_parallel the whole share)")
+    group.add_argument("--grad_accum_steps", type=positive, metavar="N",
+                       help="micro batches per optimizer step and rank (default: follows from the global batch)")
+    group.add_argument("--enforce_global_batch_size", type=positive, metavar="SEQUENCES",
+                       help="refuse to start unless the global batch is this (default: no check)")
 
 
 def _optimizer_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimizer (AdamW; linear warm-up, then cosine)")
-    group.add_argument(
-        "--learning_rate",
-        type=not_negative_number,
-        default=6e-4,
-        metavar="LR",
-        help="peak learning rate (default: %(default)s)",
-    )
-    group.add_argument(
-        "--min_learning_rate",
-        type=not_negative_number,
-        metavar="LR",
-        help="learning rate at the end of the cosine (default: a tenth of --learning_rate)",
-    )
-    group.add_argument(
-        "--warmup_steps",
-        type=not_negative,
-        metavar="STEPS",
-        help="steps of linear warm-up (default: a tenth of the run, at most 2000)",
-    )
-    group.add_argument(
-        "--lr_decay_steps",
-        type=positive,
-        metavar="STEPS",
-        help="step at which the cosine ends (default: the run's last step)",
-    )
-    group.add_argument(
-        "--weight_decay",
-        type=not_negative_number,
-        default=0.1,
-        metavar="W",
-        help="decoupled decay of matrices and embeddings, not of biases and LayerNorms (default: %(default)s)",
-    )
+    group.add_argument("--learning_rate", type=not_negative_number, default=6e-4, metavar="LR",
+                       help="peak learning rate (default: %(default)s)")
+    group.add_argument("--min_learning_rate", type=not_negative_number, metavar="LR",
+                       help="learning rate at the end of the cosine (default: a tenth of --learning_rate)")
+    group.add_argument("--warmup_steps", type=not_negative, metavar="STEPS",
+                       help="steps of linear warm-up (default: a tenth of the run, at most 2000)")
+    group.add_argument("--lr_decay_steps", type=positive, metavar="STEPS",
+                       help="step at which the cosine ends (default: the run's last step)")
+    group.add_argument("--weight_decay", type=not_negative_number, default=0.1, metavar="W",
+                       help="decoupled decay of matrices and embeddings, not of biases and LayerNorms (default: %(default)s)")
     group.add_argument("--adam_beta1", type=fraction, default=0.9, metavar="B", help="(default: %(default)s)")
     group.add_argument("--adam_beta2", type=fraction, default=0.95, metavar="B", help="(default: %(default)s)")
     group.add_argument("--adam_eps", type=not_negative_number, default=1e-8, metavar="E", help="(default: %(default)s)")
-    group.add_argument(
-        "--max_grad_norm",
-        type=not_negative_number,
-        default=1.0,
-        metavar="NORM",
-        help="scale gradients down to this global L2 norm; 0 = off (default: %(default)s)",
-    )
+    group.add_argument("--max_grad_norm", type=not_negative_number, default=1.0, metavar="NORM",
+                       help="scale gradients down to this global L2 norm; 0 = off (default: %(default)s)")
 
 
 def _device_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("device")
-    group.add_argument(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto = CUDA where PyTorch finds it (default: %(default)s)",
-    )
-    group.add_argument(
-        "--precision",
-        choices=["auto", "fp32", "bf16", "fp16"],
-        default="auto",
-        help="of the matrix products; weights and optimizer state stay fp32 (fp16 under DeepSpeed: its own "
-        "fp16 mode). auto = bf16 where a trial product is faster in it, else fp32 (default: %(default)s)",
-    )
-    group.add_argument(
-        "--mixed_precision",
-        choices=["autocast", "native"],
-        help="how fsdp and optimized use bf16: autocast = fp32 weights, bf16 products, the baseline's "
-        "mathematics; native = the engine's own way, bf16 weights and activations beside fp32 masters; needs --precision bf16: less "
-        "memory and traffic, recorded as changing the mathematics (default: autocast)",
-    )
-    group.add_argument(
-        "--activation_checkpointing",
-        choices=["none", "block", "selective"],
-        default="none",
-        help="what backward recomputes to save memory: block = each block from its input; selective = all "
-        "but matrix products and attention (default: %(default)s)",
-    )
-    group.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile each transformer block with torch.compile; the first step waits for it (default: do not)",
-    )
-    group.add_argument(
-        "--threads_per_rank",
-        type=positive,
-        metavar="N",
-        help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)",
-    )
+    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto",
+                       help="auto = CUDA where PyTorch finds it (default: %(default)s)")
+    group.add_argument("--precision", choices=["auto", "fp32", "bf16", "fp16"], default="auto",
+                       help="of the matrix products; weights and optimizer state stay fp32 (fp16 under DeepSpeed: its own "
+                       "fp16 mode). auto = bf16 where a trial product is faster in it, else fp32 (default: %(default)s)")
+    group.add_argument("--mixed_precision", choices=["autocast", "native"],
+                       help="how fsdp and optimized use bf16: autocast = fp32 weights, bf16 products, the baseline's "
+                       "mathematics; native = the engine's own way, bf16 weights and activations beside fp32 masters; needs --precision bf16: less "
+                       "memory and traffic, recorded as changing the mathematics (default: autocast)")
+    group.add_argument("--activation_checkpointing", choices=["none", "block", "selective"], default="none",
+                       help="what backward recomputes to save memory: block = each block from its input; selective = all "
+                       "but matrix products and attention (default: %(default)s)")
+    group.add_argument("--compile", action="store_true",
+                       help="compile each transformer block with torch.compile; the first step waits for it (default: do not)")
+    group.add_argument("--threads_per_rank", type=positive, metavar="N",
+                       help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)")
     group.add_argument("--local_rank", "--local-rank", type=int, default=-1, help=argparse.SUPPRESS)
-    group.add_argument(
-        "--quiet_nccl_monitor",
-        action="store_true",
-        help="switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)",
-    )
+    group.add_argument("--quiet_nccl_monitor", action="store_true",
+                       help="switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)")
 
 
 def _data_parallel_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data parallel (run types allreduce, ddp, fsdp)")
-    group.add_argument(
-        "--skip_gradient_sync",
-        action="store_true",
-        help="allreduce, ddp: leave the synchronisation out to see what it costs; the ranks then train apart, so "
-        "the run is marked as no training and leaves no weights",
-    )
-    group.add_argument(
-        "--bucket_cap_mb",
-        type=positive_number,
-        metavar="MIB",
-        help="ddp: size of the buckets in which gradients are averaged while backward goes on (default: 25)",
-    )
-    group.add_argument(
-        "--gradient_compression",
-        choices=["none", "bf16"],
-        help="ddp: average gradients in bf16, half the traffic; recorded as changing the mathematics (default: none)",
-    )
-    group.add_argument(
-        "--reshard_after_forward",
-        choices=["on", "off"],
-        help="fsdp: free gathered weights after forward and gather them again for backward; off = one "
-        "gathering less, more memory (default: on)",
-    )
-    group.add_argument(
-        "--shard_size",
-        type=positive,
-        metavar="RANKS",
-        help="fsdp: ranks that share one copy of the weights; fewer than all = hybrid, copies are replicated "
-        "as in ddp; the ranks of a node are a good choice (default: all)",
-    )
+    group.add_argument("--skip_gradient_sync", action="store_true",
+                       help="allreduce, ddp: leave the synchronisation out to see what it costs; the ranks then train apart, so "
+                       "the run is marked as no training and leaves no weights")
+    group.add_argument("--bucket_cap_mb", type=positive_number, metavar="MIB",
+                       help="ddp: size of the buckets in which gradients are averaged while backward goes on (default: 25)")
+    group.add_argument("--gradient_compression", choices=["none", "bf16"],
+                       help="ddp: average gradients in bf16, half the traffic; recorded as changing the mathematics "
+                       "(default: none)")
+    group.add_argument("--reshard_after_forward", choices=["on", "off"],
+                       help="fsdp: free gathered weights after forward and gather them again for backward; off = one "
+                       "gathering less, more memory (default: on)")
+    group.add_argument("--shard_size", type=positive, metavar="RANKS",
+                       help="fsdp: ranks that share one copy of the weights; fewer than all = hybrid, copies are replicated "
+                       "as in ddp; the ranks of a node are a good choice (default: all)")
 
 
 def _model_cutting_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "cutting the model (run types model_parallel, pipeline, tensor; the ranks left over are data parallel)"
-    )
-    group.add_argument(
-        "--pipeline_stages",
-        type=positive,
-        metavar="RANKS",
-        help="ranks that the layers are cut over, balanced by cost (default: all ranks)",
-    )
-    group.add_argument(
-        "--pipeline_schedule",
-        choices=["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"],
-        help="pipeline: the order of forward and backward passes (default: 1f1b)",
-    )
-    group.add_argument(
-        "--stages_per_rank",
-        type=positive,
-        metavar="N",
-        help="pipeline: pieces of the model on each rank (default: 2 for interleaved_1f1b and zero_bubble, else 1)",
-    )
-    group.add_argument(
-        "--tensor_parallel_size",
-        type=positive,
-        metavar="RANKS",
-        help="tensor: ranks that attention heads, MLP and vocabulary are cut over (default: all ranks)",
-    )
+        "cutting the model (run types model_parallel, pipeline, tensor; the ranks left over are data parallel)")
+    group.add_argument("--pipeline_stages", type=positive, metavar="RANKS",
+                       help="ranks that the layers are cut over, balanced by cost (default: all ranks)")
+    group.add_argument("--pipeline_schedule", choices=["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"],
+                       help="pipeline: the order of forward and backward passes (default: 1f1b)")
+    group.add_argument("--stages_per_rank", type=positive, metavar="N",
+                       help="pipeline: pieces of the model on each rank (default: 2 for interleaved_1f1b and zero_bubble, "
+                       "else 1)")
+    group.add_argument("--tensor_parallel_size", type=positive, metavar="RANKS",
+                       help="tensor: ranks that attention heads, MLP and vocabulary are cut over (default: all ranks)")
 
 
 def _deepspeed_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("DeepSpeed (run type optimized)")
-    group.add_argument(
-        "--deepspeed_config",
-        metavar="FILE.json",
-        help='settings for DeepSpeed; "auto" = decided by the flags here. Values in it also set the work '
-        "of a baseline that names the same file (default: deepspeed_config.json beside gpt2.py)",
-    )
-    group.add_argument(
-        "--zero_stage",
-        type=int,
-        choices=[0, 1, 2, 3],
-        help="what ZeRO shards: 1 optimizer state, 2 and gradients, 3 and weights (default: the file's, else 1)",
-    )
-    group.add_argument(
-        "--offload",
-        choices=["none", "optimizer", "parameters"],
-        help="keep the optimizer state, or with stage 3 the weights too, in host memory (default: the file's, else none)",
-    )
-    group.add_argument(
-        "--reduce_bucket_size",
-        type=positive,
-        metavar="ELEMENTS",
-        help="gradients reduced at once (default: the file's, else 200000000)",
-    )
-    group.add_argument(
-        "--allgather_bucket_size",
-        type=positive,
-        metavar="ELEMENTS",
-        help="updated weights gathered at once; an even number (default: the file's, else 200000000)",
-    )
-    group.add_argument(
-        "--overlap_comm",
-        choices=["on", "off"],
-        help="reduce gradients while backward goes on (default: the file's, else on)",
-    )
+    group.add_argument("--deepspeed_config", metavar="FILE.json",
+                       help='settings for DeepSpeed; "auto" = decided by the flags here. Values in it also set the work '
+                       "of a baseline that names the same file (default: deepspeed_config.json beside gpt2.py)")
+    group.add_argument("--zero_stage", type=int, choices=[0, 1, 2, 3],
+                       help="what ZeRO shards: 1 optimizer state, 2 and gradients, 3 and weights (default: the file's, else 1)")
+    group.add_argument("--offload", choices=["none", "optimizer", "parameters"],
+                       help="keep the optimizer state, or with stage 3 the weights too, in host memory (default: the file's, else none)")
+    group.add_argument("--reduce_bucket_size", type=positive, metavar="ELEMENTS",
+                       help="gradients reduced at once (default: the file's, else 200000000)")
+    group.add_argument("--allgather_bucket_size", type=positive, metavar="ELEMENTS",
+                       help="updated weights gathered at once; an even number (default: the file's, else 200000000)")
+    group.add_argument("--overlap_comm", choices=["on", "off"],
+                       help="reduce gradients while backward goes on (default: the file's, else on)")
 
 
 def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
-    group.add_argument(
-        "--checkpoint_path", metavar="DIR", help="folder of this run's files (default: checkpoint/<run_type>)"
-    )
+    group.add_argument("--checkpoint_path", metavar="DIR",
+                       help="folder of this run's files (default: checkpoint/<run_type>)")
     group.add_argument("--overwrite", action="store_true", help="replace the run that --checkpoint_path holds")
-    group.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run that --checkpoint_path holds, from its newest checkpoint",
-    )
-    group.add_argument(
-        "--save_every",
-        type=positive,
-        metavar="STEPS",
-        help="write a checkpoint to resume from every STEPS optimizer steps (default: only at --stop_at_step)",
-    )
-    group.add_argument(
-        "--keep_best", action="store_true", help="also keep the weights with the lowest validation loss, in DIR/best"
-    )
+    group.add_argument("--resume", action="store_true",
+                       help="continue the run that --checkpoint_path holds, from its newest checkpoint")
+    group.add_argument("--save_every", type=positive, metavar="STEPS",
+                       help="write a checkpoint to resume from every STEPS optimizer steps (default: only at --stop_at_step)")
+    group.add_argument("--keep_best", action="store_true",
+                       help="also keep the weights with the lowest validation loss, in DIR/best")
 
 
 def _report_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("measuring and output")
-    group.add_argument(
-        "--steps_per_print",
-        type=positive,
-        default=10,
-        metavar="STEPS",
-        help="a line of progress every STEPS where there is no terminal for a bar (default: %(default)s)",
-    )
-    group.add_argument(
-        "--timing_warmup_steps",
-        type=not_negative,
-        default=5,
-        metavar="STEPS",
-        help="first steps marked as warm-up; kept in the file, left out of medians (default: %(default)s)",
-    )
-    group.add_argument(
-        "--timing_sample_every",
-        type=positive,
-        default=1,
-        metavar="STEPS",
-        help="kept from older commands; every step is timed whatever it says (default: %(default)s)",
-    )
-    group.add_argument(
-        "--profile",
-        action="store_true",
-        help="record a torch.profiler trace of --profile_steps steps after warm-up in DIR/profiler_logs, and where "
-        "the time of these steps went in training_metrics.json; marks the run as instrumented",
-    )
-    group.add_argument(
-        "--profile_steps",
-        type=positive,
-        default=5,
-        metavar="STEPS",
-        help="steps that --profile looks at (default: %(default)s)",
-    )
-    group.add_argument(
-        "--profile_mode",
-        action="store_true",
-        help="for Nsight: NVTX ranges around the step, its phases and validation, no progress bar; marks the run "
-        "as instrumented",
-    )
-    group.add_argument(
-        "--tensorboard",
-        action="store_true",
-        help="write loss, gradient norm, learning rate, step time and tokens/s to DIR/tensorboard while training "
-        "(default: do not)",
-    )
-    group.add_argument(
-        "--sample_prompt",
-        default="import ",
-        metavar="TEXT",
-        help="start of the sample generated at the end (default: %(default)r)",
-    )
-    group.add_argument(
-        "--sample_tokens",
-        type=not_negative,
-        default=64,
-        metavar="TOKENS",
-        help="length of that sample; 0 = none (default: %(default)s)",
-    )
+    group.add_argument("--steps_per_print", type=positive, default=10, metavar="STEPS",
+                       help="a line of progress every STEPS where there is no terminal for a bar (default: %(default)s)")
+    group.add_argument("--timing_warmup_steps", type=not_negative, default=5, metavar="STEPS",
+                       help="first steps marked as warm-up; kept in the file, left out of medians (default: %(default)s)")
+    group.add_argument("--timing_sample_every", type=positive, default=1, metavar="STEPS",
+                       help="kept from older commands; every step is timed whatever it says (default: %(default)s)")
+    group.add_argument("--profile", action="store_true",
+                       help="record a torch.profiler trace of --profile_steps steps after warm-up in DIR/profiler_logs, and where "
+                       "the time of these steps went in training_metrics.json; marks the run as instrumented")
+    group.add_argument("--profile_steps", type=positive, default=5, metavar="STEPS",
+                       help="steps that --profile looks at (default: %(default)s)")
+    group.add_argument("--profile_mode", action="store_true",
+                       help="for Nsight: NVTX ranges around the step, its phases and validation, no progress bar; marks the run "
+                       "as instrumented")
+    group.add_argument("--tensorboard", action="store_true",
+                       help="write loss, gradient norm, learning rate, step time and tokens/s to DIR/tensorboard while training "
+                       "(default: do not)")
+    group.add_argument("--sample_prompt", default="import ", metavar="TEXT",
+                       help="start of the sample generated at the end (default: %(default)r)")
+    group.add_argument("--sample_tokens", type=not_negative, default=64, metavar="TOKENS",
+                       help="length of that sample; 0 = none (default: %(default)s)")

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""What changed from one profile to another, per rank and optimizer step: ranges, kernels, API calls, collectives.
+
+    python scripts/profiling/diff_profiles.py checkpoint/before checkpoint/after
+
+Both are folders of runs that parse_nsys_stats.py summarised, or their profile_summary.json. What differs between the
+runs is named; single profiles carry no verdict. Exit code 2: a file does not read, or the two have nothing in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent.parent.parent / "src"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("a", type=Path, metavar="A", help="folder of a run, or a profile_summary.json")
+    parser.add_argument("b", type=Path, metavar="B", help="the one it is compared with")
+    rows_help = "rows of each table to print, the largest changes first (default: %(default)s)"
+    parser.add_argument("--rows", type=int, default=8, help=rows_help)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every row to this file")
+    arguments = parser.parse_args()
+    if arguments.rows < 1:
+        parser.error(f"--rows {arguments.rows} must be at least 1")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    sys.path.insert(0, os.path.relpath(SOURCES))
+    from testbed.analysis.profiles.diff import diff, diff_text, read_summary
+    from testbed.atomic_file import write_text
+
+    try:
+        changes = diff(read_summary(arguments.a), read_summary(arguments.b))
+    except ValueError as error:
+        print(f"diff_profiles.py: {error}", file=sys.stderr)
+        return 2
+    print(diff_text(changes, arguments.rows))
+    if arguments.json:
+        try:
+            write_text(arguments.json, json.dumps(changes, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            print(f"diff_profiles.py: --json {arguments.json} cannot be written: {error.strerror}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

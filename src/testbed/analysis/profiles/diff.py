@@ -1,0 +1,175 @@
+"""Two profiles against each other, per rank and optimizer step: what is called more often, and what takes longer.
+
+Totals of profiles of different lengths compare the lengths, and percentages of nested ranges compare the nesting, so
+neither is used. Each profile is one instrumented run: a difference is what these two runs did, and no verdict.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
+from testbed.analysis.profiles.text import milliseconds, number, table_lines
+
+# OS runtime is left out: its time is that of idle threads.
+COMPARED = {
+    "operators": "Operators (own time)",
+    "nvtx_sum": "NVTX ranges (inclusive, nested ones too)",
+    "cuda_gpu_kern_sum": "GPU kernels",
+    "cuda_api_sum": "CUDA API",
+    "cuda_gpu_mem_time_sum": "GPU copies",
+}
+_SHOULD_AGREE = (
+    *("world_size", "ranks_in_profile", "gpu", "seq_length", "micro_batch_size_per_gpu", "grad_accum_steps"),
+    *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "git_commit"),
+)
+_CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite export does not
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A profile_summary.json, or that of a run's folder. ValueError: there is none, or it is an earlier tool's."""
+    path = Path(path)
+    if path.is_dir():
+        candidates = [path / PROFILES / SUMMARY_FILE, path / SUMMARY_FILE]
+        path = next((found for found in candidates if found.exists()), candidates[0])
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; scripts/profiling/parse_nsys_stats.py --run_dir writes it") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(summary, dict) or "tables" not in summary or "nccl" not in summary:
+        raise ValueError(f"{path} has no tables per step: write it anew with scripts/profiling/parse_nsys_stats.py")
+    if not summary["num_optimizer_steps"] or not summary["ranks_in_profile"]:
+        raise ValueError(
+            f"{path} does not know how many optimizer steps and ranks it covers, so nothing can be compared; write it "
+            "anew with --optimizer_steps and --ranks_in_profile"
+        )
+    return summary
+
+
+def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """What changed from summary `a` to `b`, per rank and optimizer step. ValueError when no table is in both."""
+    shared = [report for report in COMPARED if report in a["tables"] and report in b["tables"]]
+    if not shared:
+        raise ValueError(
+            f"the profiles have no table in common: one has {', '.join(a['tables']) or 'none'}, the other "
+            f"{', '.join(b['tables']) or 'none'}"
+        )
+    return {
+        "compared": {
+            name: {
+                key: summary[key] for key in ("run_dir", "run_id", "num_optimizer_steps", "ranks_in_profile", "sources")
+            }
+            for name, summary in (("a", a), ("b", b))
+        },
+        "notes": _notes(a, b),
+        "phases": _phases(a["phases"], b["phases"]),
+        "nccl": _nccl(a["nccl"], b["nccl"]),
+        "nccl_percent_of_kernel_time": [a["nccl"]["percent_of_kernel_time"], b["nccl"]["percent_of_kernel_time"]],
+        "tables": {report: _rows(report, a["tables"][report], b["tables"][report]) for report in shared},
+    }
+
+
+def _notes(a: dict, b: dict) -> list[str]:
+    found = ["Both are single runs under a profiler: what differs is what these two did; no difference is significant."]
+    steps = [summary["num_optimizer_steps"] for summary in (a, b)]
+    if steps[0] != steps[1]:
+        found.append(f"Unequal length: {steps[0]:,} and {steps[1]:,} optimizer steps; everything is per step.")
+    for name in _SHOULD_AGREE:
+        if a.get(name) != b.get(name):
+            values = ["unknown" if summary.get(name) is None else summary[name] for summary in (a, b)]
+            found.append(f"NOT THE SAME: {name.replace('_', ' ')} {values[0]} and {values[1]}.")
+    if a["sources"] != b["sources"]:
+        found.append(f"NOT THE SAME: made from {', '.join(a['sources'])} and {', '.join(b['sources'])}.")
+    only = sorted(set(a["tables"]) ^ set(b["tables"]))
+    if only:
+        found.append(f"In one profile only, so not compared: {', '.join(only)}.")
+    for name, summary in (("A", a), ("B", b)):
+        found += [
+            f"{name}: {warning}" for warning in summary["warnings"] if "was on:" in warning or "covers" in warning
+        ]
+    return found
+
+
+def _phases(a: dict | None, b: dict | None) -> list[dict]:
+    if not a or not b or a["source"] != b["source"]:
+        return []
+    values = [{part["name"]: part["ns"] for part in phases["parts"]} for phases in (a, b)]
+    return [{"name": name, "ns": [side.get(name) for side in values]} for name in values[0] | values[1]]
+
+
+def _nccl(a: dict, b: dict) -> list[dict]:
+    sides = [{(row["kind"], row["name"]): row[PER_STEP] for row in nccl["instances"]} for nccl in (a, b)]
+    return [
+        {"kind": kind, "name": name, PER_STEP: [side.get((kind, name), 0.0) for side in sides]}
+        for kind, name in sides[0] | sides[1]
+    ]
+
+
+def _rows(report: str, a: dict, b: dict) -> list[dict]:
+    """Rows of both tables by name, the largest change of time first.
+
+    A kernel or call that a profile lacks took no time there. A range that it lacks was not marked there, which says
+    nothing about time: None.
+    """
+    sides = []
+    for table in (a, b):
+        side: dict[str, dict] = {}
+        for row in table["rows"]:
+            name = row["name"] if len(row["name"]) <= _CUT_AT else row["name"][:_CUT_AT] + "…"
+            known = side.setdefault(name, {"total_ns": 0.0, "count": 0.0})
+            for key in known:
+                known[key] += row[PER_STEP][key]
+        sides.append(side)
+    absent = None if report == "nvtx_sum" else 0.0
+    found = [
+        {
+            "name": name,
+            "ns": [side[name]["total_ns"] if name in side else absent for side in sides],
+            "count": [side[name]["count"] if name in side else absent for side in sides],
+        }
+        for name in sides[0] | sides[1]
+    ]
+    return sorted(found, key=lambda row: (None in row["ns"], -abs((row["ns"][1] or 0) - (row["ns"][0] or 0))))
+
+
+def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
+    """The changes in a terminal: notes first, then the largest of each table."""
+    a, b = changes["compared"]["a"], changes["compared"]["b"]
+    lines = [f"{name}: {side['run_dir']} ({side['ranks_in_profile']} ranks x {side['num_optimizer_steps']:,} steps)"
+             for name, side in (("A", a), ("B", b))]  # fmt: skip
+    lines += [f"Note: {note}" for note in changes["notes"]]
+    if changes["phases"]:
+        lines += ["", "An optimizer step on one rank, exclusive, ms"]
+        rows = [[row["name"], *map(milliseconds, row["ns"]), _change(row["ns"])] for row in changes["phases"]]
+        lines += table_lines(["", "A", "B", "B - A"], rows)
+    if changes["nccl"]:
+        lines += ["", "Collectives, instances per rank and step"]
+        rows = [
+            [
+                f"{row['kind']}  {row['name']}",
+                *map(number, row[PER_STEP]),
+                f"{row[PER_STEP][1] - row[PER_STEP][0]:+,.2f}",
+            ]
+            for row in changes["nccl"]
+        ]
+        lines += table_lines(["", "A", "B", "B - A"], rows)
+        if None not in changes["nccl_percent_of_kernel_time"]:
+            first, second = changes["nccl_percent_of_kernel_time"]
+            lines.append(f"  NCCL's share of the sum of kernel times: {first:.1f} % and {second:.1f} %")
+    for report, rows in changes["tables"].items():
+        lines += ["", f"{COMPARED[report]}, per rank and step"]
+        shown = [
+            [row["name"], *map(milliseconds, row["ns"]), _change(row["ns"]), *map(number, row["count"])]
+            for row in rows[:num_rows]
+        ]
+        lines += table_lines(["", "A ms", "B ms", "B - A", "A count", "B count"], shown)
+        only = [sum(row["ns"][number] is None for row in rows) for number in (1, 0)]
+        if any(only):
+            lines.append(f"  {only[0]} ranges are marked in A alone and {only[1]} in B alone: no change of time")
+    return "\n".join(lines)
+
+
+def _change(values: list[float | None]) -> str:
+    return "n/a" if None in values else f"{(values[1] - values[0]) / 1e6:+,.3f}"

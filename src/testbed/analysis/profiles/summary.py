@@ -1,0 +1,391 @@
+"""profile_summary.json: what the profile of a run says per rank and optimizer step, from Nsight or torch.profiler.
+
+The fields of the first block have the names and forms that earlier tools read; the rest is per rank and optimizer step,
+because totals of profiles of different lengths compare the lengths. docs/profiling.md describes the file.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.profiles.facts import Facts, read_facts
+from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, Table, read_stats
+from testbed.analysis.profiles.nsight_sqlite import STEP, Export, is_nccl, read_export
+from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
+from testbed.atomic_file import write_text
+
+SUMMARY_FILE = "profile_summary.json"
+PROFILES = "profiles"
+PER_STEP = "per_rank_and_step"
+# The ranges of which the nesting is known: child -> the nearest of these that is there. Only the events of an SQLite
+# export show it for all others.
+_PARENTS = (
+    (r":train/(forward|backward)", (":train/schedule", STEP)),
+    (r":train/(dataload|loss|synchronise|optimizer_step|schedule)", (STEP,)),
+    (r":DeepSpeedEngine\.forward", (":train/forward", STEP)),
+    (r":DeepSpeedEngine\.backward", (":train/backward", STEP)),
+    (r":DeepSpeedEngine\.step", (":train/optimizer_step", STEP)),
+    (r":DeepSpeedEngine\.allreduce_gradients", (":DeepSpeedEngine.backward", ":train/backward", STEP)),
+)
+_TRAINING_RANGE = re.compile(r":(train/|DeepSpeedEngine\.)")
+_COLLECTIVE = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|Bcast|Send|Recv|AllToAll|AlltoAll)$")
+_WAITS = re.compile(r"poll|epoll_wait|select|.*cond_(timed)?wait|sem_(timed|clock)?wait|.*nanosleep|futex|fgets|read")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was found in a run's folder and read."""
+
+    stats: tuple[Stats, ...]
+    exports: tuple[Export, ...]
+    operators: tuple[OperatorTrace, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """How much training the profile covers: what totals are divided by. None is unknown, with the reason."""
+
+    num_steps: int | None
+    steps_source: str
+    num_ranks: int | None
+    ranks_source: str
+
+    @property
+    def rank_steps(self) -> int | None:
+        return self.num_steps * self.num_ranks if self.num_steps and self.num_ranks else None
+
+
+def write_summary(run_dir: Path, num_steps: int | None = None, num_ranks: int | None = None) -> tuple[Path, dict]:
+    """Summarise the profile in `run_dir` into profiles/profile_summary.json; returns the file and its content.
+
+    Args:
+        num_steps: optimizer steps that the profile covers, where neither it nor the run's metrics file tells.
+        num_ranks: ranks that it covers, likewise.
+
+    Raises:
+        FileNotFoundError: there is no profile in `run_dir`.
+        ValueError: a file of it does not read; the sentence names file and line. Nothing is written.
+    """
+    run_dir = Path(run_dir)
+    summary = summarize(run_dir, num_steps, num_ranks)
+    path = run_dir / PROFILES / SUMMARY_FILE
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return path, summary
+
+
+def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None = None) -> dict[str, Any]:
+    """The content of profile_summary.json, see `write_summary`."""
+    inputs, facts = read_inputs(run_dir), read_facts(run_dir)
+    warnings: list[str] = []
+    tables = merged_tables(inputs, warnings)
+    window = _window(inputs, facts, tables, num_steps, num_ranks)
+    rows_of = {name: list(tables[name].rows) if name in tables else [] for name in REPORTS}
+    per_file = {stats.path.name: _top_rows(stats.tables) for stats in inputs.stats}
+    nsys_reports = [path.name for path in _files(run_dir, "nsys_*.nsys-rep", "nsys_*.qdrep")]
+    outermost_ns = _outermost_ns(rows_of["nvtx_sum"])
+    summary = {
+        "generated_at_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "run_dir": str(run_dir),
+        **facts.legacy_fields(nsys_reports),
+        "nsys_report": nsys_reports[0] if len(nsys_reports) == 1 else nsys_reports,
+        "inputs": [*per_file, *(trace.path.name for trace in inputs.operators)],
+        **_top_rows({**tables, **_tables_with_raw(inputs.stats)}),
+        "likely_bottleneck": _bottleneck(rows_of["nvtx_sum"], outermost_ns),
+        "per_file": per_file,
+        **facts.identity_fields(),
+        "instrumented": True,
+        "sources": sorted({stats.kind for stats in inputs.stats} | {"torch.profiler" for _ in inputs.operators}),
+        "num_optimizer_steps": window.num_steps,
+        "num_optimizer_steps_source": window.steps_source,
+        "ranks_in_profile": window.num_ranks,
+        "ranks_in_profile_source": window.ranks_source,
+        "phases": _phases(inputs, facts, rows_of["nvtx_sum"], window, warnings),
+        "device_steps": _device_steps(inputs.exports),
+        "nccl": _nccl(rows_of["nvtx_sum"], rows_of["cuda_gpu_kern_sum"], window),
+        "tables": {report: _table(table, inputs, window) for report, table in tables.items()},
+        "warnings": warnings,
+    }
+    warnings += _warnings(inputs, facts, window, rows_of)
+    return summary
+
+
+def read_inputs(run_dir: Path) -> Inputs:
+    """Every file of a profile in `run_dir` and its folder profiles/. Raises as `write_summary` does."""
+    reports = [f"*{report}.csv" for report in REPORTS]
+    stats_files = _files(run_dir, "nsys_stats*.txt", "nsys*.csv", *reports)
+    databases = _files(run_dir, "*.sqlite")
+    traces = sorted(run_dir.glob("profiler_logs/rank*.pt.trace.json*"))
+    if not stats_files and not databases and not traces:
+        raise FileNotFoundError(
+            f"{run_dir} holds no profile: no {PROFILES}/nsys_stats*.txt, {PROFILES}/nsys*.csv, {PROFILES}/*.sqlite and "
+            "no profiler_logs/rank*.pt.trace.json"
+        )
+    exports = tuple(map(read_export, databases))
+    stats = (*map(read_stats, stats_files), *(export.stats for export in exports))
+    return Inputs(stats, exports, tuple(map(read_operators, traces)))
+
+
+def _files(run_dir: Path, *patterns: str) -> list[Path]:
+    found = {path for folder in (run_dir / PROFILES, run_dir) for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(found)
+
+
+def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, Table]:
+    """The tables of all traces together, each trace once, however many files were made from it.
+
+    Where a trace is there in several forms, text comes first: it is what people look at.
+    """
+    by_trace: dict[tuple[str, str], tuple[Stats, Table]] = {}
+    for stats in sorted(inputs.stats, key=lambda stats: ("text", "csv", "sqlite").index(stats.kind)):
+        for report, table in stats.tables.items():
+            first, known = by_trace.setdefault((report, stats.trace), (stats, table))
+            differs = sum(row.count for row in known.rows) != sum(row.count for row in table.rows)
+            if differs and "sqlite" not in (first.kind, stats.kind):
+                raise ValueError(f"{first.path} and {stats.path} are made from one trace, but their {report} differs")
+            if differs:
+                warnings.append(
+                    f"{report} in {first.path.name} and {stats.path.name} differs; {first.path.name} is used."
+                )
+    found: dict[str, list[Table]] = {}
+    for (report, _), (_, table) in by_trace.items():
+        found.setdefault(report, []).append(table)
+    for trace in inputs.operators:
+        for report, table in trace.tables.items():
+            if report == "operators" or not inputs.stats:
+                found.setdefault(report, []).append(table)
+    order = ["operators", *REPORTS]
+    return {report: _added_up(found[report]) for report in order if report in found}
+
+
+def _added_up(tables: Sequence[Table]) -> Table:
+    """Rows of the same name together; what cannot be known of the whole (median, deviation) is None."""
+    if len(tables) == 1:
+        return tables[0]
+    by_name: dict[tuple[str, str | None], list[Row]] = {}
+    for table in tables:
+        for row in table.rows:
+            by_name.setdefault((row.name, row.style), []).append(row)
+    everything = sum(table.total for table in tables)
+    rows = []
+    for (name, style), mine in by_name.items():
+        total, count = sum(row.total for row in mine), sum(row.count for row in mine)
+        percent = None if mine[0].time_percent is None else 100 * total / everything if everything else 0.0
+        low, high = min(row.min for row in mine), max(row.max for row in mine)
+        rows.append(Row(name, total, count, total / count, None, low, high, None, percent, style))
+    return Table(tables[0].report, tuple(sorted(rows, key=lambda row: -row.total)))
+
+
+def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, Table]:
+    """NVTX and OSRT rows of all text files as they stand there, each trace once: what earlier tools list."""
+    found: dict[str, Table] = {}
+    for report in ("nvtx_sum", "osrt_sum"):
+        of_trace = {stats.trace: stats.tables[report] for stats in all_stats if report in stats.tables}
+        by_text = {
+            stats.trace: stats.tables[report] for stats in all_stats if stats.kind == "text" and report in stats.tables
+        }
+        rows = [row for table in (of_trace | by_text).values() for row in table.rows]
+        if rows:
+            found[report] = Table(report, tuple(rows))
+    return found
+
+
+def _top_rows(tables: dict[str, Table]) -> dict[str, list[dict]]:
+    found = {}
+    for kind in ("nvtx", "osrt"):
+        rows = tables[f"{kind}_sum"].rows if f"{kind}_sum" in tables else ()
+        best = sorted(rows, key=lambda row: -row.time_percent)[:5]
+        found[f"{kind}_top5"] = [{"kind": kind, **_legacy_row(row), "raw": row.raw} for row in best]
+    return found
+
+
+def _legacy_row(row: Row) -> dict:
+    return {"name": row.name, "time_percent": row.time_percent, "total_time": f"{row.total} ns"}
+
+
+def _bottleneck(rows: Sequence[Row], outermost_ns: int) -> dict:
+    """The earlier tools' flag, by the share that nsys prints; beside it the share that nested ranges do not dilute."""
+    found: dict[str, Any] = {"allreduce_gradients_over_20pct": False}
+    candidates = sorted((r for r in rows if "allreduce_gradients" in r.name.lower()), key=lambda row: -row.time_percent)
+    if candidates and candidates[0].time_percent > 20.0:
+        found = {"allreduce_gradients_over_20pct": True, "matched": _legacy_row(candidates[0])}
+    if candidates and outermost_ns:
+        found["allreduce_gradients_percent_of_outermost_ranges"] = 100 * candidates[0].total / outermost_ns
+    return found
+
+
+def _outermost_ns(rows: Sequence[Row]) -> int:
+    """Time of the training ranges that lie in no other: what a share of training can be taken of."""
+    names = {row.name for row in rows}
+    return sum(row.total for row in rows if _TRAINING_RANGE.match(row.name) and _parent(row.name, names) is None)
+
+
+def _parent(name: str, names: set[str]) -> str | None:
+    """The range around `name`, as far as the names alone tell."""
+    parents = next((parents for pattern, parents in _PARENTS if re.fullmatch(pattern, name)), ())
+    return next((parent for parent in parents if parent in names), None)
+
+
+def _window(
+    inputs: Inputs, facts: Facts, tables: dict[str, Table], num_steps: int | None, num_ranks: int | None
+) -> Window:
+    nvtx = tables["nvtx_sum"].rows if "nvtx_sum" in tables else ()
+    num_ranges = next((row.count for row in nvtx if row.name == STEP), 0)
+    traces = {stats.trace for stats in inputs.stats}
+    ranks, ranks_source = num_ranks, "given on the command line"
+    if ranks is None and not inputs.stats:
+        ranks, ranks_source = len(inputs.operators), "one trace of torch.profiler per rank"
+    if ranks is None and {export.stats.trace for export in inputs.exports if export.num_ranks} == traces:
+        ranks, ranks_source = sum(export.num_ranks for export in inputs.exports), f"processes with {STEP} ranges"
+    if ranks is None:
+        ranks, ranks_source = facts.ranks_in(len(traces))
+    recorded, steps_source = facts.num_optimizer_steps, "training_metrics.json"
+    if ranks is None and num_ranges and recorded and num_ranges % recorded == 0:
+        ranks, ranks_source = num_ranges // recorded, f"{num_ranges} {STEP} ranges over {recorded} recorded steps"
+    steps = recorded
+    if num_steps is not None:
+        steps, steps_source = num_steps, "given on the command line"
+    elif not inputs.stats:
+        counts = {trace.num_steps for trace in inputs.operators}
+        steps, steps_source = (counts.pop() if len(counts) == 1 else None), "steps in the traces of torch.profiler"
+    elif num_ranges and ranks and num_ranges % ranks == 0:
+        steps, steps_source = num_ranges // ranks, f"{num_ranges} {STEP} ranges over {ranks} ranks"
+    if steps is None:
+        steps_source = f"unknown: no {STEP} ranges and no training_metrics.json; give --optimizer_steps"
+    return Window(steps, steps_source, ranks, ranks_source)
+
+
+def _table(table: Table, inputs: Inputs, window: Window) -> dict:
+    unit = "mb" if table.report == "cuda_gpu_mem_size_sum" else "ns"
+    exclusive: dict[str, int] = {}
+    for export in inputs.exports if table.report == "nvtx_sum" else ():
+        for name, value in export.exclusive_ns.items():
+            exclusive[name] = exclusive.get(name, 0) + value
+    names = {row.name for row in table.rows}
+    divisor = window.rank_steps
+    if table.report == "operators":
+        divisor = sum(trace.num_steps for trace in inputs.operators)
+    rows = []
+    for row in table.rows:
+        found: dict[str, Any] = {"name": row.name} | ({"style": row.style} if row.style else {})
+        found |= {"time_percent": row.time_percent} if unit == "ns" else {}
+        found |= {f"total_{unit}": row.total, "count": row.count}
+        found |= {f"{name}_{unit}": getattr(row, name) for name in ("avg", "med", "min", "max", "stddev")}
+        found[PER_STEP] = {f"total_{unit}": row.total / divisor, "count": row.count / divisor} if divisor else None
+        if table.report == "nvtx_sum":
+            found["nested_in"] = _parent(row.name, names)
+            found["exclusive_ns"] = exclusive.get(row.name)
+            if exclusive:
+                found["exclusive_percent"] = 100 * exclusive.get(row.name, 0) / sum(exclusive.values())
+        rows.append(found)
+    return {f"total_{unit}": table.total, "rows": rows}
+
+
+def _phases(
+    inputs: Inputs, facts: Facts, rows: Sequence[Row], window: Window, warnings: list[str]
+) -> dict[str, Any] | None:
+    """What a step consists of on one rank, exclusive, adding up to it; None where the profile does not tell."""
+    totals = {row.name: row.total for row in rows}
+    exports = [export for export in inputs.exports if export.in_steps]
+    if exports and {export.stats.trace for export in exports} == {stats.trace for stats in inputs.stats}:
+        source, parts = "events: each range without the ranges inside it, on the thread of train/step", {}
+        for export in exports:
+            for name, value in export.in_steps.items():
+                parts[name] = parts.get(name, 0) + value
+    elif STEP in totals:
+        source = "totals of the trainer's ranges; train/step is what lies in none of the others"
+        trainer = {name for name in totals if name.startswith(":train/")}
+        parts = {name: totals[name] for name in trainer}
+        for name in trainer:
+            if parent := _parent(name, trainer):
+                parts[parent] -= totals[name]
+        if negative := [name for name, value in parts.items() if value < 0]:
+            warnings.append(f"{', '.join(negative)}: the ranges inside take longer, so they lie partly outside.")
+            return None
+    elif not inputs.stats and facts.attribution:
+        source, parts = "attribution in training_metrics.json", facts.attribution
+    else:
+        return None
+    whole = sum(parts.values())
+    divisor = facts.attribution_rank_steps if source.startswith("attribution") else window.rank_steps
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return {
+        "source": source,
+        "step_ns": whole / divisor if divisor else None,
+        "parts": [
+            {"name": name, "percent_of_step": 100 * value / whole, "ns": value / divisor if divisor else None}
+            for name, value in ordered
+            if whole
+        ],
+    }
+
+
+def _device_steps(exports: Sequence[Export]) -> dict[str, Any] | None:
+    """Computation, NCCL and exposed NCCL of each step on each device, and their means."""
+    rows = [
+        {"trace": export.stats.trace, "process": step.process >> 24 & 0xFFFFFF, **_without(vars(step), "process")}
+        for export in exports
+        for step in export.device_steps
+    ]
+    if not rows:
+        return None
+    names = ("step_ns", "compute_ns", "nccl_ns", "exposed_nccl_ns", "nccl_instances")
+    return {"mean": {name: sum(row[name] for row in rows) / len(rows) for name in names}, "rows": rows}
+
+
+def _without(fields: dict, name: str) -> dict:
+    return {key: value for key, value in fields.items() if key != name}
+
+
+def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], window: Window) -> dict[str, Any]:
+    """Collectives by their NVTX ranges and by their kernels; a kernel's name is cut before its arguments."""
+    divisor = window.rank_steps
+    found = [("nvtx", row.name, row) for row in ranges if _COLLECTIVE.search(row.name)]
+    found += [("kernel", row.name.partition("(")[0], row) for row in kernels if is_nccl(row.name)]
+    kernel_ns = sum(row.total for row in kernels)
+    nccl_ns = sum(row.total for row in kernels if is_nccl(row.name))
+    return {
+        "percent_of_kernel_time": 100 * nccl_ns / kernel_ns if kernel_ns else None,
+        "instances": [
+            {"kind": kind, "name": name, "count": row.count, PER_STEP: row.count / divisor if divisor else None}
+            for kind, name, row in found
+        ],
+    }
+
+
+def _warnings(inputs: Inputs, facts: Facts, window: Window, rows_of: dict[str, list[Row]]) -> list[str]:
+    """What a reader must know before believing a figure."""
+    found = ["Made under a profiler: counts and shares hold, times are longer than those of the run without it."]
+    if window.rank_steps is None:
+        why = window.steps_source if window.num_steps is None else window.ranks_source
+        found.append(f"Nothing is given per rank and step: {why}.")
+    elif inputs.stats:
+        found.append(
+            "Per rank and step is the whole trace over its optimizer steps: what happens once (start, broadcast of the "
+            "weights) or in validation is in it."
+        )
+    names = {row.name for row in rows_of["nvtx_sum"]}
+    nested = [row for row in rows_of["nvtx_sum"] if _parent(row.name, names)]
+    if nested:
+        found.append(
+            f"NVTX ranges lie inside one another ({', '.join(sorted(row.name for row in nested)[:3])} ...): their "
+            "percentages are of a sum that counts time twice and must not be added."
+        )
+    if rows_of["osrt_sum"] and _WAITS.fullmatch(rows_of["osrt_sum"][0].name):
+        found.append(
+            f"OS runtime time ({rows_of['osrt_sum'][0].name} first) adds up what all threads slept, idle helpers "
+            "included: it proves nothing about training."
+        )
+    if rows_of["cuda_gpu_kern_sum"]:
+        found.append("Kernel times are sums: kernels that run at the same time count twice. `device_steps` does not.")
+    for export in inputs.exports:
+        if export.num_unclosed:
+            found.append(f"{export.stats.path.name}: {export.num_unclosed} ranges were open when the trace ended.")
+    for stats in inputs.stats:
+        if stats.not_read:
+            found.append(f"{stats.path.name}: not read, because not known here: {', '.join(stats.not_read)}.")
+    return found + facts.warnings(window.num_steps, window.num_ranks)
