@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Exposed communication in two ways that share nothing: from traces, and by leaving the synchronisation out.
+
+    python scripts/run_scaling_benchmarks.py --out_dir checkpoint/exposed --ranks 2 --profile_runs 5 --allow_mismatch \\
+        --run_types allreduce,allreduce:skip_gradient_sync=true,ddp,ddp:skip_gradient_sync=true
+    python scripts/exposed_communication.py --dir checkpoint/exposed
+
+Prints a Markdown table; a run type is in it if there are runs of it with and without synchronisation, traced and not.
+Exit code: 0 trace and counterfactual agree, 1 they do not, 2 what was typed cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder with the runs, at any depth")
+    arguments = parser.parse_args()
+    from testbed.analysis.exposed import exposed_communication, exposed_table
+    from testbed.analysis.runs import find_runs, load_run
+
+    try:
+        found = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
+    except ValueError as error:
+        print(f"exposed_communication.py: error: {error}", file=sys.stderr)
+        return 2
+    if not found:
+        print(
+            f"exposed_communication.py: error: --dir {arguments.dir} holds no run type with complete runs of all four "
+            "kinds: with and without --skip_gradient_sync, each with and without --profile; --help shows the sweep",
+            file=sys.stderr,
+        )
+        return 2
+    print(exposed_table(found))
+    return 1 if any(row.agrees is False for row in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

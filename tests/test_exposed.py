@@ -1,0 +1,83 @@
+"""The cross-check of exposed communication: on made-up runs whose answer is known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+from metrics_examples import example_metrics, save
+
+from testbed.analysis.exposed import exposed_communication, exposed_table
+from testbed.analysis.runs import find_runs, load_run
+
+COMPUTE_S, EXPOSED_S, SLOW_DOWN_S = 0.100, 0.030, 0.020
+SCRIPT = REPOSITORY / "scripts" / "exposed_communication.py"
+
+
+def attribution(compute_s: float, exposed_s: float) -> dict:
+    """Two ranks; the second computes 10 ms less and waits for the first as long."""
+    ranks = []
+    for rank, early_s in enumerate((0.0, 0.010)):
+        rows = {"forward_s": 0.02, "backward_s": compute_s - 0.03 - early_s, "optimizer_s": 0.01, "data_wait_s": 0.0}
+        rows |= {"exposed_communication_s": exposed_s + (early_s if exposed_s else 0.0), "idle_s": 0.0}
+        rows |= {"step_time_s": sum(rows.values()), "communication_s": exposed_s, "compute_s": compute_s}
+        steps = [{"step": 6 + n, **rows, "num_collectives": 1, "collective_bytes": 4} for n in range(3)]
+        ranks.append({"rank": rank, "steps": steps})
+    found = {"source": "a test", "timeline": "host", "per_rank": ranks, "collectives": []}
+    return {**found, "bound": None, "pipeline": None}
+
+
+def save_runs(folder, repeats: int = 5, traced_exposed_s: float = EXPOSED_S) -> None:
+    random = np.random.default_rng(1)
+    for repeat in range(repeats):
+        for skip in (False, True):
+            noise_s = float(random.normal(0, 0.001))
+            computing_s = COMPUTE_S + (0 if skip else SLOW_DOWN_S)
+            for profile in (False, True):
+                metrics = example_metrics(
+                    step_time_s=computing_s + (0 if skip else EXPOSED_S) + noise_s,
+                    instrumented=skip or profile,
+                    settings={"run_type": "ddp", "skip_gradient_sync": skip, "profile": profile},
+                    training_config={"run_type": "ddp"},
+                )
+                if profile:
+                    metrics["attribution"] = attribution(computing_s + noise_s, 0.0 if skip else traced_exposed_s)
+                save(folder / f"{skip}_{profile}_{repeat}", metrics)
+
+
+def table_of(folder):
+    return exposed_communication([load_run(path) for path in find_runs(folder)])
+
+
+def test_trace_and_counterfactual_add_up(tmp_path):
+    save_runs(tmp_path)
+    (row,) = table_of(tmp_path)
+    assert (row.run_type, row.ranks) == ("ddp", 2)
+    assert row.traced.median == pytest.approx(EXPOSED_S), "of the rank that waits least, not for the slower one"
+    assert row.slow_down.median == pytest.approx(SLOW_DOWN_S, abs=0.002)
+    assert row.counterfactual.median == pytest.approx(EXPOSED_S + SLOW_DOWN_S, abs=0.003)
+    assert row.agrees is True
+    assert "| agree |" in exposed_table([row])
+
+
+def test_a_trace_that_misses_half_of_it_does_not_agree(tmp_path):
+    save_runs(tmp_path, traced_exposed_s=EXPOSED_S / 2)
+    assert table_of(tmp_path)[0].agrees is False
+    said = subprocess.run([sys.executable, str(SCRIPT), "--dir", str(tmp_path)], capture_output=True, text=True)
+    assert said.returncode == 1 and "do not agree" in said.stdout
+
+
+def test_few_repeats_make_no_claim(tmp_path):
+    save_runs(tmp_path, repeats=3)
+    assert table_of(tmp_path)[0].agrees is None
+    said = subprocess.run([sys.executable, str(SCRIPT), "--dir", str(tmp_path)], capture_output=True, text=True)
+    assert said.returncode == 0 and "not enough repeats" in said.stdout
+
+
+def test_without_the_four_kinds_of_runs_there_is_one_sentence(tmp_path):
+    save(tmp_path / "run", example_metrics())
+    said = subprocess.run([sys.executable, str(SCRIPT), "--dir", str(tmp_path)], capture_output=True, text=True)
+    assert said.returncode == 2 and "all four kinds" in said.stderr and "Traceback" not in said.stderr
