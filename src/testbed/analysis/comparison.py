@@ -1,0 +1,355 @@
+"""Two arms side by side: throughput with its interval, and everything that decides whether the ratio may be quoted.
+
+The ratio alone misleads when arms did unequal work, learned unequally, ran one after the other or on other code. All
+of that is collected here, for `scripts/compare_runs.py` and for reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from testbed.analysis.arms import Arm, configuration
+from testbed.analysis.comparability import LOSS_NOISE, UNKNOWN, Difference, differing_validation, differing_work
+from testbed.analysis.confounders import other_explanations
+from testbed.analysis.runs import Run
+from testbed.analysis.statistics import (
+    FASTER,
+    MIN_REPEATS,
+    NO_DIFFERENCE,
+    NOT_ENOUGH,
+    SLOWER,
+    Ratio,
+    compare,
+    median_interval,
+)
+
+EFFECT_OF_INTEREST = 0.05  # the difference for which a comparison says how many repeats would find it
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A field of equal work in which the arms differ, or which some file does not record (`is_unknown`)."""
+
+    field: str
+    a: str
+    b: str
+    is_unknown: bool
+
+    def __str__(self) -> str:
+        return f"{self.field.replace('_', ' ')} {self.a} against {self.b}"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One quantity of both arms, one value per run; None where a file does not record it.
+
+    `ratio` is median a / median b with its 95 % interval where enough runs make one. Its verdict is not for showing:
+    the claim of a comparison is about throughput, and many claims at 95 % are wrong more often than one.
+    """
+
+    name: str
+    unit: str
+    a: tuple[float, ...] | None
+    b: tuple[float, ...] | None
+
+    @property
+    def ratio(self) -> Ratio | None:
+        both = (self.a, self.b)
+        return compare(*both) if all(values and min(values) > 0 for values in both) else None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Final losses of the runs of both arms, and the difference that needs no other explanation than chance."""
+
+    name: str
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    noise: float  # the larger of LOSS_NOISE and an arm's largest minus smallest
+    noise_source: str
+
+    @property
+    def difference(self) -> float:
+        """Median of a minus median of b: above 0 a is worse."""
+        return float(np.median(self.a) - np.median(self.b))
+
+    @property
+    def is_unequal(self) -> bool:
+        return abs(self.difference) > self.noise
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What two arms show; `a` and `b` hold the runs that count, `not_counted` the others with the reason."""
+
+    name_a: str
+    name_b: str
+    a: Arm
+    b: Arm
+    ratio: Ratio
+    mismatches: tuple[Mismatch, ...]
+    quantities: tuple[Quantity, ...]
+    losses: tuple[Losses, ...]
+    settings: tuple[str, ...]  # in what the configurations differ, in words
+    not_counted: tuple[tuple[Run, str], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def is_equal_work(self) -> bool:
+        return not self.mismatches
+
+    @property
+    def learns_worse(self) -> str | None:
+        """Name of the arm that learns worse than seeds explain. None: neither, or not known at unequal work."""
+        unequal = [loss for loss in self.losses if loss.is_unequal] if self.is_equal_work else []
+        return (self.name_a if unequal[-1].difference > 0 else self.name_b) if unequal else None
+
+    def verdict_sentence(self) -> str:
+        return _label(self.mismatches) + _speed(self) + _learning(self)
+
+    def power_sentence(self) -> str:
+        """What these repeats could have shown, and how many would show the difference at hand and one of 5 %."""
+        ratio = self.ratio
+        if ratio.noise is None:
+            return "One run each: the noise is unknown, so nothing says what would be detected."
+        needed = [(EFFECT_OF_INTEREST, "a difference")]
+        observed = abs(ratio.ratio - 1)
+        if ratio.verdict in (NO_DIFFERENCE, NOT_ENOUGH) and observed > 0.0005:
+            needed.insert(0, (observed, "the observed difference"))
+        plans = " and ".join(f"{what} of {_percent(effect)} {_repeats(ratio, effect)}" for effect, what in needed)
+        could = ""
+        if ratio.minimum_detectable_effect is not None:
+            effect = _percent(ratio.minimum_detectable_effect)
+            could = f"{_count(ratio)} would detect a difference of {effect} in 80 % of cases. "
+        return (
+            f"{could}Detecting {plans}. Computed from the noise of one run, {_percent(ratio.noise)} here and with 80 % "
+            f"confidence below {_percent(ratio.planning_noise)}."
+        )
+
+    def loss_sentences(self) -> list[str]:
+        found = []
+        for losses in self.losses:
+            more, size = ("more" if losses.is_unequal else "not more"), abs(losses.difference)
+            if not self.is_equal_work:
+                found.append(f"{losses.name} differs by {size:.4f}; after unequal work that says nothing.")
+            else:
+                worse = self.name_a if losses.difference > 0 else self.name_b
+                whose = f"; {worse} is worse" if losses.is_unequal else ""
+                found.append(
+                    f"{losses.name} differs by {size:.4f}, {more} than {losses.noise:.4f} "
+                    f"({losses.noise_source}){whose}."
+                )
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything for a program; times in seconds, memory in bytes, throughput in tokens/s."""
+        ratio = self.ratio
+        return {
+            "verdict": ratio.verdict,
+            "is_equal_work": self.is_equal_work,
+            "learns_worse": self.learns_worse,
+            "sentences": [self.verdict_sentence(), self.power_sentence(), *self.loss_sentences()],
+            "ratio": {name: getattr(ratio, name) for name in ("ratio", "low", "high", "n_a", "n_b")},
+            "noise": ratio.noise,
+            "planning_noise": ratio.planning_noise,
+            "minimum_detectable_effect": ratio.minimum_detectable_effect,
+            "repeats_to_detect": {f"{EFFECT_OF_INTEREST:.0%}": ratio.repeats_to_detect(EFFECT_OF_INTEREST)},
+            "mismatches": [vars(mismatch) for mismatch in self.mismatches],
+            "settings_that_differ": list(self.settings),
+            "quantities": [_quantity_json(quantity) for quantity in self.quantities],
+            "losses": [
+                {**vars(losses), "difference": losses.difference, "is_unequal": losses.is_unequal}
+                for losses in self.losses
+            ],
+            "a": _arm_json(self.name_a, self.a),
+            "b": _arm_json(self.name_b, self.b),
+            "not_counted": [{"path": str(run.path), "reason": reason} for run, reason in self.not_counted],
+            "warnings": list(self.warnings),
+        }
+
+
+def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Comparison:
+    """Compare two arms whose runs come from `load_run`; `names` stand in the sentences instead of the arms' labels.
+
+    Only finished runs without instruments count; where seeds vary within an arm, only those that both arms have.
+    ValueError when an arm is left with no run.
+    """
+    names = names or ((a.label, b.label) if a.label != b.label else ("A", "B"))
+    runs_a, runs_b, not_counted = _counted(a, b, names)
+    for name, runs in zip(names, (runs_a, runs_b), strict=True):
+        if not runs:
+            reasons = "; ".join(sorted({reason for run, reason in not_counted if run in (*a.runs, *b.runs)}))
+            raise ValueError(f"{name} has no run that counts: {reasons or 'it is empty'}")
+    arm_a, arm_b = Arm(a.label, runs_a), Arm(b.label, runs_b)
+    return Comparison(
+        *names,
+        arm_a,
+        arm_b,
+        compare(arm_a.tokens_per_s, arm_b.tokens_per_s),
+        tuple(mismatches(arm_a, arm_b)),
+        tuple(_quantities(runs_a, runs_b)),
+        tuple(_losses(runs_a, runs_b)),
+        tuple(_settings_that_differ(runs_a[0], runs_b[0])),
+        tuple(not_counted),
+        tuple(other_explanations(names, runs_a, runs_b)),
+    )
+
+
+def mismatches(a: Arm, b: Arm) -> list[Mismatch]:
+    """Where the work of two arms is unequal, or not known to be equal. Repeats over the same set of seeds are equal."""
+    found = []
+    for difference in differing_work((*a.runs, *b.runs)):
+        values_a, values_b = _by_arm(difference, len(a.runs))
+        if difference.field != "seed" or UNKNOWN in values_a + values_b or set(values_a) != set(values_b):
+            texts = (", ".join(dict.fromkeys(values)) for values in (values_a, values_b))
+            found.append(Mismatch(difference.field, *texts, difference.is_unknown_only))
+    meanings = [", ".join(sorted({run.tokens_per_s_meaning for run in arm.runs})) for arm in (a, b)]
+    if meanings[0] != meanings[1]:
+        found.append(Mismatch("throughput", f"'{meanings[0]}'", f"'{meanings[1]}'", False))
+    return found
+
+
+def _by_arm(difference: Difference, num_a: int) -> tuple[list[str], list[str]]:
+    pairs = list(zip(difference.numbers, difference.values, strict=True))
+    return [value for number, value in pairs if number <= num_a], [value for number, value in pairs if number > num_a]
+
+
+def _counted(a: Arm, b: Arm, names: Sequence[str]) -> tuple[tuple[Run, ...], tuple[Run, ...], list[tuple[Run, str]]]:
+    not_counted = [(run, _why_not(run)) for arm in (a, b) for run in arm.runs if run not in arm.measured_runs]
+    kept = [arm.measured_runs for arm in (a, b)]
+    seeds = [{run.work.get("seed") for run in runs} for runs in kept]
+    shared = seeds[0] & seeds[1]
+    if shared and seeds[0] != seeds[1]:
+        for number, other in ((0, names[1]), (1, names[0])):
+            without = [run for run in kept[number] if run.work.get("seed") not in shared]
+            not_counted += [(run, f"no run of {other} has its seed {run.work['seed']}") for run in without]
+            kept[number] = tuple(run for run in kept[number] if run not in without)
+    return kept[0], kept[1], not_counted
+
+
+def _why_not(run: Run) -> str:
+    if run.status != "complete":
+        return f"its status is {run.status}"
+    return "it is instrumented (profiler or debug switch)" if run.instrumented else "it records no throughput"
+
+
+def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
+    def wall_clock(run: Run) -> float | None:
+        return run.record.get("timing", {}).get("wall_clock_tokens_per_sec_global")
+
+    def of(name: str, unit: str, read: Callable[[Run], float | None]) -> Quantity:
+        values = [tuple(map(read, runs)) for runs in (a, b)]
+        return Quantity(name, unit, *(None if None in each else each for each in values))
+
+    memory_meanings = {run.memory_meaning for run in (*a, *b)}
+    memory = memory_meanings.pop() if len(memory_meanings) == 1 else "peak memory, measured differently"
+    return [
+        of("throughput", "tokens/s", lambda run: run.tokens_per_s),
+        of("throughput by the wall clock", "tokens/s", wall_clock),
+        of("step time, median", "s", lambda run: run.step_time_median_s),
+        of("step time, p95", "s", lambda run: run.step_time_p95_s),
+        of(memory, "bytes", lambda run: run.peak_memory_bytes if not memory_meanings else None),
+    ]
+
+
+def _losses(a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
+    """Training first, validation last; one that some run does not record, or that does not compare, is left out."""
+    found = []
+    seeds_vary = any(len({run.work.get("seed") for run in runs}) > 1 for runs in (a, b))
+    validation_compares = not differing_validation((*a, *b))
+    for name, read in (
+        ("Final training loss", lambda run: run.final_train_loss),
+        ("Final validation loss", lambda run: run.final_validation_loss if validation_compares else None),
+    ):
+        values = [tuple(map(read, runs)) for runs in (a, b)]
+        if not any(None in each for each in values):
+            spread = max(max(each) - min(each) for each in values)
+            source = f"the {'seed' if seeds_vary else 'run'}-to-{'seed' if seeds_vary else 'run'} spread of an arm"
+            if spread < LOSS_NOISE:
+                source = "what seeds explain in published 124M runs"
+            found.append(Losses(name, *values, max(LOSS_NOISE, spread), source))
+    return found
+
+
+def _settings_that_differ(a: Run, b: Run) -> list[str]:
+    first, second = configuration(a), configuration(b)
+    pairs = {"ranks": (first["world_size"], second["world_size"])}
+    for name in sorted({*first["settings"], *second["settings"]}):
+        pairs[name] = (first["settings"].get(name), second["settings"].get(name))
+    return [f"{name} {one} / {other}" for name, (one, other) in pairs.items() if one != other]
+
+
+def _label(mismatched: Sequence[Mismatch]) -> str:
+    """`NOT EQUAL WORK: ...`, in front of whatever is said about arms that did not do equal work."""
+    differing = [str(mismatch) for mismatch in mismatched if not mismatch.is_unknown]
+    unknown = [mismatch.field.replace("_", " ") for mismatch in mismatched if mismatch.is_unknown]
+    parts = differing + ([f"not recorded on both sides: {', '.join(unknown)}"] if unknown else [])
+    return f"NOT EQUAL WORK: {'; '.join(parts)}. " if parts else ""
+
+
+def _speed(comparison: Comparison) -> str:
+    ratio, a, b = comparison.ratio, comparison.name_a, comparison.name_b
+    repeats = f"n = {ratio.n_a} and {ratio.n_b} runs"
+    if ratio.verdict == NOT_ENOUGH:
+        return (
+            f"Not enough repeats: the medians of {a} and {b} have the ratio {ratio.ratio:.3f} ({repeats}); "
+            f"a claim takes {MIN_REPEATS} of each."
+        )
+    numbers = f"ratio {ratio.ratio:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {repeats}"
+    if ratio.verdict == NO_DIFFERENCE:
+        return f"No detectable difference in throughput between {a} and {b} ({numbers})."
+    return f"{a} is {_percent(abs(ratio.ratio - 1))} {ratio.verdict} than {b} ({numbers})."
+
+
+def _learning(comparison: Comparison) -> str:
+    worse, verdict = comparison.learns_worse, comparison.ratio.verdict
+    if worse is None:
+        return ""
+    if {FASTER: comparison.name_a, SLOWER: comparison.name_b}.get(verdict) == worse:
+        return f" But {worse} learns worse, and a faster run that learns worse is not faster."
+    return f" {worse} learns worse, so the two do not do the same."
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _count(ratio: Ratio) -> str:
+    return f"{ratio.n_a} runs of each" if ratio.n_a == ratio.n_b else f"{ratio.n_a} and {ratio.n_b} runs"
+
+
+def _repeats(ratio: Ratio, effect: float) -> str:
+    needed = ratio.repeats_to_detect(effect)
+    return f"takes {needed:,} runs of each" if needed <= 1000 else "takes more than 1,000 runs of each"
+
+
+def _quantity_json(quantity: Quantity) -> dict[str, Any]:
+    ratio = quantity.ratio
+    return {
+        **vars(quantity),
+        "ratio": ratio and {name: getattr(ratio, name) for name in ("ratio", "low", "high")},
+        **{
+            f"{side}_median_low_high": values and median_interval(values)
+            for side, values in (("a", quantity.a), ("b", quantity.b))
+        },
+    }
+
+
+def _arm_json(name: str, arm: Arm) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": arm.label,
+        "runs": [
+            {
+                "path": str(run.path),
+                "run_id": run.run_id,
+                "git_commit": run.git_commit,
+                "command_line": run.command_line,
+            }
+            for run in arm.runs
+        ],
+    }

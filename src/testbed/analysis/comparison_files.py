@@ -1,0 +1,80 @@
+"""The two sides of a comparison from what a user named: files, or folders that hold repeats at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from testbed.analysis.arms import Arm, group_into_arms
+from testbed.analysis.runs import Run, find_runs, load_run
+
+SHOWN = 6
+
+
+def arms_from(a: Sequence[Path], b: Sequence[Path]) -> tuple[Arm, Arm, list[str]]:
+    """The arms A and B, and a sentence for each file found in a folder that cannot be read.
+
+    ValueError, one sentence: a named file that cannot be read, a folder without runs, a side that holds more than one
+    configuration, a run that stands on both sides, a copy of a run that would count as a repeat.
+    """
+    unreadable: list[str] = []
+    sides = {name: _load(name, paths, unreadable) for name, paths in (("A", a), ("B", b))}
+    _refuse_runs_that_count_twice(sides)
+    return *(_one_arm(name, runs) for name, runs in sides.items()), unreadable
+
+
+def _load(name: str, paths: Sequence[Path], unreadable: list[str]) -> list[Run]:
+    files: dict[Path, Run] = {}
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{name}: {path} does not exist; name training_metrics.json files or folders of runs")
+        found = find_runs(path) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"{name}: no training_metrics.json under {path}/; name the folder of a finished run")
+        for file in found:
+            if file.resolve() in files:
+                continue
+            try:
+                files[file.resolve()] = load_run(file)
+            except ValueError as error:
+                if not path.is_dir():
+                    raise ValueError(f"{name}: {error}") from None
+                unreadable.append(f"not counted: {error}")
+    if not files:
+        raise ValueError(f"{name} holds no run that can be read: {'; '.join(unreadable)}")
+    return [files[file] for file in sorted(files)]
+
+
+def _refuse_runs_that_count_twice(sides: dict[str, list[Run]]) -> None:
+    both = {run.path.resolve() for run in sides["A"]} & {run.path.resolve() for run in sides["B"]}
+    if both:
+        raise ValueError(f"{sorted(both)[0]} stands on both sides; name different runs after --against")
+    seen: dict[tuple, Run] = {}
+    for run in (*sides["A"], *sides["B"]):
+        if run.run_id is None or not len(run.step_times_s):
+            continue
+        key = (run.run_id, run.step_times_s.tobytes())
+        if key in seen:
+            raise ValueError(f"{run.path} is a copy of {seen[key].path} (run_id {run.run_id}); a copy is no repeat")
+        seen[key] = run
+
+
+def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
+    """All of `runs` as one arm. How a run ended and whether it was instrumented is for `compare_arms` to judge."""
+    alike = [replace(run, instrumented=None) for run in runs]
+    original = dict(zip(map(id, alike), runs, strict=True))
+    arms = group_into_arms(alike)
+    if len(arms) > 1:
+        lines = [f"\n  {arm.label}: {arm.runs[0].path.parent}" for arm in arms[:SHOWN]]
+        more = f"\n  and {len(arms) - SHOWN} more" if len(arms) > SHOWN else ""
+        raise ValueError(
+            f"{name} holds {len(arms)} configurations, and a side is the repeats of one; name one of these:"
+            f"{''.join(lines)}{more}"
+        )
+    return Arm(arms[0].label, tuple(original[id(run)] for run in arms[0].runs))
+
+
+def unreadable_text(unreadable: Sequence[str]) -> list[str]:
+    hidden = len(unreadable) - SHOWN
+    return [*unreadable[:SHOWN], *([f"not counted: {hidden} more files that cannot be read"] if hidden > 0 else [])]
