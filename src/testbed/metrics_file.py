@@ -8,6 +8,7 @@ Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two
 import functools
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterator
 from importlib import resources
@@ -21,6 +22,13 @@ SCHEMA_VERSION = "2.1"
 _SCHEMA_FILE = "training_metrics.schema.json"
 _DEFINITIONS = {"1": "v1", "2.0": "v2_0", "2.1": "v2_1"}
 _ROW_LISTS = ("steps", "evaluations")  # can hold thousands of rows: one line of text each
+# The parts of a file that readers of every version look into. Only 2.1's schema says what all of them are.
+_SECTIONS = ("training_config", "hardware", "settings", "summary")
+_OPTIONAL_SECTIONS = ("deepspeed_config", "scheduler")
+_TEXTS = ("run_id", "timestamp_utc", "git_commit", "command_line")
+_LARGEST_COUNT = 2**63 - 1  # what an array of integers holds
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, which no text can be written with
+_DEEPEST = 100  # lists and objects inside one another; a real file has six
 _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no version; these two are always there
 
 
@@ -56,6 +64,17 @@ def write_metrics(path: Path, metrics: dict) -> None:
 def read_metrics(path: Path) -> dict:
     """Load and check a file of any version; ValueError, one sentence that names the file and the fault."""
     path = Path(path)
+    metrics = read_json(path)
+    try:
+        _check(metrics, metrics_version(metrics))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return metrics
+
+
+def read_json(path: Path) -> Any:
+    """Whatever a JSON file holds; ValueError, one sentence that names the file, when it cannot be read as JSON."""
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -65,16 +84,18 @@ def read_metrics(path: Path) -> dict:
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not JSON: it is not UTF-8 text") from None
     try:
-        metrics = json.loads(text)
+        content = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+        return content
+    except UnicodeEncodeError:
+        raise ValueError(f"{path} is not JSON that can be read: it holds half of a surrogate pair") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise ValueError(f"{path} cannot be read: it holds a number with thousands of digits") from None
     except RecursionError:
         raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
-    try:
-        _check(metrics, metrics_version(metrics))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return metrics
 
 
 def _to_json(metrics: dict) -> str:
@@ -118,11 +139,25 @@ def _check(metrics: Any, version: str) -> None:
     if samples is None or not all(map(_validator("step").is_valid, samples)):
         for index, row in enumerate(rows):
             _raise_first(_validator("step"), row, ("steps", index))
+    if version != SCHEMA_VERSION:
+        _check_sections(metrics)
     fault = _first_not_finite(document) or (_first_not_finite(metrics) if rows and _has_not_finite(rows) else None)
     if fault:
         raise ValueError(fault)
     if rows:
         _check_rows_agree(rows, metrics["hardware"]["world_size"])
+
+
+def _check_sections(metrics: dict) -> None:
+    """v1 and 2.0 may carry more than their schema names; what later versions have too is of the same kind."""
+    for key in (*_SECTIONS, *_OPTIONAL_SECTIONS, *_TEXTS):
+        is_optional, value = key not in _SECTIONS, metrics.get(key)
+        kind, name = (str, "text") if key in _TEXTS else (dict, "an object")
+        if key in metrics and not isinstance(value, kind) and not (value is None and is_optional):
+            raise ValueError(f"{key} is {reprlib.repr(value)}, it must be {name}")
+    selected = (metrics.get("deepspeed_config") or {}).get("selected")
+    if not isinstance(selected, dict | None):
+        raise ValueError(f"deepspeed_config.selected is {reprlib.repr(selected)}, it must be an object")
 
 
 def _raise_first(validator: Any, instance: Any, prefix: tuple) -> None:
@@ -149,7 +184,12 @@ def _raise_first(validator: Any, instance: Any, prefix: tuple) -> None:
 
 
 def _place(keys: tuple) -> str:
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{_printable(key)}" for key in keys).lstrip(".")
+
+
+def _printable(key: str) -> str:
+    """A key as it is, unless it would break the sentence that names it."""
+    return key if key.isprintable() and len(key) <= 80 else reprlib.repr(key)
 
 
 def _extreme_rows(rows: list) -> list[dict] | None:
@@ -194,19 +234,27 @@ def _extremes(values: list) -> list | None:
 
 
 def _has_not_finite(rows: list[dict]) -> bool:
-    isfinite = math.isfinite
-    for key, first in rows[0].items():
-        if isinstance(first, list):
-            if not all(all(map(isfinite, row[key])) for row in rows):
+    """Whether `rows` may hold a number that is not finite, or a count that is too large: then each is looked at."""
+    if len({tuple(row) for row in rows}) != 1:
+        return True
+    for key in rows[0]:
+        values = [row[key] for row in rows if row[key] is not None]
+        if values and isinstance(values[0], list):
+            values = [item for value in values for item in value]
+        try:
+            if not all(map(math.isfinite, values)) or max(values, default=0) > _LARGEST_COUNT:
                 return True
-        elif not all(row[key] is None or isfinite(row[key]) for row in rows):
+        except (OverflowError, TypeError):  # a count beyond every float; lists beside numbers
             return True
     return False
 
 
 def _not_finite(value: Any, keys: tuple = ()) -> Iterator[tuple]:
-    if isinstance(value, float) and not math.isfinite(value):
-        yield (keys, value)
+    if len(keys) > _DEEPEST:
+        raise ValueError(f"{_place(keys[:3])} is nested more than {_DEEPEST} deep")
+    if isinstance(value, float | int):
+        if not (math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST_COUNT):
+            yield (keys, value)
     elif isinstance(value, dict):
         for key, member in value.items():
             yield from _not_finite(member, (*keys, key))
@@ -217,6 +265,8 @@ def _not_finite(value: Any, keys: tuple = ()) -> Iterator[tuple]:
 
 def _first_not_finite(metrics: Any) -> str | None:
     for keys, value in _not_finite(metrics):
+        if isinstance(value, int):
+            return f"{_place(keys)} is {reprlib.repr(value)}: no count is that large"
         return f"{_place(keys)} is {value}: a number in this file is finite, and what is unknown is null"
     return None
 
@@ -227,9 +277,7 @@ def _check_rows_agree(rows: list[dict], world_size: int) -> None:
     for index in range(1, len(steps)):
         if steps[index] <= steps[index - 1]:
             raise ValueError(f"steps[{index}].step is {steps[index]} after {steps[index - 1]}: steps must increase")
-    for key in ("per_rank_step_time_s", "per_rank_data_wait_s"):
-        for index, row in enumerate(rows):
-            if len(row[key]) != world_size:
-                raise ValueError(
-                    f"steps[{index}].{key} has {len(row[key])} entries, hardware.world_size is {world_size}"
-                )
+    for index, row in enumerate(rows):
+        for key, value in row.items():
+            if key.startswith("per_rank_") and value is not None and len(value) != world_size:
+                raise ValueError(f"steps[{index}].{key} has {len(value)} entries, hardware.world_size is {world_size}")

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Audit measurements, our own and others': what the files contradict, which rule it breaks, and the corrected figure.
+
+    python scripts/audit_runs.py checkpoint/baseline checkpoint/optimized   # every run against the first
+    python scripts/audit_runs.py results/sweep                              # arms of a sweep, by its protocol
+    python scripts/audit_runs.py their/1gpu.json their/4gpu.json --json findings.json
+
+Reads training_metrics.json 1, 2.0 and 2.1, timing logs (an epoch's "timing breakdown"), rank<r>_results_epoch<e>.json,
+wandb logs and CSV exports, and scaling_report.json. docs/audit.md lists the rules.
+Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand. 2: a file cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+if TYPE_CHECKING:
+    from testbed.analysis.audit import Finding
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
+    parser.add_argument("--baseline", type=Path, metavar="FILE",
+                        help="what all others are compared with (default: the first; in a folder of several, its "
+                        "baseline on the fewest ranks)")  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE too")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    from testbed.analysis import audit, reported  # numpy: half a second that --help does not owe
+    from testbed.atomic_file import write_text
+
+    try:
+        items = reported.read_reported(arguments.files)
+        baselines = reported.read_reported([arguments.baseline]) if arguments.baseline else []
+        findings = audit.audit_runs(items, baselines, audit.is_first_by_alphabet(arguments.files, items))
+    except ValueError as error:
+        print(f"audit_runs.py: error: {error}", file=sys.stderr)
+        return 2
+    failed = [finding for finding in findings if finding.severity == audit.FAILS]
+    runs = f"{len(items)} run{'s' * (len(items) != 1)}"
+    if findings:
+        print(report(findings))
+        print(f"{runs}: {len(failed)} x {audit.FAILS}, {len(findings) - len(failed)} x {audit.NOTE}")
+    else:
+        print(f"nothing found in {runs}")
+    if arguments.json:
+        text = json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, allow_nan=False)
+        try:
+            write_text(arguments.json, text + "\n")
+        except OSError as error:
+            print(f"audit_runs.py: error: --json {arguments.json} cannot be written: {error.strerror}", file=sys.stderr)
+            return 2
+    return 1 if failed else 0
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """One paragraph per finding: severity and rule, the runs, what is wrong, and the figure instead."""
+    lines = []
+    for finding in findings:
+        runs = "; ".join(shortened(run) for run in finding.runs[:4])
+        more = f" and {len(finding.runs) - 4} more" if len(finding.runs) > 4 else ""
+        lines.append(f"{finding.severity.upper()}: {finding.rule}")
+        lines += textwrap.wrap(
+            f"{runs}{more}", 110, initial_indent="  ", subsequent_indent="  ", break_long_words=False
+        )
+        lines += textwrap.wrap(finding.message, 110, initial_indent="  ", subsequent_indent="  ")
+        if finding.corrected:
+            lines += textwrap.wrap(
+                f"corrected: {finding.corrected}", 110, initial_indent="  ", subsequent_indent="    "
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def shortened(run: str) -> str:
+    """The folder says enough of a training_metrics.json, and a path from here is shorter than a whole one."""
+    name = run.removesuffix("/training_metrics.json")
+    return os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Audit of training measurements, our own and others': which comparison the files allow, and which they contradict.
+
+The claim is the comparison: every arm against the first, or against the one that is named as the baseline. Arms are the
+runs of one configuration (arms.py). A sweep's plan says the protocol; without one, arms of different global batch are
+compared only where no arm has a single rank at that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from testbed.analysis.arms import group_into_arms
+from testbed.analysis.audit_foreign import FOREIGN_RULES
+from testbed.analysis.audit_pairs import Pair, Side, pair_findings
+from testbed.analysis.audit_rules import (
+    EQUAL_WORK,
+    FAILS,
+    INSTRUMENTED,
+    METRICS_RULES,
+    NOTE,
+    ONE_RUN,
+    TRACEABLE,
+    Finding,
+)
+from testbed.analysis.reported import Reported, read_reported
+from testbed.analysis.sweep_file import read_sweep
+
+__all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
+
+ENOUGH_REPEATS = 5
+
+
+def audit(paths: Sequence[Path], baseline: Path | None = None) -> list[Finding]:
+    """Findings on the runs in files and folders, those that make a claim fall first.
+
+    ValueError, one sentence that names the file, when one does not exist or cannot be read.
+    """
+    items = read_reported(paths)
+    return audit_runs(items, read_reported([baseline]) if baseline else [], is_first_by_alphabet(paths, items))
+
+
+def is_first_by_alphabet(paths: Sequence[Path], items: Sequence[Reported]) -> bool:
+    """A folder of several runs came first: which of them leads is no choice of whoever typed it."""
+    folder = Path(paths[0]).absolute()
+    return folder.is_dir() and sum(item.path.absolute().is_relative_to(folder) for item in items) > 1
+
+
+def audit_runs(
+    items: Sequence[Reported], baselines: Sequence[Reported] = (), prefer_baseline: bool = False
+) -> list[Finding]:
+    """The same for runs that were read; `baselines` stand for the first arm, `prefer_baseline` looks for one."""
+    given = {item.path.absolute() for item in baselines}
+    items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
+    rules = METRICS_RULES + FOREIGN_RULES
+    findings = [finding for item in items for rule in rules for finding in rule(item)]
+    finished = []
+    for item in items:
+        if item.run and item.run.status != "complete":
+            message = f"left out of every comparison: the run is {item.run.status}"
+            findings.append(Finding(TRACEABLE, (item.name,), message, NOTE))
+        elif item.form not in ("profiler table", "scaling report"):
+            finished.append(item)
+    tables = _tables(finished, bool(baselines), prefer_baseline)
+    for protocol, sides in tables:
+        plain = _without_marked_instrumented(sides, is_planned=protocol is not None)
+        if protocol is None:  # a plan has its profiled runs beside the others on purpose
+            findings += [
+                Finding(INSTRUMENTED, (side.name,), f"left out of every comparison: {side.first.instruments[0]}", NOTE)
+                for side in sides
+                if side not in plain
+            ]
+        sides = plain
+        for side in sides[1:]:
+            findings += pair_findings(Pair(sides[0], side, protocol))
+        findings += [finding for side in sides for finding in _arm_findings(side, len(sides) > 1, protocol)]
+        if len(sides) > 1 and (few := [side for side in sides if len(side.runs) < ENOUGH_REPEATS]):
+            counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
+            message = (
+                f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
+                "between them is what these runs did, no claim about the configurations"
+            )
+            findings.append(Finding(ONE_RUN, tuple(side.name for side in few), message, NOTE))
+        if dirty := [
+            side.name for side in sides if any(run.run and run.run.record.get("git_dirty") for run in side.runs)
+        ]:
+            message = "ran with changed files: the commit does not name the code"
+            findings.append(Finding(TRACEABLE, tuple(dirty), message, NOTE))
+    unique = list(dict.fromkeys(findings))
+    return [finding for finding in unique if finding.severity == FAILS] + [
+        finding for finding in unique if finding.severity != FAILS
+    ]
+
+
+def _arm_findings(side: Side, is_compared: bool, protocol: str | None) -> list[Finding]:
+    """What one arm brings into a comparison: instruments, and repeats that did not do the same work."""
+    found = []
+    for item in side.runs:
+        if item.instruments:
+            message = f"instrumented: {'; '.join(item.instruments)}. Its times are not those of the plain program"
+            found.append(Finding(INSTRUMENTED, (item.name,), message, FAILS if is_compared else NOTE))
+    commits = sorted({str(item.run.git_commit)[:10] for item in side.runs if item.run and item.run.git_commit})
+    if len(commits) > 1:
+        found.append(Finding(TRACEABLE, (side.name,), f"repeats of one arm ran commits {' / '.join(commits)}", FAILS))
+    steps = sorted({item.optimizer_steps for item in side.runs if item.optimizer_steps is not None})
+    if len(steps) > 1 and protocol != "time_to_loss":  # there each run stops when it is there
+        message = f"repeats of one arm did {' / '.join(f'{count:,}' for count in steps)} optimizer steps"
+        found.append(Finding(EQUAL_WORK, (side.name,), message, FAILS))
+    return found
+
+
+def _without_marked_instrumented(sides: list[Side], is_planned: bool) -> list[Side]:
+    """Our own runs that say so themselves are left out; without a plan, only where the rest still is a comparison."""
+    plain = [side for side in sides if not (side.first.is_our_own and side.first.instruments)]
+    return plain if is_planned or (len(plain) > 1 and plain[0] is sides[0]) else sides
+
+
+def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) -> list[tuple[str | None, list[Side]]]:
+    """Who is compared with whom: (protocol, arms with the baseline first), one for each table of a sweep."""
+    by_sweep: dict[tuple, list[Reported]] = {}
+    sweeps: dict[Path, dict] = {}
+    for item in items:
+        by_sweep.setdefault((None, None) if has_baseline else _cell(item, sweeps), []).append(item)
+    found = []
+    for (protocol, _), members in by_sweep.items():
+        sides = _sides(members, baseline_first=not has_baseline and (prefer_baseline or protocol is not None))
+        batches = {side.first.global_batch_size for side in sides}
+        alone = {side.first.global_batch_size for side in sides if side.first.world_size == 1}
+        is_open = protocol is None and not has_baseline and None not in batches
+        if is_open and 1 < len(batches) < len(sides) and batches == alone:
+            # Every batch has its own one-rank run: a table per batch, as scaling studies print them.
+            groups = [[side for side in sides if side.first.global_batch_size == batch] for batch in sorted(batches)]
+            found += [(None, sorted(group, key=lambda side: side.first.world_size != 1)) for group in groups]
+        else:
+            found.append((protocol, sides))
+    return found
+
+
+def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
+    """Arms in the order in which they first appear; with `baseline_first`, the baseline on the fewest ranks leads."""
+    of_run = {id(item.run): item for item in items if item.run}
+    sides = []
+    for arm in group_into_arms([item.run for item in items if item.run and item.form != "v1"]):
+        repeats: dict[tuple, list[Reported]] = {}
+        for run in arm.runs:
+            repeats.setdefault(_what_2_0_records_elsewhere(of_run[id(run)]), []).append(of_run[id(run)])
+        for runs in repeats.values():
+            sides.append(Side(arm.label if len(runs) > 1 else runs[0].name, tuple(runs)))
+    sides += [Side(item.name, (item,)) for item in items if item.run is None or item.form == "v1"]
+    names = [side.name for side in sides]
+    sides = [
+        replace(side, name=f"{side.name} ({side.first.path.parent})") if names.count(side.name) > 1 else side
+        for side in sides
+    ]
+    order = {id(item): number for number, item in enumerate(items)}
+    sides.sort(key=lambda side: min(order[id(item)] for item in side.runs))
+    if baseline_first and sides:
+        ranked = [(bool(side.first.instruments), side.first.world_size or 0, not _is_baseline(side)) for side in sides]
+        first = sides[ranked.index(min(ranked))]
+        sides = [first, *(side for side in sides if side is not first)]
+    return sides
+
+
+def _is_baseline(side: Side) -> bool:
+    return side.first.run is not None and side.first.run.run_type == "baseline"
+
+
+def _what_2_0_records_elsewhere(item: Reported) -> tuple:
+    """2.0 has no settings: what was changed between two arms can stand in the code or in the DeepSpeed file alone."""
+    if item.form != "2.0":
+        return ()
+    return item.run.git_commit, str((item.run.record.get("deepspeed_config") or {}).get("sha256"))
+
+
+def _cell(item: Reported, sweeps: dict[Path, dict]) -> tuple:
+    """(protocol, batch of the cell) of the sweep that a run lies in, or (None, None)."""
+    parent = item.path.absolute().parent
+    for folder in (*parent.parents[:3], parent) if item.run else ():
+        if folder not in sweeps:
+            sweeps[folder] = read_sweep(folder)
+        for cell in sweeps[folder].get("cells", []):
+            if parent == folder / cell["folder"]:
+                return sweeps[folder]["protocol"], (str(folder), cell["batch_size"])
+    return None, None

@@ -1,0 +1,160 @@
+"""What the files of a run say about it, whatever their format: the form in which the audit reads every claim.
+
+Nothing is filled in. What a format does not record is None or empty, and what could not be read of a file that is
+otherwise understood stands in `unread`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.runs import METRICS_FILE, Run, load_run
+from testbed.analysis.sweep_file import SWEEP_FILE
+from testbed.metrics_file import read_json
+
+RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
+PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")
+SCALING_REPORT = "scaling_report.json"
+TEXT_SUFFIXES = (".log", ".out", ".err", ".txt", ".md")
+LAUNCHER_FILE = "launcher_metadata.json"
+# Beside a run these say that a profiler ran with it.
+PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Reported:
+    """One run as its files tell it. Times in seconds; per-rank tuples in the order of the ranks."""
+
+    path: Path
+    name: str  # the path, and the place in it where one file holds several runs
+    form: str  # "2.1", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
+    run: Run | None = None  # of a training_metrics.json
+    world_size: int | None = None
+    global_batch_size: int | None = None
+    optimizer_steps: int | None = None
+    time_s: float | None = None  # the time that the source quotes
+    time_meaning: str = "training time"
+    rate: float | None = None  # the throughput that the source quotes, of all ranks or of one
+    rate_unit: str = "tokens/s"
+    rate_is_per_rank: bool = False
+    rank_times_s: tuple[float, ...] = ()
+    rank_rates: tuple[float, ...] = ()
+    rank_train_losses: tuple[float, ...] = ()  # of one step, before any averaging
+    rank_val_losses: tuple[float, ...] = ()  # every rank over the same data
+    train_loss: float | None = None
+    val_loss: float | None = None
+    communication_s: tuple[float, ...] = ()
+    instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
+    is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
+    details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
+    unread: tuple[str, ...] = ()
+
+    @property
+    def is_our_own(self) -> bool:
+        """A 2.1 file: every optimizer step of every rank, on a clock that is synchronised on both sides."""
+        return self.form == "2.1"
+
+
+def read_reported(paths: Sequence[Path]) -> list[Reported]:
+    """Every run that the files and folders of `paths` tell of, in their order.
+
+    ValueError, one sentence that names the file: it does not exist, cannot be read, or is no format that is known. In a
+    folder, files of no known format are passed over.
+    """
+    from testbed.analysis import foreign
+
+    named, rank_files = [], []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+        files = _files_under(path) if path.is_dir() else [path]
+        if path.is_dir() and not files:
+            raise ValueError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
+        named += [(file, not path.is_dir()) for file in files]
+    found = []
+    for file, is_typed in dict.fromkeys(named):
+        if RANK_JSON.fullmatch(file.name) or PIPELINE_JSON.fullmatch(file.name):
+            rank_files.append(file)
+        elif file.suffix == ".csv":
+            found += foreign.read_csv(file, is_typed)
+        elif file.suffix in TEXT_SUFFIXES:
+            found += foreign.read_text_log(file, is_typed)
+        elif file.name == SCALING_REPORT:
+            found.append(foreign.read_scaling_report(file))
+        else:
+            found.append(from_run(load_run(file)))
+    found += foreign.read_rank_files(rank_files)
+    if not found:
+        raise ValueError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
+    return foreign.merge_exports(found)
+
+
+def from_run(run: Run) -> Reported:
+    """A training_metrics.json of any version, and what the files beside it say about instruments."""
+    config = run.record.get("training_config") or {}
+    form = {"1": "v1"}.get(run.version, run.version)
+    return Reported(
+        path=run.path,
+        name=str(run.path),
+        form=form,
+        run=run,
+        world_size=run.world_size,
+        global_batch_size=config.get("global_batch_size"),
+        optimizer_steps=run.work.get("optimizer_steps"),
+        time_s=run.training_time_s,
+        rate=run.tokens_per_s,
+        rate_is_per_rank=form == "v1",
+        train_loss=run.final_train_loss,
+        val_loss=run.final_validation_loss,
+        instruments=tuple(_instruments(run)),
+    )
+
+
+def _instruments(run: Run) -> list[str]:
+    found = []
+    selected = (run.record.get("deepspeed_config") or {}).get("selected") or {}
+    if isinstance(selected, dict) and selected.get("wall_clock_breakdown"):
+        found.append("DeepSpeed's wall_clock_breakdown synchronises after each part of the step")
+    if (run.record.get("settings") or {}).get("skip_gradient_sync"):
+        found.append("gradients were not synchronised (--skip_gradient_sync)")
+    if run.instrumented and not found:
+        found.append("the file marks the run as instrumented")
+    if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.1":
+        found.append("a profiler ran (--profile in the command)")
+    folder = run.path.absolute().parent
+    launcher = folder / LAUNCHER_FILE
+    environment = read_json(launcher) if launcher.is_file() else {}
+    environment = environment.get("nccl_env") if isinstance(environment, dict) else None
+    level = str((environment if isinstance(environment, dict) else {}).get("NCCL_DEBUG", "")).upper()
+    if level in ("INFO", "TRACE"):
+        found.append(f"NCCL_DEBUG={level} logs collectives ({LAUNCHER_FILE})")
+    traces = [
+        path for pattern in PROFILER_FILES for path in [*folder.glob(pattern), *folder.glob(f"profiles/{pattern}")]
+    ]
+    if traces:
+        found.append(f"a profiler ran with it ({traces[0].relative_to(folder)} beside it)")
+    return found
+
+
+def _files_under(folder: Path) -> list[Path]:
+    """Files that may tell of a run, by name. A log beside a training_metrics.json only repeats it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
+    is_sweep = any(path.name == SWEEP_FILE for path in files)
+    return [
+        path
+        for path in files
+        if path.name == METRICS_FILE
+        or RANK_JSON.fullmatch(path.name)
+        or PIPELINE_JSON.fullmatch(path.name)
+        or (path.name == SCALING_REPORT and not is_sweep)
+        or (
+            path.suffix in (".csv", *TEXT_SUFFIXES)
+            and not is_sweep
+            and not any(parent in with_metrics for parent in path.parents)
+        )
+    ]

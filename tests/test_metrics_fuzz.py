@@ -1,0 +1,378 @@
+"""2,000 broken metrics files: each is read whole or refused in one sentence that names it, never with a traceback.
+
+A file is made from a valid one of each version by up to three mutations of its values and up to one of its text. The
+draws are the same on every machine (derandomized), so a failure here is a failure everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import foreign_examples as foreign
+import pytest
+from conftest import REPOSITORY
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from metrics_examples import example_metrics, v1_metrics, v20_metrics
+
+from testbed.analysis.arms import group_into_arms
+from testbed.analysis.audit import audit
+from testbed.analysis.charts import comparison_table
+from testbed.analysis.comparability import speed_ups, warnings
+from testbed.analysis.runs import Run, load_run
+
+NUM_FILES = 2000
+VALID = {
+    "v1": [v1_metrics(4)],
+    "2.0": [
+        v20_metrics(deepspeed_config={"selected": {"wall_clock_breakdown": True, "zero_stage": 1}}),
+        v20_metrics(world_size=2, deepspeed_config=None, summary={"best_val_loss": None}),
+    ],
+    "2.1": [
+        example_metrics(num_steps=3, warmup_steps=1),
+        example_metrics(num_steps=2, warmup_steps=0, world_size=1, status="failed", evaluations=[],
+                        failure={"reason": "loss is not finite", "step": 2}, completion=None),
+        example_metrics(
+            num_steps=3, warmup_steps=0, instrumented=True, settings={"pipeline_schedule": "1f1b"},
+            training_config={"mesh": {"data": 1, "pipeline": 2, "tensor": 1, "shard": 1}, "math_changes": []},
+            utilization={"interval_s": 0.5, "per_rank": []},
+        ),
+    ],
+}  # fmt: skip
+for optional in ("per_rank_forward_s", "per_rank_backward_s", "per_rank_synchronise_s", "per_rank_optimizer_s"):
+    for row in VALID["2.1"][2]["steps"][1:]:  # not in every row
+        row[optional] = [0.01, 0.02]
+REFERENCE = v1_metrics(1)
+ODD_VALUES = [
+    *(None, True, False, 0, -1, 1, 0.0, -0.0, 0.5, -2.5, 1e-320, 1e300, 10**18, -(10**18), 10**400, 2**63),
+    *(
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        "",
+        "text",
+        "2.1",
+        "unknown",
+        "\n",
+        "a\nb",
+        "\x00",
+        "\ud800",
+        "ü" * 40,
+    ),
+    *("--run_type", "n_layer=x, n_head=" + "9" * 30, [], [None], [[]], [1, "a", None], {}, {"": None}, {"a\nb": 1}),
+    json.loads("[" * 150 + "]" * 150),
+]
+ODD_KEYS = ["", "status", "steps", "a\nb", "schema_version", "ü", "\ud800", "x" * 300, "training_config"]
+
+
+def members(value: object) -> Iterator[tuple[object, object]]:
+    """(container, key) of every value inside, so that each can be replaced."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, member in list(pairs):
+        yield value, key
+        yield from members(member)
+
+
+def delete(container, key, draw) -> None:
+    del container[key]
+
+
+def replace(container, key, draw) -> None:
+    container[key] = copy.deepcopy(draw(st.sampled_from(ODD_VALUES)))
+
+
+def rename(container, key, draw) -> None:
+    if isinstance(container, dict):
+        container[draw(st.sampled_from(ODD_KEYS))] = container.pop(key)
+    else:
+        container.append(copy.deepcopy(container[key]))
+
+
+def reshape(container, key, draw) -> None:
+    """Another length or nesting: lists shorter, empty, doubled, reversed; anything else put into a list or object."""
+    value = container[key]
+    if isinstance(value, list):
+        shapes = [[], value[:1], value + copy.deepcopy(value), value[::-1], {"rows": value}, [value]]
+    else:
+        shapes = [[value], {"value": value}, [value] * 3, str(value)]
+    container[key] = draw(st.sampled_from(shapes))
+
+
+def scale(container, key, draw) -> None:
+    """The same kind of number, of another size: what a schema cannot see."""
+    value = container[key]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return replace(container, key, draw)
+    factor = draw(st.sampled_from([0, -1, 2, 1000, 10**9, 10**30, 1e-9, 1e21]))
+    container[key] = value * factor if isinstance(factor, int) or abs(value) < 1e300 else value
+    return None
+
+
+def nullify(container, key, draw) -> None:
+    """The whole branch becomes null, or all of the values in it."""
+    if draw(st.booleans()):
+        container[key] = None
+        return
+    for inner, name in list(members(container[key])):
+        if not isinstance(inner[name], dict | list):
+            inner[name] = None
+
+
+# Most of the others are refused; another size of a number passes every schema and must be read.
+MUTATIONS: list[Callable] = [delete, replace, rename, reshape, nullify, *[scale] * 4]
+
+
+def truncate(text: bytes, draw) -> bytes:
+    return text[: draw(st.integers(0, len(text)))]
+
+
+def garble(text: bytes, draw) -> bytes:
+    at = draw(st.integers(0, max(0, len(text) - 1)))
+    return text[:at] + draw(st.binary(min_size=1, max_size=8)) + text[at + draw(st.integers(0, 8)) :]
+
+
+def repeat_a_key(text: bytes, draw) -> bytes:
+    """JSON may name a key twice; Python takes the second."""
+    at = draw(st.sampled_from([index for index, byte in enumerate(text) if byte == ord("{")] or [0]))
+    key = draw(st.sampled_from([b"steps", b"epochs", b"hardware", b"step", b"train_loss_per_epoch"]))
+    value = draw(st.sampled_from([b"null", b"[]", b"{}", b"7", b'"x"']))
+    return text[: at + 1] + b'"' + key + b'": ' + value + b", " + text[at + 1 :]
+
+
+def nest(text: bytes, draw) -> bytes:
+    depth = draw(st.sampled_from([2, 50, 900, 100_000]))
+    opening, closing = draw(st.sampled_from([(b"[", b"]"), (b'{"steps":', b"}")]))
+    return opening * depth + text + closing * depth
+
+
+def write_odd_number(text: bytes, draw) -> bytes:
+    """Numbers that Python's json takes and JSON has not, or that no float can hold."""
+    digits = draw(st.sampled_from([b"NaN", b"-Infinity", b"9" * 5000, b"1e999", b"-1e-999", b"0x10", b"01"]))
+    at = draw(st.sampled_from([index for index, byte in enumerate(text) if byte == ord(":")] or [0]))
+    end = min((index for mark in (b",", b"}", b"]") if (index := text.find(mark, at)) > 0), default=len(text))
+    return text[: at + 1] + b" " + digits + text[end:]
+
+
+def other_encoding(text: bytes, draw) -> bytes:
+    codec = draw(st.sampled_from(["utf-16", "utf-8-sig", "latin-1"]))
+    return (text.decode("utf-8", "replace") + "ü").encode(codec, "replace")
+
+
+TEXT_MUTATIONS: list[Callable] = [truncate, garble, repeat_a_key, nest, write_odd_number, other_encoding]
+
+
+@st.composite
+def broken_files(draw) -> bytes:
+    metrics = copy.deepcopy(draw(st.sampled_from(VALID[draw(st.sampled_from(sorted(VALID)))])))
+    for mutate in draw(st.lists(st.sampled_from(MUTATIONS), max_size=3)):
+        places = list(members(metrics))
+        if places:
+            # A quarter of the draws hit the branches near the root, of which there are few among hundreds of leaves.
+            near = [place for place in places if place[0] is metrics or place[0] in metrics.values()]
+            container, key = draw(st.sampled_from(near if near and draw(st.integers(0, 3)) == 0 else places))
+            mutate(container, key, draw)
+    text = json.dumps(metrics).encode("utf-8")
+    if draw(st.integers(0, 3)) == 0:
+        text = draw(st.sampled_from(TEXT_MUTATIONS))(text, draw)
+    return text
+
+
+def read_everything(run: Run) -> None:
+    """Every property and every table that a reader of runs makes of one."""
+    properties = [name for name, value in vars(Run).items() if isinstance(value, property)]
+    assert len(properties) >= 8
+    for name in properties:
+        getattr(run, name)
+
+
+def outcome_of(path: Path, reference: Path) -> str:
+    """What became of a file: "read" or "refused"; any other exception than the one sentence is the test's failure."""
+    try:
+        run = load_run(path)
+    except ValueError as error:
+        assert type(error) is ValueError, repr(error)
+        sentence = str(error)
+        assert str(path) in sentence
+        assert len(sentence.splitlines()) == 1, sentence
+        assert len(sentence) < 600, sentence
+        sentence.encode("utf-8")  # it can be printed
+        with pytest.raises(ValueError, match="training_metrics"):
+            audit([path])
+        return "refused"
+    assert isinstance(run, Run)
+    read_everything(run)
+    other = load_run(reference)
+    for runs in ([run], [run, other], [other, run], [run, load_run(path)]):
+        comparison_table(runs).encode("utf-8")
+        "".join(warnings(runs)).encode("utf-8")
+        speed_ups(runs)
+        for arm in group_into_arms(runs):
+            assert len(arm.tokens_per_s) == len(arm.measured_runs)
+    for finding in [*audit([path]), *audit([reference, path])]:
+        f"{finding.message}{finding.corrected}".encode()
+    return "read"
+
+
+def test_no_file_breaks_the_readers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    path, reference = folder / "broken" / "training_metrics.json", folder / "reference" / "training_metrics.json"
+    path.parent.mkdir()
+    reference.parent.mkdir()
+    reference.write_text(json.dumps(REFERENCE), encoding="utf-8")
+    outcomes: dict[str, int] = {"read": 0, "refused": 0}
+
+    @settings(max_examples=NUM_FILES, derandomize=True, database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(broken_files())
+    def one_file(text: bytes) -> None:
+        path.write_bytes(text)
+        outcomes[outcome_of(path, reference)] += 1
+
+    one_file()
+    assert sum(outcomes.values()) >= NUM_FILES
+    assert min(outcomes.values()) > NUM_FILES / 20, outcomes  # a fuzz that is always refused tests one line
+
+
+NUM_FOREIGN_FILES = 300
+ODD_TEXTS = [
+    b"",
+    b"-",
+    b"nan",
+    b"inf",
+    b"-1",
+    b"0",
+    b"1e400",
+    b"9" * 5000,
+    b"0.1.2",
+    b"\xff",
+    b'"',
+    b"\n",
+    b"null",
+    b"[]",
+]
+
+
+def foreign_files(folder: Path) -> list[Path]:
+    """One of each format that the audit reads beside the metrics file."""
+    return [
+        foreign.timing_log(folder, 128, (706.41, 418.27), (22.29, 21.0), 1.5556),
+        foreign.timing_log(folder, 64, (2233.5,), (50.93,), 1.6),
+        foreign.wandb_log(folder, "ddp_2GPU.out", 2, 0.86756, 8.0681, [2.3204553, 2.3204553], 2.283445405960083),
+        foreign.metrics_export(folder / "loss.csv", "loss", {"ddp 1GPU": [9.0, 2.3], "ddp 2GPU": [9.0, 2.4]}),
+        foreign.profiler_table(
+            folder / "ddp_2GPU.csv", {"ncclDevKernel_AllReduce_Sum_f32": 5670, "nccl:all_reduce": 5}
+        ),
+        foreign.rank_files(folder, (100,), (3000,), (4.5,)) / "rank0_results_epoch0.json",
+        foreign.scaling_report(folder, 1.8, [{"field": "precision"}], num_runs=1),
+    ]
+
+
+@st.composite
+def replaced_numbers(draw, text: bytes) -> bytes:
+    """Up to three numbers or words of `text` replaced, and perhaps the bytes themselves broken."""
+    for _ in range(draw(st.integers(1, 3))):
+        words = list(re.finditer(rb"[\w.-]+", text))
+        word = draw(st.sampled_from(words)) if words else None
+        if word:
+            text = text[: word.start()] + draw(st.sampled_from(ODD_TEXTS)) + text[word.end() :]
+    return draw(st.sampled_from(TEXT_MUTATIONS))(text, draw) if draw(st.integers(0, 3)) == 0 else text
+
+
+def test_no_file_of_another_program_breaks_the_audit(tmp_path_factory):
+    """The same for what the audit reads beside the metrics file: findings, or one sentence that names the file."""
+    files = foreign_files(tmp_path_factory.mktemp("valid"))
+    valid = {path: path.read_bytes() for path in files}
+    folder = tmp_path_factory.mktemp("fuzz")
+
+    @settings(max_examples=NUM_FOREIGN_FILES, derandomize=True, database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.sampled_from(files).flatmap(lambda path: st.tuples(st.just(path), replaced_numbers(valid[path]))))
+    def one_file(drawn: tuple[Path, bytes]) -> None:
+        path = folder / drawn[0].name
+        path.write_bytes(drawn[1])
+        try:
+            for finding in [*audit([path]), *audit([files[1], path])]:
+                f"{finding.message}{finding.corrected}".encode()
+        except ValueError as error:
+            assert type(error) is ValueError, repr(error)
+            assert str(path) in str(error)
+            assert len(str(error).splitlines()) == 1
+
+    one_file()
+
+
+def in_place(metrics: dict, path: str, value: object) -> dict:
+    """`metrics` with `value` at a dotted path."""
+    metrics, keys = copy.deepcopy(metrics), path.split(".")
+    inner = metrics
+    for key in keys[:-1]:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[keys[-1]] = value
+    return metrics
+
+
+# What the fuzz has found so far, kept by name: the draws of another version of hypothesis are others.
+FOUND = {
+    "a count beyond 64 bits in a row": (in_place(VALID["2.1"][0], "steps.2.step", 2**63), "no count is that large"),
+    "a count beyond every float": (in_place(VALID["2.1"][0], "hardware.gpu_count_visible", 10**400), "is that large"),
+    "a count beyond every float in a row": (in_place(VALID["2.1"][0], "steps.1.loss", 10**400), "is that large"),
+    "settings as deep as the stack": (in_place(VALID["2.1"][0], "settings.a", ODD_VALUES[-1]), "nested more than 100"),
+    "a line break in a key": (in_place(VALID["2.1"][0], "settings.a\nb", float("nan")), "settings.'a\\nb' is nan"),
+    "half of a surrogate pair": (in_place(VALID["2.1"][0], "run_id", "\ud800"), "half of a surrogate pair"),
+    "v1 with settings of text": ({**v1_metrics(1), "settings": "all"}, "settings is 'all', it must be an object"),
+    "v1 without hardware": ({**v1_metrics(1), "hardware": None}, "hardware is None, it must be an object"),
+    "v1 with a command of numbers": ({**v1_metrics(1), "command_line": 5}, "command_line is 5, it must be text"),
+    "2.0 with selected of text": (in_place(VALID["2.0"][0], "deepspeed_config.selected", "x"), "selected is 'x'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("metrics", "words"), FOUND.values(), ids=FOUND)
+def test_what_once_broke_a_reader_is_refused(tmp_path, metrics, words):
+    path = tmp_path / "training_metrics.json"
+    path.write_text(json.dumps(metrics), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        load_run(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_rows_that_differ_in_optional_fields_are_read(tmp_path):
+    """A field of the cheap phase times in some rows and not in others; a list of the wrong length is still refused."""
+    path = tmp_path / "training_metrics.json"
+    path.write_text(json.dumps(VALID["2.1"][2]), encoding="utf-8")
+    assert load_run(path).version == "2.1"
+    path.write_text(json.dumps(in_place(VALID["2.1"][2], "steps.1.per_rank_forward_s", [0.01])), encoding="utf-8")
+    with pytest.raises(ValueError, match="per_rank_forward_s has 1 entries"):
+        load_run(path)
+
+
+SCRIPT_FILES = {
+    "not_json": b"{",
+    "not_utf_8": b'{"train_time_per_epoch": "\xff"}',
+    "nested": b"[" * 100_000,
+    "huge_number": json.dumps(REFERENCE).replace("2258.76", "9" * 5000).encode(),
+    "wrong_type": json.dumps({**REFERENCE, "train_time_per_epoch": "long"}).encode(),
+    "null_everywhere": json.dumps(dict.fromkeys(example_metrics())).encode(),
+}
+
+
+@pytest.mark.parametrize("program", ["scripts/audit_runs.py", "generate_charts.py"])
+def test_the_programs_refuse_in_one_line_and_exit_2(tmp_path, program):
+    """Each start costs a second, so the two programs take turns."""
+    for name in list(SCRIPT_FILES)["audit" in program :: 2]:
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(SCRIPT_FILES[name])
+        arguments = [path] if "audit" in program else ["--runs", path, "--output-dir", tmp_path / "charts"]
+        done = subprocess.run(
+            [sys.executable, program, *map(str, arguments)],
+            capture_output=True, text=True, cwd=REPOSITORY, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 2, (name, done.stderr)
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert str(path) in done.stderr
