@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Check the files of every run below a folder, at any depth, and the cells of every sweep.json there.
+
+    python scripts/verify_run_artifacts.py --dir SWEEP
+    python scripts/verify_run_artifacts.py --dir docs/results/run_types --metrics-only
+
+Prints one tab-separated line per run: run_dir, status, world_size, expected ranks, reason. A cell that the sweep calls
+not applicable is listed and is no failure. Exit code 1 when a run fails a check, 2 when there is no run below DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of a sweep or of runs")
+    parser.add_argument("--metrics-only", "--metrics_only", action="store_true",
+                        help="check training_metrics.json alone; marks, logs and the launcher's record may be absent, "
+                        "as in published results")  # fmt: skip
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    from testbed.analysis.verification import as_tsv, verify
+
+    try:
+        verdicts = verify(arguments.dir, arguments.metrics_only)
+    except ValueError as error:
+        print(f"verify_run_artifacts.py: error: {error}", file=sys.stderr)
+        return 2
+    print(as_tsv(verdicts), flush=True)
+    failures = sum(verdict.is_failure for verdict in verdicts)
+    passed = f"Verification passed: {len(verdicts)} runs."
+    print(f"Verification failed: {failures} of {len(verdicts)} runs." if failures else passed, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the table has gone; the interpreter must not find out once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

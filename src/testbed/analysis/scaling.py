@@ -1,0 +1,266 @@
+"""How throughput grows with ranks: speed-up, efficiency and the laws fitted to them, in scaling_report.json.
+
+One number per run; an arm's number is the median of its repeats. Speed-up is the ratio of throughputs, so it compares
+only runs that did equal work: strong scaling at equal global batch, weak scaling at equal batch per rank, time to loss
+at equal task and target. What is unequal beyond that gets no speed-up but is named. docs/scaling.md lists the fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.runs import Run, find_runs, load_run
+from testbed.analysis.scaling_arms import ScalingArm, rank_count, reference_of, sort_into_arms
+from testbed.analysis.scaling_fit import amdahl_fit, gustafson_fit, no_fit
+from testbed.analysis.scaling_rows import arm_row, mean, relative_path, stdev
+from testbed.analysis.statistics import MIN_REPEATS
+from testbed.analysis.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
+from testbed.atomic_file import write_text
+
+REPORT_FILE = "scaling_report.json"
+SCHEMA = 1
+
+
+def write_scaling_report(
+    out_dir: Path, protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
+) -> Path:
+    """Report on every run below `out_dir` in `out_dir`/scaling_report.json, replaced in one move; returns its path."""
+    path = Path(out_dir) / REPORT_FILE
+    report = report_on_directory(out_dir, protocol, target, allow_mismatch)
+    write_text(path, json.dumps(report, indent=2, allow_nan=False) + "\n")
+    return path
+
+
+def report_on_directory(
+    out_dir: Path, protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
+) -> dict[str, Any]:
+    """`scaling_report` of every run below `out_dir`. Its sweep.json, if there, gives protocol, target and cells.
+
+    Raises:
+        ValueError: no runs, an unknown or contradicting protocol, a file that cannot be read; one sentence.
+    """
+    out_dir = Path(out_dir)
+    sweep = read_sweep(out_dir)
+    planned = sweep.get("protocol")
+    if protocol and planned and protocol != planned:
+        raise ValueError(
+            f"--protocol {protocol}, but {out_dir / SWEEP_FILE} planned {planned}: protocols are never mixed; "
+            "leave --protocol out"
+        )
+    paths = find_runs(out_dir)
+    if not paths:
+        raise ValueError(f"{out_dir} holds no training_metrics.json at any depth; give the folder of a sweep")
+    cells = {out_dir / cell["folder"]: cell for cell in sweep.get("cells", [])}
+    runs, left_out = _load(paths, cells)
+    return scaling_report(
+        runs,
+        protocol or planned or "strong",
+        target=sweep.get("target_val_loss") if target is None else target,
+        cells=cells,
+        allow_mismatch=allow_mismatch,
+        directory=out_dir,
+        left_out=left_out,
+    )
+
+
+def _load(paths: Sequence[Path], cells: Mapping[Path, dict]) -> tuple[list[Run], list[dict]]:
+    """The runs that can be read, and {path, reason} for files that cannot and for cells of the plan without a run."""
+    runs, left_out = [], []
+    for path in paths:
+        try:
+            runs.append(load_run(path))
+        except ValueError as error:
+            left_out.append({"path": str(path), "reason": str(error)})
+    for folder, cell in cells.items():
+        if cell["status"] != "complete":
+            said = f": {cell['reason']}" if cell.get("reason") else ""
+            left_out.append({"path": str(folder), "reason": f"the sweep says {cell['status']}{said}"})
+    return runs, left_out
+
+
+def report_on_files(
+    files: Mapping[int, Path], protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
+) -> dict[str, Any]:
+    """`scaling_report` of one file per number of ranks, whatever strategies they are of.
+
+    Raises:
+        ValueError: a file cannot be read, or is of another number of ranks than said.
+    """
+    runs = []
+    for ranks, path in sorted(files.items()):
+        run = load_run(path)
+        if (found := rank_count(run)) != ranks:
+            recorded = "does not record its number of ranks" if found is None else f"was run on {found}"
+            raise ValueError(f"--gpu{ranks} {path} {recorded}; give the file of a run on {ranks}")
+        runs.append(run)
+    # They are one series because the user says so; their folders need not say anything.
+    cells = {
+        run.path.parent: {"variant": "files given", "batch_size": runs[0].work.get("global_batch_size")} for run in runs
+    }
+    return scaling_report(runs, protocol or "strong", target=target, cells=cells, allow_mismatch=allow_mismatch)
+
+
+def read_report_file(path: Path) -> dict[str, Any]:
+    """A scaling_report.json that this module wrote; ValueError, one sentence, for any other file."""
+    try:
+        report = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--report {path} cannot be read: {error}") from None
+    needed = {"protocol", "arms", "strategies", "mismatches", "warnings", "status"}
+    if not isinstance(report, dict) or report.get("schema") != SCHEMA or not needed <= set(report):
+        raise ValueError(f"--report {path} is not a scaling_report.json of this version; use --dir on the sweep")
+    return report
+
+
+def scaling_report(
+    runs: Sequence[Run],
+    protocol: str,
+    *,
+    target: float | None = None,
+    cells: Mapping[Path, dict] | None = None,
+    allow_mismatch: bool = False,
+    directory: Path | None = None,
+    left_out: Sequence[dict] = (),
+) -> dict[str, Any]:
+    """Speed-up and efficiency of every strategy, batch size and number of ranks, as scaling_report.json holds it.
+
+    Args:
+        runs: as `load_run` gives them.
+        protocol: "strong", "weak" or "time_to_loss".
+        target: validation loss; needed by time_to_loss, an addition elsewhere.
+        cells: folder of a run -> its cell of sweep.json; without it the settings tell strategies apart.
+        allow_mismatch: give speed-ups between unequal work too, under the status mismatch_allowed.
+        directory: paths in the report are relative to it.
+        left_out: {path, reason} of what did not become one of `runs`.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"--protocol {protocol} is none of {', '.join(PROTOCOLS)}")
+    if protocol == "time_to_loss" and target is None:
+        raise ValueError("--protocol time_to_loss needs --target_val_loss LOSS, the loss that time is measured to")
+    arms, unfit = sort_into_arms(runs, protocol, cells)
+    left_out = [*left_out, *unfit]
+    if not arms:
+        reasons = Counter(item["reason"] for item in left_out)
+        counted = "; ".join(f"{number} x {reason}" for reason, number in reasons.items())
+        raise ValueError(f"none of the runs can enter a scaling report: {counted}")
+    rows = [arm_row(arm, arms, protocol, target, allow_mismatch, directory) for arm in arms]
+    strategies = _strategies(rows, protocol)
+    found = [
+        {"strategy": row["strategy"], "batch_size": row["batch_size"], "ranks": row["ranks"], **item}
+        for row in rows
+        for item in row["mismatches"]
+    ]
+    seeds_shape, reference_run = _first_strategy(arms, rows)
+    return {
+        "schema": SCHEMA,
+        "status": "ok" if not found else "mismatch_allowed" if allow_mismatch else "invalid_comparison",
+        "protocol": {
+            "name": protocol,
+            "target_val_loss": target,
+            "instance_type": reference_run.record.get("hardware", {}).get("instance_type"),
+            "seq_len": reference_run.work.get("seq_len"),
+            "dataset_mode": reference_run.record.get("training_config", {}).get("dataset_name"),
+            "training_config": reference_run.record.get("training_config", {}),
+        },
+        **seeds_shape,
+        "mismatches": found,
+        "strategies": strategies,
+        "arms": rows,
+        "left_out": [{**item, "path": relative_path(Path(item["path"]), directory)} for item in left_out],
+        "warnings": _warnings(arms, rows, cells or {}),
+    }
+
+
+def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
+    """One entry per strategy and batch size: its ranks and the law of its protocol."""
+    series: dict[tuple, list[dict]] = {}
+    for row in rows:
+        series.setdefault((row["strategy"], row["batch_size"]), []).append(row)
+    return [
+        {
+            "strategy": strategy,
+            "batch_size": batch_size,
+            "batch_size_is": members[0]["batch_size_is"],
+            "ranks": sorted(row["ranks"] for row in members),
+            "reference": members[0]["reference"],
+            "has_enough_repeats": all(row["n"] >= MIN_REPEATS for row in members),
+            "fits": _fits(members, rows, protocol),
+        }
+        for (strategy, batch_size), members in series.items()
+    ]
+
+
+def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[str, dict]:
+    fits = {}
+    for law, fit, owner in (("amdahl", amdahl_fit, "strong"), ("gustafson", gustafson_fit, "weak")):
+        if protocol != owner:
+            fits[law] = no_fit(law, f"the law is about {owner} scaling, the protocol is {protocol}")
+            continue
+        fair = [row for row in members if row["speedup"] and row["ranks"] > 1]
+        if not fair:
+            reason = next((row["reason"] for row in members if row["reason"]), None)
+            fits[law] = no_fit(law, reason or "needs runs at 2 rank counts or more, there is 1")
+            continue
+        name = fair[0]["reference"].partition(" at 1 rank")[0]
+        at_one = next(
+            row
+            for row in rows
+            if (row["strategy"], row["batch_size"], row["ranks"]) == (name, fair[0]["batch_size"], 1)
+        )
+        fits[law] = fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one, *fair)})
+        fits[law]["reference"] = fair[0]["reference"]
+    return fits
+
+
+def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[dict[str, Any], Run]:
+    """The shape of the older reports, {"1": .., "2": .., "4": ..}, for the first strategy that spreads its work.
+
+    "1" is what its speed-ups are relative to.
+    """
+    pairs = list(zip(arms, rows, strict=True))
+    first = next((arm for arm in arms if arm.ranks > 1), arms[0])
+    members = [(a, row) for a, row in pairs if (a.strategy, a.batch_size) == (first.strategy, first.batch_size)]
+    reference = reference_of(first, arms)
+    if reference is not None:
+        members = [pair for pair in pairs if pair[0] is reference] + [pair for pair in members if pair[0].ranks > 1]
+    members.sort(key=lambda pair: pair[0].ranks)
+    shape = {}
+    for arm, row in members:
+        throughput, epochs = row["tokens_per_s"]["values"], row["epoch_wall_time_s"]["values"]
+        shape[str(arm.ranks)] = {
+            "metrics_paths": row["metrics_paths"],
+            "strategy": arm.strategy,
+            "n": row["n"],
+            "mean_tokens_per_sec_global": mean(throughput),
+            "stdev_tokens_per_sec_global": stdev(throughput),
+            "mean_epoch_wall_time_sec": mean(epochs),
+            "stdev_epoch_wall_time_sec": stdev(epochs),
+            "speedup_vs_1gpu": row["speedup"] and row["speedup"]["ratio"],
+            "scaling_efficiency": row["efficiency"] and row["efficiency"]["ratio"],
+        }
+    about = {"strategy": first.strategy, "batch_size": first.batch_size}
+    return {"runs_are_of": about, "runs": shape}, members[0][0].runs[0]
+
+
+def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[Path, dict]) -> list[str]:
+    found = []
+    if crowded := sorted({cell["name"] for cell in cells.values() if cell.get("oversubscribed")}):
+        found.append(f"more ranks than cores, so the times say nothing about the strategy: {', '.join(crowded)}")
+    if few := sorted({row["n"] for row in rows if row["n"] < MIN_REPEATS}):
+        found.append(f"fewer than {MIN_REPEATS} repeats in some arms (n = {', '.join(map(str, few))}): no claim")
+    commits = sorted({commit for row in rows for commit in row["git_commits"]})
+    if len(commits) > 1:
+        found.append(f"the runs are of {len(commits)} commits: {', '.join(commit[:12] for commit in commits)}")
+    if any(run.record.get("git_dirty") for arm in arms for run in arm.runs):
+        found.append("some runs were made from a working tree with uncommitted changes")
+    for row in rows:
+        place = f"{row['strategy']} at {row['ranks']} ranks"
+        if row["efficiency"] and row["ranks"] > 1 and row["efficiency"]["ratio"] > 1:
+            found.append(f"{place} is faster than linear ({row['efficiency']['ratio']:.2f}): look for the cause")
+        if row["loss_note"]:
+            found.append(f"{place}: {row['loss_note']}")
+    return found

@@ -1,0 +1,239 @@
+"""Are the files of a sweep, or of any runs, whole and consistent with themselves? Each run gets a status and reasons.
+
+What is stated twice is compared: throughput with the rows, a step's time with its ranks, the number of steps with the
+settings, the number of ranks with the plan, the launcher's record and RUN_COMPLETE.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.analysis.runs import METRICS_FILE
+from testbed.analysis.sweep_file import SWEEP_FILE, read_sweep
+from testbed.metrics_file import metrics_version, read_metrics
+from testbed.run_directory import COMPLETE, FAILED, LAUNCHER
+
+LOG = "train.log"
+OK, NOT_APPLICABLE = "ok", "not_applicable"
+_EXACT = 1e-9  # floats that were computed from the same rows, summed in another order
+_PRINTED = 0.0051  # RUN_COMPLETE.txt has two decimals
+
+Fault = tuple[str, str]  # status, reason
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the table. `expected` is the number of ranks that the plan, or else the launcher, asked for."""
+
+    run_dir: Path
+    status: str
+    world_size: int | None
+    expected: int | None
+    reasons: tuple[str, ...]
+
+    @property
+    def is_failure(self) -> bool:
+        return self.status not in (OK, NOT_APPLICABLE)
+
+
+def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
+    """A verdict for every run at any depth below `directory`, and for every cell of every sweep.json there.
+
+    Args:
+        metrics_only: look at training_metrics.json alone; the marks, the log and the launcher's record may be absent
+            (published results).
+
+    Raises:
+        ValueError: `directory` is none, or holds no run and no sweep; a sweep.json that cannot be read.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ValueError(f"--dir {directory} is not a folder; give the folder of a sweep or of runs")
+    sweeps = [path.parent for path in sorted(directory.rglob(SWEEP_FILE))]
+    planned: dict[Path, tuple[dict, str]] = {}
+    for root in sweeps:
+        sweep = read_sweep(root)
+        planned |= {root / cell["folder"]: (cell, sweep["protocol"]) for cell in sweep["cells"]}
+    marks = (METRICS_FILE, COMPLETE, FAILED, LAUNCHER, *(() if metrics_only else (LOG,)))
+    folders = {path.parent for name in marks for path in directory.rglob(name)} | set(planned)
+    if not folders:
+        raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
+    return [_verdict(folder, *planned.get(folder, (None, None)), metrics_only) for folder in sorted(folders)]
+
+
+def as_tsv(verdicts: Sequence[Verdict]) -> str:
+    """The table: run_dir, status, world_size, expected, reason; "-" where there is nothing to say."""
+    lines = ["run_dir\tstatus\tworld_size\texpected\treason"]
+    for each in verdicts:
+        cells = (each.run_dir, each.status, each.world_size, each.expected, "; ".join(each.reasons) or None)
+        # a reason can quote a file, and a file can hold anything
+        lines.append("\t".join("-" if cell is None else " ".join(str(cell).split()) for cell in cells))
+    return "\n".join(lines)
+
+
+def _verdict(folder: Path, cell: dict | None, protocol: str | None, metrics_only: bool) -> Verdict:
+    planned = None if cell is None else cell["ranks"]
+    if cell is not None and cell["status"] != "complete":
+        status = {"not applicable": NOT_APPLICABLE, "failed": "failed"}.get(cell["status"], "missing_run")
+        said = f": {cell['reason']}" if cell.get("reason") else ""
+        return Verdict(folder, status, None, planned, (f"the sweep says {cell['status']}{said}",))
+    if not (folder / METRICS_FILE).exists():
+        reason = f"no {METRICS_FILE}" + ("" if cell is None else ", and the sweep says complete")
+        return Verdict(folder, "missing_metrics", None, planned, (reason,))
+    try:
+        metrics = read_metrics(folder / METRICS_FILE)
+    except ValueError as error:
+        return Verdict(folder, "invalid_schema", None, planned, (str(error),))
+    faults: list[Fault] = []
+    launcher = _read_launcher(folder, faults, metrics_only)
+    launched = launcher.get("world_size")
+    if not metrics_only:
+        faults += _mark_faults(folder, metrics, needs_log=cell is not None)
+        if launched is not None and launched != metrics.get("hardware", {}).get("world_size"):
+            faults.append(("world_size_mismatch", f"{LAUNCHER} says {launched} ranks"))
+    faults += _content_faults(metrics)
+    if cell is not None:
+        faults += _plan_faults(metrics, cell, protocol)
+    world_size = metrics.get("hardware", {}).get("world_size")
+    status = faults[0][0] if faults else OK
+    return Verdict(folder, status, world_size, planned or launched, tuple(reason for _, reason in faults))
+
+
+def _read_launcher(folder: Path, faults: list[Fault], metrics_only: bool) -> dict:
+    path = folder / LAUNCHER
+    if not path.exists():
+        if not metrics_only:
+            faults.append(("missing_launcher_metadata", f"no {LAUNCHER}"))
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        found = error
+    if isinstance(found, dict):
+        return found
+    faults.append(("invalid_launcher_metadata", f"{LAUNCHER} cannot be read"))
+    return {}
+
+
+def _mark_faults(folder: Path, metrics: dict, needs_log: bool) -> Iterator[Fault]:
+    """RUN_COMPLETE.txt and RUN_FAILED.txt against each other and against the metrics; the log of a sweep's run."""
+    complete, failed, log = folder / COMPLETE, folder / FAILED, folder / LOG
+    if failed.exists():
+        both = f" beside {COMPLETE}" if complete.exists() else ""
+        yield "contradicting_marks" if both else "failed", f"{FAILED} is there{both}"
+    if not complete.exists():
+        yield "missing_mark", f"no {COMPLETE}"
+    else:
+        line = complete.read_text(encoding="utf-8", errors="replace")
+        stated = dict(re.findall(r"(world_size|tokens_per_sec)=(\S+)", line))
+        throughput = metrics.get("summary", {}).get("mean_tokens_per_sec_global")
+        if stated.get("world_size") != str(metrics.get("hardware", {}).get("world_size")):
+            yield "world_size_mismatch", f"{COMPLETE} says world_size={stated.get('world_size')}"
+        if not _is_printed(stated.get("tokens_per_sec"), throughput):
+            reason = f"{COMPLETE} says tokens_per_sec={stated.get('tokens_per_sec')}, the metrics {throughput}"
+            yield "inconsistent_throughput", reason
+    if needs_log and not (log.exists() and log.stat().st_size):
+        yield "missing_log", f"no {LOG}, or it is empty"
+
+
+def _is_printed(text: str | None, value: float | None) -> bool:
+    if text is None or value is None:
+        return text in (None, "n/a") and value is None
+    try:
+        return abs(float(text) - value) <= _PRINTED
+    except ValueError:
+        return False
+
+
+def _content_faults(metrics: dict) -> Iterator[Fault]:
+    """What training_metrics.json contradicts in itself. The older versions hold too little to do so in many ways."""
+    version = metrics_version(metrics)
+    if version != "2.1":
+        if version == "2.0":
+            yield from _epoch_rate_faults(metrics["epochs"])
+        return
+    if metrics["status"] != "complete":
+        why = f": {metrics['failure']['reason']}" if metrics["failure"] else ""
+        yield "incomplete" if metrics["status"] == "running" else "failed", f"status is {metrics['status']}{why}"
+    elif metrics["completion"] is None:
+        yield "missing_mark", "status is complete, but completion is null"
+    if not metrics["settings"].get("eval_only"):
+        yield from _step_faults(metrics)
+        yield from _throughput_faults(metrics)
+
+
+def _epoch_rate_faults(epochs: list[dict]) -> Iterator[Fault]:
+    for epoch in epochs:
+        tokens, seconds, rate = (
+            epoch.get(name) for name in ("tokens_processed_global", "epoch_wall_time_sec", "tokens_per_sec_global")
+        )
+        # 2.0 wrote its rates with two decimals
+        if tokens and seconds and rate and not math.isclose(tokens / seconds, rate, rel_tol=1e-3):
+            yield "inconsistent_throughput", f"epoch {epoch.get('epoch_idx')}: {tokens / seconds:.2f} is not {rate:.2f}"
+
+
+def _step_faults(metrics: dict) -> Iterator[Fault]:
+    rows, config, timing = metrics["steps"], metrics["training_config"], metrics["timing"]
+    planned = min(limit for limit in (config["total_steps"], config["stop_at_step"]) if limit is not None)
+    if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
+        yield "missing_steps", "the rows of steps are not 1, 2, 3 without a gap"
+    if len(rows) != planned and not (len(rows) < planned and _has_reached_target(metrics)):
+        yield "wrong_number_of_steps", f"{len(rows)} steps, the settings say {planned}"
+    if sum(epoch["optimizer_steps"] for epoch in metrics["epochs"]) != len(rows):
+        yield "wrong_number_of_steps", f"epochs[].optimizer_steps do not add up to the {len(rows)} rows"
+    warmup = timing["warmup_steps"]
+    if not warmup or not all(row["is_warmup"] for row in rows[:warmup]):
+        yield "missing_warmup", f"timing.warmup_steps is {warmup}, the first rows are not all marked as warm-up"
+    if any(not _same(row["step_time_s"], max(row["per_rank_step_time_s"])) for row in rows):
+        yield "inconsistent_step_time", "a step_time_s is not the slowest rank's"
+
+
+def _has_reached_target(metrics: dict) -> bool:
+    """A run may end early when it was asked to end at a validation loss and got there."""
+    target = metrics["settings"].get("target_val_loss")
+    losses = [row["val_loss"] for row in metrics["evaluations"]]
+    return target is not None and bool(losses) and losses[-1] <= target
+
+
+def _throughput_faults(metrics: dict) -> Iterator[Fault]:
+    config = metrics["training_config"]
+    measured = [row["step_time_s"] for row in metrics["steps"] if not row["is_warmup"]]
+    if not measured:
+        yield "no_measured_step", "no step after the warm-up"
+        return
+    rate = len(measured) * config["global_batch_size"] * config["seq_len"] / math.fsum(measured)
+    stated = {
+        "timing.tokens_per_sec_global": metrics["timing"]["tokens_per_sec_global"],
+        "summary.mean_tokens_per_sec_global": metrics["summary"]["mean_tokens_per_sec_global"],
+    }
+    for name, value in stated.items():
+        if value is None or not _same(value, rate):
+            yield "inconsistent_throughput", f"{name} is {value}, the measured rows give {rate:.3f}"
+    if metrics["timing"]["num_measured_steps"] != len(measured):
+        yield "inconsistent_throughput", f"timing.num_measured_steps is not the {len(measured)} measured rows"
+
+
+def _plan_faults(metrics: dict, cell: dict, protocol: str | None) -> Iterator[Fault]:
+    """The run against its cell in sweep.json."""
+    config, hardware = metrics.get("training_config", {}), metrics.get("hardware", {})
+    ranks = hardware.get("num_devices") or hardware.get("world_size")  # dp drives all devices from one process
+    if ranks != cell["ranks"]:
+        yield "world_size_mismatch", f"{ranks} devices, the plan has {cell['ranks']} ranks"
+    expected: dict[str, Any] = {"run_type": cell.get("run_type"), "seed": cell.get("seed")}
+    if cell["batch_size"] is not None:
+        expected["global_batch_size"] = cell["batch_size"] * (cell["ranks"] if protocol == "weak" else 1)
+    for name, value in expected.items():
+        if value is not None and config.get(name) != value:
+            yield "not_as_planned", f"{name} is {config.get(name)}, the plan has {value}"
+    if metrics.get("instrumented"):
+        yield "instrumented", "a run of the plan was slowed down by a profiler or a debug switch"
+
+
+def _same(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=_EXACT, abs_tol=_EXACT)
