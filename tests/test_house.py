@@ -30,6 +30,7 @@ LAYERS = [
     "metrics_file token_file run_directory flops flags streams parallelism stages memory_model trace",
     "deepspeed_config tokenizer hub sources corpus preprocess",
     "settings progress",
+    "sweep_request sweep sweep_state sweep_run",
     "step_clock measure environment run_facts distributed device profiling utilization scalars attribution",
     "model optimizer data weights inference inference.generate sample recorder",
     "checkpoint model_states",  # and the strategies: whatever lies in their folder
@@ -85,7 +86,7 @@ def test_what_answers_help_and_refusals_loads_no_torch():
     """torch costs seconds. Asked of the interpreter itself, so that no import hides."""
     code = (
         "import sys, json; import testbed.settings, testbed.analysis.charts, testbed.corpus, testbed.preprocess, "
-        "testbed.metrics_file, testbed.run_directory; "
+        "testbed.metrics_file, testbed.run_directory, testbed.sweep_run; "
         "print(json.dumps([m for m in ('torch', 'deepspeed', 'transformers') if m in sys.modules]))"
     )
     said = subprocess.run(

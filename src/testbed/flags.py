@@ -36,7 +36,7 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     """
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
-    typed = {name for name in values if name in _typed(arguments)}
+    typed = _typed(arguments) & values.keys()
     from_file = _read_config_file(Path(values["config"]), parser) if values["config"] else {}
     merged = {**values, **{name: value for name, value in from_file.items() if name not in typed}}
     explicit = typed | {name for name, value in from_file.items() if value is not None}

@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""Train strategies x ranks x batch sizes, each several times in interleaved order, and compare them.
+
+    python scripts/run_scaling_benchmarks.py --dry_run             # the plan: every command, and the time it may take
+    python scripts/run_scaling_benchmarks.py --run_types baseline,allreduce,ddp,fsdp,optimized --ranks 1,2
+    python scripts/run_scaling_benchmarks.py --protocol time_to_loss --target_val_loss 6.2 --run_types baseline,ddp
+    python scripts/run_scaling_benchmarks.py --run_types ddp,ddp:bucket_cap_mb=5 --ranks 2 -- --learning_rate 1e-3
+
+What follows `--` goes to every src/gpt2.py as it stands. Where no CUDA device is found, a run is nano on one core per
+rank: sequences of 128 tokens, fp32, 30 optimizer steps. With CUDA devices it is GPT-2 124M on one device per rank:
+sequences of 1024 tokens, bf16 where that is faster, 100 steps.
+
+Runs that are finished are kept: the same command continues a sweep, one with more repeats, run types, ranks or batch
+sizes extends it. Files: DIR/sweep.json (the plan and the state of each run), DIR/<cell>/run_<k>/ with
+training_metrics.json and train.log, and DIR/scaling_report.json. docs/reproduce.md has a command for every table of the
+projects that this one replaces.
+
+Exit code: 0 every run is there, 1 a run failed, 2 what was typed cannot be run, 130 or 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+
+if TYPE_CHECKING:
+    from testbed.sweep import Cell
+    from testbed.sweep_request import Machine, Request
+    from testbed.sweep_run import Stop
+    from testbed.sweep_state import Sweep
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    what = parser.add_argument_group("what is compared (lists are separated by commas)")
+    what.add_argument(
+        "--run_types",
+        default="baseline,allreduce,ddp,fsdp,optimized",
+        metavar="LIST",
+        help="run types of gpt2.py, each with flags of its own where wanted: "
+        "run_type:flag=value+flag=value, for example optimized:zero_stage=3+offload=optimizer "
+        "(default: %(default)s)",
+    )
+    what.add_argument(
+        "--ranks",
+        metavar="LIST",
+        help="numbers of ranks; on the CPU one core each (default: of 1,2,4 those that the machine has)",
+    )
+    what.add_argument(
+        "--gpus", metavar="LIST", help="the same as --ranks, and refused unless there are so many CUDA devices"
+    )
+    what.add_argument(
+        "--batch_sizes",
+        metavar="LIST",
+        help="sequences per optimizer step: of all ranks together, with --protocol weak of each rank "
+        "(default: 32; weak: 16)",
+    )
+    what.add_argument(
+        "--repeats",
+        "--repeat",
+        type=int,
+        default=5,
+        metavar="N",
+        help="runs of each; fewer than 5 make no claim (default: %(default)s)",
+    )
+    what.add_argument(
+        "--protocol",
+        choices=["strong", "weak", "time_to_loss"],
+        default="strong",
+        help="strong: the same global batch on more ranks. weak: the same batch per rank. time_to_loss: "
+        "as strong, timed until --target_val_loss, each repeat with another seed (default: %(default)s)",
+    )
+    what.add_argument(
+        "--target_val_loss",
+        type=float,
+        metavar="NATS",
+        help="validation loss to reach: needed for --protocol time_to_loss, and only there",
+    )
+
+    work = parser.add_argument_group("work of each run")
+    work.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="optimizer steps (default on CPU / CUDA: 30 / 100; time_to_loss: 120 / 1000)",
+    )
+    work.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="passes over the data; alone they decide the length, with --steps the first of the two ends "
+        "a run (default: 100 beside --steps)",
+    )
+    work.add_argument(
+        "--seq_length",
+        "--seq_len",
+        type=int,
+        metavar="TOKENS",
+        help="tokens per sequence (default on CPU / CUDA: 128 / 1024)",
+    )
+    work.add_argument(
+        "--seed",
+        type=int,
+        default=42,
+        metavar="N",
+        help="of all runs; with time_to_loss of the first repeat (default: %(default)s)",
+    )
+    work.add_argument(
+        "--dataset_mode",
+        choices=["small", "full"],
+        help="train_small.bin and val_small.bin, or train.bin and val.bin (default: small)",
+    )
+    work.add_argument(
+        "--deepspeed_config",
+        metavar="FILE.json",
+        help="for every run, so that all do the work it asks for (default: that of gpt2.py)",
+    )
+    work.add_argument(
+        "--allow_mismatch",
+        action="store_true",
+        help="let cells do unequal work, and go on with a sweep of another commit (default: refuse)",
+    )
+
+    how = parser.add_argument_group("how it runs")
+    how.add_argument(
+        "--out_dir", type=Path, metavar="DIR", help="folder of the sweep (default: checkpoint/scaling/<protocol>)"
+    )
+    how.add_argument(
+        "--warmup_runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs like the first one, made before it and thrown away: caches are warm then (default: %(default)s)",
+    )
+    how.add_argument(
+        "--profile_runs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also N runs of each with --profile, after the repeats: communication, compute and idle time come from "
+        "them, throughput never does (default: %(default)s)",
+    )
+    how.add_argument(
+        "--run_timeout_s",
+        type=float,
+        metavar="SECONDS",
+        help="end a run that takes longer; it counts as failed (default: never)",
+    )
+    how.add_argument(
+        "--keep_weights",
+        action="store_true",
+        help="keep each run's model.safetensors and config.json (default: remove them)",
+    )
+    how.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print every command in order and an estimate of the time; run and write nothing",
+    )
+    how.add_argument("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
+    own, passed_on = words, []
+    if "--" in words:
+        own, passed_on = words[: words.index("--")], words[words.index("--") + 1 :]
+    arguments = parser.parse_args(own)
+    arguments.own, arguments.passed_on = own, passed_on
+    out_dir = arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol
+    arguments.out_dir = Path(os.path.relpath(out_dir))  # it is recorded, and a record should not name a home folder
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments(sys.argv[1:])
+    from testbed.sweep import FAILED, check_cells, plan
+    from testbed.sweep_request import facts_of_machine
+    from testbed.sweep_run import Stop
+    from testbed.sweep_state import Sweep, take_over
+
+    try:
+        check_numbers(arguments)
+        facts = facts_of_machine()
+        request = request_from(arguments, facts)
+        cells = plan(request)
+        settings = check_cells(cells, arguments.allow_mismatch)
+        command_line = recorded_command(arguments.own, arguments.passed_on)
+        sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
+        if arguments.dry_run:
+            print("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
+            print_plan(request, sweep, settings)
+            return 0
+        if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
+            return 2
+        with Stop() as stop:  # up to here and after it, Ctrl-C ends the program as it ends any
+            make_runs(arguments, request.machine, sweep, settings, stop)
+        if stop.exit_code is not None:
+            print("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+            return stop.exit_code
+        report(cells, arguments.out_dir)
+    except ValueError as error:
+        print(f"run_scaling_benchmarks.py: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, and so have the runs
+        return 1
+    except OSError as error:
+        where = error.filename or arguments.out_dir
+        print(
+            f"run_scaling_benchmarks.py: error: {where} cannot be written ({error.strerror or error}); free space or "
+            "give another --out_dir, and call again: finished runs are kept",
+            file=sys.stderr,
+        )
+        return 1
+    return 1 if any(cell.status == FAILED for cell in cells) else 0
+
+
+def check_numbers(arguments: argparse.Namespace) -> None:
+    for name, least in (
+        ("repeats", 1),
+        ("steps", 1),
+        ("epochs", 1),
+        ("seq_length", 1),
+        ("seed", 0),
+        ("warmup_runs", 0),
+        ("profile_runs", 0),
+    ):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} {value} is below {least}")
+    if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
+        raise ValueError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
+    if (arguments.protocol == "time_to_loss") != (arguments.target_val_loss is not None):
+        raise ValueError(
+            "--protocol time_to_loss needs --target_val_loss, the validation loss that runs are timed to reach"
+            if arguments.protocol == "time_to_loss"
+            else f"--target_val_loss is for --protocol time_to_loss, not for {arguments.protocol}"
+        )
+    if arguments.target_val_loss is not None and not 0 < arguments.target_val_loss < float("inf"):
+        raise ValueError(f"--target_val_loss {arguments.target_val_loss:g} is not a loss above 0")
+    if arguments.gpus and arguments.ranks:
+        raise ValueError("--gpus is --ranks with a demand for CUDA devices; give one of them")
+
+
+def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
+    from testbed.flags import parse_command_line
+    from testbed.launch import read_launch, usable_cores
+    from testbed.sweep_request import (
+        DEFAULT_BATCH_SIZE,
+        Machine,
+        Request,
+        parse_numbers,
+        parse_variants,
+        shared_arguments,
+        visible_devices,
+    )
+
+    if read_launch().is_distributed:
+        raise ValueError("it was started as several ranks; start it once, with python: it starts the ranks of each run")
+    given = {name: getattr(arguments, name) for name in ("steps", "epochs", "seq_length", "dataset_mode")}
+    config = arguments.deepspeed_config
+    given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
+    shared_arguments(arguments.protocol, "cpu", given, arguments.passed_on)  # says what is wrong after --
+    passed_on = parse_command_line(arguments.passed_on).values
+    devices = () if passed_on["device"] == "cpu" else visible_devices(facts["devices"])
+    if passed_on["device"] == "cuda" and not devices:
+        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or leave it out")
+    machine = Machine(usable_cores(), devices, passed_on["threads_per_rank"])
+    if arguments.gpus or arguments.ranks:
+        ranks = parse_numbers(arguments.gpus or arguments.ranks, "--gpus" if arguments.gpus else "--ranks")
+    else:
+        most = len(devices) or machine.num_cores // (machine.threads_per_rank or 1)
+        ranks = tuple(number for number in (1, 2, 4) if number <= max(1, most))
+    if arguments.gpus and max(ranks) > len(devices):
+        raise ValueError(
+            f"--gpus {arguments.gpus} needs {max(ranks)} CUDA devices, but PyTorch sees {len(devices)} here; use "
+            "--ranks for CPU cores"
+        )
+    default_batch = str(DEFAULT_BATCH_SIZE[arguments.protocol])
+    return Request(
+        protocol=arguments.protocol,
+        variants=parse_variants(arguments.run_types),
+        ranks=ranks,
+        batch_sizes=parse_numbers(arguments.batch_sizes or default_batch, "--batch_sizes"),
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        shared=shared_arguments(arguments.protocol, machine.kind, given, arguments.passed_on),
+        machine=machine,
+        folder=str(arguments.out_dir),
+        program=os.path.relpath(REPOSITORY / "src" / "gpt2.py"),
+        target_val_loss=arguments.target_val_loss,
+        profile_runs=arguments.profile_runs,
+    )
+
+
+def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
+    from testbed.sweep import COMPLETE, FAILED, NOT_APPLICABLE, PENDING
+    from testbed.sweep_run import in_words, seconds_left
+
+    waiting = [cell for cell in sweep.cells if cell.status == PENDING]
+    for cell in sweep.cells:
+        note = {PENDING: "", FAILED: f"# gpt2.py would refuse: {cell.reason}\n# "}.get(cell.status, "# finished: ")
+        if cell.status != NOT_APPLICABLE:
+            print(note + shlex.join(cell.command))
+    for cell in sweep.cells:
+        if cell.status == NOT_APPLICABLE:
+            print(f"# not applicable: {cell.name}: {cell.reason}")
+    is_measured = any(cell.status == COMPLETE for cell in sweep.cells)
+    basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
+    left = in_words(seconds_left(sweep.cells, settings, request.machine))
+    print(f"\n# {len(waiting)} runs to make, and warm-up: about {left} ({basis})")
+
+
+def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool) -> bool:
+    """Whether to go on although a cell has more ranks than cores; asked on a terminal."""
+    from testbed.sweep import PENDING
+
+    crowded = [cell for cell in cells if cell.oversubscribed and cell.status == PENDING]
+    if not crowded or is_agreed:
+        return True
+    most = max(crowded, key=lambda cell: cell.ranks)
+    cores = f"{machine.num_cores} core{'s' * (machine.num_cores > 1)}"
+    fact = f"{most.variant} on {most.ranks} ranks needs more than the {cores} that this machine lets it use"
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ValueError(
+            f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
+            "fewer --ranks, or --yes to run and mark them"
+        )
+    print(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, settings: dict, stop: Stop) -> None:
+    """Make the runs that are not finished, until a signal comes."""
+    from testbed.sweep_run import Runner, only_sweep_in
+    from testbed.sweep_state import take_over
+
+    out_dir = arguments.out_dir
+    with only_sweep_in(out_dir) as lock:
+        print(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
+        sweep.write(out_dir)
+        runner = Runner(
+            sweep=sweep,
+            out_dir=out_dir,
+            machine=machine,
+            settings=settings,
+            stop=stop,
+            lock=lock,
+            timeout_s=arguments.run_timeout_s,
+            keeps_weights=arguments.keep_weights,
+        )
+        runner.run_all(arguments.warmup_runs)
+
+
+def recorded_command(own: list[str], passed_on: list[str]) -> str:
+    """The command line for the record: the paths of this program's own flags relative, for a home folder is nobody's
+    business; what follows -- as it was typed."""
+    words = []
+    for word in own:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        words.append(f"{flag}{equals}{os.path.relpath(value) if Path(value).is_absolute() else value}")
+    return shlex.join(["python", os.path.relpath(__file__), *words, *(["--", *passed_on] if passed_on else [])])
+
+
+def report(cells: list[Cell], out_dir: Path) -> None:
+    """The table, the report, and where everything is."""
+    from testbed.analysis.scaling import write_scaling_report
+    from testbed.sweep import COMPLETE
+    from testbed.sweep_state import SWEEP_FILE, table
+
+    print(f"\n{table(cells, out_dir)}\n")
+    if any(cell.status == COMPLETE and not cell.profiled for cell in cells):
+        try:
+            print(f"scaling report: {write_scaling_report(out_dir)}")
+        except ValueError as error:  # every run was instrumented, say
+            print(f"scaling report: not written: {error}")
+    print(f"plan and state: {out_dir / SWEEP_FILE}")
+    print(f"runs:           {out_dir}/<cell>/run_<k>/training_metrics.json")
+    print(f"as a table:     python scripts/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The plan of a sweep: which runs, each one's command, in which order, and what is already known to be impossible.
+
+A cell is one configuration (variant x ranks x batch size); every repeat of it is one run, and one row of sweep.json.
+No torch: the plan is made in a second. What was asked for comes from sweep_request.py; sweep_state.py keeps the plan in
+a file, sweep_run.py carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.flags import parse_command_line
+from testbed.launch import Launch
+from testbed.settings import RunSettings, check_run
+from testbed.strategies import STRATEGIES
+from testbed.sweep_request import Machine, Request, Variant, folder_name
+
+PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
+# fields of RunSettings in which the cells of one batch size must agree, else their times do not compare
+EQUAL_WORK = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
+    *("train_data_path", "val_data_path", "seq_length", "precision", "learning_rate", "min_learning_rate"),
+    *("warmup_steps", "lr_decay_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm"),
+    *("total_steps", "stop_at_step", "math_changes"),
+)
+_CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
+
+
+@dataclass
+class Cell:
+    """One run of the plan, a row of sweep.json. `folder` is relative to --out_dir, `seconds` are wall seconds.
+
+    `repeat` counts from 1, among the profiled runs of a configuration again from 1.
+    """
+
+    name: str
+    variant: str
+    run_type: str
+    ranks: int
+    batch_size: int
+    repeat: int
+    seed: int
+    folder: str
+    command: list[str]
+    oversubscribed: bool
+    status: str = PENDING
+    reason: str | None = None
+    seconds: float | None = None
+    started_utc: str | None = None
+    profiled: bool = False
+
+    @property
+    def configuration(self) -> str:
+        """What runs of equal length and equal settings have in common."""
+        return self.name + (" profiled" if self.profiled else "")
+
+    @property
+    def gpt2_arguments(self) -> list[str]:
+        return work_arguments(self.command)
+
+
+def work_arguments(command: Sequence[str]) -> list[str]:
+    """The flags of gpt2.py in a command, without the folder: what two runs of the same command have in common."""
+    program = next(index for index, word in enumerate(command) if Path(word).name == "gpt2.py")
+    arguments = list(command[program + 1 :])
+    if "--checkpoint_path" in arguments:
+        place = arguments.index("--checkpoint_path")
+        del arguments[place : place + 2]
+    return arguments
+
+
+def plan(request: Request) -> list[Cell]:
+    """Every run of the sweep in the order in which it is made: round 1 with each cell once, then round 2, and so on.
+
+    What is known to be impossible comes last: "not applicable" once per cell, with the reason.
+    """
+    possible, impossible = [], []
+    for batch_size in request.batch_sizes:
+        for ranks in request.ranks:
+            for variant in request.variants:
+                reason = why_not_applicable(variant, ranks, request.machine)
+                if reason is None:
+                    possible.append((variant, ranks, batch_size))
+                    continue
+                cell = _cell(request, variant, ranks, batch_size, repeat=1)
+                cell.status, cell.reason = NOT_APPLICABLE, reason
+                impossible.append(cell)
+    rounds = [
+        _cell(request, *possible[index], repeat=number)
+        for number in range(1, request.repeats + 1)
+        for index in order_of_round(len(possible), number)
+    ]
+    profiled = [
+        _cell(request, *cell, repeat=number, profiled=True)
+        for number in range(1, request.profile_runs + 1)
+        for cell in possible
+    ]
+    return rounds + profiled + impossible
+
+
+def order_of_round(num_cells: int, round_number: int) -> list[int]:
+    """The order of the cells in a round: a row of Williams' design (Williams 1949, Aust. J. Sci. Res. 2, 149).
+
+    Over any `num_cells` rounds in a row every cell stands once in every place. With an even number of cells each also
+    follows each other one equally often, so neither drift of the machine nor what ran just before favours one of them.
+    """
+    zigzag = [(index + 1) // 2 if index % 2 else -(index // 2) for index in range(num_cells)]
+    return [(place + round_number - 1) % num_cells for place in zigzag]
+
+
+def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | None:
+    """Why a cell makes no sense here, in words; None where it can be tried."""
+    if variant.run_type == "dp" and (machine.kind == "cpu" or ranks == 1):
+        return "dp splits a batch over the CUDA devices of one process and needs two" + (
+            ", but there is no CUDA device" if machine.kind == "cpu" else ""
+        )
+    if variant.is_one_process and variant.run_type != "dp" and ranks > 1:
+        return f"{variant.run_type} is one process"
+    if ranks == 1 and STRATEGIES[variant.run_type].options.keys() & _CUTS_THE_MODEL:
+        return f"{variant.run_type} cuts the model over ranks and needs two"
+    if machine.kind == "cuda" and ranks > len(machine.cuda_devices):
+        return f"PyTorch sees {len(machine.cuda_devices)} CUDA device{'s' * (len(machine.cuda_devices) > 1)}"
+    return None
+
+
+def _cell(request: Request, variant: Variant, ranks: int, batch_size: int, repeat: int, profiled: bool = False) -> Cell:
+    name = f"{folder_name(variant.text)}_{ranks}rank{'s' * (ranks > 1)}_batch{batch_size}"
+    folder = f"{name}/{'profiled' if profiled else 'run'}_{repeat}"
+    seed = request.seed + (repeat - 1 if request.protocol == "time_to_loss" else 0)
+    return Cell(
+        name=name,
+        variant=variant.text,
+        run_type=variant.run_type,
+        ranks=ranks,
+        batch_size=batch_size,
+        repeat=repeat,
+        seed=seed,
+        folder=folder,
+        command=_command(request, variant, ranks, batch_size, seed, ["--profile"] if profiled else [], folder),
+        oversubscribed=request.machine.is_oversubscribed(ranks),
+        profiled=profiled,
+    )
+
+
+def _command(
+    request: Request, variant: Variant, ranks: int, batch_size: int, seed: int, added: list[str], folder: str
+) -> list[str]:
+    """What a person would type to make this run alone. Relative paths only: it is recorded."""
+    machine = request.machine
+    is_dp = variant.run_type == "dp"  # one process that takes every device it sees
+    environment = [f"OMP_NUM_THREADS={machine.threads(1 if is_dp else ranks)}"]
+    environment += [f"CUDA_VISIBLE_DEVICES={','.join(machine.cuda_devices[:ranks])}"] if is_dp else []
+    is_launched = ranks > 1 and not is_dp
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if is_launched else []
+    global_batch = batch_size * ranks if request.protocol == "weak" else batch_size
+    return [
+        *("env", *environment, "python", *launcher, request.program),
+        *("--run_type", variant.run_type, "--global_batch_size", str(global_batch), "--seed", str(seed)),
+        *(*request.shared, *variant.arguments, *added),
+        *("--checkpoint_path", str(Path(request.folder) / folder), "--overwrite"),
+    ]
+
+
+def settings_of(cell: Cell) -> RunSettings:
+    """The settings with which gpt2.py would run. ValueError: the sentence with which it would refuse."""
+    ranks = 1 if not STRATEGIES[cell.run_type].is_distributed else cell.ranks
+    return check_run(parse_command_line(cell.gpt2_arguments), Launch(0, 0, ranks, ranks)).settings
+
+
+def check_cells(cells: Sequence[Cell], allow_mismatch: bool) -> dict[str, RunSettings]:
+    """Have every cell's flags checked as gpt2.py checks them; a cell that it would refuse is marked as failed.
+
+    Returns:
+        the settings of every cell that can run, by its `configuration`.
+
+    Raises:
+        ValueError: every cell is refused, no step would be measured, or cells of one batch size do unequal work.
+    """
+    settings: dict[str, RunSettings] = {}
+    refused: dict[str, str] = {}
+    applicable = [cell for cell in cells if cell.status != NOT_APPLICABLE]
+    for cell in applicable:
+        key = cell.configuration
+        if key not in settings and key not in refused:
+            try:
+                settings[key] = settings_of(cell)
+            except ValueError as error:
+                refused[key] = str(error)
+        if key in refused:
+            cell.status, cell.reason = FAILED, refused[key]
+    if not settings:
+        reasons = refused.values() or [cell.reason for cell in cells]
+        raise ValueError(f"no run of this sweep can start: {next(iter(reasons))}")
+    shortest = min(settings.values(), key=lambda each: each.last_step)
+    if shortest.last_step <= shortest.timing_warmup_steps:
+        raise ValueError(
+            f"a run of {shortest.last_step} optimizer steps has none to measure, because the first "
+            f"{shortest.timing_warmup_steps} are warm-up (--timing_warmup_steps); give a larger --steps"
+        )
+    if not allow_mismatch:
+        _check_equal_work([cell for cell in applicable if cell.configuration in settings], settings)
+    return settings
+
+
+def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings]) -> None:
+    first_of: dict[int, Cell] = {}
+    for cell in cells:
+        first = first_of.setdefault(cell.batch_size, cell)
+        for field in EQUAL_WORK:
+            ours, theirs = getattr(settings[cell.configuration], field), getattr(settings[first.configuration], field)
+            if ours != theirs:
+                raise ValueError(
+                    f"{cell.name} would do other work than {first.name}: "
+                    f"{field} {ours} instead of {theirs}, so no time of one compares with the other's; give it to all "
+                    "of them, or --allow_mismatch"
+                )
