@@ -2,7 +2,7 @@
 """Exposed communication in two ways that share nothing: from traces, and by leaving the synchronisation out.
 
     python scripts/run_scaling_benchmarks.py --out_dir checkpoint/exposed --ranks 2 --profile_runs 5 --allow_mismatch \\
-        --run_types allreduce,allreduce:skip_gradient_sync=true,ddp,ddp:skip_gradient_sync=true
+        --run_types allreduce,allreduce:skip_gradient_sync,ddp,ddp:skip_gradient_sync
     python scripts/exposed_communication.py --dir checkpoint/exposed
 
 Prints a Markdown table; a run type is in it if there are runs of it with and without synchronisation, traced and not.
