@@ -1,8 +1,10 @@
-"""Draw charts of runs from their training_metrics.json files and print a table that compares them."""
+"""Draw charts of runs from their training_metrics.json files, print a table that compares them, write a report."""
 
 import argparse
 import sys
 from pathlib import Path
+
+COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -14,13 +16,39 @@ def parse_arguments() -> argparse.Namespace:
     which = parser.add_argument_group("which runs (a training_metrics.json, or the directory that holds one)")
     which.add_argument("--baseline-json", type=Path, metavar="FILE", help="first run; speed-ups are against it")
     which.add_argument("--optimized-json", type=Path, metavar="FILE", help="second run")
-    which.add_argument("--runs", type=Path, nargs="+", metavar="DIR", help="any number of runs instead of these two")
-    parser.add_argument(
+    which.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="any number of runs instead of these two; a directory that holds no run itself stands for all runs below "
+        "it, so the --out_dir of a sweep is enough",
+    )
+    written = parser.add_argument_group("what is written")
+    written.add_argument(
         "--output-dir",
         type=Path,
-        default=Path("docs/charts"),
         metavar="DIR",
-        help="PNG files go here (default: %(default)s)",
+        help="PNG files go here (default: docs/charts; beside --report or --markdown only if given)",
+    )
+    written.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="one HTML page that needs nothing else: verdicts, then strategies against each other, then all sources",
+    )
+    written.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE.md",
+        help="the same as GitHub markdown, its pictures in a folder beside it",
+    )
+    written.add_argument(
+        "--target_val_loss",
+        type=float,
+        metavar="NATS",
+        help="validation loss that the report's time to loss is measured to (default: the sweep's, else the lowest "
+        "that every run reached)",
     )
     arguments = parser.parse_args()
     if arguments.runs and (arguments.baseline_json or arguments.optimized_json):
@@ -30,10 +58,14 @@ def parse_arguments() -> argparse.Namespace:
         if not arguments.baseline_json:
             given, missing = missing, given
         parser.error(f"{given} needs {missing} beside it; for one run alone use --runs DIR")
+    if arguments.target_val_loss is not None and not (arguments.report or arguments.markdown):
+        parser.error("--target_val_loss is for the report: give --report FILE.html or --markdown FILE.md too")
+    if arguments.output_dir is None and not (arguments.report or arguments.markdown):
+        arguments.output_dir = Path("docs/charts")
     return arguments
 
 
-def runs_under(directory: Path) -> list:
+def runs_under(directory: Path, or_else: str) -> list:
     """Every run below `directory` that can be read; one that cannot is named on stderr, so that it blocks no other."""
     from testbed.analysis import runs as run_files
 
@@ -44,47 +76,101 @@ def runs_under(directory: Path) -> list:
         except ValueError as error:
             print(f"Warning: left out: {error}", file=sys.stderr)
     if not runs:
-        raise ValueError(f"no run found under {directory}/: train one with src/gpt2.py, or name runs with --runs DIR")
-    return run_files.with_distinct_labels(runs)
+        raise ValueError(f"no run found under {directory}/: {or_else}")
+    return runs
+
+
+def named_runs(paths: list[Path]) -> list:
+    """The runs in these files and directories, each once, in the order given."""
+    from testbed.analysis import runs as run_files
+
+    found = {}
+    for path in paths:
+        if path.is_dir() and not (path / run_files.METRICS_FILE).exists():
+            runs = runs_under(path, "name a run's directory, or one with runs below it")
+        else:
+            runs = [run_files.load_run(path)]
+        found |= {run.path.resolve(): run for run in runs if run.path.resolve() not in found}
+    return list(found.values())
+
+
+def has_repeats(runs: list) -> bool:
+    from testbed.analysis.arms import group_into_arms
+
+    return any(len(arm.runs) > 1 for arm in group_into_arms(runs))
+
+
+def write(arguments: argparse.Namespace, runs: list) -> None:
+    """Write what was asked for, and say where it is. OSError when that fails."""
+    if arguments.output_dir:
+        from testbed.analysis.charts import write_charts
+        from testbed.analysis.runs import with_distinct_labels
+
+        single = runs if has_repeats(runs) else with_distinct_labels(runs)
+        for name, path in write_charts(single, arguments.output_dir).items():
+            print(f"Saved {name} chart to {path}")
+    if arguments.report:
+        from testbed.analysis.report.page import write_html
+
+        write_html(runs, arguments.report, arguments.target_val_loss)
+        print(f"Saved the report to {arguments.report}")
+    if arguments.markdown:
+        from testbed.analysis.report.markdown import write_markdown
+
+        write_markdown(runs, arguments.markdown, arguments.target_val_loss)
+        print(f"Saved the report to {arguments.markdown}")
 
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis import runs as run_files  # numpy and matplotlib: 1 s that --help does not owe
+    from testbed.analysis import comparability  # numpy and matplotlib: 1 s that --help does not owe
+    from testbed.analysis import runs as run_files
+    from testbed.analysis.charts import comparison_table
 
     named = arguments.runs or [path for path in (arguments.baseline_json, arguments.optimized_json) if path]
+    folders = {
+        "--output-dir": arguments.output_dir,
+        "--report": arguments.report and arguments.report.parent,
+        "--markdown": arguments.markdown and arguments.markdown.parent,
+    }
     try:
-        runs = run_files.load_runs(named) if named else runs_under(Path("checkpoint"))
+        train = "train one with src/gpt2.py, or name runs with --runs DIR"
+        runs = named_runs(named) if named else runs_under(Path("checkpoint"), train)
+        for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
+            if path and path.is_dir():
+                raise ValueError(f"{flag} {path} is a directory; name a file in it")
+        for flag, folder in folders.items():
+            if folder is not None:
+                make_folder(flag, folder)
     except ValueError as error:
         print(f"generate_charts.py: error: {error}", file=sys.stderr)
         return 2
-
-    from testbed.analysis.charts import comparison_table, write_charts
-
-    print(comparison_table(runs))
-    print()
-    for warning in run_files.warnings(runs):
-        print(f"Warning: {warning}", file=sys.stderr)
     try:
-        arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(
-            f"generate_charts.py: error: --output-dir {arguments.output_dir} cannot be a folder to write to "
-            f"({error.strerror}); name another",
-            file=sys.stderr,
-        )
+        if len(runs) <= COLUMNS:
+            labelled = run_files.with_distinct_labels(runs)
+            print(comparison_table(labelled) + "\n")
+            for warning in comparability.warnings(labelled):
+                print(f"Warning: {warning}", file=sys.stderr)
+        if has_repeats(runs) or len(runs) > COLUMNS:
+            from testbed.analysis.report.markdown import summary
+
+            print(summary(runs) + "\n")
+        write(arguments, runs)
+    except ValueError as error:  # a sweep.json beside the runs that cannot be read
+        print(f"generate_charts.py: error: {error}", file=sys.stderr)
         return 2
-    try:
-        saved = write_charts(runs, arguments.output_dir)
     except OSError as error:
-        print(
-            f"generate_charts.py: error: charts could not be written to {arguments.output_dir}: {error}",
-            file=sys.stderr,
-        )
+        print(f"generate_charts.py: error: not everything could be written: {error}", file=sys.stderr)
         return 1
-    for name, path in saved.items():
-        print(f"Saved {name} chart to {path}")
     return 0
+
+
+def make_folder(flag: str, folder: Path) -> None:
+    """ValueError, one sentence, when `folder` cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{flag} {folder} cannot be a folder to write to ({error.strerror}); name another") from None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
 if TYPE_CHECKING:
-    from testbed.analysis.audit import Finding
+    from testbed.analysis.audit.claims import Finding
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -40,21 +40,21 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis import audit, reported  # numpy: half a second that --help does not owe
+    from testbed.analysis.audit import claims, reported  # numpy: half a second that --help does not owe
     from testbed.atomic_file import write_text
 
     try:
         items = reported.read_reported(arguments.files)
         baselines = reported.read_reported([arguments.baseline]) if arguments.baseline else []
-        findings = audit.audit_runs(items, baselines, audit.is_first_by_alphabet(arguments.files, items))
+        findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
     except ValueError as error:
         print(f"audit_runs.py: error: {error}", file=sys.stderr)
         return 2
-    failed = [finding for finding in findings if finding.severity == audit.FAILS]
+    failed = [finding for finding in findings if finding.severity == claims.FAILS]
     runs = f"{len(items)} run{'s' * (len(items) != 1)}"
     if findings:
         print(report(findings))
-        print(f"{runs}: {len(failed)} x {audit.FAILS}, {len(findings) - len(failed)} x {audit.NOTE}")
+        print(f"{runs}: {len(failed)} x {claims.FAILS}, {len(findings) - len(failed)} x {claims.NOTE}")
     else:
         print(f"nothing found in {runs}")
     if arguments.json:

@@ -47,9 +47,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    from testbed.analysis.comparison import compare_arms  # numpy and scipy: a second that --help does not owe
-    from testbed.analysis.comparison_files import arms_from, unreadable_text
-    from testbed.analysis.comparison_text import comparison_text
+    from testbed.analysis.comparison.files import arms_from, unreadable_text
+    from testbed.analysis.comparison.text import comparison_text
+    from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
     try:
         a, b, unreadable = arms_from(options.runs, options.against)

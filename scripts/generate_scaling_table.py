@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.scaling_tables import TABLES, scaling_table
+    from testbed.analysis.scaling.tables import TABLES, scaling_table
 
     try:
         report = read_report(arguments)
@@ -65,7 +65,7 @@ def main() -> int:
 
 def read_report(arguments: argparse.Namespace) -> dict:
     """The report that the flags ask for."""
-    from testbed.analysis.scaling import read_report_file, report_on_directory, report_on_files
+    from testbed.analysis.scaling.report import read_report_file, report_on_directory, report_on_files
 
     files = {ranks: path for ranks in (1, 2, 4) if (path := getattr(arguments, f"gpu{ranks}"))}
     if sum(map(bool, (arguments.dir, arguments.report, files))) != 1:

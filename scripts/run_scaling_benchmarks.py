@@ -370,7 +370,7 @@ def recorded_command(own: list[str], passed_on: list[str]) -> str:
 
 def report(cells: list[Cell], out_dir: Path) -> None:
     """The table, the report, and where everything is."""
-    from testbed.analysis.scaling import write_scaling_report
+    from testbed.analysis.scaling.report import write_scaling_report
     from testbed.sweep import COMPLETE
     from testbed.sweep_state import SWEEP_FILE, table
 

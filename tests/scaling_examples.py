@@ -7,7 +7,7 @@ from pathlib import Path
 from metrics_examples import example_metrics, save
 
 from testbed.analysis.runs import load_run
-from testbed.analysis.scaling import scaling_report
+from testbed.analysis.scaling.report import scaling_report
 
 NOISE = (0.0, 0.011, -0.009, 0.004, -0.006)  # of five repeats
 

@@ -12,7 +12,7 @@ from audit_cases import CASES, ONLY_NOTES, edited, ours, v20
 from conftest import REPOSITORY
 from metrics_examples import example_metrics, save, v1_metrics
 
-from testbed.analysis.audit import FAILS, NOTE, Finding, audit
+from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
 
 
 @pytest.mark.parametrize(("rule", "words", "corrected", "broken", "sound"), CASES.values(), ids=CASES)
@@ -185,9 +185,10 @@ def test_the_script_exits_2_for_what_cannot_be_read(tmp_path):
 
 
 def test_every_rule_of_the_audit_is_explained_in_its_page():
-    from testbed.analysis import audit_rules
 
     page = (REPOSITORY / "docs" / "audit.md").read_text(encoding="utf-8")
-    names = {value for name, value in vars(audit_rules).items() if name.isupper() and isinstance(value, str)}
+    from testbed.analysis.audit import rules
+
+    names = {value for name, value in vars(rules).items() if name.isupper() and isinstance(value, str)}
     for name in names - {FAILS, NOTE}:
         assert f"| {name} |" in page, name

@@ -1,6 +1,7 @@
 """Charts say what they show: read from the figure's own text. And the program: files, exit codes, sentences."""
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -12,7 +13,8 @@ from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from PIL import Image
 
 from testbed.analysis import charts
-from testbed.analysis.runs import load_runs
+from testbed.analysis.runs import find_runs, load_run, load_runs
+from testbed.analysis.statistics import median_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_CHART = {
@@ -54,9 +56,14 @@ def pair(load):
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 6])
+@pytest.mark.parametrize("count", [1, 6])
 def test_every_chart_is_a_png_of_the_stated_width(load, tmp_path, count):
-    runs = load(*[example_metrics(num_steps=60, step_time_s=0.1 + 0.1 * index) for index in range(count)])
+    runs = load(
+        *[
+            example_metrics(num_steps=60, step_time_s=0.1 + 0.1 * index, settings={"bucket_cap_mb": index})
+            for index in range(count)
+        ]
+    )
     saved = charts.write_charts(runs, tmp_path / "out")
     assert {path.name for path in saved.values()} == EVERY_CHART == {path.name for path in (tmp_path / "out").iterdir()}
     for path in saved.values():
@@ -281,6 +288,87 @@ def test_the_table_gives_a_speed_up_for_equal_work_only(load):
     assert "701 RSS" in table
 
 
+@pytest.fixture
+def repeated(tmp_path):
+    """Three repeats of two configurations, one run of them failed."""
+    for number in range(3):
+        for run_type, step_time_s in (("baseline", 0.3), ("ddp", 0.2)):
+            unfit = (
+                {"status": "failed", "failure": {"reason": "x", "step": 1}} if (run_type, number) == ("ddp", 2) else {}
+            )
+            metrics = example_metrics(
+                num_steps=12, step_time_s=step_time_s + 0.01 * number, training_config={"run_type": run_type},
+                settings={"run_type": run_type}, run_id=f"{run_type}-{number}", **unfit,
+            )  # fmt: skip
+            save(tmp_path / "sweep" / f"{run_type}_2" / f"run_{number}", metrics)
+    return tmp_path / "sweep"
+
+
+def test_plot_results_draws_the_median_of_runs_paths_and_numbers(repeated):
+    """Each form of the same repeats gives the same bar and the same dots."""
+    paths = [repeated / "baseline_2" / f"run_{number}" for number in range(3)]
+    runs = [load_run(path) for path in paths]
+    rates = [run.tokens_per_s for run in runs]
+    figure = charts.plot_results({"runs": runs, "paths": paths, "numbers": rates, "one": runs[0]}, "tokens_per_second")
+    (axis,) = figure.axes
+    widths = [bar.get_width() for bar in axis.patches]
+    assert widths == pytest.approx([statistics.median(rates)] * 3 + [rates[0]])
+    assert sorted(axis.collections[0].get_offsets()[:, 0]) == pytest.approx(sorted(rates))
+    assert "(n = 3)" in text_of(figure) and "(n = 1)" in text_of(figure)
+    times = charts.plot_results({"a": runs}, "training_time")
+    assert times.axes[0].patches[0].get_width() == pytest.approx(statistics.median(run.training_time_s for run in runs))
+
+
+def test_plot_results_draws_the_interval_from_five_runs_on():
+    values = [10.0, 11.0, 10.5, 10.2, 10.8]
+    lines = charts.plot_results({"five": values, "four": values[:4]}, "training_time").axes[0].lines
+    _, low, high = median_interval(values)
+    whiskers = [tuple(line.get_xdata()) for line in lines if line.get_xdata()[0] != line.get_xdata()[-1]]
+    assert whiskers == [pytest.approx((low, high))]
+
+
+def test_plot_results_leaves_out_what_may_not_enter_a_headline(repeated):
+    paths = [repeated / "ddp_2" / f"run_{number}" for number in range(3)]
+    figure = charts.plot_results({"ddp": paths}, "tokens_per_second")
+    assert "(n = 2)" in text_of(figure)
+    assert "Left out, not finished, instrumented or not recorded: ddp: 1 run." in text_of(figure)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "quantity", "sentence"),
+    [
+        ({"a": [1.0]}, "loss", "draws 'training_time' or"),
+        ({}, "training_time", "no training_time to plot"),
+        ({"a": [float("nan")]}, "training_time", "a measurement is finite"),
+        ({"a": [True]}, "training_time", "not bool"),
+        ({"a": "nowhere"}, "training_time", "nowhere does not exist"),
+    ],
+)
+def test_plot_results_says_what_is_wrong(metrics, quantity, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        charts.plot_results(metrics, quantity)
+
+
+def test_plot_results_mixes_no_meanings(load):
+    with pytest.raises(ValueError, match="do not measure tokens_per_second alike"):
+        charts.plot_results(dict(zip("ab", load(example_metrics(), v1_metrics(4)), strict=True)), "tokens_per_second")
+
+
+def test_repeats_are_drawn_as_one_bar_each(repeated, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self}) or path.touch())
+    charts.write_charts([load_run(path) for path in find_runs(repeated)], tmp_path / "out")
+    by_name = {next(known for known in EVERY_CHART if known in name): figure for name, figure in drawn.items()}
+    assert set(by_name) == EVERY_CHART
+    for name in ("training_time", "training_throughput", "memory"):
+        figure = by_name[f"{name}_comparison.png"]
+        assert len(figure.axes[0].patches) == 2, name
+        assert "ddp on 2 ranks" in text_of(figure)
+    steps = text_of(by_name["step_time_distribution.png"])
+    assert "baseline on 2 ranks (median of 3 runs)" in steps
+    assert "Not equal work" not in steps
+
+
 def program(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "generate_charts.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -300,7 +388,7 @@ def test_the_program_prints_the_table_and_the_paths(tmp_path):
 
 def test_without_arguments_it_takes_every_run_under_checkpoint(tmp_path):
     save(tmp_path / "checkpoint" / "a", example_metrics())
-    save(tmp_path / "checkpoint" / "b", example_metrics())
+    save(tmp_path / "checkpoint" / "b", example_metrics(settings={"bucket_cap_mb": 50}))
     save(tmp_path / "checkpoint" / "broken", {"schema_version": "2.1"})
     done = program(cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -310,8 +398,23 @@ def test_without_arguments_it_takes_every_run_under_checkpoint(tmp_path):
     assert {path.name for path in (tmp_path / "docs/charts").iterdir()} == EVERY_CHART
 
 
+def test_a_folder_of_runs_is_searched_and_reported_on(repeated, tmp_path):
+    """The --out_dir of a sweep is enough; each run counts once, however often it is named."""
+    report, text = tmp_path / "new" / "report.html", tmp_path / "new" / "report.md"
+    done = program(
+        "--runs", repeated, repeated / "ddp_2" / "run_0", "--report", report, "--markdown", text, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no claim: Not enough repeats for a claim about ddp on 2 ranks" in done.stdout
+    assert f"Saved the report to {report}" in done.stdout
+    assert "<h1>2 strategies on 2 ranks</h1>" in report.read_text()
+    assert "6 runs of 2026-01-01" in text.read_text()
+    assert not (tmp_path / "docs").exists()
+
+
 def bad_calls(folder: Path) -> dict[str, tuple[list, str]]:
     good = save(folder / "good", example_metrics())
+    (folder / "empty").mkdir()
     broken = folder / "broken.json"
     broken.write_text('{"steps": [', encoding="utf-8")
     return {
@@ -320,11 +423,21 @@ def bad_calls(folder: Path) -> dict[str, tuple[list, str]]:
         "broken": (["--runs", broken], "is not JSON"),
         "half a pair": (["--baseline-json", good], "needs --optimized-json"),
         "both ways": (["--runs", good, "--baseline-json", good, "--optimized-json", good], "--runs names all runs"),
+        "nothing below": (["--runs", folder / "empty"], f"no run found under {folder / 'empty'}/"),
+        "report is a folder": (["--runs", good, "--report", folder], f"--report {folder} is a directory"),
+        "report in a file": (["--runs", good, "--report", broken / "r.html"], f"--report {broken} cannot be a folder"),
+        "target alone": (["--runs", good, "--target_val_loss", "3"], "--target_val_loss is for the report"),
         "output is a file": (["--runs", good, "--output-dir", broken], f"--output-dir {broken}"),
     }
 
 
-@pytest.mark.parametrize("case", ["no run", "missing", "broken", "half a pair", "both ways", "output is a file"])
+BAD_CALLS = [
+    *("no run", "missing", "broken", "half a pair", "both ways", "output is a file"),
+    *("nothing below", "report is a folder", "report in a file", "target alone"),
+]
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
 def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, case):
     arguments, sentence = bad_calls(tmp_path)[case]
     done = program(*arguments, cwd=tmp_path)
@@ -348,7 +461,8 @@ def test_help_does_not_wait_for_matplotlib():
         "import sys, runpy\nsys.argv = ['generate_charts.py', '--help']\n"
         f"try: runpy.run_path({str(ROOT / 'generate_charts.py')!r}, run_name='__main__')\n"
         "except SystemExit: pass\n"
-        "print('LOADED', *[name for name in ('matplotlib', 'numpy', 'jsonschema') if name in sys.modules])"
+        "heavy = {'matplotlib', 'numpy', 'scipy', 'jinja2', 'jsonschema'}\n"
+        "print('LOADED', *(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1].strip() == "LOADED"

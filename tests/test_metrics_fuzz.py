@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from metrics_examples import example_metrics, v1_metrics, v20_metrics
 
 from testbed.analysis.arms import group_into_arms
-from testbed.analysis.audit import audit
+from testbed.analysis.audit.claims import audit
 from testbed.analysis.charts import comparison_table
 from testbed.analysis.comparability import speed_ups, warnings
 from testbed.analysis.runs import Run, load_run

@@ -16,8 +16,8 @@ from metrics_examples import SHA_OTHER, save, v1_metrics, v20_metrics
 from scaling_examples import NOISE, arm_of, metrics_of, report_of, write_arm
 from scipy.optimize import curve_fit
 
-from testbed.analysis.scaling import amdahl_fit, gustafson_fit, write_scaling_report
-from testbed.analysis.scaling_tables import scaling_table, table_001, table_002, table_003, table_004
+from testbed.analysis.scaling.report import amdahl_fit, gustafson_fit, write_scaling_report
+from testbed.analysis.scaling.tables import scaling_table, table_001, table_002, table_003, table_004
 
 
 def strong_sweep(root: Path) -> dict:

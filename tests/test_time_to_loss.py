@@ -7,8 +7,8 @@ import pytest
 from scaling_examples import arm_of, report_of, run_with_losses
 
 from testbed.analysis.runs import load_run
-from testbed.analysis.scaling_tables import scaling_table
-from testbed.analysis.time_to_loss import time_to_loss, time_to_loss_of_arm
+from testbed.analysis.scaling.tables import scaling_table
+from testbed.analysis.scaling.time_to_loss import time_to_loss, time_to_loss_of_arm
 
 
 def test_time_to_loss_is_read_off_the_line_between_two_validations(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.analysis.comparison import Comparison, Losses, Quantity
+from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.statistics import median_interval
 
 WIDTH = 110

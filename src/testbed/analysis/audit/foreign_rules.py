@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from testbed.analysis.audit_rules import (
+from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.rules import (
     COMMUNICATION,
     EQUAL_MATH,
     EQUAL_WORK,
@@ -16,7 +17,6 @@ from testbed.analysis.audit_rules import (
     Finding,
     is_exact,
 )
-from testbed.analysis.reported import Reported
 
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from testbed.analysis.comparability import LOSS_NOISE
 from testbed.analysis.runs import Run
-from testbed.analysis.scaling_arms import ScalingArm, mismatches, reference_of
+from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_of
+from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
 from testbed.analysis.statistics import compare, median_interval
-from testbed.analysis.time_to_loss import time_to_loss_of_arm
 
 
 def arm_row(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.reported import PIPELINE_JSON, RANK_JSON, Reported
+from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, Reported
 from testbed.metrics_file import read_json
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"

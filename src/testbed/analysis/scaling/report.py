@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.runs import Run, find_runs, load_run
-from testbed.analysis.scaling_arms import ScalingArm, rank_count, reference_of, sort_into_arms
-from testbed.analysis.scaling_fit import amdahl_fit, gustafson_fit, no_fit
-from testbed.analysis.scaling_rows import arm_row, mean, relative_path, stdev
+from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
+from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
+from testbed.analysis.scaling.strategies import ScalingArm, rank_count, reference_of, sort_into_arms
 from testbed.analysis.statistics import MIN_REPEATS
 from testbed.analysis.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.atomic_file import write_text

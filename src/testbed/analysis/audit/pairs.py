@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from testbed.analysis.audit_rules import (
+from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.rules import (
     DEVICES,
     EQUAL_WORK,
     FAILS,
@@ -22,7 +23,6 @@ from testbed.analysis.audit_rules import (
     schedule_warmup_steps,
 )
 from testbed.analysis.comparability import LOSS_NOISE, differing_validation, differing_work
-from testbed.analysis.reported import Reported
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.

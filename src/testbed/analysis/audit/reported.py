@@ -65,7 +65,7 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
     ValueError, one sentence that names the file: it does not exist, cannot be read, or is no format that is known. In a
     folder, files of no known format are passed over.
     """
-    from testbed.analysis import foreign
+    from testbed.analysis.audit import foreign
 
     named, rank_files = [], []
     for path in map(Path, paths):

@@ -14,7 +14,7 @@ import numpy as np
 
 from testbed.analysis.arms import Arm, configuration
 from testbed.analysis.comparability import LOSS_NOISE, UNKNOWN, Difference, differing_validation, differing_work
-from testbed.analysis.confounders import other_explanations
+from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs import Run
 from testbed.analysis.statistics import (
     FASTER,

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.analysis.arms import group_into_arms
-from testbed.analysis.audit_foreign import FOREIGN_RULES
-from testbed.analysis.audit_pairs import Pair, Side, pair_findings
-from testbed.analysis.audit_rules import (
+from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
+from testbed.analysis.audit.pairs import Pair, Side, pair_findings
+from testbed.analysis.audit.reported import Reported, read_reported
+from testbed.analysis.audit.rules import (
     EQUAL_WORK,
     FAILS,
     INSTRUMENTED,
@@ -24,7 +25,6 @@ from testbed.analysis.audit_rules import (
     TRACEABLE,
     Finding,
 )
-from testbed.analysis.reported import Reported, read_reported
 from testbed.analysis.sweep_file import read_sweep
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]

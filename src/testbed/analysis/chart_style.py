@@ -1,0 +1,106 @@
+"""What all pictures have in common: colours, type, a title above, notes and warnings below, numbers as text."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from testbed.analysis.comparability import warnings
+from testbed.analysis.runs import Run
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # equal work gives equal curves: both must show
+STYLE = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so the pictures look alike on every machine
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333",
+    "xtick.color": "#555555",
+    "ytick.color": "#333333",
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "figure.facecolor": "white",
+}
+WIDTH_INCHES = 10.0
+DPI = 150
+LABEL_CHARACTERS = 34
+FOOTER_CHARACTERS = 138  # of a bold line; a line of the same width in normal weight holds a sixth more
+FOOTER_LINE_INCHES = 0.175
+WARNING_COLOUR = "#B00020"
+
+
+def figure_with_footer(
+    runs: Sequence[Run],
+    title: str,
+    panel_inches: list[float],
+    notes: list[str],
+    columns: int = 1,
+    *,
+    are_single: bool = True,
+) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with stacked panels, or `columns` in a row with one y axis; title above, notes and warnings below.
+
+    The warnings on `runs` go below, and for single ones, which stand for nothing else, that one run has no interval.
+    """
+    caveats = ["One run: no interval.", "One run each: no interval, so a small difference may be noise."]
+    notes = [*notes, *(caveats[len(runs) > 1 :][:1] if are_single else [])]
+    footer = [(line, "#666666") for note in notes for line in textwrap.wrap(note, FOOTER_CHARACTERS * 7 // 6)]
+    loud = warnings(runs) if runs else []
+    footer += [(line, WARNING_COLOUR) for note in loud for line in textwrap.wrap(note, FOOTER_CHARACTERS)]
+    footer_inches = FOOTER_LINE_INCHES * len(footer) + 0.12
+    title_inches = 0.5
+    height = title_inches + sum(panel_inches) + 0.75 * len(panel_inches) + footer_inches
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    bottom = footer_inches / height
+    figure.get_layout_engine().set(rect=(0.008, bottom, 0.984, 1 - bottom - title_inches / height), hspace=0.06)
+    figure.text(0.012, 1 - 0.16 / height, title, fontsize=15, fontweight="bold", color="#111111", va="top")
+    for line, (text, colour) in enumerate(footer):
+        y = (footer_inches - 0.04 - FOOTER_LINE_INCHES * line) / height
+        weight = "bold" if colour == WARNING_COLOUR else "normal"
+        figure.text(0.012, y, text, fontsize=8.5, color=colour, weight=weight, va="top")
+    rows = len(panel_inches)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
+
+
+def name_rows(axis: Axes, runs: Sequence[Run]) -> None:
+    rows_on(axis, [wrapped(run.full_label, LABEL_CHARACTERS) for run in runs])
+
+
+def wrapped(label: str, width: int) -> str:
+    """`label` in lines of `width` characters, broken after commas where that is enough."""
+    parts = textwrap.wrap(re.sub("(?<!,) ", "\u00a0", label), width, break_long_words=False)
+    return "\n".join(textwrap.fill(part.replace("\u00a0", " "), width) for part in parts)
+
+
+def rows_on(axis: Axes, labels: Sequence[str]) -> None:
+    """Name the rows 0, 1, ... of a horizontal chart, the first one on top."""
+    axis.set_yticks(range(len(labels)), labels, fontsize=9)
+    axis.tick_params(axis="y", length=0)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def colour_of(runs: Sequence[Run], run: Run) -> str:
+    return COLOURS[runs.index(run) % len(COLOURS)]
+
+
+def digits(value: float) -> str:
+    """Four significant digits, zeros kept: 13.80, 8.000, 1,364; all of a larger number's: 61,440."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}".rstrip(".")
+
+
+def rate(tokens_per_s: float | None) -> str:
+    return "n/a" if tokens_per_s is None else format(tokens_per_s, ",.0f" if tokens_per_s >= 10 else ".3g")
+
+
+def counted(steps: int | None) -> str:
+    return f"  (n = {steps:,} step{'s' * (steps > 1)})" if steps else ""
+
+
+def not_shown(runs: Sequence[Run], shown: Sequence[Run]) -> list[str]:
+    missing = [run.full_label for run in runs if run not in shown]
+    return [f"Not shown (not in the file): {'; '.join(missing)}."] if missing else []

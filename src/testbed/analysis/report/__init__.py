@@ -1,0 +1,1 @@
+"""The report people read: one HTML page, or Markdown."""

@@ -1,0 +1,246 @@
+"""What a report is about: configurations with names, numbers and one colour per strategy, grouped by equal work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.analysis.arms import Arm, group_into_arms
+from testbed.analysis.chart_style import COLOURS
+from testbed.analysis.comparability import differing_work
+from testbed.analysis.runs import Run
+from testbed.analysis.scaling.strategies import rank_count
+from testbed.analysis.sweep_file import SWEEP_FILE, read_sweep
+
+PALETTE = (*COLOURS, "#222222", "#999999")  # ten strategies; from the eleventh on a hatch tells them apart
+FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
+
+LONGEST_TITLE_IN_A_NAME = 30
+
+# Settings that the ranks, the work or the title of a group tell already, so that a short name need not.
+_TOLD_ELSEWHERE = ("global_batch_size", "micro_batch_size_per_gpu", "profile", "profile_mode")
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One configuration: an arm as the report shows it. Runs are numbered through the whole report, from 1."""
+
+    number: int
+    first_run: int
+    arm: Arm
+    strategy: str
+    name: str
+    colour: str
+    hatch: str | None
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.arm.runs
+
+    @property
+    def measured(self) -> tuple[Run, ...]:
+        """Runs that may enter a headline."""
+        return self.arm.measured_runs
+
+    @property
+    def example(self) -> Run:
+        """The run that stands for the work of all."""
+        return (*self.measured, *self.runs)[0]
+
+    @property
+    def ranks(self) -> int | None:
+        return rank_count(self.example)
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        return self.arm.tokens_per_s
+
+    @property
+    def is_instrumented(self) -> bool:
+        return bool(self.example.instrumented)
+
+    @property
+    def run_numbers(self) -> list[int]:
+        return [self.first_run + index for index in range(len(self.runs))]
+
+    def values(self, name: str) -> list[float]:
+        """The attribute `name` of every measured run that has it."""
+        found = [getattr(run, name) for run in self.measured]
+        return [value for value in found if value is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Configurations that did equal work, the seed aside; `title` says what sets them apart from the other groups."""
+
+    title: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def measured(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.tokens_per_s)
+
+    @property
+    def reference(self) -> Entry | None:
+        """What speed-ups are against: the baseline on the fewest ranks, without one the fewest ranks' first."""
+        return min(
+            self.measured, key=lambda entry: (entry.example.run_type != "baseline", entry.ranks or 0), default=None
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Everything that the report is made of."""
+
+    entries: tuple[Entry, ...]
+    workloads: tuple[Workload, ...]
+    sweeps: dict[Path, dict[str, Any]] = field(default_factory=dict)  # out_dir -> its sweep.json
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for entry in self.entries for run in entry.runs]
+
+    @property
+    def measured(self) -> list[Entry]:
+        return [entry for workload in self.workloads for entry in workload.measured]
+
+    def number_of(self, run: Run) -> int:
+        return self.runs.index(run) + 1
+
+    @property
+    def protocols(self) -> list[str]:
+        return sorted({sweep["protocol"] for sweep in self.sweeps.values() if sweep.get("protocol")})
+
+    @property
+    def target_loss(self) -> float | None:
+        """What the sweep aimed at; None without one, or where sweeps differ."""
+        targets = {sweep.get("target_val_loss") for sweep in self.sweeps.values()} - {None}
+        return targets.pop() if len(targets) == 1 else None
+
+
+def subject_of(runs: Sequence[Run]) -> Subject:
+    """Group, name, number and colour `runs`, as `load_run` gives them. ValueError without any."""
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    arms = group_into_arms(runs)
+    groups: list[list[Arm]] = []
+    for arm in arms:
+        alike = (group for group in groups if _did_equal_work(_example(group[0]), _example(arm)))
+        group = next(alike, None)
+        groups.append([arm]) if group is None else group.append(arm)
+    groups.sort(key=lambda group: -sum(len(arm.measured_runs) for arm in group))
+    strategies = {arm: _strategy(arm, group) for group in groups for arm in group}
+    fastest: dict[tuple, float] = {}
+    for arm in arms:
+        key = (strategies[arm], rank_count(_example(arm)))
+        fastest[key] = max([fastest.get(key, 0.0), *arm.tokens_per_s])
+    order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith("baseline"), strategy))
+    with_device = len({_device(arm) for arm in arms}) > 1
+    names = {arm: _name(arm, strategies[arm], with_device) for arm in arms}
+    titles = _titles(groups)
+    for number, group in enumerate(groups):
+        elsewhere = {names[arm] for other in groups if other is not group for arm in other}
+        if any(names[arm] in elsewhere for arm in group) and len(titles[number]) > LONGEST_TITLE_IN_A_NAME:
+            titles[number] = f"work {number + 1}: {titles[number]}"
+    counts = Counter(names.values())
+    entries, workloads, first_run = [], [], 1
+    for group, title in zip(groups, titles, strict=True):
+        members = []
+        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], fastest)):
+            look = order.index(strategies[arm])
+            members.append(
+                Entry(
+                    number=len(entries) + 1,
+                    first_run=first_run,
+                    arm=arm,
+                    strategy=strategies[arm],
+                    name=names[arm] + (f", {_short(title)}" if counts[names[arm]] > 1 and title else ""),
+                    colour=PALETTE[look % len(PALETTE)],
+                    hatch="//" if look >= len(PALETTE) else None,
+                )
+            )
+            entries.append(members[-1])
+            first_run += len(arm.runs)
+        workloads.append(Workload(title, tuple(members)))
+    return Subject(tuple(entries), tuple(workloads), _sweeps(runs))
+
+
+def _example(arm: Arm) -> Run:
+    return (*arm.measured_runs, *arm.runs)[0]
+
+
+def _did_equal_work(one: Run, other: Run) -> bool:
+    """How far an unfinished run came is left out: it stands beside its peers, and enters no figure."""
+    ignored = {"seed"}
+    if "complete" not in (one.status, other.status) or one.status != other.status:
+        ignored |= {"optimizer_steps", "tokens"}
+    return all(difference.field in ignored for difference in differing_work((one, other)))
+
+
+def _strategy(arm: Arm, group: Sequence[Arm]) -> str:
+    """`ddp`, `optimized ZeRO-3`, and the settings that tell arms of one label and of equal work apart."""
+    label = arm.runs[0].label
+    added = {other: _added_settings(other) for other in group if other.runs[0].label == label}
+    told = [setting for setting in added[arm] if not all(setting in others for others in added.values())]
+    return ", ".join([label.split(", ")[0], *told])
+
+
+def _added_settings(arm: Arm) -> list[str]:
+    added = arm.label.removeprefix(arm.runs[0].label).removeprefix(", ").split(", ")
+    return [setting for setting in added if setting and not setting.startswith(_TOLD_ELSEWHERE)]
+
+
+def _device(arm: Arm) -> tuple[str, ...]:
+    """What the label says after the strategy: devices without their number, and the precision."""
+    return tuple(part.split(" x ", 1)[-1] for part in arm.runs[0].label.split(", ")[1:])
+
+
+def _name(arm: Arm, strategy: str, with_device: bool) -> str:
+    ranks = rank_count(arm.runs[0])
+    unit = "rank" if ranks == arm.runs[0].world_size else "device"  # the single process of dp computes on several
+    where = f"{ranks} {unit}{'s' * (ranks > 1)}" if ranks else "an unknown number of ranks"
+    device = f" ({', '.join(_device(arm))})" if with_device else ""
+    return f"{strategy} on {where}{device}" + (", instrumented" if arm.runs[0].instrumented else "")
+
+
+def _order(arm: Arm, strategy: str, fastest: dict[tuple, float]) -> tuple:
+    """Few ranks first, then the fastest strategy: one order in every table and figure, profiled runs included."""
+    ranks = rank_count(_example(arm))
+    speed = float(np.median(arm.tokens_per_s)) if arm.tokens_per_s else fastest[strategy, ranks]
+    return (bool(arm.runs[0].instrumented), ranks or 0, -speed, strategy)
+
+
+def _short(title: str) -> str:
+    return title if len(title) <= LONGEST_TITLE_IN_A_NAME else title.partition(":")[0]
+
+
+def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
+    """For each group of equal work the fields in which the groups differ; empty where there is one group."""
+    if len(groups) == 1:
+        return [""]
+    examples = [_example(group[0]) for group in groups]
+    shown = [
+        difference
+        for difference in differing_work(examples)
+        if difference.field not in ("seed", "tokens") and not difference.is_unknown_only
+    ]
+    return [
+        "; ".join(f"{difference.field.replace('_', ' ')} {difference.values[index]}" for difference in shown[:6])
+        + (f"; and {len(shown) - 6} more fields" if len(shown) > 6 else "")
+        for index in range(len(groups))
+    ]
+
+
+def _sweeps(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
+    """The sweep.json above each run, where there is one. ValueError names a file that is none."""
+    found: dict[Path, dict[str, Any]] = {}
+    for run in runs:
+        for folder in list(run.path.absolute().parents)[:FOLDERS_ABOVE_A_RUN]:
+            if folder not in found and (folder / SWEEP_FILE).is_file():
+                found[folder] = read_sweep(folder)
+    return found
