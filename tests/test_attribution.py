@@ -11,6 +11,7 @@ from conftest import TINY_RUN, data_flags, run_program
 
 from testbed.metrics_file import read_metrics
 
+pytestmark = pytest.mark.alone
 PROGRAM = Path(__file__).parent / "planted_slowdowns.py"
 PAUSE_S = 0.5
 WITHIN = 0.1 * PAUSE_S

@@ -37,6 +37,7 @@ def test_an_unknown_device_has_no_peak_and_no_peak_means_no_mfu():
     assert mfu(1000.0, 10**9, 2e12, 2) == pytest.approx(0.25)
 
 
+@pytest.mark.alone
 def test_the_clock_covers_the_block_and_knows_the_wait():
     clock = StepClock(CPU)
     before_s = time.perf_counter()
@@ -52,6 +53,7 @@ def test_the_clock_covers_the_block_and_knows_the_wait():
     assert clock.data_wait_s == 0.0, "each step starts at nothing"
 
 
+@pytest.mark.alone
 def test_phases_are_exclusive_and_only_inside_a_step():
     """What is inside another phase is not part of the outer one; the rest of the step is in none."""
     clock = StepClock(CPU)
@@ -59,18 +61,18 @@ def test_phases_are_exclusive_and_only_inside_a_step():
         time.sleep(0.01)
     with clock:
         with phase("schedule"):
-            time.sleep(0.02)
+            time.sleep(0.1)
             with phase("forward"):
-                time.sleep(0.03)
+                time.sleep(0.15)
             with phase("backward"):
-                time.sleep(0.05)
-            time.sleep(0.02)
-        time.sleep(0.01)
+                time.sleep(0.25)
+            time.sleep(0.1)
+        time.sleep(0.05)
         with phase("forward"):
-            time.sleep(0.03)
-    for name, seconds in {"schedule": 0.04, "forward": 0.06, "backward": 0.05, "optimizer": 0.0}.items():
-        assert clock.phase_s[name] == pytest.approx(seconds, abs=0.012), name
-    assert sum(clock.phase_s.values()) <= clock.step_time_s - 0.01
+            time.sleep(0.15)
+    for name, seconds in {"schedule": 0.2, "forward": 0.3, "backward": 0.25, "optimizer": 0.0}.items():
+        assert clock.phase_s[name] == pytest.approx(seconds, abs=0.04), name
+    assert sum(clock.phase_s.values()) <= clock.step_time_s - 0.05
     with clock:
         pass
     assert set(clock.phase_s.values()) == {0.0}, "each step starts at nothing"
@@ -103,6 +105,7 @@ def test_the_measured_peak_is_a_rate_this_machine_can_have(monkeypatch):
     assert peak.source(2).startswith("measured: best of 3 fp32 products") and "2 ranks" in peak.source(2)
 
 
+@pytest.mark.alone
 def test_the_sampler_sees_what_this_process_does():
     """About a second of work on one core, and of memory that is held meanwhile."""
     sampler = UtilizationSampler(CPU)

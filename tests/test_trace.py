@@ -79,7 +79,7 @@ def test_a_step_on_the_host_is_taken_apart_exactly(tmp_path):
     assert step.idle_s == pytest.approx(0.005)
     assert step.communication_s == pytest.approx(0.020 + 0.008)
     assert (step.num_collectives, step.collective_bytes) == (3, 4 * 1600)
-    assert trace.collectives == [Collective("all_reduce", 3, 6400, pytest.approx(0.042))]
+    assert trace.collectives == [Collective("all_reduce", None, 3, 6400, pytest.approx(0.042))]
 
 
 def test_a_short_pause_between_operators_is_not_waiting(tmp_path):
@@ -117,7 +117,7 @@ def launched(name: str, begin_ms: float, end_ms: float, launch_ms: float, number
 
 def test_a_step_on_a_device_counts_kernels_to_the_phase_that_launched_them(tmp_path):
     """The host runs ahead: it has launched everything by 12 ms, the device is busy until 90."""
-    nccl = {"Collective name": "_allgather_base", "In msg nelems": 1000, "dtype": "BFloat16"}
+    nccl = {"Collective name": "_allgather_base", "In msg nelems": 1000, "dtype": "BFloat16", "Group size": 8}
     events = [
         *ranges(
             ("step", 0, 100), ("dataload", 0, 4), ("forward", 4, 6), ("backward", 6, 10), ("optimizer_step", 10, 12)
@@ -138,7 +138,17 @@ def test_a_step_on_a_device_counts_kernels_to_the_phase_that_launched_them(tmp_p
     assert step.optimizer_s == pytest.approx(0.010)
     assert step.idle_s == pytest.approx(0.011), "4 to 5, and 90 to 100"
     assert step.communication_s == pytest.approx(0.030)
-    assert trace.collectives == [Collective("allgather", 1, 2000, pytest.approx(0.030))]
+    assert trace.collectives == [Collective("allgather", 8, 1, 2000, pytest.approx(0.030))]
+
+
+def test_on_a_device_too_a_transfer_between_stages_is_waiting_and_no_communication(tmp_path):
+    events = [
+        *ranges(("step", 0, 100), ("schedule", 0, 80), ("forward", 20, 40)),
+        *launched("gemm", 30, 50, 25, 1),
+        *launched("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 0, 30, 1, 2),
+    ]
+    (step,) = read_trace(save(tmp_path, events)).steps
+    assert (step.exposed_communication_s, step.forward_s, step.idle_s) == pytest.approx((0.0, 0.020, 0.080))
 
 
 SPAN = st.tuples(st.floats(0, 95), st.floats(0.01, 30)).map(lambda s: (s[0], min(100.0, s[0] + s[1])))

@@ -14,7 +14,7 @@ from testbed import distributed
 from testbed.parallelism import MeshSizes
 from testbed.profiling import first_profiled_step, trace_file
 from testbed.settings import RunSettings
-from testbed.trace import Trace, TraceUnreadable, bus_bytes, read_trace
+from testbed.trace import POINT_TO_POINT, Collective, Trace, TraceUnreadable, bus_bytes, read_trace
 
 LARGEST_TRIAL_BYTES = 100 * 2**20  # of the all-reduce that is measured alone
 
@@ -63,25 +63,27 @@ def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any
     for name in sorted({collective.name for trace in traces for collective in trace.collectives}):
         found = [collective for trace in traces for collective in trace.collectives if collective.name == name]
         bytes_per_step = sum(collective.num_bytes for collective in found) / rank_steps
-        group = _group_size(name, mesh, len(traces))
+        on_bus = [_bus_bytes(collective, mesh, len(traces)) for collective in found]
         rows.append(
             {
                 "name": name,
                 "num_per_step": sum(collective.num for collective in found) / rank_steps,
                 "bytes_per_step": bytes_per_step,
-                "bus_bytes_per_step": None if group is None else bus_bytes(name, bytes_per_step, group),
+                "bus_bytes_per_step": None if None in on_bus else sum(on_bus) / rank_steps,
                 "seconds_per_step": sum(collective.seconds for collective in found) / rank_steps,
             }
         )
     return rows
 
 
-def _group_size(name: str, mesh: MeshSizes, world_size: int) -> int | None:
-    """Ranks that take part in an operation; None where several axes of the mesh could be meant."""
-    if name in ("send", "recv"):
-        return 2
-    is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
-    return world_size if is_one_axis else None
+def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> float | None:
+    """Of all these operations; None where the trace does not tell the group and several axes of the mesh could be
+    meant."""
+    group = collective.group_size
+    if group is None:
+        is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
+        group = 2 if collective.name in POINT_TO_POINT else world_size if is_one_axis else None
+    return None if group is None else bus_bytes(collective.name, collective.num_bytes, group)
 
 
 def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, Any] | None:

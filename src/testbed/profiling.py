@@ -30,6 +30,7 @@ def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterat
         yield lambda: None
         return
     directory.mkdir(parents=True, exist_ok=True)
+    trace_file(directory, rank).unlink(missing_ok=True)  # of an earlier start, whose steps have other numbers
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

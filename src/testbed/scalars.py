@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
+FLUSH_S = 5  # what a run that dies loses at most
+
 
 class Scalars:
     """With --tensorboard, scalars by optimizer step in `directory`; without it, nothing."""
@@ -19,7 +21,8 @@ class Scalars:
             from torch.utils.tensorboard import SummaryWriter  # 2 s that a run without it does not owe
 
             # purge_step: steps after the checkpoint that a resumed run begins with are trained again
-            self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else None)
+            purge_step = first_step + 1 if first_step else None
+            self._writer = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=FLUSH_S)
 
     def add_step(
         self, step: int, loss: float, grad_norm: float | None, learning_rate: float, step_time_s: float

@@ -378,7 +378,7 @@ def _schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile
 
 def _check_measuring(values: dict[str, Any]) -> None:
     """What --profile and --tensorboard need is there before hours of training."""
-    steps = min(values["total_steps"], values["stop_at_step"] or values["total_steps"])
+    steps = 0 if values["eval_only"] else min(values["total_steps"], values["stop_at_step"] or values["total_steps"])
     warmup, looked_at = max(1, values["timing_warmup_steps"]), values["profile_steps"]
     if values["profile"] and steps < warmup + looked_at:
         raise ValueError(

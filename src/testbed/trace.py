@@ -70,9 +70,10 @@ class StepAttribution:
 
 @dataclass(frozen=True)
 class Collective:
-    """All operations of one kind in the steps of a trace."""
+    """All operations of one kind and one size of group in the steps of a trace."""
 
     name: str
+    group_size: int | None  # ranks that take part; gloo's spans do not tell
     num: int
     num_bytes: int  # of their inputs on this rank
     seconds: float
@@ -206,9 +207,10 @@ def _on_device(events: _Events):
     kernels = {phase: union(by_phase[phase]) for phase in (*PHASES.values(), "other")}
     compute = union(_span(event) for event in events.kernels)
     communication = union(_span(event) for event in events.communication)
+    collectives = union(_span(event) for event in events.communication if not _is_point_to_point(event))
     # Packing gradients for a collective is work that only the synchronisation needs.
     model_work = union([*kernels["forward"], *kernels["backward"], *kernels["optimizer"], *kernels["other"]])
-    exposed_anywhere = subtract(union([*communication, *kernels["synchronise"]]), model_work)
+    exposed_anywhere = subtract(union([*collectives, *kernels["synchronise"]]), model_work)
 
     def attribute(begin: float, end: float) -> StepAttribution:
         step = np.array([[begin, end]])
@@ -263,11 +265,11 @@ def _schedules(events: _Events, steps: list[tuple[float, float]]) -> dict[str, l
 def _collectives(events: list[dict]) -> list[Collective]:
     count, num_bytes, seconds = Counter(), Counter(), Counter()
     for event in events:
-        name = _collective_name(event)
-        count[name] += 1
-        num_bytes[name] += _input_bytes(event)
-        seconds[name] += event["dur"] * MICROSECOND
-    return [Collective(name, count[name], num_bytes[name], seconds[name]) for name in sorted(count)]
+        kind = _collective_name(event), event.get("args", {}).get("Group size")
+        count[kind] += 1
+        num_bytes[kind] += _input_bytes(event)
+        seconds[kind] += event["dur"] * MICROSECOND
+    return [Collective(*kind, count[kind], num_bytes[kind], seconds[kind]) for kind in sorted(count, key=str)]
 
 
 def _collective_name(event: dict) -> str:
