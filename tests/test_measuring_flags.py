@@ -51,6 +51,15 @@ def test_without_synchronisation_nothing_travels_and_the_run_says_that_it_is_no_
     assert metrics["attribution"]["bound"] is None
 
 
+def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_files):
+    flags = ["--run_type", "ddp", *TINY_RUN, *SHORT, *data_flags(token_files), "--profile", "--profile_steps", "3"]
+    done = run_program([*torchrun_command(1), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr[-2000:]
+    attribution = read_metrics(tmp_path / "run" / "training_metrics.json")["attribution"]
+    assert attribution["bound"] is None
+    assert all(row["num_per_step"] and not row["bus_bytes_per_step"] for row in attribution["collectives"])
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

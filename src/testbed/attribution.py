@@ -90,7 +90,7 @@ def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, 
     """The least time that these bytes need at the bandwidth of one large all-reduce alone."""
     sizes = [row["bus_bytes_per_step"] for row in collectives]
     largest = max((row["bytes_per_step"] for row in collectives), default=0)
-    if not largest or None in sizes:
+    if not largest or None in sizes or not sum(sizes):  # one rank alone calls collectives and sends nothing
         return None
     num_bytes = int(min(largest, LARGEST_TRIAL_BYTES))
     bandwidth = distributed.measured_bus_bandwidth(num_bytes, device)
