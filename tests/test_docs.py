@@ -11,13 +11,16 @@ from conftest import REPOSITORY
 
 from testbed.analysis.agreement import agreement_table
 from testbed.analysis.charts import comparison_table
-from testbed.analysis.runs import load_runs
+from testbed.analysis.exposed import exposed_communication, exposed_table
+from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.metrics_file import read_metrics
 from testbed.strategies import STRATEGIES
 
 README = REPOSITORY / "README.md"
 QUICKSTART = REPOSITORY / "docs" / "results" / "quickstart"
 RUN_TYPES = REPOSITORY / "docs" / "results" / "run_types"
+SWEEP = REPOSITORY / "docs" / "results" / "sweep"
+EXPOSED = REPOSITORY / "docs" / "results" / "exposed"
 STRATEGIES_PAGE = REPOSITORY / "docs" / "strategies.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "checkpoint" / "README.md"]
 
@@ -59,6 +62,35 @@ def test_the_table_of_model_states_is_what_the_file_says():
     rows = [row for result in counted for of_rank in result["per_rank"] for row in of_rank["rows"]]
     assert {result["ranks"] for result in counted} == {2, 4}
     assert max(abs(counter["difference"](row)) for row in rows) < 0.02
+
+
+def test_the_scaling_table_is_what_the_sweep_says():
+    """The whole sweep is sound, unselected, and the page names each commit of it."""
+    from testbed.analysis.audit.claims import audit
+    from testbed.analysis.scaling.report import report_on_directory
+    from testbed.analysis.scaling.tables import scaling_table
+
+    assert scaling_table(report_on_directory(SWEEP)).strip() in (REPOSITORY / "docs" / "scaling.md").read_text()
+    assert audit([SWEEP]) == []
+    page = (SWEEP / "README.md").read_text()
+    files = [read_metrics(path) for path in SWEEP.rglob("training_metrics.json")]
+    cells = [cell for cell in json.loads((SWEEP / "sweep.json").read_text())["cells"] if cell["status"] == "complete"]
+    assert len(files) == len(cells) == 54
+    for metrics in files:
+        assert metrics["status"] == "complete" and metrics["git_dirty"] is False
+        assert metrics["git_commit"] in page
+
+
+def test_the_table_of_exposed_communication_is_what_the_files_say():
+    """And allreduce exposes more than ddp, beyond their intervals."""
+    found = exposed_communication([load_run(path) for path in find_runs(EXPOSED)])
+    assert exposed_table(found) in (REPOSITORY / "docs" / "measuring.md").read_text()
+    allreduce, ddp = found
+    assert (allreduce.run_type, ddp.run_type) == ("allreduce", "ddp")
+    assert allreduce.traced.low > ddp.traced.high
+    assert allreduce.agrees and ddp.agrees
+    page = (EXPOSED / "README.md").read_text()
+    assert all(read_metrics(path)["git_commit"] in page for path in EXPOSED.rglob("training_metrics.json"))
 
 
 def test_the_guide_tells_of_every_run_type():
