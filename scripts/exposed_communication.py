@@ -6,7 +6,7 @@
     python scripts/exposed_communication.py --dir checkpoint/exposed
 
 Prints a Markdown table; a run type is in it if there are runs of it with and without synchronisation, traced and not.
-Exit code: 0 trace and counterfactual agree, 1 they do not, 2 what was typed cannot be read.
+Exit code: 0, 1 trace and counterfactual do not agree, 2 what was typed cannot be read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder with the runs, at any depth")
     arguments = parser.parse_args()
-    from testbed.analysis.exposed import exposed_communication, exposed_table
+    from testbed.analysis.exposed import DISAGREE, exposed_communication, exposed_table
     from testbed.analysis.runs import find_runs, load_run
 
     try:
@@ -39,7 +39,7 @@ def main() -> int:
         )
         return 2
     print(exposed_table(found))
-    return 1 if any(row.agrees is False for row in found) else 0
+    return 1 if any(row.verdict == DISAGREE for row in found) else 0
 
 
 if __name__ == "__main__":

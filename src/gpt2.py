@@ -191,6 +191,7 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
     with profiler_window(settings, run.directory / run_directory.PROFILER_LOGS, run.launch.rank) as profile_step:
         for step in range(run.first_step, settings.last_step):
             learning_rate = learning_rate_at(step, settings)
+            distributed.wait_for_everyone()  # what rank 0 alone wrote or exported must not count as the others' step
             with clock:  # the wait for data is inside, as a phase of its own
                 micro_batches = clock.data_wait(batches.of_step, step)
                 result = strategy.train_step(micro_batches, learning_rate)
@@ -210,7 +211,9 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
             if peak is not None:
                 peak.measure_if_due(world.step_time_s)
     batches.close()
-    recorder.add_utilization(distributed.gather_objects(sampler.stop()))
+    utilization = distributed.gather_objects(sampler.stop())
+    if not settings.eval_only:
+        recorder.add_utilization(utilization)
     if settings.eval_only:
         validate(run, strategy, validation, 0)
     finish(run, strategy, peak)
@@ -262,9 +265,11 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
 def peak_rate(run: Run) -> PeakRate | None:
     """Begin to measure what a device can do at best; None where the data sheet says it."""
     name = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
-    if peak_from_table(name, run.settings.precision) is not None:
+    is_known = peak_from_table(name, run.settings.precision) is not None
+    if all(distributed.gather_objects(is_known)):  # decided together: devices of one run may differ
         return None
     peak = PeakRate(run.device, run.settings.precision)
+    peak.size = min(distributed.gather_objects(peak.size))
     distributed.wait_for_everyone()
     peak.measure(repeats=2)
     if run.device.type == "cuda":  # its matrices are not the run's memory
@@ -277,6 +282,8 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None) -> None:
     """Leave the weights, a sample, where the time went, the closed metrics file and RUN_COMPLETE.txt."""
     settings, recorder = run.settings, run.recorder
     recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
+    state_dict = strategy.full_state_dict()
+    export(run, state_dict, run.directory)  # before anything that only measures
     if peak is not None:
         distributed.wait_for_everyone()
         peak.measure(repeats=2)
@@ -285,10 +292,8 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None) -> None:
     if settings.profile:
         traces = run.directory / run_directory.PROFILER_LOGS
         recorder.add_attribution(attribution(settings, traces, run.launch.rank, run.first_step, run.device))
-    state_dict = strategy.full_state_dict()
     if run.launch.rank == 0:
         run.progress.close()
-        export(run, state_dict, run.directory)
         sample, line = sample_text(state_dict, settings, run.checked.train_file)
         if line:
             run.progress.say(line)

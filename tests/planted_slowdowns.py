@@ -40,6 +40,10 @@ def plant(place: str, pause_s: float) -> None:
     elif place == "collective":  # every all-reduce of a step together takes pause_s longer
         parameters_of_the_tiny_model = 28
         dist.all_reduce = slowed(dist.all_reduce, pause_s / parameters_of_the_tiny_model)
+    elif place == "writing":  # between the steps
+        from testbed.recorder import RunRecorder
+
+        RunRecorder.write_if_due = slowed(RunRecorder.write_if_due, pause_s)
     elif place == "stages":  # forward and backward of every stage take the same time, far more than they compute
         from testbed.strategies import pipeline
 

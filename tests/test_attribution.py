@@ -78,6 +78,14 @@ def test_a_late_rank_is_its_own_delay_and_the_others_exposed_communication(tmp_p
     assert phases_of_rank(metrics, 0)["backward"] > PAUSE_S - WITHIN, "the cheap phases cannot tell it apart"
 
 
+def test_what_one_rank_does_between_steps_is_in_no_step(tmp_path, token_files):
+    """Rank 0 alone writes files; the others wait for it, but not inside their clocks."""
+    metrics = planted_run(tmp_path / "run", token_files, "ddp", ["writing", str(PAUSE_S), "0"])
+    for rank in (0, 1):
+        assert max(row["per_rank_step_time_s"][rank] for row in metrics["steps"][1:]) < PAUSE_S / 2
+        assert rows_of_rank(metrics, rank)["exposed_communication"] < WITHIN
+
+
 def test_the_rows_of_a_step_add_up_and_its_collectives_are_counted(undisturbed):
     attribution, config = undisturbed["attribution"], undisturbed["training_config"]
     assert attribution["timeline"] == "host"

@@ -78,6 +78,16 @@ def test_phases_are_exclusive_and_only_inside_a_step():
     assert set(clock.phase_s.values()) == {0.0}, "each step starts at nothing"
 
 
+def test_the_range_of_a_step_lasts_until_the_device_is_done(monkeypatch):
+    """A host that runs ahead: what the device does after the last launch is part of the step in a trace too."""
+    monkeypatch.setattr("testbed.step_clock.synchronize", lambda device: time.sleep(0.1))
+    with torch.profiler.profile() as profiler, StepClock(CPU) as clock:
+        pass
+    (step,) = [event for event in profiler.events() if event.name == "train/step"]
+    assert clock.step_time_s > 0.1
+    assert step.time_range.elapsed_us() > 100_000
+
+
 def test_a_step_that_fails_leaves_no_clock_running():
     clock = StepClock(CPU)
     with pytest.raises(RuntimeError, match="planted"), clock, phase("backward"):

@@ -29,7 +29,7 @@ def attribution(
         first_step: optimizer steps that were done before this start of the run.
     """
     try:
-        mine: Trace | str = read_trace(trace_file(directory, rank))
+        mine: Trace | str = read_trace(trace_file(directory, rank), is_of_device=device.type == "cuda")
     except TraceUnreadable as error:
         mine = str(error)
     traces = distributed.gather_objects(mine)
@@ -62,13 +62,13 @@ def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any
     rows = []
     for name in sorted({collective.name for trace in traces for collective in trace.collectives}):
         found = [collective for trace in traces for collective in trace.collectives if collective.name == name]
-        bytes_per_step = sum(collective.num_bytes for collective in found) / rank_steps
+        sizes = [collective.num_bytes for collective in found]
         on_bus = [_bus_bytes(collective, mesh, len(traces)) for collective in found]
         rows.append(
             {
                 "name": name,
                 "num_per_step": sum(collective.num for collective in found) / rank_steps,
-                "bytes_per_step": bytes_per_step,
+                "bytes_per_step": None if None in sizes else sum(sizes) / rank_steps,
                 "bus_bytes_per_step": None if None in on_bus else sum(on_bus) / rank_steps,
                 "seconds_per_step": sum(collective.seconds for collective in found) / rank_steps,
             }
@@ -83,15 +83,17 @@ def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> floa
     if group is None:
         is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
         group = 2 if collective.name in POINT_TO_POINT else world_size if is_one_axis else None
-    return None if group is None else bus_bytes(collective.name, collective.num_bytes, group)
+    if group is None or collective.num_bytes is None:
+        return None
+    return bus_bytes(collective.name, collective.num_bytes, group)
 
 
 def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, Any] | None:
     """The least time that these bytes need at the bandwidth of one large all-reduce alone."""
     sizes = [row["bus_bytes_per_step"] for row in collectives]
-    largest = max((row["bytes_per_step"] for row in collectives), default=0)
-    if not largest or None in sizes or not sum(sizes):  # one rank alone calls collectives and sends nothing
+    if None in sizes or not sum(sizes):  # one rank alone calls collectives and sends nothing
         return None
+    largest = max(row["bytes_per_step"] for row in collectives)
     num_bytes = int(min(largest, LARGEST_TRIAL_BYTES))
     bandwidth = distributed.measured_bus_bandwidth(num_bytes, device)
     return {
@@ -105,7 +107,8 @@ def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, 
 def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] | None:
     """The bubble beside the least that GPipe and 1F1B can have, (p - 1) / (m + p - 1) for p stages of equal cost and m
     micro batches (Huang et al. 2019, arXiv:1811.06965, section 2.3); v stages on each rank divide the p - 1 by v
-    (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). One micro batch at a time: m is 1."""
+    (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). One micro batch at a time: m is 1. The zero-bubble schedule
+    splits backward to have less than that, and how much less depends on the parts' times: no ideal is given."""
     if not all(trace.schedule_s for trace in traces):
         return None
     ranks, rounds = settings.mesh.pipeline, settings.stages_per_rank or 1
@@ -119,5 +122,5 @@ def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] 
         "micro_batches": micro_batches,
         "per_rank_bubble_fraction": fractions,
         "bubble_fraction": statistics.fmean(fractions),
-        "ideal_bubble_fraction": ramp / (micro_batches + ramp),
+        "ideal_bubble_fraction": None if settings.pipeline_schedule == "zero_bubble" else ramp / (micro_batches + ramp),
     }

@@ -28,8 +28,8 @@ KEPT = 2  # should the disk damage the newest, delete its folder and resume from
 # what may differ between the start that saved and the start that resumes: none of it changes the work
 FREE_TO_CHANGE = (
     "checkpoint_path stop_at_step eval_every save_every keep_best max_val_steps num_workers steps_per_print "
-    "timing_warmup_steps timing_sample_every profile profile_mode quiet_nccl_monitor sample_prompt sample_tokens "
-    "threads_per_rank enforce_global_batch_size deepspeed_config"
+    "timing_warmup_steps timing_sample_every profile profile_steps profile_mode tensorboard quiet_nccl_monitor "
+    "sample_prompt sample_tokens threads_per_rank enforce_global_batch_size deepspeed_config"
 ).split()
 
 
@@ -120,6 +120,7 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
     now = settings.as_dict()
     if settings.precision == "auto":
         now["precision"] = checkpoint.settings["precision"]
+    now = {name: value for name, value in now.items() if value or name in checkpoint.settings}  # a flag that came later
     for name in sorted(now.keys() | checkpoint.settings.keys()):
         if name not in FREE_TO_CHANGE and now.get(name) != checkpoint.settings.get(name):
             raise ValueError(

@@ -120,6 +120,7 @@ class RunRecorder:
         self.earlier_wall_s = earlier["summary"]["total_wall_time_sec"]  # lost steps included: they took their time
         self.metrics["run_id"] = earlier["run_id"]
         self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
+        self.metrics["instrumented"] |= earlier["instrumented"]  # its rows stay in the file
         self.steps = [row for row in earlier["steps"] if row["step"] <= step]
         self.evaluations = [row for row in earlier["evaluations"] if row["step"] <= step]
         for row in self.steps:  # how long the lost remainder of the epoch took is not known; its steps are

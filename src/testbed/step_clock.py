@@ -66,8 +66,8 @@ class StepClock:
         _running = self
         self._open, self._marks = [], []
         self._step_range = named_range(STEP_RANGE, self.emits_nvtx)
-        self._start_s = time.perf_counter()
         self._step_range.__enter__()
+        self._start_s = time.perf_counter()
         self._mark()
         return self
 
@@ -99,9 +99,9 @@ class StepClock:
     def __exit__(self, *failure: object) -> None:
         global _running
         self._mark()
-        self._step_range.__exit__(*failure)
         synchronize(self.device)
         self.step_time_s = time.perf_counter() - self._start_s
+        self._step_range.__exit__(*failure)  # only now: one that ended before the device would miss its kernels
         _running = None
         self.phase_s = dict.fromkeys(RANGES, 0.0)
         for (name, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
@@ -65,7 +65,7 @@ class StepAttribution:
     communication_s: float  # collectives in flight, covered or not
     compute_s: float  # operators or kernels at work
     num_collectives: int
-    collective_bytes: int  # what this rank put in, where the trace tells
+    collective_bytes: int | None  # what this rank put in; None where the trace does not tell it of all
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Collective:
     name: str
     group_size: int | None  # ranks that take part; gloo's spans do not tell
     num: int
-    num_bytes: int  # of their inputs on this rank
+    num_bytes: int | None  # of their inputs on this rank; None where the trace does not tell
     seconds: float
 
 
@@ -104,22 +104,37 @@ class _Events:
     launch_us: dict[int, float] = field(default_factory=dict)  # correlation -> when the host launched
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, is_of_device: bool = False) -> Trace:
     """Attribute every optimizer step of a rank's Chrome trace, plain or .gz.
+
+    Args:
+        is_of_device: the run was on a CUDA device, so a trace without kernels is a broken one, not one of the CPU.
 
     Raises:
         TraceUnreadable: it is no such file, or holds no step.
     """
     try:
-        with gzip.open(path, "rt") if str(path).endswith(".gz") else Path(path).open(encoding="utf-8") as file:
-            content = json.load(file)
-        events = _sorted_out(content["traceEvents"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise TraceUnreadable(f"{path} is not a trace of torch.profiler: {error}") from None
+        return _read(path, is_of_device)
+    except TraceUnreadable:
+        raise
+    except FileNotFoundError:
+        raise TraceUnreadable(f"{path} is not there: the profiler's window was not reached") from None
+    except Exception as error:  # whatever a damaged file does to the arithmetic: it must not cost a finished run
+        raise TraceUnreadable(f"{path} is not a trace of torch.profiler: {type(error).__name__}: {error}") from None
+
+
+def _read(path: Path, is_of_device: bool) -> Trace:
+    with gzip.open(path, "rt") if str(path).endswith(".gz") else Path(path).open(encoding="utf-8") as file:
+        content = json.load(file)
+    events = _sorted_out(content["traceEvents"])
     steps = sorted(events.host_ranges[STEP])
     if not steps:
-        raise TraceUnreadable(f"{path} holds no {STEP} range: it was not recorded by src/gpt2.py with --profile")
+        raise TraceUnreadable(f"{path} holds no {STEP} range: no step of src/gpt2.py was recorded")
     on_device = bool(events.kernels)
+    if is_of_device and not on_device:
+        raise TraceUnreadable(
+            f"{path} holds no kernel: the profiler could not see the device (is another one attached?)"
+        )
     attribute = _on_device(events) if on_device else _on_host(events)
     inside = [event for event in events.communication if any(begin <= event["ts"] < end for begin, end in steps)]
     world = content.get("distributedInfo", {})
@@ -129,7 +144,7 @@ def read_trace(path: Path) -> Trace:
         timeline="device" if on_device else "host",
         steps=[attribute(begin, end) for begin, end in steps],
         collectives=_collectives(inside),
-        **_schedules(events, steps),
+        **_schedules(events, steps, on_device),
     )
 
 
@@ -201,7 +216,7 @@ def _on_device(events: _Events):
     ranges = {phase: union(events.host_ranges[name]) for name, phase in PHASES.items()}
     by_phase: dict[str, list] = defaultdict(list)
     for event in events.kernels:
-        launched = events.launch_us.get(event.get("args", {}).get("correlation"), event["ts"])
+        launched = _launch(events, event)
         phase = next((name for name, spans in ranges.items() if _contains(spans, launched)), "other")
         by_phase[phase].append(_span(event))
     kernels = {phase: union(by_phase[phase]) for phase in (*PHASES.values(), "other")}
@@ -247,15 +262,24 @@ def _step(
         communication_s=total_us(intersect(communication, step)) * MICROSECOND,
         compute_s=total_us(intersect(compute, step)) * MICROSECOND,
         num_collectives=len(mine),
-        collective_bytes=sum(map(_input_bytes, mine)),
+        collective_bytes=_sum_of_known(map(_input_bytes, mine)),
     )
 
 
-def _schedules(events: _Events, steps: list[tuple[float, float]]) -> dict[str, list[float]]:
+def _schedules(events: _Events, steps: list[tuple[float, float]], on_device: bool) -> dict[str, list[float]]:
     schedule = union(events.host_ranges[SCHEDULE])
     if not len(schedule):
         return {"schedule_s": [], "passes_s": []}
-    passes = intersect(union([*events.host_ranges["train/forward"], *events.host_ranges["train/backward"]]), schedule)
+    if on_device:  # the host does not wait for another stage, the device does: kernels that the schedule launched
+        everything = (*events.kernels, *events.communication)
+        launched = [event for event in everything if _contains(schedule, _launch(events, event))]
+        spans = union(_span(event) for event in launched)
+        of_steps = [intersect(spans, np.array([step])) for step in steps]
+        schedule = union((own[0, 0], own[-1, 1]) for own in of_steps if len(own))
+        passes = union(_span(event) for event in launched if "nccl" not in event["name"].lower())
+    else:
+        passes = union([*events.host_ranges["train/forward"], *events.host_ranges["train/backward"]])
+    passes = intersect(passes, schedule)
     return {
         name: [total_us(intersect(spans, np.array([step]))) * MICROSECOND for step in steps]
         for name, spans in (("schedule_s", schedule), ("passes_s", passes))
@@ -263,20 +287,30 @@ def _schedules(events: _Events, steps: list[tuple[float, float]]) -> dict[str, l
 
 
 def _collectives(events: list[dict]) -> list[Collective]:
-    count, num_bytes, seconds = Counter(), Counter(), Counter()
+    of_kind = defaultdict(list)
     for event in events:
-        kind = _collective_name(event), event.get("args", {}).get("Group size")
-        count[kind] += 1
-        num_bytes[kind] += _input_bytes(event)
-        seconds[kind] += event["dur"] * MICROSECOND
-    return [Collective(*kind, count[kind], num_bytes[kind], seconds[kind]) for kind in sorted(count, key=str)]
+        of_kind[_collective_name(event), event.get("args", {}).get("Group size")].append(event)
+    return [
+        Collective(
+            *kind, len(own), _sum_of_known(map(_input_bytes, own)), sum(event["dur"] for event in own) * MICROSECOND
+        )
+        for kind, own in sorted(of_kind.items(), key=str)
+    ]
+
+
+def _sum_of_known(sizes: Iterable[int | None]) -> int | None:
+    sizes = list(sizes)
+    return None if None in sizes else sum(sizes)
 
 
 def _collective_name(event: dict) -> str:
-    """gloo's spans and NCCL's kernels carry it differently: "all_reduce", "send"."""
+    """gloo's spans and NCCL's kernels carry it differently: "all_reduce", "send". A transfer that NCCL made of several
+    calls carries none."""
     told = event.get("args", {}).get("Collective name")
     if told:
         return told.removeprefix("_").removesuffix("_base")
+    if "sendrecv" in event["name"].lower():
+        return "send_recv"
     return event["name"].removeprefix("gloo:")
 
 
@@ -284,13 +318,25 @@ def _is_point_to_point(event: dict) -> bool:
     return any(kind in _collective_name(event).lower() for kind in POINT_TO_POINT)
 
 
-def _input_bytes(event: dict) -> int:
-    """Bytes of the tensors that this rank put in; 0 where the trace does not tell."""
+def _input_bytes(event: dict) -> int | None:
+    """Bytes of the tensors that this rank put in; None where the trace does not tell."""
     arguments = event.get("args", {})
     if "In msg nelems" in arguments:  # NCCL
-        return int(arguments["In msg nelems"]) * BYTES_OF_TYPE.get(arguments.get("dtype"), 0)
-    shapes, types = arguments.get("Input Dims", []), arguments.get("Input type", [])
-    return sum(prod(shape) * BYTES_OF_TYPE.get(kind, 0) for shape, kind in zip(shapes, types, strict=False) if shape)
+        width = BYTES_OF_TYPE.get(arguments.get("dtype"))
+        return None if width is None else int(arguments["In msg nelems"]) * width
+    shapes, types = arguments.get("Input Dims"), arguments.get("Input type")
+    if shapes is None or types is None:
+        return None
+    return _sum_of_known(
+        None if kind not in BYTES_OF_TYPE else prod(shape) * BYTES_OF_TYPE[kind]
+        for shape, kind in zip(shapes, types, strict=False)
+        if shape
+    )
+
+
+def _launch(events: _Events, event: dict) -> float:
+    """When the host launched a kernel, in microseconds."""
+    return events.launch_us.get(event.get("args", {}).get("correlation"), event["ts"])
 
 
 def _span(event: dict) -> tuple[float, float]:

@@ -10,15 +10,19 @@ second the difference of the computing rows of two traced runs:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from testbed.analysis.arms import configuration
 from testbed.analysis.runs import Run
-from testbed.analysis.statistics import median_interval
+from testbed.analysis.statistics import NOT_ENOUGH, median_interval
 
+AGREE, DISAGREE = "agree", "do not agree"
+CANNOT_TELL = "cannot tell: the steps scatter too much"
 COMPUTING = ("forward_s", "backward_s", "optimizer_s")
 
 
@@ -61,29 +65,48 @@ class ExposedCommunication:
         return float(middle - reach), float(middle + reach)
 
     @property
-    def agrees(self) -> bool | None:
-        """Whether trace and counterfactual agree within their intervals; None where one is not known."""
+    def verdict(self) -> str:
+        """Whether trace and counterfactual agree within their intervals: a check that could have failed, or none.
+
+        Where the counterfactual's interval is so wide that it would also fit a trace without any exposed
+        communication, agreement says nothing.
+        """
         low, high = self.predicted
         if low is None or self.counterfactual.low is None:
-            return None
-        return low <= self.counterfactual.high and self.counterfactual.low <= high
+            return NOT_ENOUGH
+        if high < self.counterfactual.low or self.counterfactual.high < low:
+            return DISAGREE
+        return CANNOT_TELL if self.slow_down.overlaps(self.counterfactual) else AGREE
 
 
 def exposed_communication(runs: Sequence[Run]) -> list[ExposedCommunication]:
-    """For each run type and number of ranks that has runs of all four kinds: with and without synchronisation, traced
-    and not. Runs as load_run gives them; those that are not complete are left out."""
-    kinds: dict[tuple[str, int], dict[tuple[bool, bool], list[Run]]] = {}
+    """For each configuration that has runs of all four kinds: with and without synchronisation, traced and not. Runs
+    as load_run gives them; those that are not complete, or whose trace could not be read, are left out."""
+    kinds: dict[str, dict[tuple[bool, bool], list[Run]]] = {}
     for run in runs:
         settings = run.record.get("settings", {})
-        if run.status != "complete" or settings.get("profile_mode"):
+        is_traced = bool(settings.get("profile"))
+        has_no_trace = is_traced and not run.record.get("attribution")
+        if run.status != "complete" or settings.get("profile_mode") or has_no_trace:
             continue
-        kind = bool(settings.get("skip_gradient_sync")), bool(settings.get("profile"))
-        kinds.setdefault((run.run_type, run.world_size), {}).setdefault(kind, []).append(run)
+        kind = bool(settings.get("skip_gradient_sync")), is_traced
+        kinds.setdefault(_configuration(run), {}).setdefault(kind, []).append(run)
     found = []
-    for (run_type, ranks), of_kind in sorted(kinds.items()):
+    for of_kind in kinds.values():
         if {(False, False), (False, True), (True, False), (True, True)} <= of_kind.keys():
-            found.append(_of_run_type(run_type, ranks, of_kind))
-    return found
+            run = of_kind[False, False][0]
+            found.append(_of_run_type(run.run_type, run.world_size, of_kind))
+    return sorted(found, key=lambda row: (row.run_type, row.ranks))
+
+
+def _configuration(run: Run) -> str:
+    """All that the four kinds of runs share."""
+    shared = configuration(run)
+    for name in ("skip_gradient_sync", "profile", "profile_steps"):
+        shared["settings"].pop(name, None)
+    shared["work"].pop("math_changes", None)
+    del shared["instrumented"]
+    return json.dumps(shared, sort_keys=True, default=str)
 
 
 def _of_run_type(run_type: str, ranks: int, of_kind: dict[tuple[bool, bool], list[Run]]) -> ExposedCommunication:
@@ -140,11 +163,10 @@ def exposed_table(found: Sequence[ExposedCommunication]) -> str:
         "step without synchronisation (ms) | trace and counterfactual |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    words = {True: "agree", False: "**do not agree**", None: "not enough repeats"}
     for row in found:
         cells = [_cell(each) for each in (row.step, row.traced, row.slow_down, row.counterfactual)]
         n = min(each.num_runs for each in (row.step, row.traced, row.slow_down, row.counterfactual))
-        lines.append(f"| {row.run_type} | {row.ranks} | {n} | {' | '.join(cells)} | {words[row.agrees]} |")
+        lines.append(f"| {row.run_type} | {row.ranks} | {n} | {' | '.join(cells)} | {row.verdict} |")
     return "\n".join(lines)
 
 

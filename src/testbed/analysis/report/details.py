@@ -30,7 +30,7 @@ def communication(subject: Subject) -> Section | None:
                     entry,
                     item["name"],
                     f"{item['num_per_step']:g}",
-                    _mib(item["bytes_per_step"]),
+                    "n/a" if item["bytes_per_step"] is None else _mib(item["bytes_per_step"]),
                     "n/a" if moved is None else _mib(moved),
                     digits(seconds * 1e3),
                     bandwidth,
@@ -74,7 +74,7 @@ def communication(subject: Subject) -> Section | None:
 
 
 def pipelines(subject: Subject) -> Section | None:
-    """Measured bubble against (stages - 1) / (micro batches + stages - 1)."""
+    """Measured bubble against the ideal of stages of equal cost."""
     rows, words = [], []
     for entry, attribution in _attributions(subject):
         found = attribution["pipeline"]
@@ -82,18 +82,21 @@ def pipelines(subject: Subject) -> Section | None:
             continue
         measured, ideal = found["bubble_fraction"], found["ideal_bubble_fraction"]
         per_rank = ", ".join(f"{fraction:.1%}" for fraction in found["per_rank_bubble_fraction"])
-        rows.append(
-            [entry, str(found["stages"]), str(found["micro_batches"]), f"{ideal:.1%}", f"{measured:.1%}", per_rank]
-        )
-        words.append(
-            f"{entry.name}: a rank idles {measured:.1%} of the step on average; with {found['stages']} equal stages, "
-            f"{found['micro_batches']} micro batches and free communication it would be {ideal:.1%}."
-        )
+        least = "n/a" if ideal is None else f"{ideal:.1%}"
+        rows.append([entry, str(found["stages"]), str(found["micro_batches"]), least, f"{measured:.1%}", per_rank])
+        if ideal is not None:
+            words.append(
+                f"{entry.name}: a rank idles {measured:.1%} of the schedule on average; with {found['stages']} equal "
+                f"stages, {found['micro_batches']} micro batches and free communication it would be {ideal:.1%}."
+            )
     if not rows:
         return None
     columns = ["configuration", "stages", "micro batches", "ideal bubble", "measured bubble", "per rank"]
-    note = "Bubble: share of the step in which a rank has nothing to compute. Ideal: (stages - 1) / (micro batches + "
-    table = Table("", columns, rows, (0, 5), f"{note}stages - 1).")
+    note = (
+        "Bubble: share of the pipeline's schedule in which a rank has nothing to compute. Ideal, for p pipeline ranks, "
+        "m micro batches and v stages on a rank: (p - 1) / (v m + p - 1); n/a for the zero-bubble schedule."
+    )
+    table = Table("", columns, rows, (0, 5), note)
     return Section("pipeline", "Pipeline bubble", words, [table])
 
 

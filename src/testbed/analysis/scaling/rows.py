@@ -136,7 +136,9 @@ def mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
         return None
     names = [name for name in steps[0] if name != "step"]
     source = sorted({run.record["attribution"]["source"] for run in kept})
-    return {name: mean([step[name] for step in steps]) for name in names} | {"n_steps": len(steps), "source": source}
+    columns = {name: [step[name] for step in steps] for name in names}
+    means = {name: None if None in values else mean(values) for name, values in columns.items()}
+    return means | {"n_steps": len(steps), "source": source}
 
 
 def mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
