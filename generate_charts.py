@@ -60,6 +60,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"{given} needs {missing} beside it; for one run alone use --runs DIR")
     if arguments.target_val_loss is not None and not (arguments.report or arguments.markdown):
         parser.error("--target_val_loss is for the report: give --report FILE.html or --markdown FILE.md too")
+    if arguments.target_val_loss is not None and not 0 < arguments.target_val_loss < float("inf"):
+        parser.error(
+            f"--target_val_loss {arguments.target_val_loss:g} is no loss: it is a positive number of nats per token"
+        )
     if arguments.output_dir is None and not (arguments.report or arguments.markdown):
         arguments.output_dir = Path("docs/charts")
     return arguments

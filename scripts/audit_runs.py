@@ -7,7 +7,8 @@
 
 Reads training_metrics.json 1, 2.0 and 2.1, timing logs (an epoch's "timing breakdown"), rank<r>_results_epoch<e>.json,
 wandb logs and CSV exports, and scaling_report.json. docs/audit.md lists the rules.
-Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand. 2: a file cannot be read.
+Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
+cannot be read.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ def main() -> int:
         text = json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, allow_nan=False)
         try:
             write_text(arguments.json, text + "\n")
-        except OSError as error:
-            print(f"audit_runs.py: error: --json {arguments.json} cannot be written: {error.strerror}", file=sys.stderr)
-            return 2
+        except (OSError, ValueError) as error:  # ValueError: "." is no file's name
+            why = getattr(error, "strerror", None) or error
+            print(f"audit_runs.py: error: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            return 1
     return 1 if failed else 0
 
 

@@ -188,9 +188,10 @@ def main() -> int:
         facts = facts_of_machine()
         request = request_from(arguments, facts)
         cells = plan(request)
-        settings = check_cells(cells, arguments.allow_mismatch)
+        settings = check_cells(cells, arguments.allow_mismatch, request.protocol)
         command_line = recorded_command(arguments.own, arguments.passed_on)
         sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
+        sweep.git_dirty = facts["is_dirty"]
         if arguments.dry_run:
             print("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
             print_plan(request, sweep, settings)
@@ -372,12 +373,13 @@ def report(cells: list[Cell], out_dir: Path) -> None:
     """The table, the report, and where everything is."""
     from testbed.analysis.scaling.report import write_scaling_report
     from testbed.sweep import COMPLETE
-    from testbed.sweep_state import SWEEP_FILE, table
+    from testbed.sweep_state import SWEEP_FILE, disagreements, table
 
     print(f"\n{table(cells, out_dir)}\n")
     if any(cell.status == COMPLETE and not cell.profiled for cell in cells):
         try:
-            print(f"scaling report: {write_scaling_report(out_dir)}")
+            path = write_scaling_report(out_dir)
+            print("\n".join([f"scaling report: {path}", *disagreements(path)]))
         except ValueError as error:  # every run was instrumented, say
             print(f"scaling report: not written: {error}")
     print(f"plan and state: {out_dir / SWEEP_FILE}")

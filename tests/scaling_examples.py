@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from metrics_examples import example_metrics, save
@@ -9,11 +10,13 @@ from metrics_examples import example_metrics, save
 from testbed.analysis.runs import load_run
 from testbed.analysis.scaling.report import scaling_report
 
+NUMBERS = itertools.count()
 NOISE = (0.0, 0.011, -0.009, 0.004, -0.006)  # of five repeats
 
 
 def metrics_of(run_type: str, ranks: int, tokens_per_s: float = 1000.0, batch: int = 8, seed: int = 1, **more) -> dict:
-    """A finished run whose throughput is exactly what is asked for."""
+    """A finished run of its own, whose throughput is exactly what is asked for."""
+    more.setdefault("run_id", f"run-{next(NUMBERS)}")
     settings = {"run_type": run_type, "global_batch_size": batch, "seed": seed, "checkpoint_path": "anywhere"}
     settings |= more.pop("settings", {})
     config = {"run_type": run_type, "global_batch_size": batch, "seed": seed} | more.pop("training_config", {})

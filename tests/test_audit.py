@@ -13,6 +13,9 @@ from conftest import REPOSITORY
 from metrics_examples import example_metrics, save, v1_metrics
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
+from testbed.analysis.audit.pairs import LEFT_OUT_OF_WORK
+from testbed.analysis.runs import WORK_FIELDS
+from testbed.analysis.scaling import strategies
 
 
 @pytest.mark.parametrize(("rule", "words", "corrected", "broken", "sound"), CASES.values(), ids=CASES)
@@ -42,6 +45,63 @@ def test_a_weak_sweep_out_of_proportion_is_accused(tmp_path):
     found = [f for f in audit([folder]) if f.rule == "equal work"]
     assert len(found) == 1
     assert "global batch size 8 against 24 (3 times)" in found[0].message
+
+
+def test_the_devices_of_dp_are_its_ranks(tmp_path):
+    """One process drives two: a weak sweep of it is in proportion."""
+    folder = foreign.sweep(tmp_path, "weak", foreign.FEW)
+    of_dp = foreign._cell_metrics("dp", 2, 16) | {"world_size": 1, "hardware": {"num_devices": 2}}
+    foreign.arm(folder / "ddp_2r_b8", **of_dp)
+    assert audit([folder]) == []
+
+
+def on_device(paths, kind: str, threads: int):
+    return edited(paths, lambda m: m["hardware"].update(device_type=kind, cpu_threads_per_rank=threads))
+
+
+def test_beside_gpus_a_rank_has_its_share_of_the_cores(tmp_path):
+    """More ranks, fewer threads each: no other device. On CPUs the threads are the device."""
+    for kind, expected in (("cuda", []), ("cpu", ["equal devices"])):
+        runs = ours(tmp_path / kind)
+        on_device(runs[:5], kind, 8)
+        on_device(runs[5:], kind, 4)
+        assert [f.rule for f in audit(runs)] == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["ours learns worse", "a faster run learns worse", "more than linear in 2.0", "more than linear"]
+)
+def test_the_order_in_which_two_are_typed_hides_nothing(tmp_path, name):
+    rule, words, _, broken, _ = CASES[name]
+    paths = broken(tmp_path)
+    runs = paths if len(paths) == 2 else [*paths[5:], *paths[:5]]
+    found = [f for f in audit(runs if len(paths) > 2 else runs[::-1]) if f.rule == rule and words in f.message]
+    assert found and found[0].severity == FAILS
+
+
+def test_the_order_of_two_v1_files_hides_nothing(tmp_path):
+    paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
+    found = [f for f in audit(paths[::-1]) if f.rule == "throughput is global" and f.severity == FAILS]
+    assert "4 x 11,213.5 = 44,854 tokens/s" in found[0].corrected
+
+
+def test_a_time_to_loss_compares_other_recipes_for_one_task(tmp_path):
+    """docs/scaling.md: batch, optimizer, schedule and precision may differ; model, data, length, validation may not."""
+    recipe = {"precision": "bf16", "lr": 1e-3, "warmup_steps": 3, "optimizer": "Lion", "weight_decay": 0.0}
+    folder = foreign.sweep(tmp_path, "time_to_loss", foreign.FEW)
+    runs = sorted((folder / "ddp_2r_b8").iterdir())
+    edited(runs, lambda m: m["training_config"].update(recipe))
+    assert audit([folder]) == []
+    edited(runs, lambda m: m["training_config"].update(num_layers=3))
+    assert ["num layers 2 against 3" in f.message for f in audit([folder])] == [True]
+    edited(runs, lambda m: (m["training_config"].update(num_layers=2),
+                            [row.update(num_target_tokens=64) for row in m["evaluations"]]))  # fmt: skip
+    assert ["val tokens 6400 against 64" in f.message for f in audit([folder])] == [True]
+
+
+def test_the_audit_and_the_scaling_report_mean_one_task():
+    kept = set(WORK_FIELDS) - LEFT_OUT_OF_WORK["time_to_loss"]
+    assert kept | {"val_data_sha256", "val_tokens"} == set(strategies._TASK_FIELDS)
 
 
 def test_the_plan_is_what_excuses_a_weak_sweep(tmp_path):
@@ -182,6 +242,34 @@ def test_the_script_exits_2_for_what_cannot_be_read(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("audit_runs.py: error: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_findings_that_cannot_be_written_are_one_sentence_and_exit_code_1(tmp_path):
+    run = foreign.arm(tmp_path / "run", 1)[0]
+    for place in (tmp_path / "none" / "f.json", "."):
+        done = run_script(run, "--json", place)
+        assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+WRONG_PLANS = [
+    ({}, {"folder": 5}, "folder 5 of a cell is not text"),
+    ({}, {"variant": None}, "variant None of a cell is not text"),
+    ({}, {"batch_size": "8"}, "batch_size '8' of a cell is not a whole number"),
+    ({}, {"ranks": True}, "ranks True of a cell is not a whole number"),
+    ({}, {"command": [1]}, "command [1] of a cell is not a list of words"),
+    ({"target_val_loss": "x"}, {}, "target_val_loss 'x' is not a number"),
+]
+
+
+@pytest.mark.parametrize(("of_plan", "of_cell", "words"), WRONG_PLANS)
+def test_a_plan_of_other_types_is_refused_in_one_sentence(tmp_path, of_plan, of_cell, words):
+    folder = foreign.sweep(tmp_path, run_types=("baseline",), repeats=1)
+    plan = json.loads((folder / "sweep.json").read_text(encoding="utf-8")) | of_plan
+    plan["cells"][0] |= of_cell
+    (folder / "sweep.json").write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"sweep\.json is not the plan of a sweep") as caught:
+        audit([folder])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_every_rule_of_the_audit_is_explained_in_its_page():

@@ -31,6 +31,7 @@ INFERENCE_CHART = "inference_performance_comparison.png"
 def text_of(figure: Figure) -> str:
     """All that a reader can read on a figure, line breaks as spaces."""
     texts = [text.get_text() for text in figure.texts]
+    texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     for axis in figure.axes:
         texts += [axis.get_title(loc="left"), axis.get_xlabel(), axis.get_ylabel()]
         texts += [text.get_text() for text in [*axis.texts, *axis.get_yticklabels()]]
@@ -185,7 +186,9 @@ def test_the_legend_keeps_off_the_lines(load):
     figure = charts.loss_vs_steps_figure(load(metrics))
     figure.draw_without_rendering()
     (axis,) = figure.axes
-    legend = axis.get_legend().get_window_extent()
+    (legend,) = figure.legends
+    legend = legend.get_window_extent()
+    assert legend.y1 <= axis.get_tightbbox().y0 and legend.y0 > 0
     assert not any(
         legend.contains(*point) for line in axis.lines for point in axis.transData.transform(line.get_xydata())
     )
@@ -319,6 +322,15 @@ def test_plot_results_draws_the_median_of_runs_paths_and_numbers(repeated):
     assert times.axes[0].patches[0].get_width() == pytest.approx(statistics.median(run.training_time_s for run in runs))
 
 
+def test_plot_results_takes_quantities_by_label_and_saves_a_picture(tmp_path):
+    metrics = {"a": {"training_time": [3.0, 5.0, 4.0], "peak_memory": 7.0}, "b": {"training_time": 2.0}}
+    figure = charts.plot_results(metrics, "training_time", tmp_path / "times.png")
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [4.0, 2.0]
+    with Image.open(tmp_path / "times.png") as image:
+        assert image.format == "PNG" and image.width == 1500
+    assert [path.name for path in tmp_path.iterdir()] == ["times.png"]
+
+
 def test_plot_results_draws_the_interval_from_five_runs_on():
     values = [10.0, 11.0, 10.5, 10.2, 10.8]
     lines = charts.plot_results({"five": values, "four": values[:4]}, "training_time").axes[0].lines
@@ -342,6 +354,8 @@ def test_plot_results_leaves_out_what_may_not_enter_a_headline(repeated):
         ({"a": [float("nan")]}, "training_time", "a measurement is finite"),
         ({"a": [True]}, "training_time", "not bool"),
         ({"a": "nowhere"}, "training_time", "nowhere does not exist"),
+        ({"training_time": [1.0]}, "training_time", "'training_time' is a quantity"),
+        ({"a": {"peak_memory": 1.0}}, "training_time", "a has no 'training_time', but 'peak_memory'"),
     ],
 )
 def test_plot_results_says_what_is_wrong(metrics, quantity, sentence):
@@ -427,6 +441,9 @@ def bad_calls(folder: Path) -> dict[str, tuple[list, str]]:
         "report is a folder": (["--runs", good, "--report", folder], f"--report {folder} is a directory"),
         "report in a file": (["--runs", good, "--report", broken / "r.html"], f"--report {broken} cannot be a folder"),
         "target alone": (["--runs", good, "--target_val_loss", "3"], "--target_val_loss is for the report"),
+        "target nan": (["--runs", good, "--report", "r.html", "--target_val_loss", "nan"], "nan is no loss"),
+        "target below 0": (["--runs", good, "--report", "r.html", "--target_val_loss=-1"], "-1 is no loss"),
+        "target inf": (["--runs", good, "--report", "r.html", "--target_val_loss", "inf"], "inf is no loss"),
         "output is a file": (["--runs", good, "--output-dir", broken], f"--output-dir {broken}"),
     }
 
@@ -434,6 +451,7 @@ def bad_calls(folder: Path) -> dict[str, tuple[list, str]]:
 BAD_CALLS = [
     *("no run", "missing", "broken", "half a pair", "both ways", "output is a file"),
     *("nothing below", "report is a folder", "report in a file", "target alone"),
+    *("target nan", "target below 0", "target inf"),
 ]
 
 

@@ -196,7 +196,7 @@ def test_seeds_that_vary_give_the_spread_that_losses_are_held_against(compare, t
             run_file(tmp_path / side / f"{seed}", 0.2 + seed / 1e4, evaluations=rows, training_config=config)
     code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
     assert code == 0  # the same seeds on both sides are equal work
-    assert "differs by 0.0100, not more than 0.0800 (the seed-to-seed spread of an arm)" in said
+    assert "differs by 0.0100, not more than 0.0800 (the seed-to-seed spread of B)" in said
     assert "learns worse" not in said
 
 
@@ -212,7 +212,8 @@ def test_a_run_whose_seed_the_other_side_lacks_is_not_counted(compare, tmp_path)
 
 def test_instrumented_and_unfinished_runs_are_named_and_not_counted(compare, tmp_path):
     arm(tmp_path / "a", 1.25)
-    run_file(tmp_path / "a" / "profiled", 9.0, instrumented=True)
+    profiling = {"profile": True, "profile_steps": 3}
+    run_file(tmp_path / "a" / "profiled", 9.0, instrumented=True, settings=profiling)
     run_file(tmp_path / "a" / "stopped", 9.0, status="failed", completion=None, failure={"reason": "x", "step": 6})
     (tmp_path / "a" / "broken").mkdir()
     (tmp_path / "a" / "broken" / "training_metrics.json").write_text("{")
@@ -248,6 +249,48 @@ def test_settings_that_differ_are_shown(compare, tmp_path):
         tmp_path / "c", settings={"run_type": "ddp", "bucket_cap_mb": 25}))[1]  # fmt: skip
 
 
+def test_devices_and_deepspeed_options_that_are_no_settings_make_another_configuration(compare, tmp_path):
+    one_process = {"settings": {"run_type": "dp"}, "training_config": {"run_type": "dp"}, "world_size": 1}
+    for devices in (2, 4):
+        arm(tmp_path / "dp" / f"{devices}", speed=devices / 2, hardware={"num_devices": devices}, **one_process)
+    said = compare(tmp_path / "dp" / "2", "--against", tmp_path / "dp" / "4")[1]
+    assert "They differ in: devices 2 / 4" in said
+    assert "A holds 2 configurations" in compare(tmp_path / "dp", "--against", arm(tmp_path / "b"))[1]
+    selected = {"fp16_enabled": False, "wall_clock_breakdown": False, "zero_stage": 1}
+    for name, sha256 in (("one", "1" * 64), ("two", "2" * 64)):
+        config = {"path": None, "sha256": sha256, "file_sha256": None, "selected": selected, "effective": {}}
+        arm(tmp_path / "json" / name, speed=1.1 if name == "one" else 1.0, deepspeed_config=config)
+    said = compare(tmp_path / "json" / "one", "--against", tmp_path / "json" / "two")[1]
+    assert "They differ in: DeepSpeed configuration 11111111 / 22222222" in said
+    code, said = compare(tmp_path / "json", "--against", tmp_path / "b")
+    assert code == 2
+    assert "A holds 2 configurations" in said
+    assert "DeepSpeed configuration 22222222: " in said
+
+
+def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(compare, tmp_path):
+    for side, losses in (("a", [8.1, 8.1, 8.1, 8.1, 10.6]), ("b", [7.6, 7.6, 7.6, 7.6, 7.7])):
+        for number, loss in enumerate(losses):
+            rows = example_metrics(num_steps=6)["evaluations"]
+            rows[-1]["val_loss"] = loss
+            run_file(tmp_path / side / f"{number}", 0.2 + number / 1e4, evaluations=rows)
+    said = compare(tmp_path / "a", "--against", tmp_path / "b")[1]
+    assert "differs by 0.5000, more than 0.1000 (the run-to-run spread of B); A is worse" in said
+    assert "(the run-to-run spread of A); B is worse" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    arms = [Arm("ddp", tuple(load_run(path) for path in sorted((tmp_path / side).iterdir()))) for side in "ab"]
+    assert compare_arms(*arms, ("ddp", "ddp")).worse_side == "a"
+    assert compare_arms(*reversed(arms), ("ddp", "ddp")).worse_side == "b"
+
+
+def test_a_copy_counts_for_nothing_where_arms_are_compared_without_the_program(tmp_path):
+    paths = [*arm(tmp_path / "a").iterdir()]
+    copy = save(tmp_path / "copy", json.loads((paths[0] / "training_metrics.json").read_text()))
+    arms = [Arm(name, tuple(map(load_run, each))) for name, each in (("a", [*paths, copy]), ("b", paths))]
+    comparison = compare_arms(*arms)
+    assert len(comparison.a.runs) == 5
+    assert [(run.path, reason.startswith("a copy of ")) for run, reason in comparison.not_counted] == [(copy, True)]
+
+
 def test_the_json_file_holds_every_value_and_where_it_is_from(compare, tmp_path):
     compare(arm(tmp_path / "a", 1.25), "--against", arm(tmp_path / "b"), "--json", tmp_path / "out.json")
     record = json.loads((tmp_path / "out.json").read_text())
@@ -265,7 +308,7 @@ def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(compare, tmp_path):
     good, other = arm(tmp_path / "a"), arm(tmp_path / "b")
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.json").write_text("no json")
-    run_file(tmp_path / "profiled" / "1", instrumented=True)
+    run_file(tmp_path / "profiled" / "1", instrumented=True, settings={"profile": True})
     save(tmp_path / "copy", json.loads((good / "run_1" / "training_metrics.json").read_text()))
     arm(tmp_path / "mixed" / "one", settings={"run_type": "ddp"})
     arm(tmp_path / "mixed" / "two", settings={"run_type": "fsdp"})

@@ -722,6 +722,24 @@ def test_diff_profiles_prints_and_writes_json(before, after, tmp_path):
     shutil.rmtree(before / "profiles")
 
 
+def test_a_summary_that_lacks_what_is_compared_is_one_sentence(tmp_path):
+    path = tmp_path / "profile_summary.json"
+    whole = dict.fromkeys(("phases", "sources", "warnings", "run_dir", "run_id"))
+    whole |= {"tables": {}, "num_optimizer_steps": 3, "ranks_in_profile": 1}
+    for content, said in (({"tables": {}, "nccl": {}}, "num_optimizer_steps"), ({**whole, "nccl": {}}, "nccl.inst")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=said):
+            read_summary(path)
+
+
+def test_changes_that_cannot_be_written_are_one_sentence_and_exit_code_1(before, tmp_path):
+    write_summary(before)
+    for place in (tmp_path / "none" / "changes.json", "."):
+        done = ran(DIFF, before, before, "--json", place)
+        assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
+    shutil.rmtree(before / "profiles")
+
+
 def test_summaries_without_a_common_table_do_not_compare(tmp_path, before):
     chrome_trace(tmp_path / "torch")
     trace = summarize(tmp_path / "torch")

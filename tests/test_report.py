@@ -18,11 +18,17 @@ import pytest
 from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from PIL import Image
 
-from testbed.analysis.report.breakdown import breakdown
+from testbed.analysis.comparability import LOSS_NOISE
+from testbed.analysis.report import scaling
+from testbed.analysis.report.breakdown import Breakdown, breakdown
+from testbed.analysis.report.cautions import warnings_of
+from testbed.analysis.report.figures import NARROW, WIDE, breakdown_figure, loss_figure, scaling_figure
+from testbed.analysis.report.headlines import headlines
 from testbed.analysis.report.markdown import markdown, write_markdown
 from testbed.analysis.report.page import report_of, write_html
+from testbed.analysis.report.sections import Table
 from testbed.analysis.report.subject import Subject, subject_of
-from testbed.analysis.report.words import NO_CLAIM, WORSE, verdicts, warnings_of
+from testbed.analysis.report.words import NO_CLAIM, NOT_COMPARED, WORSE, compared, verdicts
 from testbed.analysis.runs import Run, find_runs, load_run
 from testbed.analysis.statistics import compare
 
@@ -258,7 +264,7 @@ def test_the_page_says_what_is_known_of_the_sweep(page):
     assert f"{claim} (95 % interval {ratio.low:.2f} to {ratio.high:.2f}, n = 5 and 5)" in text
     assert f"{statistics.median(rates('ddp', 2)):,.0f}" in text
     assert "strong scaling" in text
-    assert "a rank idles 25.5% of the step on average; with 2 equal stages, 4 micro batches" in text
+    assert "a rank idles 25.5% of the schedule on average; with 2 equal stages, 4 micro batches" in text
     assert "measured: largest all-reduce over gloo" in text
     bandwidth = 2_529_792 / (0.08 * STEP_TIME_S["ddp"] * 1.3 * 1.6) / 1e9
     assert re.search(rf"gloo:all_reduce 7 2\.413 2\.413 [\d.]+ {bandwidth:.2f}", text)
@@ -587,3 +593,257 @@ def test_the_same_strategy_on_other_work_has_a_name_of_its_own(tmp_path):
         "ddp on 2 ranks, global batch size 16",
     ]
     assert len({entry.colour for entry in subject.entries}) == 1
+
+
+def test_arms_that_only_the_micro_batch_tells_apart_are_accused_by_side(tmp_path):
+    """The arm that learns worse is the slower one: both names must differ, and the good arm is not called worse."""
+    subject = arms(
+        tmp_path,
+        a=repeats("baseline", 0.3),
+        b=repeats("ddp", 0.2, settings={"micro_batch_size_per_gpu": 4}),
+        c=repeats("ddp", 0.25, loss=0.05, settings={"micro_batch_size_per_gpu": 2}),
+    )
+    good, bad = "ddp, micro_batch_size_per_gpu 4 on 2 ranks", "ddp, micro_batch_size_per_gpu 2 on 2 ranks"
+    assert [entry.name for entry in subject.entries] == [good, bad, "baseline on 2 ranks"]
+    by_name = {entry.name: entry for entry in subject.entries}
+    pair = compared(by_name[good], by_name[bad])
+    assert pair.kind == "faster" and pair.worse is by_name[bad]
+    assert compared(by_name[bad], by_name["baseline on 2 ranks"]).kind == WORSE
+
+
+def test_names_that_no_setting_tells_apart_are_numbered(tmp_path):
+    other_cpu = {"hardware": {"cpu_threads_per_rank": 7}}
+    names = [entry.name for entry in arms(tmp_path, a=repeats("ddp", 0.2), b=repeats("ddp", 0.3, **other_cpu)).entries]
+    assert len(set(names)) == 2
+    same = {"hardware": {"cpu_name": "Another CPU"}}
+    names = [e.name for e in arms(tmp_path / "x", a=repeats("ddp", 0.2), b=repeats("ddp", 0.3, **same)).entries]
+    assert names == ["ddp on 2 ranks [1]", "ddp on 2 ranks [2]"]
+
+
+def seeded(files: list[dict], first: int) -> list[dict]:
+    for number, metrics in enumerate(files):
+        metrics["training_config"]["seed"] = first + number
+    return files
+
+
+def test_seeds_that_no_run_shares_are_not_compared(tmp_path):
+    """A faster arm that learns worse: without shared seeds nobody knows that it does, so no claim is made."""
+    subject = arms(tmp_path, a=seeded(repeats("baseline", 0.3), 1), b=seeded(repeats("ddp", 0.2, loss=0.05), 11))
+    said = [verdict.sentence for verdict in verdicts(subject)]
+    assert kinds(subject) == [NOT_COMPARED]
+    assert said[0].startswith("ddp on 2 ranks is not compared with baseline on 2 ranks: seed 11, 12, 13, 14, 15 ag")
+    (row,) = [row for row in table(subject, tmp_path, "Equal work") if row[0] == "ddp on 2 ranks"]
+    assert row[3:6] == ["n/a", "", NOT_COMPARED]
+    assert "no claim" in headlines(subject)[0].sentence
+
+
+def table(subject: Subject, folder: Path, title: str) -> list[list[str]]:
+    """The rows of the first table whose title begins with `title`, names as text."""
+    parts = [part for section in report_of(subject.runs, folder).sections for part in section.parts]
+    found = next(part for part in parts if isinstance(part, Table) and part.title.startswith(title))
+    return [[getattr(cell, "name", cell) for cell in row] for row in found.rows]
+
+
+def on_two_ranks(subject: Subject) -> str:
+    return next(v.sentence for v in verdicts(subject) if v.claim.startswith("On 2 ranks"))
+
+
+def test_a_short_arm_does_not_silence_the_leader(tmp_path):
+    subject = arms(
+        tmp_path,
+        a=repeats("baseline", 0.3),
+        b=repeats("ddp", 0.2),
+        c=repeats("fsdp", 0.3),
+        d=repeats("tensor", 0.25, 4),
+    )
+    text = on_two_ranks(subject)
+    assert "On 2 ranks ddp is the fastest; it beats" in text
+    assert "left out: tensor (n < 5)" in text
+
+
+def test_an_arm_that_learns_worse_is_not_at_the_top(tmp_path):
+    files = {"a": repeats("baseline", 0.3), "b": repeats("ddp", 0.2), "c": repeats("fsdp", 0.2005, loss=0.05)}
+    text = on_two_ranks(arms(tmp_path, **files))
+    assert "On 2 ranks ddp is the fastest; it beats baseline by 1.50x; left out: fsdp (learn worse)" in text
+    files["c"] = repeats("fsdp", 0.1995, loss=0.05)
+    said = [verdict.sentence for verdict in verdicts(arms(tmp_path / "other", **files))]
+    assert said[0] == (
+        "On 2 ranks fsdp has the highest throughput but learns worse than ddp and baseline: it is not the fastest."
+    )
+    assert any("On 2 ranks ddp is the fastest" in text for text in said)
+
+
+def test_slower_than_what_the_leader_beats_is_not_level_with_the_leader(tmp_path):
+    """fsdp scatters so that nothing is known of it, but its median lies below that of allreduce, which ddp beats."""
+    scattered = [metrics for time in (0.18, 0.29, 0.3, 0.32, 0.5) for metrics in repeats("fsdp", time, 1)]
+    for number, metrics in enumerate(scattered):
+        metrics["run_id"] = f"fsdp-{number}"
+    subject = arms(
+        tmp_path, a=repeats("baseline", 0.4), b=repeats("ddp", 0.2), c=repeats("allreduce", 0.23), d=scattered
+    )
+    by_name = {entry.strategy: entry for entry in subject.entries}
+    assert compared(by_name["ddp"], by_name["fsdp"]).kind == "no detectable difference"
+    text = on_two_ranks(subject)
+    assert text.startswith(
+        "On 2 ranks ddp has the highest throughput; it beats allreduce by 1.15x and baseline by 2.00x"
+    )
+    assert "left out: fsdp (not to be placed" in text
+
+
+def test_the_leader_line_is_corrected_for_its_comparisons(tmp_path):
+    """Against Student's t from a table: at 4 degrees of freedom 2.776 for 95 % and 5.598 for 1 - 0.05 / 10."""
+    subject = arms(tmp_path, a=repeats("baseline", 0.2), b=repeats("ddp", 0.195))
+    pair = compared(*sorted(subject.entries, key=lambda entry: entry.strategy != "ddp"))
+    low, high = pair.interval_among(10)
+    middle, plain = np.log(pair.ratio.ratio), np.log(pair.ratio.high)
+    assert np.log(high) - middle == pytest.approx((plain - middle) * 5.598 / 2.776, rel=1e-3)
+    assert middle - np.log(low) == pytest.approx(np.log(high) - middle)
+    assert pair.interval_among(1) == pytest.approx((pair.ratio.low, pair.ratio.high))
+    close = arms(
+        tmp_path / "more",
+        **{kind: repeats(kind, 0.2 * step) for kind, step in (("baseline", 1.5), ("ddp", 1), ("fsdp", 1.009))},
+    )
+    by_name = {entry.strategy: entry for entry in close.entries}
+    pair = compared(by_name["ddp"], by_name["fsdp"])
+    assert pair.kind == "faster" and pair.interval_among(3)[0] < 1
+    assert "it beats baseline by 1.50x; left out: fsdp" in on_two_ranks(close)
+    assert "at 95 % over 3 comparisons together" in on_two_ranks(close)
+
+
+def test_a_lead_that_does_not_hold_among_all_is_no_lead(tmp_path):
+    files = {kind: repeats(kind, 0.2 * step) for kind, step in (("baseline", 1.009), ("ddp", 1), ("fsdp", 1.0085))}
+    assert on_two_ranks(arms(tmp_path, **files)).startswith("On 2 ranks no lead is sure among ddp, fsdp and baseline")
+
+
+def test_several_that_cannot_be_told_apart_are_one_sentence(tmp_path):
+    files = {kind: repeats(kind, 0.3 + 0.0003 * number) for number, kind in enumerate(("baseline", "ddp", "fsdp"))}
+    said = [v.sentence for v in verdicts(arms(tmp_path, **files)) if v.claim.startswith("No detectable")]
+    assert len(said) == 1
+    assert re.match(
+        r"No detectable difference between baseline on 2 ranks and each of ddp on 2 ranks \(0\.999, ", said[0]
+    )
+    assert "and fsdp on 2 ranks (0.998, " in said[0]
+
+
+def test_the_first_lines_say_what_is_best_what_was_learned_and_the_mfu(tmp_path):
+    files = {"a": repeats("baseline", 0.3), "b": repeats("ddp", 0.2, loss=0.001)}
+    best, learning, mfu = (line.sentence for line in headlines(arms(tmp_path, **files)))
+    assert best.startswith("Best: ddp on 2 ranks, 1.50x the throughput of baseline on 2 ranks (95 % interval 1.4")
+    assert learning.startswith("Learning: both configurations learn alike; final validation losses differ by at most ")
+    assert f"0.0010, limit {LOSS_NOISE:.4f} (what seeds explain" in learning
+    rates = [statistics.median(run.tokens_per_s for run in load(tmp_path / name)) for name in files]
+    rates = [3_800_000 * rate / 2e11 for rate in rates]  # the example's FLOPs per token, and two peaks
+    assert mfu.startswith(
+        f"MFU: {rates[0]:.1%} to {rates[1]:.1%}, medians of 2 of 2 configurations; source of the peak"
+    )
+    assert mfu.endswith("measured: 2048^3 matrix product.")
+    files["c"] = repeats("fsdp", 0.25, loss=0.003, flops={"peak_source": "data sheet"})
+    _, learning, mfu = (line.sentence for line in headlines(arms(tmp_path / "three", **files)))
+    assert "all configurations learn alike; final validation losses differ by at most 0.0030" in learning
+    assert mfu.endswith("source of the peak: data sheet and measured, in 2 ways (table of MFU).")
+    files["b"] = repeats("ddp", 0.2, loss=0.05)
+    del files["c"]
+    best, learning, _ = (line.sentence for line in headlines(arms(tmp_path / "worse", **files)))
+    assert best == "Best: none is shown to beat baseline on 2 ranks."
+    assert "not alike; ddp on 2 ranks learns worst, its final validation loss is 0.0500 above" in learning
+
+
+def test_one_order_by_the_median_of_all_runs(tmp_path):
+    """allreduce has the single fastest run and the lower median: profiled arms must not follow that run."""
+    lucky = repeats("allreduce", 0.25)
+    lucky[0] = repeats("allreduce", 0.1, 1)[0]
+    profiled = {"instrumented": True, "settings": {"profile": True}}
+    subject = arms(
+        tmp_path, a=lucky, b=repeats("ddp", 0.2), c=repeats("allreduce", 0.4, 1, **profiled),
+        d=repeats("ddp", 0.4, 1, **profiled),
+    )  # fmt: skip
+    assert [entry.strategy for entry in subject.entries] == ["ddp", "allreduce"] * 2
+
+
+def test_the_breakdown_is_drawn_in_milliseconds_one_part_after_the_other():
+    seconds = {"forward": 0.1, "backward": 0.2, "exposed communication": 0.05}
+    bars = [("a", Breakdown("x", True, seconds, 3, 1)), ("b", Breakdown("x", True, {"forward": 0.3}, 3, 1))]
+    for look in (WIDE, NARROW):
+        drawn = breakdown_figure(bars, look).axes[0].patches
+        first = [(bar.get_x(), bar.get_width()) for bar in drawn if round(bar.get_y() + bar.get_height() / 2) == 0]
+        second = [bar.get_width() for bar in drawn if round(bar.get_y() + bar.get_height() / 2) == 1]
+        assert np.ravel(first) == pytest.approx([0, 100, 100, 200, 300, 50])
+        assert second == pytest.approx([300, 0, 0])
+
+
+@pytest.mark.parametrize("law", ["amdahl", "gustafson"])
+def test_the_law_is_drawn_from_its_formula(law):
+    points = {"ddp": [(1, 1.0, None, None), (4, 2.2, 2.0, 2.5)], "fsdp": [(4, 2.0, 1.9, 2.1)]}
+    figure = scaling_figure(points, {"ddp": 0.25, "fsdp": None}, {"ddp": "#000000", "fsdp": "#ff0000"}, WIDE, law=law)
+    lines = figure.axes[0].lines
+    (curve,) = [line for line in lines if len(line.get_xdata()) == 60]
+    at = {1: 1.0, 4: 1 / (0.25 + 0.75 / 4)} if law == "amdahl" else {1: 1.0, 4: 4 - 0.25 * 3}
+    assert curve.get_color() == "#000000"
+    assert [curve.get_xdata()[0], curve.get_xdata()[-1]] == [1, 4]
+    assert [curve.get_ydata()[0], curve.get_ydata()[-1]] == pytest.approx(list(at.values()))
+    ends = [tuple(line.get_ydata()) for line in lines if len(line.get_xdata()) == 2]
+    assert ends == [(1, 4), (2.0, 2.5), (1.9, 2.1)]  # the ideal, then the intervals
+    assert [line.get_ydata()[0] for line in lines if len(line.get_xdata()) == 1] == [1.0, 2.2, 2.0]
+
+
+def test_the_losses_are_drawn_as_differences_from_the_reference(tmp_path):
+    subject = arms(tmp_path, a=repeats("baseline", 0.3), b=repeats("ddp", 0.2, loss=0.003))
+    (workload,) = subject.workloads
+    panel = loss_figure(workload, WIDE).axes[1]
+    dots = [line for line in panel.lines if line.get_marker() == "o"]
+    rows = {entry.strategy: number for number, entry in enumerate(workload.measured)}
+    assert list(dots[rows["ddp"]].get_xdata()) == pytest.approx([0.003] * 5)
+    assert list(dots[rows["ddp"]].get_ydata()) == [rows["ddp"]] * 5
+    assert list(dots[rows["baseline"]].get_xdata()) == pytest.approx([0.0] * 5)
+    medians = [line.get_xdata()[0] for line in panel.lines if line.get_color() == "#111111"]
+    assert medians[rows["ddp"]] == pytest.approx(0.003)
+    (noise,) = panel.patches
+    assert (noise.get_x(), noise.get_width()) == pytest.approx((-LOSS_NOISE, 2 * LOSS_NOISE))
+
+
+def test_a_known_row_of_each_table(page):
+    """By hand from the files and from what this file wrote into them."""
+    folder = page.parent / "out"
+    subject = subject_of(load(folder))
+
+    def raw(cell: str, *keys) -> float:
+        found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{cell}/run_*/training_metrics.json"))]
+        for key in keys:
+            found = [each[key] for each in found]
+        return statistics.median(found)
+
+    def row(title: str, name: str) -> list[str]:
+        return next(each for each in table(subject, folder, title) if each[0] == name)
+
+    one, two = (raw(cell, "timing", "tokens_per_sec_global") for cell in ("baseline_1", "ddp_2"))
+    of_ddp = row("Equal work", "ddp on 2 ranks")
+    assert of_ddp[:4] == ["ddp on 2 ranks", "5", f"{two:,.0f}", f"{two / one:.2f}x"]
+    assert of_ddp[5:8] == ["faster", f"{raw('ddp_2', 'evaluations', -1, 'val_loss'):.4f}", f"{3.8e6 * two / 2e11:.1%}"]
+    assert of_ddp[9] == f"{raw('ddp_2', 'memory', 'per_rank', 0, 'peak_rss_bytes') / 2**20:,.0f}"
+    assert of_ddp[8] == f"{1e3 * raw('ddp_2', 'timing', 'step_time_median_s'):.1f}"
+    scaled = row("Speed-up and efficiency", "ddp on 2 ranks")
+    assert scaled[:3] == ["ddp on 2 ranks", "5", f"{two / one:.2f}x"]
+    assert scaled[4:] == [f"{two / one / 2:.0%}", "baseline at 1 rank"]
+    exposed = row("Communication against its bound", "ddp on 2 ranks, instrumented")
+    assert exposed[1:4] == ["2.413", "0.9", f"{2_529_792 / 9e8 * 1e3:.3f}"]
+    assert float(exposed[4]) / float(exposed[6]) == pytest.approx(1.6, rel=1e-3)
+    ranks = row("Peak memory per rank", "ddp on 2 ranks")
+    assert ranks[1] == of_ddp[9] and int(ranks[1]) - int(ranks[2]) == 40
+    assert row("Model FLOPs", "ddp on 2 ranks")[1:4] == [of_ddp[7], f"{3.8e6 * two / 1e9:#.4g}", "100.0"]
+    assert row("Processors", "ddp on 2 ranks")[1:] == ["0", "98", "640", "700", "12"]
+    bubble = next(part for part in report_of(subject.runs, folder).sections if part.anchor == "pipeline").parts[0]
+    assert bubble.rows[0][1:] == ["2", "4", "20.0%", "25.5%", "24.0%, 27.0%"]
+
+
+def test_the_limit_of_a_speed_up_needs_a_serial_fraction_above_0():
+    fit = {"serial_fraction": 0.25, "limit_of_speedup": 4.0, "low": 0.2, "high": 0.5}
+    assert scaling._limit(fit) == "4.0x (2.0 to 5.0)"
+    assert scaling._limit(fit | {"low": -0.01}) == "n/a"
+    assert scaling._limit(fit | {"low": None, "high": None}) == "n/a"
+
+
+def test_captions_name_what_exposed_communication_contains(page):
+    text = Page(page).text
+    assert "all of the synchronisation after backward, the packing of gradients included" in text
+    assert "under ddp, fsdp and optimized, backward contains their communication" in text
+    assert text.count("Of each configuration the first profiled run") == 3

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import REPOSITORY, TINY_RUN, data_flags, write_token_files
-from metrics_examples import example_metrics, save
+from metrics_examples import example_metrics, save, v1_metrics
 
 from testbed import sweep_run, sweep_state
 from testbed.flags import parse_command_line
@@ -38,7 +38,7 @@ from testbed.sweep import (
 )
 from testbed.sweep_request import Machine, Request, parse_numbers, parse_variants, shared_arguments
 from testbed.sweep_run import Runner, Stop, only_sweep_in, seconds_left
-from testbed.sweep_state import Sweep, continue_sweep, read_sweep, table, take_over
+from testbed.sweep_state import Sweep, continue_sweep, disagreements, read_sweep, table, take_over
 
 SCRIPT = REPOSITORY / "scripts" / "run_scaling_benchmarks.py"
 REPRODUCE = REPOSITORY / "docs" / "reproduce.md"
@@ -226,6 +226,22 @@ def test_variants_that_would_do_other_work_are_refused_unless_allowed(in_folder_
     check_cells(plan(request("ddp,ddp:bucket_cap_mb=5", protocol="weak")), allow_mismatch=False)
 
 
+def test_a_time_to_loss_may_compare_recipes_but_not_tasks(in_folder_with_data, program):
+    """docs/scaling.md: optimizer, schedule and precision may differ; model, data, length and validation may not."""
+
+    def check(variant: str) -> None:
+        asked = request(f"ddp,{variant}", protocol="time_to_loss", target_val_loss=6.0)
+        check_cells(plan(asked), allow_mismatch=False, protocol="time_to_loss")
+
+    check("ddp:learning_rate=1+warmup_steps=2+weight_decay=0+precision=bf16")
+    words = ["--protocol", "time_to_loss", "--target_val_loss", "6", "--run_types", "ddp,ddp:learning_rate=1"]
+    assert program([*words, "--ranks", "1", "--dry_run"]) == 0
+    assert program(["--run_types", "ddp,ddp:learning_rate=1", "--ranks", "1", "--dry_run"]) == 2
+    for variant in ("ddp:num_layers=3", "ddp:seq_length=64", "ddp:max_val_steps=1"):
+        with pytest.raises(ValueError, match="would do other work"):
+            check(variant)
+
+
 # --- calling it again
 
 
@@ -236,7 +252,8 @@ def as_sweep(asked: Request, commit: str = "c" * 40) -> Sweep:
 def finish(cell: Cell, out_dir: Path, **changes) -> None:
     """What a finished run of the cell leaves."""
     from_another_folder = shlex.join(["../src/gpt2.py", *cell.gpt2_arguments, "--checkpoint_path", "elsewhere"])
-    metrics = {"command_line": from_another_folder, "hardware": {"num_devices": cell.ranks}, **changes}
+    metrics = {"command_line": from_another_folder, "hardware": {"num_devices": cell.ranks}}
+    metrics |= {"git_commit": "c" * 40, "run_id": cell.folder, **changes}
     save(out_dir / cell.folder, example_metrics(world_size=cell.ranks, **metrics))
 
 
@@ -291,6 +308,55 @@ def test_code_of_another_commit_makes_no_repeats(tmp_path):
     with pytest.raises(ValueError, match="cccccccc, and the code is now at dddddddd"):
         continue_sweep(earlier, now, tmp_path, allow_mismatch=False)
     assert continue_sweep(earlier, now, tmp_path, allow_mismatch=True) == []
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"git_commit": "d" * 40}, "was made by commit dddddddd, and the sweep is of cccccccc"),
+        ({"git_dirty": True}, "was made with files changed since its commit, and now they are as its commit"),
+        ({"training_config": {"dataset_sha256": {"train": "e" * 64}}}, "was made from other data than"),
+    ],
+)
+def test_a_finished_run_of_other_code_or_data_is_refused_and_named(tmp_path, changes, said):
+    sweep = as_sweep(request("ddp"))
+    sweep.git_dirty = False
+    sweep.write(tmp_path)
+    finish(sweep.cells[0], tmp_path)
+    finish(sweep.cells[1], tmp_path, **changes)
+    again = as_sweep(request("ddp"))
+    again.git_dirty = False
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        take_over(again, tmp_path, allow_mismatch=False)
+    assert sweep.cells[1].folder in str(caught.value) and "\n" not in str(caught.value)
+    assert "2 of them finished" in take_over(as_sweep(request("ddp")), tmp_path, allow_mismatch=True)
+
+
+def test_runs_of_a_changed_tree_are_kept_while_it_is_changed_and_that_is_said(tmp_path):
+    sweep = as_sweep(request("ddp"))
+    sweep.git_dirty = True
+    sweep.write(tmp_path)
+    finish(sweep.cells[0], tmp_path, git_dirty=True)
+    assert "whether with the same changes, no file says" in take_over(sweep, tmp_path, allow_mismatch=False)
+    finish(sweep.cells[0], tmp_path, git_dirty=False)
+    with pytest.raises(ValueError, match="now they are changed since its commit"):
+        take_over(sweep, tmp_path, allow_mismatch=False)
+
+
+def test_the_commit_of_runs_that_were_kept_stays_on_record(tmp_path):
+    as_sweep(request("ddp")).write(tmp_path)
+    for commit in "de":
+        now = as_sweep(request("ddp"), commit=commit * 40)
+        take_over(now, tmp_path, allow_mismatch=True)
+        now.write(tmp_path)
+    assert read_sweep(tmp_path).earlier_commits == ["c" * 40, "d" * 40]
+
+
+def test_a_file_of_another_version_in_a_cells_folder_is_not_the_cells_run(tmp_path):
+    sweep = as_sweep(request("ddp"))
+    sweep.write(tmp_path)
+    save(tmp_path / sweep.cells[0].folder, v1_metrics())
+    assert "0 of them finished" in take_over(sweep, tmp_path, allow_mismatch=False)
 
 
 def test_runs_that_no_sweep_made_are_not_replaced(tmp_path):
@@ -422,7 +488,17 @@ def test_a_failed_run_is_recorded_with_its_reason_and_the_sweep_goes_on(stand_in
     # the warm-up run is on record, and nowhere where a search for runs would find it
     assert [(row["name"], row["status"]) for row in written.warmup_runs] == [("baseline_1rank_batch8", COMPLETE)]
     assert len(list(runner.out_dir.rglob("training_metrics.json"))) == 2
+    assert not list(runner.out_dir.glob(".warmup-*"))
     assert "nothing left" in capsys.readouterr().out
+
+
+def test_warming_up_removes_nothing_that_was_there(stand_in):
+    with a_runner(stand_in, "baseline") as runner:
+        note = runner.out_dir / "warmup" / "notes.txt"
+        note.parent.mkdir()
+        note.write_text("mine")
+        runner.run_all(warmup_runs=1)
+    assert note.read_text() == "mine"
 
 
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, monkeypatch):
@@ -491,7 +567,7 @@ def program(monkeypatch):
     spec.loader.exec_module(module)
 
     def call(words: list[str], devices: int = 0) -> int:
-        facts = {"devices": devices, "commit": "c" * 40}
+        facts = {"devices": devices, "commit": "c" * 40, "is_dirty": False}
         monkeypatch.setattr("testbed.sweep_request.facts_of_machine", lambda: facts)
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
         monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: PTH123, SIM115
@@ -549,6 +625,16 @@ def test_what_was_typed_wrong_is_one_sentence_and_exit_code_2(
     assert said in output.err and output.err.count("\n") == 1 and output.out == ""
 
 
+def test_a_report_that_is_not_ok_says_so_and_where(tmp_path):
+    row = {"strategy": "ddp", "batch_size": 8, "ranks": 2, "field": "precision", "baseline": "fp32", "mismatch": "bf16"}
+    path = tmp_path / "scaling_report.json"
+    path.write_text(json.dumps({"status": "invalid_comparison", "mismatches": [row]}))
+    assert "invalid_comparison" in disagreements(path)[0]
+    assert disagreements(path)[1].endswith("ddp, ranks 2, batch size 8: precision is bf16, the reference has fp32")
+    path.write_text(json.dumps({"status": "ok", "mismatches": []}))
+    assert disagreements(path) == []
+
+
 def test_help_answers_before_anything_heavy_is_loaded():
     code = (
         "import sys, runpy\n"
@@ -579,3 +665,21 @@ def test_a_real_sweep_of_two_runs(token_files, tmp_path):
     assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], abs=5e-6)  # float32 sums in another order
     assert (out_dir / "scaling_report.json").exists()
     assert "about" in done.stdout and "median tokens/s" in done.stdout
+    assert "its status is" not in done.stdout
+
+
+def test_the_end_of_a_sweep_prints_what_keeps_its_report_from_being_ok(tmp_path, capsys):
+    cells = [cell for cell in plan(request("ddp", repeats=1)) if cell.status == PENDING]
+    for cell in cells:
+        cell.status = COMPLETE
+        finish(cell, tmp_path, training_config={"precision": "fp32" if cell.ranks == 1 else "bf16"})
+    spec = importlib.util.spec_from_file_location("run_scaling_benchmarks", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sweep = as_sweep(request("ddp"))
+    sweep.cells = cells
+    sweep.write(tmp_path)
+    module.report(cells, tmp_path)
+    said = capsys.readouterr().out
+    assert "its status is invalid_comparison" in said
+    assert "ddp, ranks 2, batch size 8: precision is bf16, the reference has fp32" in said

@@ -17,7 +17,7 @@ from testbed.run_directory import COMPLETE, FAILED, LAUNCHER, mark_complete
 
 def write_run(folder: Path, ranks: int = 2, **overrides) -> Path:
     """A run's folder as a finished run of a sweep leaves it."""
-    metrics = example_metrics(world_size=ranks, **overrides)
+    metrics = example_metrics(world_size=ranks, **{"run_id": str(folder), **overrides})
     save(folder, metrics)
     mark_complete(folder, ranks, metrics["summary"]["mean_tokens_per_sec_global"], 12.5)
     (folder / LAUNCHER).write_text(json.dumps({"world_size": ranks}))
@@ -31,9 +31,12 @@ def write_sweep(root: Path) -> list[dict]:
     for variant, ranks in (("baseline", 1), ("ddp", 2)):
         for repeat in (1, 2):
             cell = {"name": f"{variant}_{ranks}", "variant": variant, "run_type": variant, "ranks": ranks, "seed": 1337}
-            cell |= {"batch_size": 8, "repeat": repeat, "folder": f"{variant}_{ranks}/run_{repeat}", "command": []}
-            cells.append(cell | {"status": "complete", "reason": None, "seconds": 4.0})
-            write_run(root / cell["folder"], ranks, training_config={"run_type": variant})
+            cell |= {"batch_size": 8, "repeat": repeat, "folder": f"{variant}_{ranks}/run_{repeat}"}
+            work = ["--run_type", variant, "--seed", "1337"]
+            command = ["env", "python", "src/gpt2.py", *work, "--checkpoint_path", cell["folder"], "--overwrite"]
+            cells.append(cell | {"command": command, "status": "complete", "reason": None, "seconds": 4.0})
+            line = " ".join(["python", "../src/gpt2.py", *work, "--checkpoint_path", "elsewhere"])
+            write_run(root / cell["folder"], ranks, training_config={"run_type": variant}, command_line=line)
     cells.append(
         cells[0]
         | {"name": "baseline_2", "ranks": 2, "folder": "baseline_2/run_1"}
@@ -158,8 +161,9 @@ def test_another_number_of_ranks_than_planned(tmp_path):
 
 
 def test_data_parallel_in_one_process_counts_its_devices(tmp_path):
-    write_sweep(tmp_path)
-    write_run(tmp_path / "ddp_2/run_2", 1, training_config={"run_type": "ddp"}, hardware={"num_devices": 2})
+    words = " ".join(write_sweep(tmp_path)[3]["command"])
+    hardware = {"num_devices": 2}
+    write_run(tmp_path / "ddp_2/run_2", 1, training_config={"run_type": "ddp"}, hardware=hardware, command_line=words)
     assert not verdict_of(tmp_path).is_failure
 
 
@@ -189,11 +193,26 @@ def test_in_weak_scaling_the_planned_batch_is_that_of_a_rank(tmp_path):
     assert {each.status for each in verify(tmp_path) if each.world_size == 2} == {"not_as_planned"}
 
 
-def test_a_run_may_end_early_when_it_reached_the_loss_that_it_was_asked_for(tmp_path):
-    write_run(tmp_path, settings={"target_val_loss": 8.0}, training_config={"total_steps": 50})
-    assert verify(tmp_path)[0].status == "ok"
-    write_run(tmp_path, settings={"target_val_loss": 1.0}, training_config={"total_steps": 50})
-    assert verify(tmp_path)[0].status == "wrong_number_of_steps"
+def test_variants_of_one_run_type_in_each_others_folders_are_found(tmp_path):
+    """Nothing but the command tells `ddp` from `ddp:bucket_cap_mb=5`."""
+    cells = write_sweep(tmp_path)
+    cells[3]["command"][-3:-3] = ["--bucket_cap_mb", "5"]
+    write_plan(tmp_path, cells)
+    verdict = verdict_of(tmp_path)
+    assert verdict.status == "not_as_planned" and "--bucket_cap_mb 5" in verdict.reasons[0]
+    change(tmp_path / "ddp_2/run_2", lambda m: m.update(command_line='python "'))
+    assert verdict_of(tmp_path).status == "not_as_planned"
+    words = " ".join(word for word in cells[3]["command"][1:])
+    change(tmp_path / "ddp_2/run_2", lambda m: m.update(command_line=words))
+    assert not verdict_of(tmp_path).is_failure
+
+
+def test_one_run_in_two_folders_is_found(tmp_path):
+    write_sweep(tmp_path)
+    for path in (tmp_path / "ddp_2/run_1").iterdir():
+        (tmp_path / "ddp_2/run_2" / path.name).write_bytes(path.read_bytes())
+    verdict = verdict_of(tmp_path)
+    assert verdict.status == "duplicate_run" and str(tmp_path / "ddp_2/run_1") in verdict.reasons[0]
 
 
 def test_older_versions_are_checked_as_far_as_they_go(tmp_path):

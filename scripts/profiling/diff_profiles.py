@@ -4,7 +4,8 @@
     python scripts/profiling/diff_profiles.py checkpoint/before checkpoint/after
 
 Both are folders of runs that parse_nsys_stats.py summarised, or their profile_summary.json. What differs between the
-runs is named; single profiles carry no verdict. Exit code 2: a file does not read, or the two have nothing in common.
+runs is named; single profiles carry no verdict. Exit code 1: --json cannot be written; 2: a file
+does not read, or the two have nothing in common.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def main() -> int:
     if arguments.json:
         try:
             write_text(arguments.json, json.dumps(changes, indent=2, ensure_ascii=False) + "\n")
-        except OSError as error:
-            print(f"diff_profiles.py: --json {arguments.json} cannot be written: {error.strerror}", file=sys.stderr)
-            return 2
+        except (OSError, ValueError) as error:  # ValueError: "." is no file's name
+            why = getattr(error, "strerror", None) or error
+            print(f"diff_profiles.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -25,6 +25,11 @@ EQUAL_WORK = (
     *("warmup_steps", "lr_decay_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm"),
     *("total_steps", "stop_at_step", "math_changes"),
 )
+# a time to loss asks that they learn the same task; by which recipe may be the question
+EQUAL_TASK = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from"),
+    *("train_data_path", "val_data_path", "seq_length", "max_val_steps"),
+)
 _CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
 
 
@@ -169,7 +174,7 @@ def settings_of(cell: Cell) -> RunSettings:
     return check_run(parse_command_line(cell.gpt2_arguments), Launch(0, 0, ranks, ranks)).settings
 
 
-def check_cells(cells: Sequence[Cell], allow_mismatch: bool) -> dict[str, RunSettings]:
+def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "strong") -> dict[str, RunSettings]:
     """Have every cell's flags checked as gpt2.py checks them; a cell that it would refuse is marked as failed.
 
     Returns:
@@ -200,15 +205,16 @@ def check_cells(cells: Sequence[Cell], allow_mismatch: bool) -> dict[str, RunSet
             f"{shortest.timing_warmup_steps} are warm-up (--timing_warmup_steps); give a larger --steps"
         )
     if not allow_mismatch:
-        _check_equal_work([cell for cell in applicable if cell.configuration in settings], settings)
+        fields = EQUAL_TASK if protocol == "time_to_loss" else EQUAL_WORK
+        _check_equal_work([cell for cell in applicable if cell.configuration in settings], settings, fields)
     return settings
 
 
-def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings]) -> None:
+def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], fields: Sequence[str]) -> None:
     first_of: dict[int, Cell] = {}
     for cell in cells:
         first = first_of.setdefault(cell.batch_size, cell)
-        for field in EQUAL_WORK:
+        for field in fields:
             ours, theirs = getattr(settings[cell.configuration], field), getattr(settings[first.configuration], field)
             if ours != theirs:
                 raise ValueError(

@@ -203,7 +203,7 @@ def facts_of_machine() -> dict:
     """CUDA devices and the commit, asked in a process of its own: PyTorch need not stay in memory beside the runs."""
     code = (
         "import json, torch; from testbed.environment import commit; "
-        "print(json.dumps({'devices': torch.cuda.device_count(), 'commit': commit()[0]}))"
+        "print(json.dumps({'devices': torch.cuda.device_count(), **dict(zip(('commit', 'is_dirty'), commit()))}))"
     )
     path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     said = subprocess.run(

@@ -12,11 +12,11 @@ import fcntl
 import os
 import re
 import shlex
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -149,18 +149,17 @@ class Runner:
 
     def _warm_up(self, cell: Cell, number: int) -> None:
         """A run like the first one that is thrown away: it fills file caches and wakes the machine up."""
-        folder = f"warmup/run_{number}"
-        place = cell.command.index("--checkpoint_path") + 1
-        own = str(Path(cell.command[place]).parent.parent / folder)
-        like = dataclasses.replace(
-            cell, folder=folder, command=[*cell.command[:place], own, *cell.command[place + 1 :]]
-        )
         _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
         started_utc = now_utc()
-        status, reason, seconds = self._launch(like, self.out_dir / f"warmup_{number}.log", None)
-        metrics = metrics_of(like, self.out_dir)
-        # removed, so that no search for runs can take it for one that counts
-        shutil.rmtree(self.out_dir / "warmup", ignore_errors=True)
+        # A new folder, so nobody else's; it goes, so that no search for runs can take the run for one that counts.
+        with tempfile.TemporaryDirectory(prefix=".warmup-", dir=self.out_dir, ignore_cleanup_errors=True) as made:
+            folder = Path(made).name
+            place = cell.command.index("--checkpoint_path") + 1
+            own = str(Path(cell.command[place]).parent.parent / folder)
+            command = [*cell.command[:place], own, *cell.command[place + 1 :]]
+            like = dataclasses.replace(cell, folder=folder, command=command)
+            status, reason, seconds = self._launch(like, self.out_dir / f"warmup_{number}.log", None)
+            metrics = metrics_of(like, self.out_dir)
         if status == PENDING:
             return
         self.sweep.warmup_runs.append(

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.atomic_file import write_text
-from testbed.metrics_file import read_metrics
+from testbed.metrics_file import metrics_version, read_metrics
 from testbed.run_directory import METRICS, now_utc
 from testbed.sweep import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, work_arguments
 
 SWEEP_FILE = "sweep.json"
 SCHEMA = 1
+_ADDED_LATER = {"git_dirty", "earlier_commits"}  # fields that a sweep.json may lack
 _CELL_FIELDS = frozenset(each.name for each in dataclasses.fields(Cell))
 
 
@@ -36,6 +37,8 @@ class Sweep:
     target_val_loss: float | None = None
     created_utc: str = field(default_factory=now_utc)
     warmup_runs: list[dict[str, Any]] = field(default_factory=list)
+    git_dirty: bool | None = None  # None: not known, as in files of before this field
+    earlier_commits: list[str] = field(default_factory=list)  # of runs kept with --allow_mismatch
 
     def write(self, out_dir: Path) -> None:
         """Replace sweep.json in one move. OSError from the disk."""
@@ -51,6 +54,7 @@ def read_sweep(out_dir: Path) -> Sweep | None:
             raise ValueError(f"its schema is {content['schema']!r}, known is {SCHEMA}")
         names = [each.name for each in dataclasses.fields(Sweep)]
         cells = [Cell(**{name: row[name] for name in _CELL_FIELDS}) for row in content["cells"]]
+        names = [name for name in names if name in content or name not in _ADDED_LATER]
         return Sweep(**{name: content[name] for name in names} | {"cells": cells})
     except FileNotFoundError:
         return None
@@ -65,7 +69,7 @@ def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
     """Mark as finished what the folder holds of this sweep, and say what that is.
 
     Raises:
-        ValueError: the folder holds another sweep, or runs that no sweep made.
+        ValueError: the folder holds another sweep, runs that no sweep made, or runs of other code or data.
     """
     earlier = read_sweep(out_dir)
     notes = []
@@ -73,9 +77,9 @@ def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
         check_no_foreign_runs(sweep.cells, out_dir)
     else:
         notes = continue_sweep(earlier, sweep, out_dir, allow_mismatch)
-    kept = keep_finished_runs(sweep.cells, out_dir)
+    kept, unsure = keep_finished_runs(sweep, out_dir, allow_mismatch)
     num_runs = sum(cell.status != NOT_APPLICABLE for cell in sweep.cells)
-    return "\n".join([f"{num_runs} runs in {out_dir}, {kept} of them finished", *notes])
+    return "\n".join([f"{num_runs} runs in {out_dir}, {kept} of them finished", *notes, *unsure])
 
 
 def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch: bool) -> list[str]:
@@ -114,6 +118,8 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
         if old.status != NOT_APPLICABLE:  # that can change: more devices, say
             new.seconds, new.started_utc = old.seconds, old.started_utc
     wanted.created_utc, wanted.warmup_runs = earlier.created_utc, earlier.warmup_runs
+    commits = dict.fromkeys([*earlier.earlier_commits, earlier.git_commit])
+    wanted.earlier_commits = [commit for commit in commits if commit != wanted.git_commit]
     names_before = {cell.name for cell in earlier.cells}
     added = sorted({cell.name for cell in wanted.cells} - names_before)
     if not added or not any(cell.status == COMPLETE for cell in earlier.cells):
@@ -149,18 +155,46 @@ def _by_flag(arguments: list[str]) -> dict[str, str]:
     return values
 
 
-def keep_finished_runs(cells: Sequence[Cell], out_dir: Path) -> int:
-    """Mark the cells whose folder holds a finished run of their command as complete; returns how many."""
-    kept = 0
-    for cell in cells:
+def keep_finished_runs(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> tuple[int, list[str]]:
+    """Mark the cells whose folder holds a finished run of their command as complete; returns how many, and notes.
+
+    Raises:
+        ValueError: a finished run was made by other code than the sweep's, or from other data than another one.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for cell in sweep.cells:
         if cell.status in (PENDING, COMPLETE):
             metrics = metrics_of(cell, out_dir)
             is_kept = metrics is not None and is_run_of(metrics, cell)
             cell.status, cell.reason = (COMPLETE if is_kept else PENDING), None
             if is_kept and cell.seconds is None:
                 cell.seconds = metrics["summary"]["total_wall_time_sec"]
-            kept += is_kept
-    return kept
+            if is_kept:
+                kept[cell.folder] = metrics
+    if not allow_mismatch:
+        _check_one_code_and_data(kept, sweep, out_dir)
+    notes = []
+    if sweep.git_dirty and any(metrics["git_dirty"] for metrics in kept.values()):
+        notes.append("finished runs were made with files changed, as now; whether with the same changes, no file says")
+    return len(kept), notes
+
+
+def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_dir: Path) -> None:
+    way_out = "remove it and it is made again, give another --out_dir, or --allow_mismatch if it cannot matter"
+    first = next(iter(kept), None)
+    for folder, metrics in kept.items():
+        commit, is_dirty = metrics["git_commit"], metrics["git_dirty"]
+        data, data_of_first = (each["training_config"]["dataset_sha256"] for each in (metrics, kept[first]))
+        if commit != sweep.git_commit:
+            fault = f"was made by commit {str(commit)[:8]}, and the sweep is of {sweep.git_commit[:8]}"
+        elif None not in (is_dirty, sweep.git_dirty) and is_dirty != sweep.git_dirty:
+            states = ("as its commit has them", "changed since its commit")
+            fault = f"was made with files {states[is_dirty]}, and now they are {states[not is_dirty]}"
+        elif data != data_of_first:
+            fault = f"was made from other data than {first}"
+        else:
+            continue
+        raise ValueError(f"{out_dir / folder} holds a finished run that {fault}: these are no repeats; {way_out}")
 
 
 def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:
@@ -183,6 +217,8 @@ def metrics_of(cell: Cell, out_dir: Path) -> dict[str, Any] | None:
 
 def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
     """Whether the file is of a finished run that the cell's command made. Where it was started from does not matter."""
+    if metrics_version(metrics) != "2.1":  # no program of this sweep wrote it
+        return False
     try:
         made_by = work_arguments(shlex.split(metrics["command_line"]))
     except (ValueError, StopIteration):  # quotes that do not close; not gpt2.py's
@@ -213,6 +249,18 @@ def table(cells: Sequence[Cell], out_dir: Path) -> str:
         aligned += [text.rjust(width) for text, width in zip(columns[1:], widths[1:], strict=True)]
         lines.append("  ".join([*aligned, words]).rstrip())
     return "\n".join(lines)
+
+
+def disagreements(report: Path) -> list[str]:
+    """Lines on a scaling_report.json whose status is not ok: the status, and where arms did other work."""
+    found = json.loads(report.read_text(encoding="utf-8"))
+    if found["status"] == "ok":
+        return []
+    return [f"  its status is {found['status']}, so not every speed-up is one:"] + [
+        f"  {each['strategy']}, ranks {each['ranks']}, batch size {each['batch_size']}: {each['field']} is "
+        f"{each['mismatch']}, the reference has {each['baseline']}"
+        for each in found["mismatches"]
+    ]
 
 
 def _median(values: list[float | None], form: str) -> str:

@@ -1,6 +1,7 @@
 """What keeps two runs from being comparable: unequal work first of all. An unfair comparison gets words, no number."""
 
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,17 @@ def differing_validation(runs: Sequence[Run]) -> list[Difference]:
     """What keeps validation losses from being comparable: other data, or another number of tokens."""
     records = {number: run.validation for number, run in enumerate(runs, start=1) if run.validation_losses}
     return _differences(records, ("val_data_sha256", "val_tokens"))
+
+
+def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | None]:
+    """How far apart chance can put the median final losses of two arms, and whose spread that is: 0 a's, 1 b's.
+
+    The larger of LOSS_NOISE (then None) and the largest minus the smallest loss of the arm with the lower median. Never
+    the other's: an arm whose runs scatter must not thereby excuse its own worse loss.
+    """
+    better = 0 if statistics.median(a) < statistics.median(b) else 1
+    spread = max((a, b)[better]) - min((a, b)[better])
+    return (spread, better) if spread > LOSS_NOISE else (LOSS_NOISE, None)
 
 
 def speed_ups(runs: Sequence[Run]) -> list[float | str]:

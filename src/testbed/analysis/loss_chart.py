@@ -1,10 +1,12 @@
 """Loss as curves: training loss as lines, validation loss as markers, against steps or against time."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.chart_style import (
@@ -18,6 +20,8 @@ from testbed.analysis.chart_style import (
     wrapped,
 )
 from testbed.analysis.runs import Run
+
+LEGEND_CHARACTERS, LEGEND_COLUMNS = 52, 2
 
 
 def loss_vs_steps_figure(runs: Sequence[Run]) -> Figure | None:
@@ -54,14 +58,18 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
     if any(x_of(run.epoch_losses)[0] for run in shown):
         notes.append("Hollow markers: training loss, mean over an epoch.")
     notes = [" ".join(notes), *not_shown(runs, shown)]
+    lines_per_row = max(wrapped(run.full_label, LEGEND_CHARACTERS).count("\n") + 1 for run in shown)
+    legend_inches = 0.14 + 0.165 * lines_per_row * math.ceil(len(shown) / LEGEND_COLUMNS)
     with rc_context(STYLE):
-        figure, (axis, *wall_axis) = figure_with_footer(runs, title, [4.4], notes, columns=2 if with_wall_time else 1)
+        figure, (axis, *wall_axis) = figure_with_footer(
+            runs, title, [4.4 + legend_inches], notes, columns=2 if with_wall_time else 1
+        )
         for order, run in enumerate(shown):
             colour, index = colour_of(runs, run), runs.index(run)
             look = index + index // len(COLOURS)  # the ninth run has the first one's colour, and nothing else of it
             marker, style = MARKERS[look % len(MARKERS)], LINE_STYLES[look % len(LINE_STYLES)]
             width, size = 1.6 + 1.6 * 0.5**order, max(6.0, 12.5 * 0.65**order)
-            label = wrapped(run.full_label, 52)
+            label = wrapped(run.full_label, LEGEND_CHARACTERS)
             x, losses = lines[run], run.train_losses
             if len(x):
                 steps_in_mean = window if run in smoothed else 1
@@ -100,5 +108,17 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
             each.set_xlim(left=0)
             each.xaxis.set_major_formatter("{x:,g}")
             each.grid(axis="both")
-        axis.legend(loc="best", frameon=True, framealpha=0.9, edgecolor="#DDDDDD", fontsize=9)
+        _legend_below(figure, axis, legend_inches)
     return figure
+
+
+def _legend_below(figure: Figure, axis: Axes, inches: float) -> None:
+    """Between the axes and the footer: however the losses run, it covers none of them."""
+    engine, height = figure.get_layout_engine(), figure.get_figheight()
+    left, bottom, width, above = engine.get()["rect"]
+    engine.set(rect=(left, bottom + inches / height, width, above - inches / height))
+    legend = figure.legend(
+        *axis.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.012, bottom + inches / height),
+        ncols=LEGEND_COLUMNS, frameon=False, fontsize=9, borderaxespad=0.0,
+    )  # fmt: skip
+    legend.set_in_layout(False)

@@ -15,8 +15,18 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from testbed.analysis.chart_style import COLOURS, LABEL_CHARACTERS, STYLE, digits, figure_with_footer, rows_on, wrapped
+from testbed.analysis.chart_style import (
+    COLOURS,
+    DPI,
+    LABEL_CHARACTERS,
+    STYLE,
+    digits,
+    figure_with_footer,
+    rows_on,
+    wrapped,
+)
 from testbed.analysis.runs import Run, load_run
+from testbed.atomic_file import replacing
 
 # What plot_results draws: title, axis, the Run's number and the Run's words for what that number means.
 QUANTITIES = {
@@ -83,27 +93,35 @@ def draw_bars(axis: Axes, bars: Sequence[Bar], *, font_size: float = 9.5) -> Non
     axis.grid(axis="x")
 
 
-def plot_results(metrics: Mapping[str, Any], quantity: str) -> Figure:
+def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | None = None) -> Figure:
     """Repeats side by side: a bar for the median, a dot for each run, a whisker for the median's 95 % interval.
 
     Args:
         metrics: label -> its repeats: a list of `Run`s, of paths to training_metrics.json files (or the folders that
-            hold one), or of plain numbers, seconds, tokens/s or MiB; a single one stands for a list of one.
+            hold one), or of plain numbers, seconds, tokens/s or MiB; a single one stands for a list of one. Instead of
+            repeats a label may have {quantity: repeats}, of which those of `quantity` are drawn.
         quantity: "training_time", "tokens_per_second" or "peak_memory".
+        path: where the picture is saved as a PNG, replacing what is there in one move; None: nowhere.
 
     Returns:
-        A figure, not yet saved. Runs that are instrumented or did not finish are left out, and it says so.
+        The figure. Runs that are instrumented or did not finish are left out, and it says so.
 
     Raises:
         ValueError: an unknown quantity, nothing to draw, a number that is no measurement, or runs whose files measure
-            the quantity differently (a per-rank and a global throughput share no axis).
+            the quantity differently (a per-rank and a global throughput share no axis), or a quantity as a label.
+        OSError: the picture cannot be written.
     """
     if quantity not in QUANTITIES:
         raise ValueError(f"plot_results draws {' or '.join(map(repr, QUANTITIES))}, not {quantity!r}")
+    if swapped := [label for label in metrics if label in QUANTITIES]:
+        raise ValueError(
+            f"{swapped[0]!r} is a quantity; plot_results takes {{label: repeats}} or {{label: {{quantity: repeats}}}}"
+        )
     title, axis_label, _, _ = QUANTITIES[quantity]
     bars, meanings, left_out, first_runs = [], set(), [], []
     for number, (label, given) in enumerate(metrics.items()):
         values, unfit = [], 0
+        given = _of_quantity(given, quantity, label) if isinstance(given, Mapping) else given
         for item in [given] if isinstance(given, Run | str | Path | numbers.Real) else given:
             item = load_run(Path(item)) if isinstance(item, str | Path) else item
             value, meaning = _measured(item, quantity, label)
@@ -132,7 +150,16 @@ def plot_results(metrics: Mapping[str, Any], quantity: str) -> Figure:
         rows_on(axis, [bar.label for bar in bars])
         axis.set_title("".join(meanings), fontsize=9, color="#555555", loc="left")
         axis.set_xlabel(axis_label)
+    if path is not None:
+        with replacing(Path(path)) as temporary:
+            figure.savefig(temporary, dpi=DPI, format="png")
     return figure
+
+
+def _of_quantity(given: Mapping, quantity: str, label: str) -> Any:
+    if quantity not in given:
+        raise ValueError(f"{label} has no {quantity!r}, but {', '.join(map(repr, given)) or 'nothing'}")
+    return given[quantity]
 
 
 def _measured(item: Any, quantity: str, label: str) -> tuple[float | None, str | None]:

@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 SWEEP_FILE = "sweep.json"
+# the type of each field of a cell that analysis reads, and what a message calls it
+_TEXT, _NUMBER = ((str,), "text"), ((int,), "a whole number")
+_CELL = {"name": _TEXT, "variant": _TEXT, "ranks": _NUMBER, "batch_size": _NUMBER, "folder": _TEXT, "status": _TEXT}
+_OPTIONAL = {
+    "run_type": _TEXT, "reason": _TEXT, "seed": _NUMBER,
+    "command": ((list,), "a list of words"), "profiled": ((bool,), "true or false"),
+}  # fmt: skip
 PROTOCOLS = ("strong", "weak", "time_to_loss")
 
 
@@ -17,10 +24,24 @@ def read_sweep(out_dir: Path) -> dict[str, Any]:
         return {}
     try:
         sweep = json.loads(path.read_text(encoding="utf-8"))
-        needed = ("name", "variant", "ranks", "batch_size", "folder", "status")
-        missing = {name for cell in sweep["cells"] for name in needed if name not in cell}
+        missing = {name for cell in sweep["cells"] for name in _CELL if name not in cell}
         if missing or sweep["protocol"] not in PROTOCOLS:
             raise ValueError(f"lacks {', '.join(sorted(missing))}" if missing else f"protocol {sweep['protocol']!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        target = sweep.get("target_val_loss")
+        if target is not None and (not isinstance(target, int | float) or isinstance(target, bool)):
+            raise ValueError(f"target_val_loss {target!r} is not a number")
+        for cell in sweep["cells"]:
+            _check_types(cell)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the plan of a sweep: {error}") from None
     return sweep
+
+
+def _check_types(cell: dict[str, Any]) -> None:
+    for name, (types, words) in (_CELL | _OPTIONAL).items():
+        value = cell.get(name)
+        is_absent = value is None and (name in _OPTIONAL or name == "batch_size")
+        if not is_absent and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+            raise ValueError(f"{name} {value!r} of a cell is not {words}")
+    if not all(isinstance(word, str) for word in cell.get("command") or ()):
+        raise ValueError(f"command {cell['command']!r} of a cell is not a list of words")

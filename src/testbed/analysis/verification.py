@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,8 @@ def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
     folders = {path.parent for name in marks for path in directory.rglob(name)} | set(planned)
     if not folders:
         raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
-    return [_verdict(folder, *planned.get(folder, (None, None)), metrics_only) for folder in sorted(folders)]
+    seen: dict[tuple, Path] = {}
+    return [_verdict(folder, *planned.get(folder, (None, None)), metrics_only, seen) for folder in sorted(folders)]
 
 
 def as_tsv(verdicts: Sequence[Verdict]) -> str:
@@ -77,7 +79,10 @@ def as_tsv(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(folder: Path, cell: dict | None, protocol: str | None, metrics_only: bool) -> Verdict:
+def _verdict(
+    folder: Path, cell: dict | None, protocol: str | None, metrics_only: bool, seen: dict[tuple, Path]
+) -> Verdict:
+    """`seen`: the folder of every run so far by what no second run has; this one is added."""
     planned = None if cell is None else cell["ranks"]
     if cell is not None and cell["status"] != "complete":
         status = {"not applicable": NOT_APPLICABLE, "failed": "failed"}.get(cell["status"], "missing_run")
@@ -100,6 +105,9 @@ def _verdict(folder: Path, cell: dict | None, protocol: str | None, metrics_only
     faults += _content_faults(metrics)
     if cell is not None:
         faults += _plan_faults(metrics, cell, protocol)
+    times = tuple(row["step_time_s"] for row in metrics.get("steps", ()))
+    if times and (first := seen.setdefault((metrics["run_id"], times), folder)) != folder:
+        faults.append(("duplicate_run", f"the same run_id and step times as {first}"))
     world_size = metrics.get("hardware", {}).get("world_size")
     status = faults[0][0] if faults else OK
     return Verdict(folder, status, world_size, planned or launched, tuple(reason for _, reason in faults))
@@ -183,7 +191,7 @@ def _step_faults(metrics: dict) -> Iterator[Fault]:
     planned = min(limit for limit in (config["total_steps"], config["stop_at_step"]) if limit is not None)
     if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
         yield "missing_steps", "the rows of steps are not 1, 2, 3 without a gap"
-    if len(rows) != planned and not (len(rows) < planned and _has_reached_target(metrics)):
+    if len(rows) != planned:
         yield "wrong_number_of_steps", f"{len(rows)} steps, the settings say {planned}"
     if sum(epoch["optimizer_steps"] for epoch in metrics["epochs"]) != len(rows):
         yield "wrong_number_of_steps", f"epochs[].optimizer_steps do not add up to the {len(rows)} rows"
@@ -192,13 +200,6 @@ def _step_faults(metrics: dict) -> Iterator[Fault]:
         yield "missing_warmup", f"timing.warmup_steps is {warmup}, the first rows are not all marked as warm-up"
     if any(not _same(row["step_time_s"], max(row["per_rank_step_time_s"])) for row in rows):
         yield "inconsistent_step_time", "a step_time_s is not the slowest rank's"
-
-
-def _has_reached_target(metrics: dict) -> bool:
-    """A run may end early when it was asked to end at a validation loss and got there."""
-    target = metrics["settings"].get("target_val_loss")
-    losses = [row["val_loss"] for row in metrics["evaluations"]]
-    return target is not None and bool(losses) and losses[-1] <= target
 
 
 def _throughput_faults(metrics: dict) -> Iterator[Fault]:
@@ -231,9 +232,31 @@ def _plan_faults(metrics: dict, cell: dict, protocol: str | None) -> Iterator[Fa
     for name, value in expected.items():
         if value is not None and config.get(name) != value:
             yield "not_as_planned", f"{name} is {config.get(name)}, the plan has {value}"
+    asked, done = _work_arguments(cell.get("command") or []), _words_of(metrics.get("command_line"))
+    if asked is not None and asked != _work_arguments(done):
+        yield "not_as_planned", f"it ran {shlex.join(done) or 'an unknown command'}, the plan has {shlex.join(asked)}"
     is_meant_to_be = cell.get("profiled") or "skip_gradient_sync" in cell["variant"]
     if metrics.get("instrumented") and not is_meant_to_be:
         yield "instrumented", "a run of the plan was slowed down by a profiler or a debug switch"
+
+
+def _words_of(command_line: str | None) -> list[str]:
+    try:
+        return shlex.split(command_line or "")
+    except ValueError:  # a quote that does not close
+        return []
+
+
+def _work_arguments(command: Sequence[str]) -> list[str] | None:
+    """The flags of gpt2.py in a command without those that say where to; None: it does not call gpt2.py."""
+    program = next((place for place, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
+    if program is None:
+        return None
+    words = [word for word in command[program + 1 :] if word != "--overwrite"]
+    if "--checkpoint_path" in words:
+        place = words.index("--checkpoint_path")
+        del words[place : place + 2]
+    return words
 
 
 def _same(first: float, second: float) -> bool:

@@ -74,7 +74,7 @@ def audit_runs(
         sides = plain
         for side in sides[1:]:
             findings += pair_findings(Pair(sides[0], side, protocol))
-        findings += [finding for side in sides for finding in _arm_findings(side, len(sides) > 1, protocol)]
+        findings += [finding for side in sides for finding in _arm_findings(side, len(sides) > 1)]
         if len(sides) > 1 and (few := [side for side in sides if len(side.runs) < ENOUGH_REPEATS]):
             counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
             message = (
@@ -93,7 +93,7 @@ def audit_runs(
     ]
 
 
-def _arm_findings(side: Side, is_compared: bool, protocol: str | None) -> list[Finding]:
+def _arm_findings(side: Side, is_compared: bool) -> list[Finding]:
     """What one arm brings into a comparison: instruments, and repeats that did not do the same work."""
     found = []
     for item in side.runs:
@@ -104,7 +104,7 @@ def _arm_findings(side: Side, is_compared: bool, protocol: str | None) -> list[F
     if len(commits) > 1:
         found.append(Finding(TRACEABLE, (side.name,), f"repeats of one arm ran commits {' / '.join(commits)}", FAILS))
     steps = sorted({item.optimizer_steps for item in side.runs if item.optimizer_steps is not None})
-    if len(steps) > 1 and protocol != "time_to_loss":  # there each run stops when it is there
+    if len(steps) > 1:
         message = f"repeats of one arm did {' / '.join(f'{count:,}' for count in steps)} optimizer steps"
         found.append(Finding(EQUAL_WORK, (side.name,), message, FAILS))
     return found

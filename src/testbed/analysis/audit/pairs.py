@@ -23,12 +23,17 @@ from testbed.analysis.audit.rules import (
     schedule_warmup_steps,
 )
 from testbed.analysis.comparability import LOSS_NOISE, differing_validation, differing_work
+from testbed.analysis.runs import WORK_FIELDS
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
 FOREIGN_LINEAR_TOLERANCE = 0.01
 OWN_LINEAR_TOLERANCE = 0.05
-LEFT_OUT_OF_WORK = {"weak": {"global_batch_size", "tokens"}, "time_to_loss": {"optimizer_steps", "tokens"}}
+# A time to loss asks for an equal task alone: model, data, sequence length, and in _differing_fields the validation.
+_TASK = set(
+    "num_layers num_heads embedding_size vocab_size max_position_embeddings init_from seq_len train_data_sha256".split()
+)
+LEFT_OUT_OF_WORK = {"weak": {"global_batch_size", "tokens"}, "time_to_loss": set(WORK_FIELDS) - _TASK}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +64,10 @@ class Pair:
     @property
     def names(self) -> tuple[str, str]:
         return (self.baseline.name, self.other.name)
+
+    @property
+    def turned(self) -> Pair:
+        return Pair(self.other, self.baseline, self.protocol)
 
 
 def pair_findings(pair: Pair) -> list[Finding]:
@@ -94,10 +103,12 @@ def _differing_fields(pair: Pair) -> tuple[dict[str, tuple], list[str]]:
     }:
         exempt.add("seed")  # a protocol may vary it, in both arms alike
     found = [item for item in differing_work([base.run, other.run]) if item.field not in exempt]
+    if pair.protocol == "time_to_loss":
+        found += differing_validation([base.run, other.run])
     differing = {}
     for item in found:
         if not item.is_unknown_only:
-            values = base.run.work.get(item.field), other.run.work.get(item.field)
+            values = tuple((side.run.work | side.run.validation).get(item.field) for side in (base, other))
             differing[item.field] = item.values if isinstance(values[0], str) else values
     return differing, [item.field for item in found if item.is_unknown_only]
 
@@ -132,13 +143,15 @@ def _at_equal_updates(pair: Pair) -> str | None:
 
 
 def rates_of_v1_are_of_all_ranks(pair: Pair) -> Iterator[Finding]:
-    """v1: rate x time is what one rank read. An integer ratio of the baseline's tells the ranks of an equal epoch."""
+    """v1: rate x time is what one rank read. An integer ratio of the two tells the ranks of an equal epoch."""
     base, other = pair.baseline.first, pair.other.first
     if base.form != "v1" or other.form != "v1" or not all((base.rate, other.rate, base.time_s, other.time_s)):
         return
     epochs = [len(item.run.record["train_time_per_epoch"]) for item in (base, other)]
     tokens = [item.rate * item.time_s / count for item, count in zip((base, other), epochs, strict=True)]
     ratio = tokens[0] / tokens[1]
+    if ratio < 1 - RATE_TOLERANCE:  # whichever was named first
+        return (yield from rates_of_v1_are_of_all_ranks(pair.turned))
     ranks = round(ratio)
     if abs(ratio - 1) <= RATE_TOLERANCE:
         return
@@ -160,9 +173,12 @@ def rates_of_v1_are_of_all_ranks(pair: Pair) -> Iterator[Finding]:
 
 
 def speed_up_is_not_more_than_linear(pair: Pair) -> Iterator[Finding]:
+    """From fewer ranks to more, whichever was named first."""
+    if (pair.other.first.world_size or 0) < (pair.baseline.first.world_size or 0):
+        pair = pair.turned
     base, other = pair.baseline.first, pair.other.first
     speed_up, by = _speed_up(pair)
-    if speed_up is None or not base.world_size or not other.world_size or other.world_size < base.world_size:
+    if speed_up is None or not base.world_size or not other.world_size:
         return
     linear = other.world_size / base.world_size
     own = base.is_our_own and other.is_our_own
@@ -205,8 +221,13 @@ def _speed_up(pair: Pair) -> tuple[float | None, str]:
 
 def faster_is_not_worse(pair: Pair) -> Iterator[Finding]:
     """Validation losses at the end; under weak scaling each arm trains with another batch, so nothing is said."""
-    before, after = pair.baseline.middle("val_loss"), pair.other.middle("val_loss")
     speed_up, by = _speed_up(pair)
+    sides = (pair.baseline.first, pair.other.first)
+    if by == "time" and sides[0].time_meaning.endswith("iteration") and sides[0].world_size != sides[1].world_size:
+        return  # an iteration of more ranks can be of more data
+    if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
+        pair, speed_up = pair.turned, 1 / speed_up
+    before, after = pair.baseline.middle("val_loss"), pair.other.middle("val_loss")
     if not before or not after or speed_up is None or speed_up <= 1 or pair.protocol in ("weak", "time_to_loss"):
         return
     runs = [side.first.run for side in (pair.baseline, pair.other)]
@@ -327,6 +348,8 @@ def devices_are_the_same(pair: Pair) -> Iterator[Finding]:
     )
     for name in ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank", "instance_type"):
         values = base.get(name), other.get(name)
+        if name == "cpu_threads_per_rank" and base.get("device_type") != "cpu":
+            continue  # beside GPUs a rank gets its share of the cores, so it falls as ranks are added
         if None not in values and values[0] != values[1]:
             said = f"{name.replace('_', ' ')} {values[0]} against {values[1]}"
             yield Finding(DEVICES, pair.names, said, FAILS)
@@ -334,12 +357,12 @@ def devices_are_the_same(pair: Pair) -> Iterator[Finding]:
 
 def both_leave_the_warm_up_of_the_learning_rate(pair: Pair) -> Iterator[Finding]:
     left = []
-    for side in (pair.baseline, pair.other):
+    for side in (pair.baseline, pair.other) if pair.protocol != "time_to_loss" else ():
         warmup, steps = schedule_warmup_steps(side.first), side.first.optimizer_steps
         if not warmup or not steps:
             return
         left.append((steps > warmup, steps, warmup))
-    if left[0][0] != left[1][0]:
+    if left and left[0][0] != left[1][0]:
         words = " against ".join(f"{steps:,} steps with {warmup:,} of warm-up" for _, steps, warmup in left)
         yield Finding(
             EQUAL_WORK,

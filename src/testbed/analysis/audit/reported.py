@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.arms import rank_count
 from testbed.analysis.runs import METRICS_FILE, Run, load_run
 from testbed.analysis.sweep_file import SWEEP_FILE
 from testbed.metrics_file import read_json
@@ -33,7 +34,7 @@ class Reported:
     name: str  # the path, and the place in it where one file holds several runs
     form: str  # "2.1", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
     run: Run | None = None  # of a training_metrics.json
-    world_size: int | None = None
+    world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
     optimizer_steps: int | None = None
     time_s: float | None = None  # the time that the source quotes
@@ -102,7 +103,7 @@ def from_run(run: Run) -> Reported:
         name=str(run.path),
         form=form,
         run=run,
-        world_size=run.world_size,
+        world_size=rank_count(run),
         global_batch_size=config.get("global_batch_size"),
         optimizer_steps=run.work.get("optimizer_steps"),
         time_s=run.training_time_s,

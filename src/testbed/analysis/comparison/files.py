@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from testbed.analysis.arms import Arm, group_into_arms
+from testbed.analysis.arms import Arm, group_into_arms, without_copies
 from testbed.analysis.runs import Run, find_runs, load_run
 
 SHOWN = 6
@@ -50,21 +49,18 @@ def _refuse_runs_that_count_twice(sides: dict[str, list[Run]]) -> None:
     both = {run.path.resolve() for run in sides["A"]} & {run.path.resolve() for run in sides["B"]}
     if both:
         raise ValueError(f"{sorted(both)[0]} stands on both sides; name different runs after --against")
-    seen: dict[tuple, Run] = {}
-    for run in (*sides["A"], *sides["B"]):
-        if run.run_id is None or not len(run.step_times_s):
-            continue
-        key = (run.run_id, run.step_times_s.tobytes())
-        if key in seen:
-            raise ValueError(f"{run.path} is a copy of {seen[key].path} (run_id {run.run_id}); a copy is no repeat")
-        seen[key] = run
+    _, copies = without_copies([*sides["A"], *sides["B"]])
+    if copies:
+        raise ValueError(f"{copies[0][0].path} is {copies[0][1]}; name each run once")
 
 
 def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
-    """All of `runs` as one arm. How a run ended and whether it was instrumented is for `compare_arms` to judge."""
-    alike = [replace(run, instrumented=None) for run in runs]
-    original = dict(zip(map(id, alike), runs, strict=True))
-    arms = group_into_arms(alike)
+    """All of `runs` as one arm. How a run ended and whether it was instrumented is for `compare_arms` to judge.
+
+    A profiler is a setting, so the profiled run of a sweep's cell is another configuration than its repeats; it counts
+    for nothing here, and no more for the number of configurations.
+    """
+    arms = group_into_arms([run for run in runs if not run.instrumented] or runs[:1])
     if len(arms) > 1:
         lines = [f"\n  {arm.label}: {arm.runs[0].path.parent}" for arm in arms[:SHOWN]]
         more = f"\n  and {len(arms) - SHOWN} more" if len(arms) > SHOWN else ""
@@ -72,7 +68,7 @@ def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
             f"{name} holds {len(arms)} configurations, and a side is the repeats of one; name one of these:"
             f"{''.join(lines)}{more}"
         )
-    return Arm(arms[0].label, tuple(original[id(run)] for run in arms[0].runs))
+    return Arm(arms[0].label, tuple(runs))
 
 
 def unreadable_text(unreadable: Sequence[str]) -> list[str]:

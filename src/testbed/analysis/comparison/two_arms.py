@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.arms import Arm, configuration
-from testbed.analysis.comparability import LOSS_NOISE, UNKNOWN, Difference, differing_validation, differing_work
+from testbed.analysis.arms import Arm, configuration, without_copies
+from testbed.analysis.comparability import UNKNOWN, Difference, differing_validation, differing_work, loss_noise
 from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs import Run
 from testbed.analysis.statistics import (
@@ -69,7 +69,7 @@ class Losses:
     name: str
     a: tuple[float, ...]
     b: tuple[float, ...]
-    noise: float  # the larger of LOSS_NOISE and an arm's largest minus smallest
+    noise: float  # see comparability.loss_noise
     noise_source: str
 
     @property
@@ -103,10 +103,15 @@ class Comparison:
         return not self.mismatches
 
     @property
-    def learns_worse(self) -> str | None:
-        """Name of the arm that learns worse than seeds explain. None: neither, or not known at unequal work."""
+    def worse_side(self) -> str | None:
+        """ "a" or "b", the arm that learns worse than seeds explain. None: neither, or not known at unequal work."""
         unequal = [loss for loss in self.losses if loss.is_unequal] if self.is_equal_work else []
-        return (self.name_a if unequal[-1].difference > 0 else self.name_b) if unequal else None
+        return ("a" if unequal[-1].difference > 0 else "b") if unequal else None
+
+    @property
+    def learns_worse(self) -> str | None:
+        """Name of the arm of `worse_side`, for sentences: two arms can have the same name."""
+        return self.worse_side and {"a": self.name_a, "b": self.name_b}[self.worse_side]
 
     def verdict_sentence(self) -> str:
         return _label(self.mismatches) + _speed(self) + _learning(self)
@@ -152,6 +157,7 @@ class Comparison:
             "verdict": ratio.verdict,
             "is_equal_work": self.is_equal_work,
             "learns_worse": self.learns_worse,
+            "worse_side": self.worse_side,
             "sentences": [self.verdict_sentence(), self.power_sentence(), *self.loss_sentences()],
             "ratio": {name: getattr(ratio, name) for name in ("ratio", "low", "high", "n_a", "n_b")},
             "noise": ratio.noise,
@@ -192,7 +198,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
         compare(arm_a.tokens_per_s, arm_b.tokens_per_s),
         tuple(mismatches(arm_a, arm_b)),
         tuple(_quantities(runs_a, runs_b)),
-        tuple(_losses(runs_a, runs_b)),
+        tuple(_losses(names, runs_a, runs_b)),
         tuple(_settings_that_differ(runs_a[0], runs_b[0])),
         tuple(not_counted),
         tuple(other_explanations(names, runs_a, runs_b)),
@@ -219,7 +225,10 @@ def _by_arm(difference: Difference, num_a: int) -> tuple[list[str], list[str]]:
 
 
 def _counted(a: Arm, b: Arm, names: Sequence[str]) -> tuple[tuple[Run, ...], tuple[Run, ...], list[tuple[Run, str]]]:
-    not_counted = [(run, _why_not(run)) for arm in (a, b) for run in arm.runs if run not in arm.measured_runs]
+    copies = dict(copy for arm in (a, b) for copy in without_copies(arm.runs)[1])
+    not_counted = [
+        (run, _why_not(run) or copies[run]) for arm in (a, b) for run in arm.runs if run not in arm.measured_runs
+    ]
     kept = [arm.measured_runs for arm in (a, b)]
     seeds = [{run.work.get("seed") for run in runs} for runs in kept]
     shared = seeds[0] & seeds[1]
@@ -231,10 +240,12 @@ def _counted(a: Arm, b: Arm, names: Sequence[str]) -> tuple[tuple[Run, ...], tup
     return kept[0], kept[1], not_counted
 
 
-def _why_not(run: Run) -> str:
+def _why_not(run: Run) -> str | None:
     if run.status != "complete":
         return f"its status is {run.status}"
-    return "it is instrumented (profiler or debug switch)" if run.instrumented else "it records no throughput"
+    if run.instrumented:
+        return "it is instrumented (profiler or debug switch)"
+    return "it records no throughput" if run.tokens_per_s is None else None
 
 
 def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
@@ -256,7 +267,7 @@ def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
     ]
 
 
-def _losses(a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
+def _losses(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
     """Training first, validation last; one that some run does not record, or that does not compare, is left out."""
     found = []
     seeds_vary = any(len({run.work.get("seed") for run in runs}) > 1 for runs in (a, b))
@@ -267,19 +278,23 @@ def _losses(a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
     ):
         values = [tuple(map(read, runs)) for runs in (a, b)]
         if not any(None in each for each in values):
-            spread = max(max(each) - min(each) for each in values)
-            source = f"the {'seed' if seeds_vary else 'run'}-to-{'seed' if seeds_vary else 'run'} spread of an arm"
-            if spread < LOSS_NOISE:
-                source = "what seeds explain in published 124M runs"
-            found.append(Losses(name, *values, max(LOSS_NOISE, spread), source))
+            noise, side = loss_noise(*values)
+            source = "what seeds explain in published 124M runs"
+            if side is not None:
+                source = f"the {'seed-to-seed' if seeds_vary else 'run-to-run'} spread of {names[side]}"
+            found.append(Losses(name, *values, noise, source))
     return found
 
 
 def _settings_that_differ(a: Run, b: Run) -> list[str]:
     first, second = configuration(a), configuration(b)
-    pairs = {"ranks": (first["world_size"], second["world_size"])}
+    # the one process of dp computes on several devices
+    unit = "ranks" if (a.world_size, b.world_size) == (first["ranks"], second["ranks"]) else "devices"
+    pairs = {unit: (first["ranks"], second["ranks"])}
     for name in sorted({*first["settings"], *second["settings"]}):
         pairs[name] = (first["settings"].get(name), second["settings"].get(name))
+    pairs["DeepSpeed configuration"] = tuple(each["deepspeed_config"] and each["deepspeed_config"][:8]
+                                             for each in (first, second))  # fmt: skip
     return [f"{name} {one} / {other}" for name, (one, other) in pairs.items() if one != other]
 
 
@@ -309,7 +324,7 @@ def _learning(comparison: Comparison) -> str:
     worse, verdict = comparison.learns_worse, comparison.ratio.verdict
     if worse is None:
         return ""
-    if {FASTER: comparison.name_a, SLOWER: comparison.name_b}.get(verdict) == worse:
+    if {FASTER: "a", SLOWER: "b"}.get(verdict) == comparison.worse_side:
         return f" But {worse} learns worse, and a faster run that learns worse is not faster."
     return f" {worse} learns worse, so the two do not do the same."
 

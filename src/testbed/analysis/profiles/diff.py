@@ -23,6 +23,8 @@ _SHOULD_AGREE = (
     *("world_size", "ranks_in_profile", "gpu", "seq_length", "micro_batch_size_per_gpu", "grad_accum_steps"),
     *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "git_commit"),
 )
+_NEEDED = ("num_optimizer_steps", "ranks_in_profile", "phases", "sources", "warnings", "run_dir", "run_id")
+_NEEDED_OF_NCCL = ("instances", "percent_of_kernel_time")
 _CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite export does not
 
 
@@ -38,8 +40,12 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} does not exist; scripts/profiling/parse_nsys_stats.py --run_dir writes it") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(summary, dict) or "tables" not in summary or "nccl" not in summary:
+    parts = [summary.get(name) for name in ("tables", "nccl")] if isinstance(summary, dict) else [None]
+    if not all(isinstance(part, dict) for part in parts):
         raise ValueError(f"{path} has no tables per step: write it anew with scripts/profiling/parse_nsys_stats.py")
+    missing = [name for name in _NEEDED if name not in summary]
+    if missing := missing + [f"nccl.{name}" for name in _NEEDED_OF_NCCL if name not in summary["nccl"]]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: write it anew with scripts/profiling/parse_nsys_stats.py")
     if not summary["num_optimizer_steps"] or not summary["ranks_in_profile"]:
         raise ValueError(
             f"{path} does not know how many optimizer steps and ranks it covers, so nothing can be compared; write it "

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.chart_style import digits
+from testbed.analysis.report.cautions import machine
 from testbed.analysis.report.sections import MIB, Picture, RunNumbers, Section, Table
 from testbed.analysis.report.subject import Entry, Subject
-from testbed.analysis.report.words import joined, machine
+from testbed.analysis.report.words import joined
 from testbed.analysis.runs import Run
 
 GB = 1e9
+FIRST_ATTRIBUTED = "Of each configuration the first profiled run; the bars of a step are a mean over all of them."
 
 
 def communication(subject: Subject) -> Section | None:
@@ -61,14 +63,18 @@ def communication(subject: Subject) -> Section | None:
                 ["configuration", "collective", "number", "MiB", "bus MiB", "time (ms)", "bus bandwidth (GB/s)"],
                 rows,
                 (0, 1),
-                "As the trace has them. Bus MiB: what one rank moves, for a ring all-reduce 2 (N-1)/N times the bytes. "
+                f"{FIRST_ATTRIBUTED} As the trace has them. "
+                "Bus MiB: what one rank moves, for a ring all-reduce 2 (N-1)/N times the bytes. "
                 "GB is 10^9 bytes, MiB 2^20.",
             )
         )
     if totals:
         columns = ["configuration", "bus MiB", "link (GB/s)", "bound (ms)"]
         columns += ["in the trace (ms)", "bound over trace", "exposed (ms)", "link's bandwidth from"]
-        words = "The bound is the least time that these bytes take at the bandwidth of the link."
+        words = (
+            f"{FIRST_ATTRIBUTED} The bound is the least time that these bytes take at the bandwidth of the link. "
+            "Exposed: all of the synchronisation after backward counts to it, the packing of gradients included."
+        )
         parts.append(Table("Communication against its bound", columns, totals, (0, 7), words))
     return Section("communication", "Communication", [], parts) if parts else None
 
@@ -93,6 +99,7 @@ def pipelines(subject: Subject) -> Section | None:
         return None
     columns = ["configuration", "stages", "micro batches", "ideal bubble", "measured bubble", "per rank"]
     note = (
+        f"{FIRST_ATTRIBUTED} "
         "Bubble: share of the pipeline's schedule in which a rank has nothing to compute. Ideal, for p pipeline ranks, "
         "m micro batches and v stages on a rank: (p - 1) / (v m + p - 1); n/a for the zero-bubble schedule."
     )

@@ -43,6 +43,7 @@ def summary(runs: Sequence[Run]) -> str:
             ]
             lines.append("   ".join(cells).rstrip())
         lines.append("")
+    lines += [headline.sentence for headline in report.headlines]
     lines += [f"{verdict.kind}: {verdict.sentence}" for verdict in report.verdicts]
     lines += [f"Warning: {warning.title}: {warning.text}" for warning in report.warnings]
     return "\n".join(lines)
@@ -62,6 +63,8 @@ def write_markdown(runs: Sequence[Run], path: Path, target_val_loss: float | Non
 
 def _text(report: Report, pictures: str | None) -> str:
     lines = [f"# {_plain(report.title)}", "", _plain(report.lead), "", "## What the runs show", ""]
+    lines += [f"**{headline.topic}.** {_plain(headline.text)}.  " for headline in report.headlines]
+    lines += [""] * bool(report.headlines)
     lines += [f"- **{verdict.kind}**: {_plain(verdict.sentence)}" for verdict in report.verdicts]
     lines += ["- One configuration: nothing to compare it with."] * (not report.verdicts) + [""]
     if report.warnings:

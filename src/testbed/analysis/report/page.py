@@ -17,10 +17,12 @@ from urllib.parse import quote
 
 from testbed.analysis.chart_style import rate
 from testbed.analysis.report import details, scaling, sections
+from testbed.analysis.report.cautions import Caution, warnings_of
 from testbed.analysis.report.figures import NARROW, WIDE, data_uri
+from testbed.analysis.report.headlines import Headline, headlines
 from testbed.analysis.report.sections import Picture, Section, Table
 from testbed.analysis.report.subject import Entry, Subject, subject_of
-from testbed.analysis.report.words import Caution, Verdict, in_order, joined, verdicts, warnings_of
+from testbed.analysis.report.words import Verdict, in_order, joined, verdicts
 from testbed.analysis.runs import Run
 from testbed.atomic_file import write_text
 
@@ -46,6 +48,7 @@ class Report:
     subject: Subject
     title: str
     lead: str
+    headlines: list[Headline]
     verdicts: list[Verdict]
     warnings: list[Caution]
     sections: list[Section]
@@ -104,6 +107,7 @@ def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None =
         subject=subject,
         title=_title(subject),
         lead=_lead(subject),
+        headlines=headlines(subject),
         verdicts=in_order([*scaling.scaling_verdicts(subject, studies), *verdicts(subject)]),
         warnings=warnings_of(subject),
         sections=[section for _, section in made if section is not None],

@@ -190,7 +190,7 @@ def _fit_rows(report: dict[str, Any], protocol: str, shown: dict[int, Entry]) ->
         fit = item["fits"][LAWS[protocol]]
         if fit["serial_fraction"] is None:
             continue
-        limit = f"{fit['limit_of_speedup']:.1f}x" if (fit["limit_of_speedup"] or 0) > 1 else "n/a"
+        limit = _limit(fit)
         interval = _range(fit, "{:.1%}".format)
         members = [
             shown[id(row)]
@@ -206,6 +206,14 @@ def _fit_rows(report: dict[str, Any], protocol: str, shown: dict[int, Entry]) ->
         for note, strategies in noted.items()
     ]
     return rows, "".join(words)
+
+
+def _limit(fit: dict[str, Any]) -> str:
+    """Amdahl's 1 / s with the interval of s turned round; n/a without one, or where it reaches 0 and bounds nothing."""
+    low, high = fit["low"], fit["high"]
+    if (fit["limit_of_speedup"] or 0) <= 1 or low is None or high is None or low <= 0:
+        return "n/a"
+    return f"{fit['limit_of_speedup']:.1f}x ({1 / high:.1f} to {1 / low:.1f})"
 
 
 def _range(bounds: dict[str, Any], form: Callable[[float], str]) -> str:

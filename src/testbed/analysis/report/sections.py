@@ -15,6 +15,7 @@ from testbed.analysis.report.figures import Look, breakdown_figure, loss_figure,
 from testbed.analysis.report.subject import Entry, Subject, Workload
 from testbed.analysis.report.words import (
     NO_CLAIM,
+    NOT_COMPARED,
     Pair,
     compared,
     joined,
@@ -77,10 +78,10 @@ def overview(subject: Subject) -> Section | None:
                 str(len(entry.tokens_per_s)),
                 _median(entry.tokens_per_s, rate),
                 *_speed_up_cells(entry, reference, pair_of),
-                _median(entry.values("step_time_median_s"), lambda value: digits(value * 1e3)),
                 _median(entry.values("final_validation_loss"), "{:.4f}".format),
-                _median(entry.values("peak_memory_bytes"), lambda value: f"{value / MIB:,.0f}"),
                 _median(entry.values("mfu"), "{:.1%}".format),
+                _median(entry.values("step_time_median_s"), lambda value: digits(value * 1e3)),
+                _median(entry.values("peak_memory_bytes"), lambda value: f"{value / MIB:,.0f}"),
             ]
             for entry in workload.measured
         ]
@@ -88,13 +89,16 @@ def overview(subject: Subject) -> Section | None:
             continue
         columns = [
             *("configuration", "n", "tokens/s", "speed-up", "95 % interval", "verdict"),
-            *("step (ms)", "validation loss", "peak memory (MiB)", "MFU"),
+            *("validation loss", "MFU", "step (ms)", "peak memory (MiB)"),
         ]
         tables.append(Table(_work_caption(workload), columns, rows, (0, 5), f"Speed-up: over {reference.name}."))
     words = (
         "Each number is the median over runs; a run counts once, with all ranks together. A ratio takes the seeds that "
         "both sides have. Step: median of measured steps on the slowest rank. Memory: the largest rank's peak. All "
-        "intervals and verdicts are at 95 %: of many, some are wrong by chance. A name leads to its runs and commands."
+        "intervals and verdicts are at 95 %: of many, some are wrong by chance. Only the lines that say who leads on a "
+        "number of ranks are corrected for that: what the leader beats, it beats at 95 % over all pairs that the lines "
+        "choose from (Bonferroni; intervals widened on the log scale by the ratio of Student's quantiles). A name "
+        "leads to its runs and commands."
     )
     return Section("overview", "Strategies against each other", [words], tables) if tables else None
 
@@ -108,7 +112,7 @@ def throughput(subject: Subject) -> Section | None:
 
         def text(entry: Entry, pair_of: dict[Entry, Pair] = pair_of) -> str:
             pair = pair_of.get(entry)
-            ratio = f"  {times(pair.ratio.ratio)}x" if pair else ""
+            ratio = f"  {times(pair.ratio.ratio)}x" if pair and pair.kind != NOT_COMPARED else ""
             return f"{rate(float(np.median(entry.tokens_per_s)))}{ratio}"
 
         for meaning, entries in _by_meaning(workload.measured, "tokens_per_s_meaning").items():
@@ -270,13 +274,14 @@ def _breakdown_picture(group: list[tuple[Entry, Breakdown]], name: str, batch: s
         title = "Attributed: every millisecond has one cause"
         meaning = (
             "From a profiler's trace; the parts exclude one another. Exposed communication is the part that no "
-            "computation covers. The profiler slows the step: shares, not speeds. "
+            "computation covers, and all of the synchronisation after backward, the packing of gradients included. The "
+            "profiler slows the step: shares, not speeds. "
         )
     else:
         title = "Timed: the phases of a step"
         meaning = (
-            "From the clock on the host, not from a trace: under ddp and fsdp, backward contains their communication, "
-            "hidden and exposed. "
+            "From the clock on the host, not from a trace: under ddp, fsdp and optimized, backward contains their "
+            "communication, hidden and exposed. "
         )
     caption = f"{meaning}Mean over steps, ranks and runs, because means add up. Source: {sources}.{batch}"
     bars = [(entry.name, each) for entry, each in group]
@@ -292,6 +297,8 @@ def _speed_up_cells(entry: Entry, reference: Entry | None, pair_of: dict[Entry, 
     if entry is reference:
         return ["1.00x", "", "reference"]
     pair = pair_of[entry]
+    if pair.kind == NOT_COMPARED:
+        return ["n/a", "", NOT_COMPARED]
     verdict = "not enough repeats" if pair.kind == NO_CLAIM else pair.kind
     return [f"{times(pair.ratio.ratio)}x", pair.interval, verdict]
 

@@ -22,8 +22,9 @@ FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
 
 LONGEST_TITLE_IN_A_NAME = 30
 
-# Settings that the ranks, the work or the title of a group tell already, so that a short name need not.
-_TOLD_ELSEWHERE = ("global_batch_size", "micro_batch_size_per_gpu", "profile", "profile_mode")
+# Settings that the ranks, the work or the title of a group tell already, so that a short name need not; it does where
+# arms of one group differ in nothing else.
+_TOLD_ELSEWHERE = ("global_batch_size", "micro_batch_size_per_gpu", "profile", "profile_mode", "profile_steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +136,9 @@ def subject_of(runs: Sequence[Run]) -> Subject:
         groups.append([arm]) if group is None else group.append(arm)
     groups.sort(key=lambda group: -sum(len(arm.measured_runs) for arm in group))
     strategies = {arm: _strategy(arm, group) for group in groups for arm in group}
-    fastest: dict[tuple, float] = {}
+    rates: dict[tuple, list[float]] = {}
     for arm in arms:
-        key = (strategies[arm], rank_count(_example(arm)))
-        fastest[key] = max([fastest.get(key, 0.0), *arm.tokens_per_s])
+        rates.setdefault((strategies[arm], rank_count(_example(arm))), []).extend(arm.tokens_per_s)
     order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith("baseline"), strategy))
     with_device = len({_device(arm) for arm in arms}) > 1
     names = {arm: _name(arm, strategies[arm], with_device) for arm in arms}
@@ -148,10 +148,16 @@ def subject_of(runs: Sequence[Run]) -> Subject:
         if any(names[arm] in elsewhere for arm in group) and len(titles[number]) > LONGEST_TITLE_IN_A_NAME:
             titles[number] = f"work {number + 1}: {titles[number]}"
     counts = Counter(names.values())
+    names = {
+        arm: names[arm] + (f", {_short(title)}" if counts[names[arm]] > 1 and title else "")
+        for group, title in zip(groups, titles, strict=True)
+        for arm in group
+    }
+    names = _numbered(names)
     entries, workloads, first_run = [], [], 1
     for group, title in zip(groups, titles, strict=True):
         members = []
-        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], fastest)):
+        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
             look = order.index(strategies[arm])
             members.append(
                 Entry(
@@ -159,7 +165,7 @@ def subject_of(runs: Sequence[Run]) -> Subject:
                     first_run=first_run,
                     arm=arm,
                     strategy=strategies[arm],
-                    name=names[arm] + (f", {_short(title)}" if counts[names[arm]] > 1 and title else ""),
+                    name=names[arm],
                     colour=PALETTE[look % len(PALETTE)],
                     hatch="//" if look >= len(PALETTE) else None,
                 )
@@ -185,14 +191,35 @@ def _did_equal_work(one: Run, other: Run) -> bool:
 def _strategy(arm: Arm, group: Sequence[Arm]) -> str:
     """`ddp`, `optimized ZeRO-3`, and the settings that tell arms of one label and of equal work apart."""
     label = arm.runs[0].label
-    added = {other: _added_settings(other) for other in group if other.runs[0].label == label}
+    alike = [other for other in group if other.runs[0].label == label]
+    added = {other: _added_settings(other, _needless(alike)) for other in alike}
     told = [setting for setting in added[arm] if not all(setting in others for others in added.values())]
     return ", ".join([label.split(", ")[0], *told])
 
 
-def _added_settings(arm: Arm) -> list[str]:
+def _needless(alike: Sequence[Arm]) -> frozenset[str]:
+    """The settings told elsewhere, without those that alone set two of these arms apart."""
+    looks: dict[tuple, list[set[str]]] = {}
+    for arm in alike:
+        look = (rank_count(arm.runs[0]), arm.runs[0].instrumented, *_added_settings(arm, frozenset(_TOLD_ELSEWHERE)))
+        looks.setdefault(look, []).append(set(_added_settings(arm, frozenset())))
+    alone = {setting for same in looks.values() for setting in set.union(*same) - set.intersection(*same)}
+    return frozenset(_TOLD_ELSEWHERE) - {setting.partition(" ")[0] for setting in alone}
+
+
+def _added_settings(arm: Arm, left_out: frozenset[str]) -> list[str]:
     added = arm.label.removeprefix(arm.runs[0].label).removeprefix(", ").split(", ")
-    return [setting for setting in added if setting and not setting.startswith(_TOLD_ELSEWHERE)]
+    return [setting for setting in added if setting and setting.partition(" ")[0] not in left_out]
+
+
+def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
+    """Names that are still equal get a number: a sentence is about one configuration."""
+    counts, seen = Counter(names.values()), Counter()
+    numbered = {}
+    for arm, name in names.items():
+        seen[name] += 1
+        numbered[arm] = f"{name} [{seen[name]}]" if counts[name] > 1 else name
+    return numbered
 
 
 def _device(arm: Arm) -> tuple[str, ...]:
@@ -208,11 +235,11 @@ def _name(arm: Arm, strategy: str, with_device: bool) -> str:
     return f"{strategy} on {where}{device}" + (", instrumented" if arm.runs[0].instrumented else "")
 
 
-def _order(arm: Arm, strategy: str, fastest: dict[tuple, float]) -> tuple:
-    """Few ranks first, then the fastest strategy: one order in every table and figure, profiled runs included."""
+def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:
+    """Few ranks first, then the highest median throughput; a profiled arm stands where its strategy's other runs do."""
     ranks = rank_count(_example(arm))
-    speed = float(np.median(arm.tokens_per_s)) if arm.tokens_per_s else fastest[strategy, ranks]
-    return (bool(arm.runs[0].instrumented), ranks or 0, -speed, strategy)
+    known = arm.tokens_per_s or rates[strategy, ranks]
+    return (bool(arm.runs[0].instrumented), ranks or 0, -float(np.median(known or [0.0])), strategy)
 
 
 def _short(title: str) -> str:

@@ -1,20 +1,19 @@
-"""What a report says in sentences: verdicts on pairs of configurations, and what a reader must know before quoting."""
+"""What a report says in sentences: verdicts on pairs of configurations."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
-from testbed.analysis.comparability import differing_work
 from testbed.analysis.comparison.two_arms import Comparison, compare_arms
 from testbed.analysis.report.subject import Entry, Subject, Workload
-from testbed.analysis.runs import Run
-from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
+from testbed.analysis.statistics import CONFIDENCE, FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
 
-NOISY = 0.1  # p95 above the median by more than this: the machine was not quiet
 SHOWN = 6  # names in one sentence, before "and 4 more"
 
 WORSE = "learns worse"
@@ -34,15 +33,6 @@ class Verdict:
         return f"{self.claim} ({self.numbers})." if self.numbers else f"{self.claim}."
 
 
-@dataclass(frozen=True)
-class Caution:
-    """What keeps a number from being quoted as it stands; `runs` are numbers of the appendix."""
-
-    title: str
-    text: str
-    runs: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class Pair:
     """A configuration beside another, as comparison.py compares them; a faster one that learns worse is not faster."""
@@ -57,10 +47,40 @@ class Pair:
 
     @property
     def kind(self) -> str:
+        if self.found.mismatches:
+            return NOT_COMPARED  # of unequal work, or seeds that no run shares, the losses do not say who learns worse
         if self.ratio.verdict == NOT_ENOUGH:
             return NO_CLAIM
-        is_worse = self.found.learns_worse == self.entry.name
-        return WORSE if is_worse and self.ratio.verdict == FASTER else self.ratio.verdict
+        return WORSE if self.worse is self.entry and self.ratio.verdict == FASTER else self.ratio.verdict
+
+    @property
+    def worse(self) -> Entry | None:
+        """The side that learns worse than seeds explain; by side, since two sides may bear one name."""
+        return {"a": self.entry, "b": self.reference, None: None}[self.found.worse_side]
+
+    @property
+    def why_not_compared(self) -> str:
+        return "; ".join(
+            f"{each.field.replace('_', ' ')} not recorded" if each.is_unknown else str(each)
+            for each in self.found.mismatches
+        )
+
+    def interval_among(self, comparisons: int) -> tuple[float, float] | None:
+        """The interval of the ratio at a confidence of 1 - 0.05 / comparisons: all of so many hold together at 95 %.
+
+        The 95 % interval widened on the log scale by the ratio of Student's quantiles. For their degrees of freedom the
+        smaller arm's repeats less one stand, the fewest that Welch's can be: rather too wide than too narrow.
+        """
+        if self.ratio.low is None or self.ratio.high is None:
+            return None
+        freedom = min(self.ratio.n_a, self.ratio.n_b) - 1
+        tail = (1 - CONFIDENCE) / 2
+        wider = special.stdtrit(freedom, 1 - tail / comparisons) / special.stdtrit(freedom, 1 - tail)
+        middle = math.log(self.ratio.ratio)
+        low, high = (
+            math.exp(middle + wider * (math.log(bound) - middle)) for bound in (self.ratio.low, self.ratio.high)
+        )
+        return low, high
 
     @property
     def interval(self) -> str:
@@ -72,7 +92,7 @@ class Pair:
     def losses(self) -> str:
         """What of the losses a claim must say; empty where they agree as far as seeds let them."""
         unequal = [losses for losses in self.found.losses if losses.is_unequal]
-        if not unequal or not self.found.learns_worse:
+        if not unequal or self.worse is None:
             return ""
         last = unequal[-1]
         medians = f"{np.median(last.a):.4f} against {np.median(last.b):.4f}"
@@ -88,8 +108,11 @@ def compared(entry: Entry, reference: Entry) -> Pair:
 def verdicts(subject: Subject) -> list[Verdict]:
     """The summary: every configuration against its group's reference, then those on equal ranks among themselves."""
     found = []
+    peers = [each for workload in subject.workloads for each in _peers(workload)]
+    comparisons = sum(math.comb(len(each), 2) for _, each, _ in peers)  # the leader is chosen: every pair counts
+    for of_ranks in peers:
+        found += _among_equal_ranks(*of_ranks, comparisons)
     for workload in subject.workloads:
-        found += _among_equal_ranks(workload)
         found += _against_reference(workload)
     if len(subject.workloads) > 1:
         titles = "; ".join(workload.title or workload.entries[0].name for workload in subject.workloads[:SHOWN])
@@ -120,6 +143,8 @@ def verdict_of(pair: Pair) -> Verdict:
     numbers += f"n = {ratio.n_a} and {ratio.n_b}"
     losses = f"; their losses differ, {pair.losses}" if pair.losses else ""
     speed = times(ratio.ratio)
+    if pair.kind == NOT_COMPARED:
+        return Verdict(NOT_COMPARED, f"{entry} is not compared with {reference}: {pair.why_not_compared}")
     if pair.kind == NO_DIFFERENCE:
         if ratio.minimum_detectable_effect is not None:
             numbers += f"; a difference below {ratio.minimum_detectable_effect:.1%} would go unnoticed"
@@ -140,80 +165,37 @@ def times(ratio: float) -> str:
     return f"{ratio:.3f}" if 0.9 < ratio < 1.1 else f"{ratio:.2f}"
 
 
-def warnings_of(subject: Subject) -> list[Caution]:
-    """What makes runs unfit or keeps them apart, the gravest first."""
-    found = [
-        _about(
-            subject,
-            "Instrumented",
-            lambda run: bool(run.instrumented),
-            "had a profiler or a debug switch on and are slower than the real ones: no headline and no speed-up is "
-            "from them.",
-        ),
-        _about(
-            subject,
-            "Not complete",
-            lambda run: run.status != "complete",
-            "did not finish (failed, killed or still running): they enter no figure.",
-        ),
-        _about(
-            subject,
-            "Dirty checkout",
-            lambda run: bool(run.record.get("git_dirty")),
-            "were made with files that differ from the commit they name: the code that ran cannot be looked up.",
-        ),
-        _about(
-            subject,
-            "Commit unknown",
-            lambda run: run.git_commit in (None, "unknown"),
-            "do not say which commit they ran.",
-        ),
-        _several(subject, "Several commits", lambda run: (run.git_commit or "unknown")[:10], "The code differs"),
-        _several(subject, "Several machines", machine, "The hardware differs"),
-        _several(subject, "Several versions", _torch, "PyTorch differs"),
-        _in_blocks(subject),
-        *_unequal_work(subject),
-        *_too_few(subject),
-        *_copies(subject),
-        _about(
-            subject,
-            "Unquiet machine",
-            lambda run: ((run.record.get("timing") or {}).get("step_time_p95_above_median") or 0) > NOISY,
-            f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
-        ),
-    ]
-    return [warning for warning in found if warning is not None]
-
-
-def machine(run: Run) -> str:
-    """The machine of rank 0 in words, as far as the file records it."""
-    hardware, host = run.record.get("hardware", {}), run.record.get("host", {})
-    device = hardware.get("gpu_name") or hardware.get("cpu_name") or "device unknown"
-    cores = hardware.get("cpu_cores_visible")
-    return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {cores} cores" if cores else "")
-
-
-def _torch(run: Run) -> str:
-    return (run.record.get("env") or {}).get("torch_version") or "unknown"
-
-
-def joined(items: Sequence[str]) -> str:
+def joined(items: Sequence[str], shown: int = SHOWN) -> str:
     """`a, b and c`; a long list ends in `and 4 more`."""
-    items = [*items[:SHOWN], f"{len(items) - SHOWN} more"] if len(items) > SHOWN + 1 else list(items)
+    items = [*items[:shown], f"{len(items) - shown} more"] if len(items) > shown + 1 else list(items)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def _against_reference(workload: Workload) -> list[Verdict]:
     reference = workload.reference
-    found, unclaimed = [], []
+    found, unclaimed, level = [], [], []
     for entry in workload.measured:
         if entry is reference:
             continue
         pair = compared(entry, reference)
         if pair.kind == NO_CLAIM:
             unclaimed.append(pair)
+        elif pair.kind == NO_DIFFERENCE and not pair.losses:
+            level.append(pair)
         else:
             found.append(verdict_of(pair))
+    if len(level) == 1:
+        found.append(verdict_of(level[0]))
+    elif level:
+        told = joined([f"{pair.entry.name} ({times(pair.ratio.ratio)}, {pair.interval})" for pair in level], len(level))
+        effect = max(pair.ratio.minimum_detectable_effect or 0.0 for pair in level)
+        found.append(
+            Verdict(
+                NO_DIFFERENCE,
+                f"No detectable difference between {reference.name} and each of {told}",
+                f"ratio and 95 % interval; differences below {effect:.1%} would go unnoticed",
+            )
+        )
     if len(unclaimed) == 1:
         found.append(verdict_of(unclaimed[0]))
     elif unclaimed:
@@ -230,102 +212,82 @@ def _against_reference(workload: Workload) -> list[Verdict]:
     return found
 
 
-def _among_equal_ranks(workload: Workload) -> list[Verdict]:
-    """At each number of ranks: the fastest, and which others cannot be told from it."""
+def _peers(workload: Workload) -> list[tuple[int, list[Entry], list[Entry]]]:
+    """For each number of ranks the configurations to choose a leader from, the fastest first, and those too short."""
     found = []
     for ranks in sorted({entry.ranks for entry in workload.measured if entry.ranks}):
         peers = [entry for entry in workload.measured if entry.ranks == ranks]
-        if len(peers) < 2 or min(len(entry.tokens_per_s) for entry in peers) < MIN_REPEATS:
-            continue
         if len(peers) == 2 and workload.reference in peers:
             continue  # said already
-        leader, *others = sorted(peers, key=lambda entry: -np.median(entry.tokens_per_s))
-        pairs = [compared(leader, other) for other in others]
-        level = joined([leader.strategy, *(each.reference.strategy for each in pairs if each.kind == NO_DIFFERENCE)])
-        behind = [each for each in pairs if each.kind in (FASTER, WORSE)]
-        where = f"On {ranks} rank{'s' * (ranks > 1)}"
-        if any(each.kind == WORSE for each in behind):
-            better = joined([each.reference.strategy for each in behind if each.kind == WORSE])
-            claim = f"{where} {leader.strategy} has the highest throughput but learns worse than {better}"
-            found.append(Verdict(WORSE, f"{claim}: it is not the fastest"))
-            continue
-        if not behind:
-            found.append(Verdict(NO_DIFFERENCE, f"{where} no detectable difference between {level}"))
-            continue
-        ahead = joined([f"{each.reference.strategy} by {times(each.ratio.ratio)}x" for each in behind])
-        intervals = joined([each.interval for each in behind])
-        if len(behind) < len(pairs):
-            text = f"{where} {level} cannot be told apart at the top; {leader.strategy} beats {ahead}"
-        else:
-            text = f"{where} {leader.strategy} is the fastest; it beats {ahead}"
-        found.append(Verdict(FASTER, text, f"95 % interval{'s' * (len(behind) > 1)} {intervals}"))
+        short = [entry for entry in peers if len(entry.tokens_per_s) < MIN_REPEATS]
+        enough = sorted((entry for entry in peers if entry not in short), key=lambda entry: -_median(entry))
+        if len(enough) > 1:
+            found.append((ranks, enough, short))
     return found
 
 
-def _about(subject: Subject, title: str, applies: Callable[[Run], bool], text: str) -> Caution | None:
-    numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if applies(run))
-    if not numbers:
-        return None
-    which = "All runs" if len(numbers) == len(subject.runs) else f"{len(numbers)} of {len(subject.runs)} runs"
-    return Caution(title, f"{which} {text}", numbers)
+def _among_equal_ranks(ranks: int, peers: list[Entry], short: list[Entry], comparisons: int) -> list[Verdict]:
+    """The fastest of those that learn alike, which it beats, and which others cannot be told from it.
 
-
-def _several(subject: Subject, title: str, value: Callable[[Run], str], text: str) -> Caution | None:
-    values = [value(run) for run in subject.runs]
-    distinct = list(dict.fromkeys(values))
-    if len(distinct) < 2:
-        return None
-    counted = [f"{each} ({values.count(each)} run{'s' * (values.count(each) > 1)})" for each in distinct]
-    return Caution(title, f"{text} between runs: {joined(counted)}. A difference in speed may come from that.")
-
-
-def _unequal_work(subject: Subject) -> list[Caution]:
-    examples = [workload.entries[0].example for workload in subject.workloads]
-    differences = [each for each in differing_work(examples) if each.field not in ("seed", "tokens")]
-    differing = [each for each in differences if not each.is_unknown_only]
-    unknown = [each.field.replace("_", " ") for each in differences if each.is_unknown_only]
+    "Beats" holds for all `comparisons` of the report together at 95 %.
+    """
+    where = f"On {ranks} rank{'s' * (ranks > 1)}"
+    worse_than = {
+        entry: [other for other in peers if other is not entry and compared(entry, other).worse is entry]
+        for entry in peers
+    }
     found = []
-    if differing:
-        texts = [f"{each.field.replace('_', ' ')} {' / '.join(dict.fromkeys(each.values))}" for each in differing]
-        found.append(Caution("Unequal work", f"Not all runs did the same work: {joined(texts)}."))
-    if unknown:
-        found.append(
-            Caution("Work not known", f"Not recorded in every file: {joined(unknown)}. Equal work is not shown.")
-        )
-    seeds = [{run.work.get("seed") for run in entry.measured} for entry in subject.measured]
-    if any(one != seeds[0] for one in seeds):
-        found.append(Caution("Seeds", "The configurations were not repeated with the same seeds."))
+    if worse_than[peers[0]]:
+        better = joined([other.strategy for other in worse_than[peers[0]]])
+        claim = f"{where} {peers[0].strategy} has the highest throughput but learns worse than {better}"
+        found.append(Verdict(WORSE, f"{claim}: it is not the fastest"))
+    alike = [entry for entry in peers if not worse_than[entry]]
+    if len(alike) < 2:
+        return found
+    leader = alike[0]
+    pairs = [compared(leader, other) for other in alike[1:]]
+    pairs = [each for each in pairs if each.kind not in (NOT_COMPARED, NO_CLAIM)]
+    intervals = {each: each.interval_among(comparisons) for each in pairs}
+    behind = [each for each in pairs if intervals[each][0] > 1]
+    best_beaten = max([_median(each.reference) for each in pairs if each.kind == FASTER], default=0.0)
+    level = [each for each in pairs if each.kind == NO_DIFFERENCE and _median(each.reference) > best_beaten]
+    unplaced = [each for each in pairs if each not in behind and each not in level]
+    left_out = [
+        ("not to be placed: scatter or differ too little", [each.reference for each in unplaced]),
+        ("learn worse", [entry for entry in peers if worse_than[entry]]),
+        (f"n < {MIN_REPEATS}", short),
+        ("unequal work or seeds", [entry for entry in alike[1:] if entry not in [each.reference for each in pairs]]),
+    ]
+    if not behind and pairs:
+        names = joined([entry.strategy for entry in (leader, *(each.reference for each in pairs))])
+        # A difference that the table calls detectable, one comparison by itself, need not hold among all of them.
+        none = "no lead is sure among" if best_beaten else "no detectable difference between"
+        claim = f"{where} {none} {names}{_left_out(left_out[1:])}"
+        found.append(Verdict(NO_DIFFERENCE, claim, _corrected(comparisons)))
+    if not behind:
+        return found
+    without = _left_out(left_out)
+    names = joined([leader.strategy, *(each.reference.strategy for each in level)])
+    ahead = joined([f"{each.reference.strategy} by {times(each.ratio.ratio)}x" for each in behind])
+    if level:
+        text = f"{where} {names} cannot be told apart at the top; {leader.strategy} beats {ahead}{without}"
+    elif unplaced:
+        text = f"{where} {leader.strategy} has the highest throughput; it beats {ahead}{without}"
+    else:
+        text = f"{where} {leader.strategy} is the fastest; it beats {ahead}{without}"
+    bounds = joined([" to ".join(map(times, intervals[each])) for each in behind])
+    found.append(Verdict(FASTER, text, f"interval{'s' * (len(behind) > 1)} {bounds}, {_corrected(comparisons)}"))
     return found
 
 
-def _too_few(subject: Subject) -> list[Caution]:
-    few = [entry for entry in subject.measured if len(entry.tokens_per_s) < MIN_REPEATS]
-    if not few:
-        return []
-    counts = [f"{entry.name} (n = {len(entry.tokens_per_s)})" for entry in few]
-    text = f"A claim takes {MIN_REPEATS} repeats: {joined(counts)} {'have' if len(few) > 1 else 'has'} fewer."
-    return [Caution(f"n < {MIN_REPEATS}", text)]
+def _left_out(groups: Sequence[tuple[str, list[Entry]]]) -> str:
+    told = [f"{joined([entry.strategy for entry in entries])} ({why})" for why, entries in groups if entries]
+    return f"; left out: {', '.join(told)}" if told else ""
 
 
-def _in_blocks(subject: Subject) -> Caution | None:
-    """Configurations measured one after the other: a drift of the machine in between would look like a difference."""
-    blocks = []
-    for workload in subject.workloads:
-        others = [entry for entry in workload.measured if entry is not workload.reference]
-        pairs = [compared(entry, workload.reference) for entry in others]
-        blocks += [pair.entry for pair in pairs if any("not interleaved" in text for text in pair.found.warnings)]
-    if not blocks:
-        return None
-    names = joined([entry.name for entry in blocks])
-    text = f"The runs of {names} were not made in turn with those that they are compared with"
-    return Caution("Not interleaved", f"{text}: a drift of the machine in between counts as a difference.")
+def _corrected(comparisons: int) -> str:
+    return f"at 95 % over {comparisons} comparisons together" if comparisons > 1 else "at 95 %"
 
 
-def _copies(subject: Subject) -> list[Caution]:
-    identifiers = [run.run_id for run in subject.runs if run.run_id]
-    copies = sorted({each for each in identifiers if identifiers.count(each) > 1})
-    if not copies:
-        return []
-    text = f"One run appears more than once, under the run id {joined(copies)}: a copy is no repeat."
-    numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if run.run_id in copies)
-    return [Caution("Copied files", text, numbers)]
+def _median(entry: Entry) -> float:
+    return float(np.median(entry.tokens_per_s))

@@ -38,23 +38,27 @@ def write_scaling_report(
 def report_on_directory(
     out_dir: Path, protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
 ) -> dict[str, Any]:
-    """`scaling_report` of every run below `out_dir`. Its sweep.json, if there, gives protocol, target and cells.
+    """`scaling_report` of every run below `out_dir`. The sweep.json that is in it gives protocol, target and cells.
+
+    So does the one above it, where `out_dir` is the folder of a cell, and the only one below it.
 
     Raises:
-        ValueError: no runs, an unknown or contradicting protocol, a file that cannot be read; one sentence.
+        ValueError: no runs, several sweeps, an unknown or contradicting protocol, a file that cannot be read; one
+            sentence.
     """
     out_dir = Path(out_dir)
-    sweep = read_sweep(out_dir)
+    folder = _sweep_folder(out_dir)
+    sweep = read_sweep(folder)
     planned = sweep.get("protocol")
     if protocol and planned and protocol != planned:
         raise ValueError(
-            f"--protocol {protocol}, but {out_dir / SWEEP_FILE} planned {planned}: protocols are never mixed; "
+            f"--protocol {protocol}, but {folder / SWEEP_FILE} planned {planned}: protocols are never mixed; "
             "leave --protocol out"
         )
     paths = find_runs(out_dir)
     if not paths:
         raise ValueError(f"{out_dir} holds no training_metrics.json at any depth; give the folder of a sweep")
-    cells = {out_dir / cell["folder"]: cell for cell in sweep.get("cells", [])}
+    cells = _cells_below(out_dir, folder, sweep)
     runs, left_out = _load(paths, cells)
     return scaling_report(
         runs,
@@ -65,6 +69,30 @@ def report_on_directory(
         directory=out_dir,
         left_out=left_out,
     )
+
+
+def _sweep_folder(out_dir: Path) -> Path:
+    """The folder whose sweep.json speaks of the runs below `out_dir`; `out_dir` itself where there is none."""
+    if (out_dir / SWEEP_FILE).exists():
+        return out_dir
+    for folder in out_dir.resolve().parents[:2]:  # a plan lies beside its cells, whose folders hold those of runs
+        if (folder / SWEEP_FILE).exists() and _cells_below(out_dir, folder, read_sweep(folder)):
+            return folder
+    below = sorted(path.parent for path in out_dir.rglob(SWEEP_FILE))
+    if len(below) > 1:
+        told = ", ".join(f"{folder.relative_to(out_dir)} ({read_sweep(folder)['protocol']})" for folder in below)
+        raise ValueError(f"--dir {out_dir} holds {len(below)} sweeps, which are never pooled: {told}; give one of them")
+    return below[0] if below else out_dir
+
+
+def _cells_below(out_dir: Path, folder: Path, sweep: Mapping[str, Any]) -> dict[Path, dict]:
+    """The cells of the sweep in `folder` whose runs lie below `out_dir`, by the folder of the run."""
+    root, places = out_dir.resolve(), {}
+    for cell in sweep.get("cells", []):
+        place = (folder / cell["folder"]).resolve()
+        if place.is_relative_to(root):
+            places[out_dir / place.relative_to(root)] = cell
+    return places
 
 
 def _load(paths: Sequence[Path], cells: Mapping[Path, dict]) -> tuple[list[Run], list[dict]]:
@@ -206,11 +234,11 @@ def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[
             fits[law] = no_fit(law, reason or "needs runs at 2 rank counts or more, there is 1")
             continue
         name = fair[0]["reference"].partition(" at 1 rank")[0]
-        at_one = next(
-            row
-            for row in rows
-            if (row["strategy"], row["batch_size"], row["ranks"]) == (name, fair[0]["batch_size"], 1)
-        )
+        wanted = (name, fair[0]["batch_size"], 1)
+        at_one = next((row for row in rows if (row["strategy"], row["batch_size"], row["ranks"]) == wanted), None)
+        if at_one is None:  # a mismatch that was allowed: speed-ups against another batch size follow no law
+            fits[law] = no_fit(law, "needs runs at one rank with this batch size")
+            continue
         fits[law] = fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one, *fair)})
         fits[law]["reference"] = fair[0]["reference"]
     return fits

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.comparability import LOSS_NOISE
+from testbed.analysis.comparability import loss_noise
 from testbed.analysis.runs import Run
 from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
@@ -31,7 +31,7 @@ def arm_row(
     compared = reference or next(other for other in arms if other.batch_size == arm.batch_size)
     found = mismatches(arm, compared, protocol)
     n = len(arm.runs)
-    reached = None if target is None else time_to_loss_of_arm(arm.runs, target)
+    reached = None if target is None else time_to_loss_of_arm(arm.runs, target, arm.failed)
     row: dict[str, Any] = {
         "strategy": arm.strategy,
         "batch_size": arm.batch_size,
@@ -96,7 +96,7 @@ def _times_to_loss(
     arm: ScalingArm, reference: ScalingArm, target: float | None
 ) -> tuple[list[list[float]], str | None]:
     """Seconds of training to the target, the reference's first: less time is a larger ratio. Or why there are none."""
-    found = [time_to_loss_of_arm(each.runs, target) for each in (reference, arm)]
+    found = [time_to_loss_of_arm(each.runs, target, each.failed) for each in (reference, arm)]
     for each, times in zip((reference, arm), found, strict=True):
         if times["num_never_reached"] or len(times["train_time_s"]["values"]) < len(each.runs):
             what = times["reason"] or "a run does not record its training time at the target"
@@ -115,11 +115,14 @@ def _loss_note(arm: ScalingArm, reference: ScalingArm, protocol: str) -> str | N
         return "a run has no validation loss: that both learned equally is not shown"
     if any(run.validation != reference.runs[0].validation for run in (*arm.runs, *reference.runs)):
         return "validation losses are over different data or token counts and do not compare"
-    spread = max(LOSS_NOISE, *(max(each) - min(each) for each in losses))
+    noise, side = loss_noise(*losses)
     difference = plain_statistics.median(losses[0]) - plain_statistics.median(losses[1])
-    if abs(difference) <= spread:
+    if abs(difference) <= noise:
         return None
-    return f"median final validation loss differs by {difference:+.4f}, more than the spread of {spread:.4f}"
+    whose = "what seeds explain in published 124M runs"
+    if side is not None:
+        whose = "the spread of " + ("its own runs" if side == 0 else f"{reference.strategy} at 1 rank")
+    return f"median final validation loss differs by {difference:+.4f}, more than {noise:.4f} ({whose})"
 
 
 def relative_path(path: Path, directory: Path | None) -> str:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.arms import NOT_PART_OF_AN_ARM
+from testbed.analysis.arms import NOT_PART_OF_AN_ARM, hardware_of, rank_count, without_copies
 from testbed.analysis.runs import WORK_FIELDS, Run
 
 BASELINE = "baseline"
@@ -52,11 +52,8 @@ class ScalingArm:
     ranks: int
     runs: tuple[Run, ...]
     instrumented: tuple[Run, ...] = field(default=())  # the same configuration under a profiler: never throughput
-
-
-def rank_count(run: Run) -> int | None:
-    """Devices that compute: the ranks, but all devices of the single process of run type dp."""
-    return run.record.get("hardware", {}).get("num_devices") or run.world_size
+    failed: tuple[Run, ...] = field(default=())  # the same configuration, never finished: no throughput, but no success
+    stray_of: int | float | None = None  # without a plan: the batch size of the series whose work this arm does not do
 
 
 def sort_into_arms(
@@ -67,12 +64,16 @@ def sort_into_arms(
     Args:
         cells: folder of a run -> its cell in sweep.json.
     """
-    left_out, measured, instrumented = [], [], []
+    left_out, measured, instrumented, failed = [], [], [], []
+    runs, copies = without_copies(runs)
+    left_out += [_left_out(run, reason) for run, reason in copies]
     for run in runs:
         if (ranks := rank_count(run)) is None:
             left_out.append(_left_out(run, "the number of ranks is not recorded, and the throughput is of one of them"))
         elif run.status != "complete":
             left_out.append(_left_out(run, f"not complete, status {run.status}"))
+            if run.status == "failed" and not run.instrumented and (not cells or run.path.parent in cells):
+                failed.append((run, ranks))
         elif run.instrumented:
             instrumented.append((run, ranks))
             left_out.append(_left_out(run, "instrumented (a profiler or a debug switch was on): no throughput from it"))
@@ -86,14 +87,29 @@ def sort_into_arms(
     profiled: dict[tuple, list[Run]] = {}
     for run, ranks in instrumented:
         profiled.setdefault(_identity(run, ranks), []).append(run)
+    lost: dict[tuple, list[Run]] = {}
+    for run, ranks in failed:
+        lost.setdefault(_place(run, ranks, cells or {}), []).append(run)
     return [
-        replace(arm, instrumented=tuple(profiled.get(_identity(arm.runs[0], arm.ranks), ()))) for arm in arms
+        replace(
+            arm,
+            instrumented=tuple(profiled.get(_identity(arm.runs[0], arm.ranks), ())),
+            failed=tuple(lost.get(_place(arm.runs[0], arm.ranks, cells or {}), ())),
+        )
+        for arm in arms
     ], left_out
+
+
+def _place(run: Run, ranks: int, cells: Mapping[Path, dict]) -> tuple:
+    """Where the plan puts a run; without one, what its settings say."""
+    cell = cells.get(run.path.parent)
+    return _identity(run, ranks) if cell is None else (cell["variant"], cell.get("batch_size"), ranks)
 
 
 def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | None:
     """The arm that speed-ups of `arm` are relative to: baseline at one rank, else the same strategy at one rank."""
-    at_one_rank = [other for other in arms if other.ranks == 1 and other.batch_size == arm.batch_size]
+    batch = arm.batch_size if arm.stray_of is None else arm.stray_of
+    at_one_rank = [other for other in arms if other.ranks == 1 and other.batch_size == batch]
     wanted = (
         lambda other: other.strategy == BASELINE,
         lambda other: _is_baseline(other.strategy),
@@ -113,7 +129,7 @@ def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[di
     found: list[dict[str, Any]] = []
     for run in arm.runs:
         pairs = _compared_fields(run, first, protocol)
-        pairs |= {f"hardware.{name}": (_hardware(first, name), _hardware(run, name)) for name in _HARDWARE_FIELDS}
+        pairs |= {f"hardware.{name}": (hardware_of(first, name), hardware_of(run, name)) for name in _HARDWARE_FIELDS}
         pairs["throughput is"] = (first.tokens_per_s_meaning, run.tokens_per_s_meaning)
         for name, (expected, value) in pairs.items():
             is_optional = name.startswith("hardware.")  # the name of a GPU on a CPU; None on both sides agrees
@@ -145,10 +161,6 @@ def _compared_fields(run: Run, first: Run, protocol: str) -> dict[str, tuple[Any
     return {name: (first.work.get(name), run.work.get(name)) for name in names}
 
 
-def _hardware(run: Run, name: str) -> Any:
-    return run.record.get("hardware", {}).get(name)
-
-
 def _left_out(run: Run, reason: str) -> dict[str, str]:
     return {"path": str(run.path), "reason": reason}
 
@@ -157,23 +169,31 @@ def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Pat
     names = _strategy_names([run for run, _ in measured], cells)
     batches = [_batch_size(run, ranks, protocol, cells) for run, ranks in measured]
     # Without a plan, a batch size that nothing at one rank shares is no second series: it is unequal work, to be named.
+    # A strategy that ran at several batch sizes on those ranks keeps them apart, for they are no repeats.
     referenced = {
         (name, batch)
         for name, batch, (_, ranks) in zip(names, batches, measured, strict=True)
         if ranks == 1 and batch is not None
     }
+    ran_at: dict[tuple, set] = {}
+    for name, batch, (_, ranks) in zip(names, batches, measured, strict=True):
+        ran_at.setdefault((name, ranks), set()).add(batch)
     members: dict[tuple, list[Run]] = {}
+    stray_of: dict[tuple, int | float | None] = {}
     for name, batch, (run, ranks) in zip(names, batches, measured, strict=True):
         own = [known for owner, known in sorted(referenced, key=str) if owner == name or _is_baseline(owner)]
         if run.path.parent not in cells and batch not in own:
             others = [known for other, known in zip(names, batches, strict=True) if other == name]
-            batch = (own or others)[0]
+            if len(ran_at[name, ranks]) == 1:
+                batch = (own or others)[0]
+            elif own:
+                stray_of[name, batch, ranks] = own[0]
         members.setdefault((name, batch, ranks), []).append(run)
     # The baseline first, then as planned, or else as found.
     planned = [cell["variant"] for cell in cells.values()]
     order = {name: place for place, name in reversed(list(enumerate([*planned, *names])))}
     return [
-        ScalingArm(name, batch, ranks, tuple(members[name, batch, ranks]))
+        ScalingArm(name, batch, ranks, tuple(members[name, batch, ranks]), stray_of=stray_of.get((name, batch, ranks)))
         for name, batch, ranks in sorted(
             members, key=lambda key: (not _is_baseline(key[0]), order[key[0]], key[1] or 0, key[2])
         )

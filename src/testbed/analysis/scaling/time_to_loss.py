@@ -63,25 +63,31 @@ def time_to_loss(run: Run, target: float) -> TimeToLoss | None:
     )
 
 
-def time_to_loss_of_arm(runs: Sequence[Run], target: float) -> dict[str, Any]:
+def time_to_loss_of_arm(runs: Sequence[Run], target: float, failed: Sequence[Run] = ()) -> dict[str, Any]:
     """Time to loss over the repeats of one configuration.
 
     A run that never reached the target is censored: it would have taken longer, nobody knows how much. It ranks above
     every other, so the median is known as soon as more than half of the runs reached the target, and is None before.
     An interval and a spread would need the missing values: with censored runs they are None.
+
+    Of the `failed` runs of the configuration those that had not reached the target count among the censored ones,
+    whether they validated or not: without them, an arm would be judged by the runs that survived.
     """
+    lost = [run for run in failed if not run.validation_losses or time_to_loss(run, target) is None]
     validated = [run for run in runs if run.validation_losses]
-    found = [time_to_loss(run, target) for run in validated]
+    found = [*(time_to_loss(run, target) for run in validated), *[None] * len(lost)]
     reached = [item for item in found if item is not None]
     num_never = len(found) - len(reached)
-    seeds = {run.work.get("seed") for run in validated}
+    seeds = {run.work.get("seed") for run in (*validated, *lost)}
+    never = f"{num_never} of {len(found)} runs never reached the target"
+    never += f" ({len(lost)} failed)" if lost else ""
     reason = None
     if not found:
         reason = "no run validated"
     elif 2 * len(reached) <= len(found):
-        reason = f"{num_never} of {len(found)} runs never reached the target: no median is claimed"
+        reason = f"{never}: no median is claimed"
     elif num_never:
-        reason = f"{num_never} of {len(found)} runs never reached the target: the median counts them as slower than all"
+        reason = f"{never}: the median counts them as slower than all"
     return {
         "target_val_loss": target,
         "n": len(found),

@@ -1,0 +1,149 @@
+"""What a reader must know before quoting a number: runs that are unfit, or kept apart by more than their strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.analysis.comparability import differing_work
+from testbed.analysis.report.subject import Subject
+from testbed.analysis.report.words import compared, joined
+from testbed.analysis.runs import Run
+from testbed.analysis.statistics import MIN_REPEATS
+
+NOISY = 0.1  # p95 above the median by more than this: the machine was not quiet
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What keeps a number from being quoted as it stands; `runs` are numbers of the appendix."""
+
+    title: str
+    text: str
+    runs: tuple[int, ...] = ()
+
+
+def warnings_of(subject: Subject) -> list[Caution]:
+    """What makes runs unfit or keeps them apart, the gravest first."""
+    found = [
+        _about(
+            subject,
+            "Instrumented",
+            lambda run: bool(run.instrumented),
+            "had a profiler or a debug switch on and are slower than the real ones: no headline and no speed-up is "
+            "from them.",
+        ),
+        _about(
+            subject,
+            "Not complete",
+            lambda run: run.status != "complete",
+            "did not finish (failed, killed or still running): they enter no figure.",
+        ),
+        _about(
+            subject,
+            "Dirty checkout",
+            lambda run: bool(run.record.get("git_dirty")),
+            "were made with files that differ from the commit they name: the code that ran cannot be looked up.",
+        ),
+        _about(
+            subject,
+            "Commit unknown",
+            lambda run: run.git_commit in (None, "unknown"),
+            "do not say which commit they ran.",
+        ),
+        _several(subject, "Several commits", lambda run: (run.git_commit or "unknown")[:10], "The code differs"),
+        _several(subject, "Several machines", machine, "The hardware differs"),
+        _several(subject, "Several versions", _torch, "PyTorch differs"),
+        _in_blocks(subject),
+        *_unequal_work(subject),
+        *_too_few(subject),
+        *_copies(subject),
+        _about(
+            subject,
+            "Unquiet machine",
+            lambda run: ((run.record.get("timing") or {}).get("step_time_p95_above_median") or 0) > NOISY,
+            f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
+        ),
+    ]
+    return [warning for warning in found if warning is not None]
+
+
+def machine(run: Run) -> str:
+    """The machine of rank 0 in words, as far as the file records it."""
+    hardware, host = run.record.get("hardware", {}), run.record.get("host", {})
+    device = hardware.get("gpu_name") or hardware.get("cpu_name") or "device unknown"
+    cores = hardware.get("cpu_cores_visible")
+    return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {cores} cores" if cores else "")
+
+
+def _torch(run: Run) -> str:
+    return (run.record.get("env") or {}).get("torch_version") or "unknown"
+
+
+def _about(subject: Subject, title: str, applies: Callable[[Run], bool], text: str) -> Caution | None:
+    numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if applies(run))
+    if not numbers:
+        return None
+    which = "All runs" if len(numbers) == len(subject.runs) else f"{len(numbers)} of {len(subject.runs)} runs"
+    return Caution(title, f"{which} {text}", numbers)
+
+
+def _several(subject: Subject, title: str, value: Callable[[Run], str], text: str) -> Caution | None:
+    values = [value(run) for run in subject.runs]
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) < 2:
+        return None
+    counted = [f"{each} ({values.count(each)} run{'s' * (values.count(each) > 1)})" for each in distinct]
+    return Caution(title, f"{text} between runs: {joined(counted)}. A difference in speed may come from that.")
+
+
+def _unequal_work(subject: Subject) -> list[Caution]:
+    examples = [workload.entries[0].example for workload in subject.workloads]
+    differences = [each for each in differing_work(examples) if each.field not in ("seed", "tokens")]
+    differing = [each for each in differences if not each.is_unknown_only]
+    unknown = [each.field.replace("_", " ") for each in differences if each.is_unknown_only]
+    found = []
+    if differing:
+        texts = [f"{each.field.replace('_', ' ')} {' / '.join(dict.fromkeys(each.values))}" for each in differing]
+        found.append(Caution("Unequal work", f"Not all runs did the same work: {joined(texts)}."))
+    if unknown:
+        found.append(
+            Caution("Work not known", f"Not recorded in every file: {joined(unknown)}. Equal work is not shown.")
+        )
+    seeds = [{run.work.get("seed") for run in entry.measured} for entry in subject.measured]
+    if any(one != seeds[0] for one in seeds):
+        found.append(Caution("Seeds", "The configurations were not repeated with the same seeds."))
+    return found
+
+
+def _too_few(subject: Subject) -> list[Caution]:
+    few = [entry for entry in subject.measured if len(entry.tokens_per_s) < MIN_REPEATS]
+    if not few:
+        return []
+    counts = [f"{entry.name} (n = {len(entry.tokens_per_s)})" for entry in few]
+    text = f"A claim takes {MIN_REPEATS} repeats: {joined(counts)} {'have' if len(few) > 1 else 'has'} fewer."
+    return [Caution(f"n < {MIN_REPEATS}", text)]
+
+
+def _in_blocks(subject: Subject) -> Caution | None:
+    """Configurations measured one after the other: a drift of the machine in between would look like a difference."""
+    blocks = []
+    for workload in subject.workloads:
+        others = [entry for entry in workload.measured if entry is not workload.reference]
+        pairs = [compared(entry, workload.reference) for entry in others]
+        blocks += [pair.entry for pair in pairs if any("not interleaved" in text for text in pair.found.warnings)]
+    if not blocks:
+        return None
+    names = joined([entry.name for entry in blocks])
+    text = f"The runs of {names} were not made in turn with those that they are compared with"
+    return Caution("Not interleaved", f"{text}: a drift of the machine in between counts as a difference.")
+
+
+def _copies(subject: Subject) -> list[Caution]:
+    identifiers = [run.run_id for run in subject.runs if run.run_id]
+    copies = sorted({each for each in identifiers if identifiers.count(each) > 1})
+    if not copies:
+        return []
+    text = f"One run appears more than once, under the run id {joined(copies)}: a copy is no repeat."
+    numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if run.run_id in copies)
+    return [Caution("Copied files", text, numbers)]
