@@ -512,7 +512,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, mon
 
 
 @pytest.mark.parametrize("number, exit_code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_and_leaves_a_sweep_to_go_on_with(stand_in, monkeypatch, number, exit_code):
+def test_a_signal_ends_the_run_and_leaves_a_sweep_to_go_on_with(stand_in, monkeypatch, request, number, exit_code):
     monkeypatch.setattr(sweep_run, "PATIENCE_S", 1.0)
     pids = stand_in.parent / "out" / "optimized_1rank_batch8" / "run_1" / "pids"
 
@@ -522,7 +522,10 @@ def test_a_signal_ends_the_run_and_leaves_a_sweep_to_go_on_with(stand_in, monkey
         os.kill(os.getpid(), number)
 
     sender = threading.Thread(target=send)
-    with a_runner(stand_in, "optimized") as runner:
+    # a shell that starts the tests in the background has them ignore Ctrl-C, and a sweep leaves what is ignored alone
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with a_runner(stand_in, "optimized", timeout_s=60.0) as runner:
         sender.start()
         runner.run_all(warmup_runs=0)
         sender.join()
