@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from conftest import TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from metrics_examples import example_metrics
 
 from testbed.metrics_file import read_metrics
+from testbed.recorder import RunRecorder
 
 SHORT = ["--max_train_steps", "4", "--timing_warmup_steps", "1", "--global_batch_size", "4", "--sample_tokens", "0"]
 
@@ -58,6 +60,14 @@ def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_file
     attribution = read_metrics(tmp_path / "run" / "training_metrics.json")["attribution"]
     assert attribution["bound"] is None
     assert all(row["num_per_step"] and not row["bus_bytes_per_step"] for row in attribution["collectives"])
+
+
+def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
+    """Its slowed rows stay among the measured ones."""
+    for before, now, expected in ((True, False, True), (False, True, True), (False, False, False)):
+        recorder = RunRecorder(tmp_path, settings=None, facts={"instrumented": now}, is_writer=True)
+        recorder.restore(example_metrics(instrumented=before), step=10, elapsed_s=1.0)
+        assert recorder.metrics["instrumented"] is expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The torch.profiler window of a run with --profile, and what it found. Such a run is instrumented."""
+"""The torch.profiler window of a run with --profile. Such a run is instrumented."""
 
 from __future__ import annotations
 
