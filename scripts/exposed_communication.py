@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Exposed communication in two ways that share nothing: from traces, and by leaving the synchronisation out.
 
-    python scripts/run_scaling_benchmarks.py --out_dir checkpoint/exposed --ranks 2 --profile_runs 5 --allow_mismatch \\
-        --run_types allreduce,allreduce:skip_gradient_sync,ddp,ddp:skip_gradient_sync
+    python scripts/run_scaling_benchmarks.py --out_dir checkpoint/exposed --ranks 2 --profile_runs 5 --steps 30 \\
+        --run_types allreduce:skip_gradient_sync=alternate,ddp:skip_gradient_sync=alternate -- --profile_steps 20
     python scripts/exposed_communication.py --dir checkpoint/exposed
 
-Prints a Markdown table; a run type is in it if there are runs of it with and without synchronisation, traced and not.
+Prints a Markdown table; a run type is in it if there are runs of --skip_gradient_sync alternate, traced and not.
 Exit code: 0, 1 trace and counterfactual do not agree, 2 what was typed cannot be read.
 """
 
@@ -33,8 +33,8 @@ def main() -> int:
         return 2
     if not found:
         print(
-            f"exposed_communication.py: error: --dir {arguments.dir} holds no run type with complete runs of all four "
-            "kinds: with and without --skip_gradient_sync, each with and without --profile; --help shows the sweep",
+            f"exposed_communication.py: error: --dir {arguments.dir} holds no run type with complete runs of "
+            "--skip_gradient_sync alternate, both with and without --profile; --help shows the sweep",
             file=sys.stderr,
         )
         return 2

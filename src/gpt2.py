@@ -320,7 +320,8 @@ def say_what_runs(run: Run) -> None:
     steps = "validation only" if settings.eval_only else f"steps {run.first_step + 1} to {settings.last_step}"
     if settings.skip_gradient_sync:
         run.progress.say(
-            "--skip_gradient_sync: the ranks train apart. This measures steps without communication and is no training"
+            f"--skip_gradient_sync {settings.skip_gradient_sync}: the ranks train apart. This measures steps without "
+            "communication and is no training"
         )
     run.progress.say(
         f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "

@@ -53,6 +53,21 @@ def test_without_synchronisation_nothing_travels_and_the_run_says_that_it_is_no_
     assert metrics["attribution"]["bound"] is None
 
 
+@pytest.mark.parametrize("run_type", ["allreduce", "ddp"])
+def test_every_other_step_is_left_alone(tmp_path, token_files, run_type):
+    flags = ["--run_type", run_type, *TINY_RUN, *SHORT, *data_flags(token_files), "--global_batch_size", "8"]
+    flags += ["--timing_warmup_steps", "2"]  # in step 2 DDP agrees on its buckets, once, with a small broadcast
+    flags += ["--skip_gradient_sync", "alternate", "--profile", "--profile_steps", "2"]
+    done = run_program([*torchrun_command(2), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr[-2000:]
+    metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
+    changes = ["gradients of every even step are not synchronised: this is no training"]
+    assert metrics["training_config"]["math_changes"] == changes and metrics["instrumented"] is True
+    for of_rank in metrics["attribution"]["per_rank"]:
+        travels = {step["step"]: step["num_collectives"] > 0 for step in of_rank["steps"]}
+        assert travels == {3: True, 4: False}
+
+
 def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_files):
     flags = ["--run_type", "ddp", *TINY_RUN, *SHORT, *data_flags(token_files), "--profile", "--profile_steps", "3"]
     done = run_program([*torchrun_command(1), *flags, "--checkpoint_path", str(tmp_path / "run")])
@@ -77,6 +92,10 @@ def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
         (
             ["--profile", "--max_train_steps", "7"],
             "--profile looks at 5 steps after 5 of warm-up, but the run has 7; give --max_train_steps 10 or more",
+        ),
+        (
+            ["--run_type", "allreduce", "--skip_gradient_sync", "--save_every", "2"],
+            "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume",
         ),
         (["--profile_steps", "0"], "--profile_steps: 0 is not a positive whole number"),
     ],

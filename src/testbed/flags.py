@@ -268,9 +268,10 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
 
 def _data_parallel_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data parallel (run types allreduce, ddp, fsdp)")
-    group.add_argument("--skip_gradient_sync", action="store_true",
-                       help="allreduce, ddp: leave the synchronisation out to see what it costs; the ranks then train apart, so "
-                       "the run is marked as no training and leaves no weights")
+    group.add_argument("--skip_gradient_sync", nargs="?", const="all", choices=["all", "alternate"], metavar="all|alternate",
+                       help="allreduce, ddp: leave the synchronisation out to see what it costs, of all steps or of every even "
+                       "one; the ranks then train apart, so the run is marked as no training and leaves no weights "
+                       "(default: synchronise; without a word: all)")
     group.add_argument("--bucket_cap_mb", type=positive_number, metavar="MIB",
                        help="ddp: size of the buckets in which gradients are averaged while backward goes on (default: 25)")
     group.add_argument("--gradient_compression", choices=["none", "bf16"],

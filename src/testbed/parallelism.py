@@ -264,7 +264,8 @@ def math_changes(values: dict[str, Any]) -> tuple[str, ...]:
     """What makes this run compute something else than the baseline does, in words; empty for equal mathematics."""
     changes = []
     if values["skip_gradient_sync"]:
-        changes.append("gradients are not synchronised: this is no training")
+        steps = "of every even step " if values["skip_gradient_sync"] == "alternate" else ""
+        changes.append(f"gradients {steps}are not synchronised: this is no training")
     if values["gradient_compression"] == "bf16":
         changes.append("gradients are averaged in bf16")
     if values["mixed_precision"] == "native" and values["run_type"] == "fsdp":

@@ -82,7 +82,7 @@ class RunSettings:
     threads_per_rank: int
     quiet_nccl_monitor: bool
     mixed_precision: str | None  # this and what follows to tensor_parallel_size: None where the run type has it not
-    skip_gradient_sync: bool | None
+    skip_gradient_sync: str | None
     bucket_cap_mb: float | None
     gradient_compression: str | None
     reshard_after_forward: str | None
@@ -377,13 +377,17 @@ def _schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile
 
 
 def _check_measuring(values: dict[str, Any]) -> None:
-    """What --profile and --tensorboard need is there before hours of training."""
+    """What the measuring flags need is there before hours of training."""
     steps = 0 if values["eval_only"] else min(values["total_steps"], values["stop_at_step"] or values["total_steps"])
     warmup, looked_at = max(1, values["timing_warmup_steps"]), values["profile_steps"]
     if values["profile"] and steps < warmup + looked_at:
         raise ValueError(
             f"--profile looks at {looked_at} steps after {warmup} of warm-up, but the run has {steps}; give "
             f"--max_train_steps {warmup + looked_at} or more, or a smaller --profile_steps"
+        )
+    if values["skip_gradient_sync"] and (values["save_every"] or values["resume"]):
+        raise ValueError(
+            "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume"
         )
     if values["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
         raise ValueError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")

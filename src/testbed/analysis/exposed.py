@@ -1,11 +1,15 @@
 """Exposed communication found in two ways that share nothing: in a trace, and by leaving the synchronisation out.
 
-Of an optimizer step with its gradients synchronised and of one without (--skip_gradient_sync) the difference is what
-communication costs the step: what is exposed, and what it takes from computing that it overlaps (on a CPU gloo's
-threads share the cores, on a GPU NCCL's kernels share the multiprocessors). The first is a row of the attribution, the
-second the difference of the computing rows of two traced runs:
+`--skip_gradient_sync alternate` averages the gradients of every other step. Within such a run neighbouring steps differ
+in nothing else, so that their difference, unlike that of two runs, is free of what the machine does from minute to
+minute. It is the exposed communication, and what communication takes from computing that it overlaps (on a CPU gloo's
+threads share the cores, on a GPU NCCL's kernels share the multiprocessors):
 
     step - step without synchronisation  =  exposed communication + slow-down of computing
+
+The left side comes from runs without a profiler, by the wall clock alone; the right side from the attribution of traced
+runs. Where nothing overlaps (allreduce) the slow-down is nought, and the trace's exposed communication alone must be
+the difference.
 """
 
 from __future__ import annotations
@@ -30,15 +34,13 @@ COMPUTING = ("forward_s", "backward_s", "optimizer_s")
 class Estimate:
     """Median over runs in seconds per optimizer step, with its 95 % interval; bounds are None below five runs."""
 
-    median: float | None
+    median: float
     low: float | None
     high: float | None
     num_runs: int
 
-    def overlaps(self, other: Estimate) -> bool | None:
-        """Whether the intervals have something in common; None where one is not known."""
-        if None in (self.low, self.high, other.low, other.high):
-            return None
+    def overlaps(self, other: Estimate) -> bool:
+        """Whether the intervals, both known, have something in common."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -49,20 +51,10 @@ class ExposedCommunication:
     run_type: str
     ranks: int
     step: Estimate  # with synchronisation, no profiler
+    counterfactual: Estimate  # step minus the step without synchronisation next to it, no profiler
     traced: Estimate  # exposed communication of the rank that waits least, in the trace
-    slow_down: Estimate  # how much longer the same computing takes while gradients are synchronised
-    counterfactual: Estimate  # step minus step without synchronisation, no profiler in either
-
-    @property
-    def predicted(self) -> tuple[float | None, float | None]:
-        """The bounds of traced + slow-down, which the counterfactual must meet."""
-        bounds = (self.traced.low, self.traced.high, self.slow_down.low, self.slow_down.high)
-        if None in bounds:
-            return None, None
-        # errors of independent runs add in squares
-        middle = self.traced.median + self.slow_down.median
-        reach = np.hypot(self.traced.high - self.traced.low, self.slow_down.high - self.slow_down.low) / 2
-        return float(middle - reach), float(middle + reach)
+    slow_down: Estimate  # how much longer the same computing takes in the trace while gradients are synchronised
+    predicted: Estimate  # traced + slow-down, each run's own sum: what the counterfactual must meet
 
     @property
     def verdict(self) -> str:
@@ -71,102 +63,121 @@ class ExposedCommunication:
         Where the counterfactual's interval is so wide that it would also fit a trace without any exposed
         communication, agreement says nothing.
         """
-        low, high = self.predicted
-        if low is None or self.counterfactual.low is None:
+        if None in (self.predicted.low, self.counterfactual.low):
             return NOT_ENOUGH
-        if high < self.counterfactual.low or self.counterfactual.high < low:
+        if not self.predicted.overlaps(self.counterfactual):
             return DISAGREE
         return CANNOT_TELL if self.slow_down.overlaps(self.counterfactual) else AGREE
 
 
 def exposed_communication(runs: Sequence[Run]) -> list[ExposedCommunication]:
-    """For each configuration that has runs of all four kinds: with and without synchronisation, traced and not. Runs
-    as load_run gives them; those that are not complete, or whose trace could not be read, are left out."""
-    kinds: dict[str, dict[tuple[bool, bool], list[Run]]] = {}
+    """For each configuration that has runs of --skip_gradient_sync alternate, traced and not. Runs as load_run gives
+    them; those that are not complete, or whose trace could not be read, are left out."""
+    configurations: dict[str, dict[bool, list[Run]]] = {}
     for run in runs:
         settings = run.record.get("settings", {})
         is_traced = bool(settings.get("profile"))
-        has_no_trace = is_traced and not run.record.get("attribution")
-        if run.status != "complete" or settings.get("profile_mode") or has_no_trace:
-            continue
-        kind = bool(settings.get("skip_gradient_sync")), is_traced
-        kinds.setdefault(_configuration(run), {}).setdefault(kind, []).append(run)
-    found = []
-    for of_kind in kinds.values():
-        if {(False, False), (False, True), (True, False), (True, True)} <= of_kind.keys():
-            run = of_kind[False, False][0]
-            found.append(_of_run_type(run.run_type, run.world_size, of_kind))
+        is_readable = run.status == "complete" and (run.record.get("attribution") or not is_traced)
+        if settings.get("skip_gradient_sync") == "alternate" and is_readable and not settings.get("profile_mode"):
+            configurations.setdefault(_configuration(run), {}).setdefault(is_traced, []).append(run)
+    found = [_of(kinds[False], kinds[True]) for kinds in configurations.values() if len(kinds) == 2]
     return sorted(found, key=lambda row: (row.run_type, row.ranks))
 
 
 def _configuration(run: Run) -> str:
-    """All that the four kinds of runs share."""
+    """All that the two kinds of runs share."""
     shared = configuration(run)
-    for name in ("skip_gradient_sync", "profile", "profile_steps"):
+    for name in ("profile", "profile_steps"):
         shared["settings"].pop(name, None)
-    shared["work"].pop("math_changes", None)
-    del shared["instrumented"]
     return json.dumps(shared, sort_keys=True, default=str)
 
 
-def _of_run_type(run_type: str, ranks: int, of_kind: dict[tuple[bool, bool], list[Run]]) -> ExposedCommunication:
-    step, without = ([_median_step(run) for run in of_kind[is_skipped, False]] for is_skipped in (False, True))
-    computing, alone = ([_computing(run) for run in of_kind[is_skipped, True]] for is_skipped in (False, True))
+def _of(timed: Sequence[Run], traced: Sequence[Run]) -> ExposedCommunication:
+    exposed = [_least_exposed(run) for run in traced]
+    slow_down = [_slow_down(run) for run in traced]
     return ExposedCommunication(
-        run_type,
-        ranks,
-        _estimate(step),
-        _estimate([_least_exposed(run) for run in of_kind[False, True]]),
-        _difference(computing, alone),
-        _difference(step, without),
+        timed[0].run_type,
+        timed[0].world_size,
+        _estimate([_median_step(run) for run in timed]),
+        _estimate([_counterfactual(run) for run in timed]),
+        _estimate(exposed),
+        _estimate(slow_down),
+        _estimate([sum(parts) for parts in zip(exposed, slow_down, strict=True)]),
     )
 
 
+def is_synchronised(step: int) -> bool:
+    """Whether --skip_gradient_sync alternate averaged the gradients of this optimizer step, counted from 1."""
+    return step % 2 == 1
+
+
 def _median_step(run: Run) -> float:
-    return float(np.median(run.step_times_s))
+    times = [row["step_time_s"] for row in _measured(run) if is_synchronised(row["step"])]
+    return float(np.median(times))
+
+
+def _counterfactual(run: Run) -> float:
+    rows = _measured(run)
+    return _difference([row["step"] for row in rows], [row["step_time_s"] for row in rows])
+
+
+def _measured(run: Run) -> list[dict[str, Any]]:
+    return [row for row in run.record["steps"] if not row["is_warmup"]]
 
 
 def _least_exposed(run: Run) -> float:
     """Of the rank that waits least: what another rank waits beyond that is for a slower rank, not for the network."""
-    return float(np.median(_rows(run, ("exposed_communication_s",)).min(axis=0)))
+    steps, exposed = _rows(run, ("exposed_communication_s",))
+    return float(np.median(exposed.min(axis=0)[[is_synchronised(step) for step in steps]]))
 
 
-def _computing(run: Run) -> float:
+def _slow_down(run: Run) -> float:
     """Of the slowest rank: the step without synchronisation takes as long as its computing."""
-    return float(np.median(_rows(run, COMPUTING).max(axis=0)))
+    steps, computing = _rows(run, COMPUTING)
+    return _difference(steps, computing.max(axis=0))
 
 
-def _rows(run: Run, names: Sequence[str]) -> np.ndarray:
-    """The sum of some rows of the attribution, (ranks, steps)."""
+def _difference(steps: Sequence[int], values: Sequence[float]) -> float:
+    """Median over the steps with synchronisation of what each takes beyond the mean of its neighbours without. With
+    both neighbours where there are two, a drift from step to step cancels.
+
+    Raises:
+        ValueError: no two neighbouring steps.
+    """
+    of_step = dict(zip(steps, values, strict=True))
+    differences = []
+    for step, value in of_step.items():
+        without = [of_step[near] for near in (step - 1, step + 1) if near in of_step]
+        if is_synchronised(step) and without:
+            differences.append(value - np.mean(without))
+    if not differences:
+        raise ValueError("a run of --skip_gradient_sync alternate has no two neighbouring steps that were measured")
+    return float(np.median(differences))
+
+
+def _rows(run: Run, names: Sequence[str]) -> tuple[list[int], np.ndarray]:
+    """The traced steps, and the sum of some rows of the attribution, (ranks, steps)."""
     per_rank: list[dict[str, Any]] = run.record["attribution"]["per_rank"]
-    return np.array([[sum(step[name] for name in names) for step in of_rank["steps"]] for of_rank in per_rank])
+    sums = np.array([[sum(step[name] for name in names) for step in of_rank["steps"]] for of_rank in per_rank])
+    return [step["step"] for step in per_rank[0]["steps"]], sums
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
     return Estimate(*median_interval(values), len(values))
 
 
-def _difference(these: Sequence[float], those: Sequence[float]) -> Estimate:
-    """Of medians of independent runs; the intervals of the two add in squares."""
-    left, right = _estimate(these), _estimate(those)
-    middle = left.median - right.median
-    if None in (left.low, right.low):
-        return Estimate(middle, None, None, min(left.num_runs, right.num_runs))
-    reach = float(np.hypot(left.high - left.low, right.high - right.low)) / 2
-    return Estimate(middle, middle - reach, middle + reach, min(left.num_runs, right.num_runs))
-
-
 def exposed_table(found: Sequence[ExposedCommunication]) -> str:
     """In Markdown, milliseconds per optimizer step, medians with 95 % intervals."""
     lines = [
-        "| run type | ranks | n | step (ms) | exposed, in the trace (ms) | computing slowed down by (ms) | step minus "
-        "step without synchronisation (ms) | trace and counterfactual |",
-        "|---|---|---|---|---|---|---|---|",
+        "| run type | ranks | n | step (ms) | step minus step without synchronisation (ms) | exposed, in the trace (ms)"
+        " | computing slowed down by (ms) | the two together (ms) | trace and counterfactual |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
-        cells = [_cell(each) for each in (row.step, row.traced, row.slow_down, row.counterfactual)]
-        n = min(each.num_runs for each in (row.step, row.traced, row.slow_down, row.counterfactual))
-        lines.append(f"| {row.run_type} | {row.ranks} | {n} | {' | '.join(cells)} | {row.verdict} |")
+        estimates = (row.step, row.counterfactual, row.traced, row.slow_down, row.predicted)
+        n = min(each.num_runs for each in estimates)
+        cells = " | ".join(_cell(each) for each in estimates)
+        lines.append(f"| {row.run_type} | {row.ranks} | {n} | {cells} | {row.verdict} |")
     return "\n".join(lines)
 
 

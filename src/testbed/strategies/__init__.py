@@ -65,7 +65,7 @@ class StrategyEntry:
     options: Mapping[str, Any] = field(default_factory=dict)  # flags that only it has, and their defaults
 
 
-_WHOLE_MODEL = {"skip_gradient_sync": False}  # a rank that holds all weights can do a step without the others
+_WHOLE_MODEL = {"skip_gradient_sync": None}  # a rank that holds all weights can do a step without the others
 _PIPELINE_AXES = {"pipeline_stages": None}
 
 STRATEGIES = {

@@ -11,19 +11,17 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed.model import GPT2
-from testbed.strategies.baseline import Baseline
+from testbed.strategies.replicated import Replicated
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
 
-class DDP(Baseline):
+class DDP(Replicated):
     """Every rank holds the whole model; one reduction per step, with the last micro batch."""
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         super().__init__(settings, model, device)
-        self.data_rank = dist.get_rank()
-        self.data_world_size = dist.get_world_size()
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*deprecated")  # its new name came with 2.13
         self.wrapped = DistributedDataParallel(
             self.model,
@@ -35,8 +33,7 @@ class DDP(Baseline):
             self.wrapped.register_comm_hook(None, average_in_bf16)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
-        is_synchronised = is_last and not self.settings.skip_gradient_sync
-        return contextlib.nullcontext() if is_synchronised else self.wrapped.no_sync()
+        return contextlib.nullcontext() if is_last and self.is_synchronised else self.wrapped.no_sync()
 
 
 def average_in_bf16(group, bucket):  # DDP compares annotations with its types, and here they would be strings
