@@ -88,6 +88,7 @@ def test_the_table_of_exposed_communication_is_what_the_files_say():
     allreduce, ddp = found
     assert (allreduce.run_type, ddp.run_type) == ("allreduce", "ddp")
     assert allreduce.traced.low > ddp.traced.high
+    assert allreduce.verdict == ddp.verdict == "agree"
     page = (EXPOSED / "README.md").read_text()
     assert all(read_metrics(path)["git_commit"] in page for path in EXPOSED.rglob("training_metrics.json"))
 

@@ -39,9 +39,13 @@ class Estimate:
     high: float | None
     num_runs: int
 
-    def overlaps(self, other: Estimate) -> bool:
-        """Whether the intervals, both known, have something in common."""
-        return self.low <= other.high and other.low <= self.high
+    def differs_from(self, other: Estimate) -> bool:
+        """Whether the interval of the difference leaves nought out; both intervals are known.
+
+        Of other runs, so errors add in squares. That two intervals overlap would say less: it takes more than 95 %.
+        """
+        reach = np.hypot(self.high - self.low, other.high - other.low) / 2
+        return bool(abs(self.median - other.median) > reach)
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,14 @@ class ExposedCommunication:
     def verdict(self) -> str:
         """Whether trace and counterfactual agree within their intervals: a check that could have failed, or none.
 
-        Where the counterfactual's interval is so wide that it would also fit a trace without any exposed
-        communication, agreement says nothing.
+        Where the counterfactual is so uncertain that it would also fit a trace without any exposed communication,
+        agreement says nothing.
         """
         if None in (self.predicted.low, self.counterfactual.low):
             return NOT_ENOUGH
-        if not self.predicted.overlaps(self.counterfactual):
+        if self.predicted.differs_from(self.counterfactual):
             return DISAGREE
-        return CANNOT_TELL if self.slow_down.overlaps(self.counterfactual) else AGREE
+        return AGREE if self.slow_down.differs_from(self.counterfactual) else CANNOT_TELL
 
 
 def exposed_communication(runs: Sequence[Run]) -> list[ExposedCommunication]:
