@@ -14,8 +14,8 @@ from metrics_examples import example_metrics, save, v1_metrics
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
 from testbed.analysis.audit.pairs import LEFT_OUT_OF_WORK
+from testbed.analysis.comparability import TASK_FIELDS
 from testbed.analysis.runs import WORK_FIELDS
-from testbed.analysis.scaling import strategies
 
 
 @pytest.mark.parametrize(("rule", "words", "corrected", "broken", "sound"), CASES.values(), ids=CASES)
@@ -101,7 +101,7 @@ def test_a_time_to_loss_compares_other_recipes_for_one_task(tmp_path):
 
 def test_the_audit_and_the_scaling_report_mean_one_task():
     kept = set(WORK_FIELDS) - LEFT_OUT_OF_WORK["time_to_loss"]
-    assert kept | {"val_data_sha256", "val_tokens"} == set(strategies._TASK_FIELDS)
+    assert kept | {"val_data_sha256", "val_tokens"} == set(TASK_FIELDS)
 
 
 def test_the_plan_is_what_excuses_a_weak_sweep(tmp_path):

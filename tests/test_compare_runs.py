@@ -234,7 +234,7 @@ def test_code_machine_and_order_that_differ_are_warnings(compare, tmp_path):
     for text in (
         "commits differ: 111111111111 against 000000000000",
         "uncommitted changes",
-        "machines differ: node1 against node0",
+        "machine differs: node1 against node0",
         "torch version differs: 2.12 against 2.13.0",
         "not interleaved: the runs of A were made before those of B",
     ):
@@ -328,13 +328,13 @@ def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(compare, tmp_path):
         assert said.startswith("compare_runs.py: error: ")
 
 
-def test_arms_of_a_report_compare_under_their_labels(tmp_path):
+def test_arms_of_a_report_compare_under_their_names(tmp_path):
     arms = []
     for name, speed in (("ddp", 1.25), ("fsdp", 1.0)):
         paths = arm(tmp_path / name, speed, training_config={"run_type": name}).iterdir()
         arms.append(Arm(name, tuple(load_run(path) for path in sorted(paths))))
     comparison = compare_arms(*arms)
-    assert comparison.verdict_sentence().startswith("ddp is 25.0 % faster than fsdp (ratio 1.250")
+    assert comparison.verdict_sentence().startswith("ddp on 2 ranks is 25.0 % faster than fsdp on 2 ranks (ratio 1.250")
     assert comparison.learns_worse is None
     assert {quantity.name for quantity in comparison.quantities} >= {"throughput", "step time, p95"}
     assert all("not more than" in sentence for sentence in comparison.loss_sentences())

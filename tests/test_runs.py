@@ -15,7 +15,7 @@ EQUAL_WORK = (
     *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
     *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
-    *("train_data_sha256", "optimizer_steps", "tokens", "math_changes"),
+    *("train_data_sha256", "optimizer_steps", "tokens", "math_changes", "lr_schedule"),
 )
 OPTIMIZED = {"run_type": "optimized", "deepspeed_enabled": True, "zero_stage": 2}
 
@@ -139,6 +139,7 @@ OTHER_VALUES = {
     "init_from": "gpt2",
     "precision": "bf16",
     "optimizer": "SGD",
+    "lr_schedule": "constant",
 }  # of text, and a length that the positions allow; any other number is doubled
 
 
@@ -159,6 +160,24 @@ def test_no_part_of_the_work_is_overlooked(load, field):
 
 def test_the_fields_of_equal_work_are_these():
     assert sorted(WORK_FIELDS) == sorted(EQUAL_WORK)
+
+
+def test_another_optimizer_or_schedule_is_other_work(load):
+    """Files from before these fields did what the defaults do."""
+    muon = {"optimizer": "Muon", "muon_learning_rate": 0.01, "muon_momentum": 0.95}
+    older, adamw, first, second, wsd = load(
+        example_metrics(),
+        example_metrics(training_config={"lr_schedule": "cosine", "muon_learning_rate": None, "decay_share": None}),
+        example_metrics(training_config=muon),
+        example_metrics(training_config={**muon, "muon_learning_rate": 0.02}),
+        example_metrics(training_config={"lr_schedule": "wsd", "decay_share": 0.2}),
+    )
+    assert differing_work([older, adamw]) == []
+    assert warnings([adamw, first])[0] == "Not equal work: optimizer AdamW / Muon (learning rate 0.01, momentum 0.95)."
+    assert [each.field for each in differing_work([first, second])] == ["optimizer"]
+    assert warnings([adamw, wsd])[0] == "Not equal work: lr schedule cosine / wsd, decay share 0.2."
+    assert speed_ups([adamw, first])[1] == "n/a (work differs)"
+    assert "Muon" in first.label and "AdamW" not in adamw.label
 
 
 def test_with_many_runs_a_difference_says_which_run_has_what(load):

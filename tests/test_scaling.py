@@ -37,7 +37,7 @@ def test_speed_up_and_efficiency_are_the_ratio_of_medians(tmp_path):
         assert arm["speedup"]["low"] < ratio < arm["speedup"]["high"]
         assert arm["efficiency"]["low"] == pytest.approx(arm["speedup"]["low"] / ranks)
         assert arm["verdict"] == "faster" and arm["n"] == 5
-        assert arm["reference"] == "baseline at 1 rank"
+        assert arm["reference"] == "baseline on 1 rank"
     assert arm_of(report, "baseline", 1)["speedup"]["ratio"] == 1
 
 
@@ -73,7 +73,7 @@ def test_without_a_baseline_the_strategy_at_one_rank_is_the_reference(tmp_path):
     write_arm(tmp_path, "fsdp", 2, 1500)
     report = report_of(tmp_path)
     assert arm_of(report, "ddp", 2)["speedup"]["ratio"] == pytest.approx(2.0)
-    assert arm_of(report, "ddp", 2)["reference"] == "ddp at 1 rank (the same strategy)"
+    assert arm_of(report, "ddp", 2)["reference"] == "ddp on 1 rank (the same strategy)"
     alone = arm_of(report, "fsdp", 2)
     assert alone["speedup"] is None and "no run at one rank" in alone["reason"]
 
@@ -183,7 +183,8 @@ def test_variants_of_a_run_type_are_strategies_of_their_own(tmp_path):
         "ddp:bucket_cap_mb=50",
     }
     table = table_004(report)
-    assert "A: ddp:bucket_cap_mb=25 " in table and "B: ddp:bucket_cap_mb=50 " in table
+    assert "A: ddp, bucket_cap_mb 25 " in table and "B: ddp, bucket_cap_mb 50 " in table
+    assert table_004(report, ["ddp, bucket_cap_mb 25", "ddp:bucket_cap_mb=50"]) == table
     assert "1.014x [" in table  # 1850 / 1825
 
 

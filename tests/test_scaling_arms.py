@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from scaling_examples import arm_of, metrics_of, report_of, run_with_losses, wri
 from testbed.analysis.arms import group_into_arms
 from testbed.analysis.runs import load_run
 from testbed.analysis.scaling.report import report_on_directory
+from testbed.analysis.scaling.tables import table_001, table_003
 
 
 def on_gpus(ranks: int) -> dict:
@@ -86,7 +88,7 @@ def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(tmp_path):
     note = arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
     assert note.endswith("differs by +0.5000, more than 0.0040 (what seeds explain in published 124M runs)")
     unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 7.7], run_type="baseline", hardware={"num_devices": 1})
-    assert "more than 0.2000 (the spread of baseline at 1 rank)" in arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
+    assert "more than 0.2000 (the spread of baseline on 1 rank)" in arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
     unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 8.2], run_type="baseline", hardware={"num_devices": 1})
     assert arm_of(report_of(tmp_path), "ddp", 2)["loss_note"] is None
 
@@ -138,3 +140,62 @@ def test_a_folder_of_several_sweeps_is_refused_in_one_sentence(tmp_path, monkeyp
     assert [(arm["strategy"], arm["batch_size"], arm["n"]) for arm in cell["arms"]] == [("ddp", 8, 5)]
     with pytest.raises(ValueError, match="planned weak"):
         report_on_directory(tmp_path / "both" / "weak" / "ddp_2", "strong")
+
+
+def test_the_reference_has_the_settings_that_are_not_the_strategys_own(tmp_path):
+    """ddp:compile against baseline:compile; bucket_cap_mb, which no baseline has, is ddp's own."""
+    plain = {"compile": False, "bucket_cap_mb": None}
+    compiled = plain | {"compile": True}
+    write_arm(tmp_path, "baseline", 1, 1000, settings=plain)
+    write_arm(tmp_path, "baseline", 1, 1250, name="compiled", settings=compiled)
+    write_arm(tmp_path, "ddp", 2, 1800, settings=plain | {"bucket_cap_mb": 25})
+    write_arm(tmp_path, "ddp", 2, 2000, name="ddp_compiled", settings=compiled | {"bucket_cap_mb": 25})
+    report = report_of(tmp_path)
+    assert arm_of(report, "ddp:compile", 2)["reference"] == "baseline, compile on 1 rank"
+    assert arm_of(report, "ddp:compile", 2)["speedup"]["ratio"] == pytest.approx(1.6)
+    assert arm_of(report, "ddp", 2)["reference"] == "baseline on 1 rank"
+    assert arm_of(report, "ddp", 2)["speedup"]["ratio"] == pytest.approx(1.8)
+    assert arm_of(report, "ddp:compile", 2)["reference_note"] is None
+    assert arm_of(report, "baseline:compile", 1)["speedup"]["ratio"] == pytest.approx(1.25)
+    fits = {row["strategy"]: row["fits"]["amdahl"]["serial_fraction"] for row in report["strategies"]}
+    assert fits["ddp:compile"] == pytest.approx(0.25, abs=1e-3)  # 1 / 1.6 = s + (1 - s) / 2
+    assert "1.60x" in table_003(report) and "| 1 | " in table_001(report)
+    shutil.rmtree(tmp_path / "compiled_1")
+    report = report_of(tmp_path)
+    alone = arm_of(report, "ddp:compile", 2)
+    assert alone["reference"] == "baseline on 1 rank" and alone["speedup"]["ratio"] == pytest.approx(2.0)
+    assert alone["reference_note"].startswith("its reference, baseline on 1 rank, differs in compile (True against ")
+    assert f"ddp, compile on 2 ranks: {alone['reference_note']}" in report["warnings"]
+
+
+def deepspeed(options: dict, accumulation: int) -> dict:
+    """As training records it: the hash of the whole follows the ranks, since the accumulation is in it."""
+    effective = {"gradient_accumulation_steps": accumulation, "zero_optimization": {"stage": 1} | options}
+    sha256 = hashlib.sha256(json.dumps(effective).encode()).hexdigest()
+    selected = {"fp16_enabled": False, "wall_clock_breakdown": False, "zero_stage": 1}
+    config = {"path": "x.json", "sha256": sha256, "file_sha256": "f" * 64, "selected": selected, "effective": effective}
+    return {"deepspeed_config": config, "training_config": {"deepspeed_enabled": True, "zero_stage": 1}}
+
+
+def test_without_a_plan_options_of_a_deepspeed_file_make_another_strategy(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    for name, options, rate in (("one", {}, 1800), ("two", {"round_robin_gradients": True}, 1500)):
+        write_arm(tmp_path, "optimized", 1, rate / 2, name=name, **deepspeed(options, 2))
+        write_arm(tmp_path, "optimized", 2, rate, name=name, **deepspeed(options, 1))
+    arms = [arm for arm in report_of(tmp_path)["arms"] if arm["strategy"] != "baseline"]
+    assert [(arm["ranks"], arm["n"]) for arm in arms] == [(1, 5), (2, 5)] * 2
+    assert sorted({arm["tokens_per_s"]["median"] for arm in arms}) == [750, 900, 1500, 1800]
+    assert all("DeepSpeed configuration " in arm["name"] for arm in arms)
+    assert arms[0]["strategy"] == arms[1]["strategy"] != arms[2]["strategy"]
+
+
+def test_strategies_stand_in_one_order_whatever_order_a_sweep_ran_in(tmp_path):
+    expected = ["baseline", "allreduce", "ddp:bucket_cap_mb=5", "ddp:bucket_cap_mb=25", "fsdp"]
+    for first in (0, 2):
+        root, cells = tmp_path / str(first), {}
+        for variant in expected[first:] + expected[:first]:
+            paths = write_arm(root, variant.partition(":")[0], 2 - (variant == "baseline"), 1000,
+                              name=variant.replace(":", "_"), n=1)  # fmt: skip
+            cells[paths[0].parent] = {"name": variant, "variant": variant, "batch_size": 8}
+        found = [arm["strategy"] for arm in report_of(root, cells=cells)["arms"]]
+        assert found == expected

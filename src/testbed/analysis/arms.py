@@ -1,10 +1,15 @@
-"""Runs of one configuration are an arm: the repeats that an interval is made of."""
+"""Runs of one configuration are an arm, the repeats that an interval is made of; and what arms are called everywhere.
+
+A strategy is how a step is spread over ranks: runs of it may differ in ranks, batch and seed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from testbed.analysis.runs import Run
@@ -15,6 +20,36 @@ NOT_PART_OF_AN_ARM = frozenset(
     "checkpoint_path seed steps_per_print sample_prompt sample_tokens train_data_path val_data_path save_every "
     "keep_best timing_sample_every tensorboard".split()
 )
+# Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
+_FOLLOW_RANKS = frozenset(
+    "micro_batch_size_per_gpu grad_accum_steps pipeline_stages tensor_parallel_size shard_size threads_per_rank".split()
+)
+# Settings that say what is trained: they do not make another strategy, they make unequal work, and that is told.
+_WORK_SETTINGS = frozenset(
+    "epochs max_train_steps stop_at_step max_val_steps eval_every model num_layers num_heads embedding_size vocab_size "
+    "max_position_embeddings dropout init_from seq_length global_batch_size enforce_global_batch_size learning_rate "
+    "min_learning_rate warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
+    "target_val_loss".split()
+)
+# Settings that older files lack, with what their runs did.
+_BEFORE_THE_SETTING = {
+    "optimizer": "adamw",
+    "lr_schedule": "cosine",
+    "attention": "auto",
+    "matmul": "default",
+    "use_flash_attention": False,  # today --attention flash
+}
+# How a run is looked at, not what it does; and what is compared as hardware.
+_LOOKING = frozenset(
+    "profile profile_mode profile_steps timing_warmup_steps quiet_nccl_monitor device config overwrite resume".split()
+)
+# Of the effective DeepSpeed configuration what says the same as settings of the three kinds above.
+_SETTINGS_OF_DEEPSPEED = frozenset(
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping bf16 fp16 "
+    "torch_autocast data_types communication_data_type wall_clock_breakdown steps_per_print".split()
+)
+_DEEPSPEED = "DeepSpeed configuration"
+_IN_THE_LABEL = frozenset(("run_type", "zero_stage", "deepspeed_enabled"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +64,7 @@ class Arm:
         """Throughput of every run that may enter a headline: one number per run is what repeats are."""
         return [run.tokens_per_s for run in self.measured_runs]
 
-    @property
+    @cached_property
     def measured_runs(self) -> tuple[Run, ...]:
         """The runs that may enter a headline: finished, slowed down by no profiler, and no copies of one another."""
         fit = [
@@ -63,13 +98,17 @@ def rank_count(run: Run) -> int | None:
     return run.record.get("hardware", {}).get("num_devices") or run.world_size
 
 
+# What computes. Times of other devices are times of another thing: no repeats, and no comparison of configurations.
+DEVICE_FIELDS = ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank", "instance_type")
+
+
 def hardware_of(run: Run, name: str) -> Any:
     """A field of the file's hardware; None: not recorded, or without a say in how fast the devices compute.
 
     Threads of the CPU count where the CPU computes. A GPU's ranks share the cores, so their threads follow from the
     number of ranks.
     """
-    hardware = run.record.get("hardware", {})
+    hardware = run.record.get("hardware") or {}
     if name == "cpu_threads_per_rank" and hardware.get("device_type") != "cpu":
         return None
     return hardware.get(name)
@@ -92,7 +131,7 @@ def group_into_arms(runs: Sequence[Run]) -> list[Arm]:
     labels = [group[0].label for group in groups]
     for label in {label for label in labels if labels.count(label) > 1}:
         alike = [number for number, other in enumerate(labels) if other == label]
-        for number, added in zip(alike, _differing_settings([groups[number][0] for number in alike]), strict=True):
+        for number, added in zip(alike, differing_settings([groups[number][0] for number in alike]), strict=True):
             labels[number] = f"{label}, {added}" if added else label
     return [Arm(label, tuple(group)) for label, group in zip(labels, groups, strict=True)]
 
@@ -108,18 +147,146 @@ def configuration(run: Run) -> dict[str, Any]:
         "settings": settings,
         "work": {name: value for name, value in run.work.items() if name not in left_out},
         "ranks": rank_count(run),
-        "devices": [hardware_of(run, name) for name in ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank")],
+        "devices": [hardware_of(run, name) for name in DEVICE_FIELDS],
         "deepspeed_config": deepspeed_config_hash(run),
         "instrumented": run.instrumented,
     }
 
 
+@dataclass(frozen=True)
+class Strategy:
+    """What a strategy is called: `variant` as --run_types of a sweep has it, `name` in sentences, tables, pictures.
+
+    "ddp:bucket_cap_mb=50+compile" is "ddp, bucket_cap_mb 50, compile". Both hold only those settings in which runs of
+    one run type differ.
+    """
+
+    variant: str
+    name: str
+
+
+def strategies_of(runs: Sequence[Run]) -> list[Strategy]:
+    """For each run its strategy, named so that the strategies among `runs` are told apart."""
+    hows: dict[tuple, set[str]] = {}
+    for run in runs:
+        place = (how_text(run), rank_count(run), run.work.get("global_batch_size"))
+        hows.setdefault(place, set()).add(how_text(run, with_rank_settings=True))
+    split = {how for (how, *_), found in hows.items() if len(found) > 1}
+    keys = [how_text(run, with_rank_settings=how_text(run) in split) for run in runs]
+    of_variant = _told_apart([_variant_without_settings(run) for run in runs], keys)
+    of_name = _told_apart([_name_without_settings(run) for run in runs], keys)
+    found = []
+    for run, variant, told in zip(runs, of_variant, of_name, strict=True):
+        flags = "+".join(name if value is True else f"{name}={value}" for name, value in variant.items())
+        found.append(
+            Strategy(
+                _variant_without_settings(run)
+                + (f"{'+' if ':' in _variant_without_settings(run) else ':'}{flags}" if flags else ""),
+                ", ".join([_name_without_settings(run), *(_in_words(name, value) for name, value in told.items())]),
+            )
+        )
+    return found
+
+
+def arm_name(strategy: str, run: Run) -> str:
+    """ "ddp on 2 ranks": a strategy's name and the ranks of one of its runs, as every report names an arm."""
+    ranks = rank_count(run)
+    unit = "device" if (ranks or 0) > (run.world_size or 0) else "rank"  # the single process of dp computes on several
+    return f"{strategy} on " + (f"{ranks} {unit}{'s' * (ranks > 1)}" if ranks else "an unknown number of ranks")
+
+
+def arm_names(arms: Sequence[Arm]) -> list[str]:
+    """`arm_name` for each, with the settings in the strategy's name that tell these arms apart."""
+    examples = [arm.runs[0] for arm in arms]
+    strategies = strategies_of(examples)
+    return [arm_name(strategy.name, run) for strategy, run in zip(strategies, examples, strict=True)]
+
+
+def device_of(run: Run) -> str:
+    """What the label says after the strategy: "CPU (1 thread), fp32", without the number of devices."""
+    return ", ".join(part.split(" x ", 1)[-1] for part in run.label.split(", ")[1:])
+
+
+def differing_conditions(run: Run, reference: Run) -> list[str]:
+    """Settings beside the strategy's own in which a run differs from that of a baseline, such as "compile".
+
+    What only some strategies have, such as a bucket size, a file of the baseline records as null.
+    """
+    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | _FOLLOW_RANKS | _IN_THE_LABEL
+    own, others = run.record.get("settings", {}), reference.record.get("settings", {})
+    shared = {name for name, value in others.items() if value is not None and name in own} - ignored
+    return sorted(name for name in shared if (own[name] or False) != (others[name] or False))
+
+
+def how_text(run: Run, with_rank_settings: bool = False) -> str:
+    """The settings that say how a step is spread over the ranks, as JSON to compare."""
+    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
+    recorded, config = run.record.get("settings", {}), run.record.get("training_config", {})
+    # A switch that is off and a setting that older files lack say the same.
+    how = {name: value for name, value in recorded.items() if name not in ignored and value not in (None, False)}
+    how = {name: value for name, value in how.items() if value != _BEFORE_THE_SETTING.get(name)}
+    how |= {name: config.get(name) for name in ("zero_stage", "deepspeed_enabled")}
+    how["run_type"] = run.run_type or _name_without_settings(run)
+    how[_DEEPSPEED] = _deepspeed_options(run)
+    return json.dumps(how, sort_keys=True, default=str)
+
+
+def _deepspeed_options(run: Run) -> str | None:
+    """Eight digits for the options of a DeepSpeed file that no setting shows; None: no DeepSpeed.
+
+    The hash of the whole effective configuration would not do: it holds the micro batch, which follows the ranks.
+    """
+    config = run.record.get("deepspeed_config") or {}
+    options = {
+        name: value for name, value in (config.get("effective") or {}).items() if name not in _SETTINGS_OF_DEEPSPEED
+    }
+    if not options:
+        return config["sha256"][:8] if config.get("sha256") else None
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _told_apart(bases: Sequence[str], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """For each key, a JSON of settings, those in which the keys of the same base differ; what is off is left out."""
+    settings_of = {key: json.loads(key) for key in keys}
+    differing: dict[str, list[str]] = {}
+    for base in set(bases):
+        alike = [settings_of[key] for key in {key for other, key in zip(bases, keys, strict=True) if other == base}]
+        names = sorted({name for each in alike for name in each} - _IN_THE_LABEL)
+        differing[base] = [name for name in names if len({str(each.get(name)) for each in alike}) > 1]
+    return [
+        {name: value for name in differing[base] if (value := settings_of[key].get(name)) is not None}
+        for base, key in zip(bases, keys, strict=True)
+    ]
+
+
+def _variant_without_settings(run: Run) -> str:
+    config = run.record.get("training_config", {})
+    if run.run_type is None:  # 2.0: the label starts with what its command line says
+        return _name_without_settings(run)
+    zero = config.get("zero_stage") if config.get("deepspeed_enabled") else None
+    return run.run_type + (f":zero_stage={zero}" if zero is not None else "")
+
+
+def _name_without_settings(run: Run) -> str:
+    return run.label.partition(", ")[0]
+
+
+def _in_words(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
 def _settings(run: Run) -> dict[str, Any]:
     recorded = run.record.get("settings", {})
-    return {name: value for name, value in recorded.items() if name not in NOT_PART_OF_AN_ARM}
+    return {
+        name: value
+        for name, value in recorded.items()
+        if name not in NOT_PART_OF_AN_ARM and value != _BEFORE_THE_SETTING.get(name)
+    }
 
 
-def _differing_settings(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """For each run the settings in which the runs differ, in words: "bucket_cap_mb 50".
 
     The hash of the DeepSpeed configuration stands beside them where they do not tell the runs apart.
@@ -127,7 +294,7 @@ def _differing_settings(runs: Sequence[Run]) -> list[str]:
     settings = [_settings(run) for run in runs]
     names = sorted({name for each in settings for name in each})
     differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
-    told = [", ".join(f"{name} {each.get(name)}" for name in differing) for each in settings]
+    told = [", ".join(_in_words(name, each.get(name)) for name in differing) for each in settings]
     hashes = [f"DeepSpeed configuration {str(deepspeed_config_hash(run))[:8]}" for run in runs]
     if len(set(told)) == len(told) or len(set(hashes)) == 1:
         return told

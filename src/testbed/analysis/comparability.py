@@ -9,6 +9,12 @@ from typing import Any
 from testbed.analysis.runs import WORK_FIELDS, Run
 
 UNKNOWN = "unknown"
+# What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
+TASK_FIELDS = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from", "seq_len"),
+    *("train_data_sha256", "val_data_sha256", "val_tokens"),
+)
+IN_PROPORTION = ("global_batch_size", "tokens")  # in weak scaling, to the ranks
 # Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
 LOSS_NOISE = 0.004
 

@@ -4,6 +4,8 @@ Nothing is filled in: what a file does not record is None, and a quantity that v
 the words that say what it is (`*_meaning`), so that a chart never puts two meanings on one axis.
 """
 
+import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ _WORK_FROM_CONFIG = (
     *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
 )
-WORK_FIELDS = (*_WORK_FROM_CONFIG, "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
+WORK_FIELDS = (*_WORK_FROM_CONFIG, "lr_schedule", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,23 @@ class Point:
     train_time_s: float | None
     loss: float
     elapsed_s: float | None = None
+
+
+class Record(dict):
+    """A file's content without the rows of its steps: what is asked of them all stands in `Run` as arrays.
+
+    A row is a dictionary of twenty entries, and an evaluation holds hundreds of runs of thousands of steps.
+    `record["steps"]` reads them again from the file, each time, for the few questions that need every row.
+    """
+
+    def __init__(self, path: Path, metrics: dict[str, Any]):
+        super().__init__({name: value for name, value in metrics.items() if name != "steps"})
+        self._path = path
+
+    def __missing__(self, name: str) -> Any:
+        if name != "steps":
+            raise KeyError(name)
+        return read_metrics(self._path)["steps"]
 
 
 @dataclass(frozen=True, eq=False)  # a run is itself; arrays have no single truth to compare
@@ -52,7 +71,8 @@ class Run:
     training_time_meaning: str
     tokens_per_s: float | None
     tokens_per_s_meaning: str
-    record: dict[str, Any] = field(repr=False)  # the file itself, for what is shown or traced but not compared
+    # The file itself, for what is shown or traced but not compared; of 2.1 a `Record`.
+    record: dict[str, Any] = field(repr=False)
 
     work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
     validation: dict[str, Any] = field(default_factory=dict)
@@ -66,6 +86,11 @@ class Run:
     # Measured steps, warm-up left out, the slowest rank's; empty: the file has no rows.
     step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
     num_warmup_steps: int | None = None
+    # Every step, warm-up too: as the file states it, and the largest of the ranks' own times.
+    all_step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    slowest_rank_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    # Mean over measured steps and ranks of every per_rank_*_s that each of these rows has: {"forward": seconds, ...}.
+    mean_phases_s: dict[str, float] = field(default_factory=dict)
 
     # Every step, warm-up too: its number, the seconds of training at its end, its loss.
     train_steps: np.ndarray = field(default_factory=lambda: np.array([], dtype=int))
@@ -159,6 +184,11 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
     work = {name: config[name] for name in _WORK_FROM_CONFIG}
+    work["optimizer"] += _muon_in_words(config)
+    decay_share = config.get("decay_share")
+    work["lr_schedule"] = config.get("lr_schedule", "cosine") + (
+        f", decay share {decay_share:g}" if decay_share else ""
+    )
     work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
@@ -167,11 +197,12 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     threads, devices = hardware["cpu_threads_per_rank"], hardware.get("num_devices", world_size)
     device = (hardware["gpu_name"] or "CUDA device") if on_cuda else f"CPU ({threads} thread{'s' * (threads > 1)})"
     zero = f" ZeRO-{config['zero_stage']}" if config["deepspeed_enabled"] and config["zero_stage"] is not None else ""
+    strategy = f"{config['run_type']}{zero}{_cut(metrics)}{_other_optimizer(config)}"
     return Run(
         path=path,
         version="2.1",
-        label=f"{config['run_type']}{zero}{_cut(metrics)}, {devices} x {device}, {config['precision']}",
-        record=metrics,
+        label=f"{strategy}, {devices} x {device}, {config['precision']}",
+        record=Record(path, metrics),
         status=metrics["status"],
         instrumented=metrics["instrumented"],
         world_size=world_size,
@@ -186,6 +217,9 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         tokens_per_s_meaning="all ranks together, tokens / time of the measured steps; warm-up excluded",
         step_times_s=times[~is_warmup],
         num_warmup_steps=int(is_warmup.sum()),
+        all_step_times_s=times,
+        slowest_rank_times_s=np.array([max(row["per_rank_step_time_s"]) for row in rows], dtype=float),
+        mean_phases_s=_mean_phases(rows),
         train_steps=np.array([row["step"] for row in rows], dtype=int),
         train_times_s=times.cumsum(),
         train_losses=np.array([row["loss"] for row in rows], dtype=float),
@@ -200,11 +234,34 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     )
 
 
+def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:
+    measured = [row for row in rows if not row["is_warmup"]]
+    names = [name for name in (measured[0] if measured else ()) if re.fullmatch(r"per_rank_\w+_s", name)]
+    means = {}
+    for name in names:
+        values = [row.get(name) for row in measured]
+        if None not in values:
+            total_s = math.fsum(itertools.chain.from_iterable(values))
+            means[name.removeprefix("per_rank_").removesuffix("_s")] = total_s / sum(map(len, values))
+    return means
+
+
 def _cut(metrics: dict) -> str:
     """The pipeline's schedule, and how a mesh with several axes lies over the ranks."""
     axes, schedule = metrics["training_config"].get("mesh", {}), metrics["settings"].get("pipeline_schedule")
     sizes = [f"{axis} {axes[axis]}" for axis in ("pipeline", "tensor", "data") if axes.get(axis, 1) > 1]
     return (f" {schedule}" if schedule else "") + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
+
+
+def _other_optimizer(config: dict) -> str:
+    """What a label says of the optimizer: nothing of AdamW."""
+    return "" if config["optimizer"] == "AdamW" else f" {config['optimizer']}"
+
+
+def _muon_in_words(config: dict) -> str:
+    """Muon's own two numbers, which make its work another's as AdamW's numbers do."""
+    rate, momentum = config.get("muon_learning_rate"), config.get("muon_momentum")
+    return "" if rate is None else f" (learning rate {rate:g}, momentum {momentum:g})"
 
 
 def _from_v20(path: Path, metrics: dict) -> Run:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import shlex
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def _verdict(
     faults += _content_faults(metrics)
     if cell is not None:
         faults += _plan_faults(metrics, cell, protocol)
-    times = tuple(row["step_time_s"] for row in metrics.get("steps", ()))
+    times = array("d", (row["step_time_s"] for row in metrics.get("steps", ()))).tobytes()
     if times and (first := seen.setdefault((metrics["run_id"], times), folder)) != folder:
         faults.append(("duplicate_run", f"the same run_id and step times as {first}"))
     world_size = metrics.get("hardware", {}).get("world_size")

@@ -22,18 +22,22 @@ from testbed.analysis.audit.rules import (
     is_exact,
     schedule_warmup_steps,
 )
-from testbed.analysis.comparability import LOSS_NOISE, differing_validation, differing_work
-from testbed.analysis.runs import WORK_FIELDS
+from testbed.analysis.comparability import (
+    IN_PROPORTION,
+    TASK_FIELDS,
+    differing_validation,
+    differing_work,
+    loss_noise,
+)
+from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, confounders, made_first
+from testbed.analysis.runs import WORK_FIELDS, Run
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
 FOREIGN_LINEAR_TOLERANCE = 0.01
 OWN_LINEAR_TOLERANCE = 0.05
-# A time to loss asks for an equal task alone: model, data, sequence length, and in _differing_fields the validation.
-_TASK = set(
-    "num_layers num_heads embedding_size vocab_size max_position_embeddings init_from seq_len train_data_sha256".split()
-)
-LEFT_OUT_OF_WORK = {"weak": {"global_batch_size", "tokens"}, "time_to_loss": set(WORK_FIELDS) - _TASK}
+# Of the fields of equal work what a protocol lets differ; of a time to loss _differing_fields asks the validation too.
+LEFT_OUT_OF_WORK = {"weak": set(IN_PROPORTION), "time_to_loss": set(WORK_FIELDS) - set(TASK_FIELDS)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +238,8 @@ def faster_is_not_worse(pair: Pair) -> Iterator[Finding]:
     if all(runs) and any(not item.is_unknown_only for item in differing_validation(runs)):
         yield Finding(LOSSES, pair.names, "validation losses are over different data or numbers of tokens", NOTE)
         return
-    seeds = [run.val_loss for run in pair.baseline.runs]
-    spread = max(LOSS_NOISE, max(seeds) - min(seeds))
+    losses = [[run.val_loss for run in side.runs] for side in (pair.baseline, pair.other)]
+    spread, _ = loss_noise(*losses)
     if after - before > spread:
         yield Finding(
             LOSSES, pair.names,
@@ -311,24 +315,26 @@ def data_parallel_batch_is_counted_once(pair: Pair) -> Iterator[Finding]:
 
 def code_is_the_same(pair: Pair) -> Iterator[Finding]:
     """Two commits are one change, and may be what is compared; with other settings too, they are two at once."""
-    base, other = ((side.first.run.record if side.first.run else {}) for side in (pair.baseline, pair.other))
-    commits = [_known(record.get("git_commit")) for record in (base, other)]
-    dirty = [record.get("git_dirty") for record in (base, other)]
-    is_two_changes = _configuration(base) != _configuration(other)
-    if None not in commits and commits[0] != commits[1]:
-        message = f"commit {commits[0][:10]} against {commits[1][:10]}"
-    elif None not in dirty and dirty[0] != dirty[1]:
-        which = pair.names[dirty.index(True)]
-        message = f"{which} ran with files changed that its commit does not have, the other without"
+    found = {item.kind: item for item in confounders(*_runs(pair)) if item.a != item.b}
+    if commit := found.get(COMMIT):
+        one, other = (" / ".join(each[:10] for each in side) for side in (commit.a, commit.b))
+        message = f"commit {one} against {other}"
+    elif changed := found.get(CHANGED_FILES):
+        which = pair.names[0 if "True" in changed.a else 1]
+        message = f"{which} ran with files changed that its commit does not have, the other without, or not always"
     else:
         return
+    records = ((side.first.run.record if side.first.run else {}) for side in (pair.baseline, pair.other))
+    is_two_changes = _configuration(next(records)) != _configuration(next(records))
     if is_two_changes:
         message += ", and other settings: two changes at once, so neither explains the difference"
     yield Finding(TRACEABLE, pair.names, message, FAILS if is_two_changes else NOTE)
 
 
-def _known(commit: object) -> str | None:
-    return commit if isinstance(commit, str) and commit not in ("", "unknown") else None
+def _runs(pair: Pair) -> tuple[list[Run], list[Run]]:
+    """The runs of both sides that are of a training_metrics.json."""
+    one, other = ([item.run for item in side.runs if item.run] for side in (pair.baseline, pair.other))
+    return one, other
 
 
 def _configuration(record: dict) -> dict:
@@ -343,16 +349,13 @@ def _configuration(record: dict) -> dict:
 
 
 def devices_are_the_same(pair: Pair) -> Iterator[Finding]:
-    base, other = (
-        (side.first.run.record.get("hardware") or {} if side.first.run else {}) for side in (pair.baseline, pair.other)
-    )
-    for name in ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank", "instance_type"):
-        values = base.get(name), other.get(name)
-        if name == "cpu_threads_per_rank" and base.get("device_type") != "cpu":
-            continue  # beside GPUs a rank gets its share of the cores, so it falls as ranks are added
-        if None not in values and values[0] != values[1]:
-            said = f"{name.replace('_', ' ')} {values[0]} against {values[1]}"
-            yield Finding(DEVICES, pair.names, said, FAILS)
+    """Other devices refute a claim; another machine of the same devices, or other software, is only pointed out."""
+    for item in confounders(*_runs(pair)):
+        if item.kind == DEVICE and item.a != item.b:
+            yield Finding(DEVICES, pair.names, f"{item.what} {item.against}", FAILS)
+        elif item.kind not in (COMMIT, CHANGED_FILES):
+            said = f"{item.what} {item.against}: it may explain the difference"
+            yield Finding(DEVICES, pair.names, said, NOTE)
 
 
 def both_leave_the_warm_up_of_the_learning_rate(pair: Pair) -> Iterator[Finding]:
@@ -373,15 +376,11 @@ def both_leave_the_warm_up_of_the_learning_rate(pair: Pair) -> Iterator[Finding]
 
 
 def repeats_are_interleaved(pair: Pair) -> Iterator[Finding]:
-    if min(len(pair.baseline.runs), len(pair.other.runs)) < 2:
-        return
-    times = [[(run.run.record if run.run else {}).get("timestamp_utc") or "" for run in side.runs]
-             for side in (pair.baseline, pair.other)]  # fmt: skip
-    if "" not in times[0] + times[1] and (max(times[0]) < min(times[1]) or max(times[1]) < min(times[0])):
+    if made_first(*_runs(pair)):
         yield Finding(
             ONE_RUN, pair.names,
-            "all repeats of one arm ran before the other's: what drifts on the machine looks like a difference "
-            "(interleave them, A B A B)", NOTE,
+            "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "
+            "difference (interleave them, A B A B)", NOTE,
         )  # fmt: skip
 
 

@@ -184,15 +184,13 @@ def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]
     """2.1: rows of steps k apart are samples; a step's time below a rank's own is no time of a synchronous step."""
     if item.form != "2.1" or not len(item.run.train_steps):
         return
-    rows, steps = item.run.record["steps"], item.run.train_steps
+    steps, slowest_s, recorded_s = item.run.train_steps, item.run.slowest_rank_times_s, item.run.all_step_times_s
     missing = int(steps[-1] - len(steps))
     if missing > 0:
         yield Finding(
             EVERY_STEP, (item.name,),
             f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed", FAILS,
         )  # fmt: skip
-    slowest_s = np.array([max(row["per_rank_step_time_s"]) for row in rows], dtype=float)
-    recorded_s = np.array([row["step_time_s"] for row in rows], dtype=float)
     if slowest_s.sum() > recorded_s.sum() * (1 + RATE_TOLERANCE):
         rate = item.run.work["tokens"] / slowest_s.sum()
         yield Finding(

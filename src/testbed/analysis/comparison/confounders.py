@@ -1,45 +1,87 @@
-"""What else than the configuration may explain that two sides of a comparison differ: code, machine, order."""
+"""What else than the configuration may explain that two sides of a comparison differ: code, machine, software, order.
+
+One list for everybody who compares: compare_runs and the report warn of each, the audit lets a claim fall where the
+devices differ and notes the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from testbed.analysis.arms import DEVICE_FIELDS, hardware_of
 from testbed.analysis.runs import Run
 
-# What the same configuration should be measured on; a difference here is a warning, not a refusal.
-_HARDWARE = ("device_type", "gpu_name", "cpu_name", "cpu_cores_visible", "cpu_threads_per_rank", "num_nodes")
+COMMIT, CHANGED_FILES, DEVICE, MACHINE, SOFTWARE = "commit", "changed files", "device", "machine", "software"
+_MACHINE = ("cpu_cores_visible", "num_nodes")
 _SOFTWARE = ("torch_version", "deepspeed_version", "cuda_version", "python_version")
 
 
-def other_explanations(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """Sentences on what differs between, or within, the runs of two sides beside their configuration."""
+@dataclass(frozen=True)
+class Confounder:
+    """Something beside the configuration in which runs differ: `kind` is one of the words above, `what` its name.
+
+    `a` and `b` are the values on the two sides, sorted; what a file does not record is in neither.
+    """
+
+    kind: str
+    what: str
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+
+    @property
+    def against(self) -> str:
+        """ "node1 against node0", and whether the difference is within a side only."""
+        inside = " (within one side)" if self.a == self.b else ""
+        return f"{', '.join(self.a)} against {', '.join(self.b)}{inside}"
+
+
+def confounders(a: Sequence[Run], b: Sequence[Run]) -> list[Confounder]:
+    """In what the runs of two sides differ, between the sides or within one, beside their configuration."""
     found = []
 
-    def values(runs: Sequence[Run], read: Callable[[Run], Any]) -> list[str]:
-        return sorted({str(value) for run in runs if (value := read(run)) is not None})
+    def look(kind: str, what: str, read: Callable[[Run], Any]) -> None:
+        one, other = (
+            tuple(sorted({str(value) for run in runs if (value := read(run)) is not None})) for runs in (a, b)
+        )
+        if one and other and len({*one, *other}) > 1:
+            found.append(Confounder(kind, what, one, other))
 
-    def differ(what: str, read: Callable[[Run], Any], consequence: str) -> None:
-        one, other = values(a, read), values(b, read)
-        if len({*one, *other}) > 1 and one and other:
-            inside = " (within one side)" if one == other else ""
-            found.append(f"{what}: {', '.join(one)} against {', '.join(other)}{inside}; {consequence}")
-
-    differ("commits differ", lambda run: run.git_commit and run.git_commit[:12], "the code may explain the ratio")
-    if any(run.record.get("git_dirty") for run in (*a, *b)):
-        found.append("made with uncommitted changes: the commit does not say which code ran")
-    differ("machines differ", lambda run: run.record.get("host", {}).get("hostname"), "they may explain the ratio")
-    for group, fields in (("hardware", _HARDWARE), ("env", _SOFTWARE)):
+    look(COMMIT, "commit", lambda run: None if run.git_commit in ("", "unknown") else run.git_commit)
+    look(CHANGED_FILES, "changed files", lambda run: run.record.get("git_dirty"))
+    look(MACHINE, "machine", lambda run: run.record.get("host", {}).get("hostname"))
+    for field in DEVICE_FIELDS:
+        look(DEVICE, field.replace("_", " "), lambda run, name=field: hardware_of(run, name))
+    for kind, group, fields in ((MACHINE, "hardware", _MACHINE), (SOFTWARE, "env", _SOFTWARE)):
         for field in fields:
-            differ(f"{field.replace('_', ' ')} differs", lambda run, g=group, f=field: run.record.get(g, {}).get(f),
-                   "it may explain the ratio")  # fmt: skip
-    if blocks := _in_blocks(names, a, b):
-        found.append(blocks)
+            look(kind, field.replace("_", " "), lambda run, g=group, name=field: (run.record.get(g) or {}).get(name))
     return found
 
 
-def _in_blocks(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> str | None:
-    """Words when nearly all runs of one side began before the other's: then drift of the machine looks like a ratio."""
+def other_explanations(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """The confounders of two sides in sentences, and whether their runs were made in turn."""
+    found = []
+    for item in confounders(a, b):
+        if item.kind == COMMIT:
+            commits = (", ".join(commit[:12] for commit in side) for side in (item.a, item.b))
+            found.append(f"commits differ: {' against '.join(commits)}; the code may explain the ratio")
+        elif item.kind != CHANGED_FILES:  # said below, also where both sides have some
+            found.append(f"{item.what} differs: {item.against}; it may explain the ratio")
+    if any(run.record.get("git_dirty") for run in (*a, *b)):
+        found.append("made with uncommitted changes: the commit does not say which code ran")
+    if first := made_first(a, b):
+        before, after = names if first == "a" else reversed(names)
+        found.append(
+            f"not interleaved: the runs of {before} were made before those of {after}, so a drift of the machine in "
+            "between counts as a difference; run them in turn (A B A B ...)"
+        )
+    return found
+
+
+def made_first(a: Sequence[Run], b: Sequence[Run]) -> str | None:
+    """ "a" or "b" when nearly all runs of that side began before the other's: a drift of the machine then looks like a
+    difference. None: made in turn, a side with one run, or not recorded."""
     began = [[run.record.get("timestamp_utc") for run in runs] for runs in (a, b)]
     if any(None in times or len(times) < 2 for times in began):
         return None
@@ -47,8 +89,4 @@ def _in_blocks(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> str 
     order = [(one > other) - (one < other) for one in began[0] for other in began[1]]
     if abs(sum(order)) < 0.9 * len(order):
         return None
-    first, second = names if sum(order) < 0 else reversed(names)
-    return (
-        f"not interleaved: the runs of {first} were made before those of {second}, so a drift of the machine in "
-        "between counts as a difference; run them in turn (A B A B ...)"
-    )
+    return "a" if sum(order) < 0 else "b"

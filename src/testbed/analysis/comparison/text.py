@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from testbed.analysis.arms import arm_names, device_of
 from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.statistics import median_interval
 
@@ -29,8 +30,10 @@ def comparison_text(comparison: Comparison) -> str:
 
 def _legend(comparison: Comparison) -> str:
     lines = []
-    for name, arm in ((comparison.name_a, comparison.a), (comparison.name_b, comparison.b)):
-        lines += _wrapped(f"{name}  ", f"{arm.label}: {len(arm.runs)} run{'s' * (len(arm.runs) > 1)}")
+    sides = ((comparison.name_a, comparison.a), (comparison.name_b, comparison.b))
+    for (name, arm), own in zip(sides, arm_names([arm for _, arm in sides]), strict=True):
+        count = f"{len(arm.runs)} run{'s' * (len(arm.runs) > 1)}"
+        lines += _wrapped(f"{name}  ", f"{own} ({device_of(arm.runs[0])}): {count}")
     differing = ", ".join(comparison.settings) or "nothing: they are repeats of one configuration"
     return "\n".join([*lines, *_wrapped("", f"They differ in: {differing}")])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.arms import Arm, configuration, without_copies
+from testbed.analysis.arms import Arm, arm_names, configuration, without_copies
 from testbed.analysis.comparability import UNKNOWN, Difference, differing_validation, differing_work, loss_noise
 from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs import Run
@@ -179,12 +179,14 @@ class Comparison:
 
 
 def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Comparison:
-    """Compare two arms whose runs come from `load_run`; `names` stand in the sentences instead of the arms' labels.
+    """Compare two arms whose runs come from `load_run`; `names` stand in the sentences instead of the arms' own.
 
     Only finished runs without instruments count; where seeds vary within an arm, only those that both arms have.
     ValueError when an arm is left with no run.
     """
-    names = names or ((a.label, b.label) if a.label != b.label else ("A", "B"))
+    if names is None:
+        names = tuple(arm_names((a, b)))
+        names = names if names[0] != names[1] else ("A", "B")
     runs_a, runs_b, not_counted = _counted(a, b, names)
     for name, runs in zip(names, (runs_a, runs_b), strict=True):
         if not runs:

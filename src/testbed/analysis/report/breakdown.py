@@ -20,13 +20,7 @@ _ATTRIBUTED = {
     "exposed communication": "exposed_communication_s",
     "idle or other": "idle_s",
 }
-_TIMED = {
-    "data wait": "per_rank_data_wait_s",
-    "forward": "per_rank_forward_s",
-    "backward": "per_rank_backward_s",
-    "synchronise": "per_rank_synchronise_s",
-    "optimizer": "per_rank_optimizer_s",
-}
+_TIMED = {name: name.replace(" ", "_") for name in ("data wait", "forward", "backward", "synchronise", "optimizer")}
 
 
 @dataclass(frozen=True)
@@ -65,13 +59,10 @@ def _attributed(run: Run) -> tuple[dict[str, float], str, int] | None:
 
 
 def _timed(run: Run) -> tuple[dict[str, float], str, int] | None:
-    if run.version != "2.1":
+    means = run.mean_phases_s
+    if not means.keys() >= {"step_time", *_TIMED.values()}:
         return None
-    rows = [row for row in run.record["steps"] if not row["is_warmup"]]
-    if not rows or not all(name in row for row in rows for name in _TIMED.values()):
-        return None
-    seconds = {part: float(np.mean([row[name] for row in rows])) for part, name in _TIMED.items()}
-    whole = float(np.mean([row["per_rank_step_time_s"] for row in rows]))
+    seconds = {part: means[name] for part, name in _TIMED.items()}
     # Each rank's own clock: what no phase covers. Rounding can leave a hair below zero.
-    seconds["idle or other"] = max(0.0, whole - sum(seconds.values()))
-    return seconds, "clock of the phases on the host", len(rows)
+    seconds["idle or other"] = max(0.0, means["step_time"] - sum(seconds.values()))
+    return seconds, "clock of the phases on the host", len(run.step_times_s)

@@ -10,21 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.arms import Arm, group_into_arms
+from testbed.analysis.arms import (
+    Arm,
+    arm_name,
+    device_of,
+    differing_settings,
+    group_into_arms,
+    rank_count,
+    strategies_of,
+)
 from testbed.analysis.chart_style import COLOURS
 from testbed.analysis.comparability import differing_work
 from testbed.analysis.runs import Run
-from testbed.analysis.scaling.strategies import rank_count
 from testbed.analysis.sweep_file import SWEEP_FILE, read_sweep
 
 PALETTE = (*COLOURS, "#222222", "#999999")  # ten strategies; from the eleventh on a hatch tells them apart
 FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
 
 LONGEST_TITLE_IN_A_NAME = 30
-
-# Settings that the ranks, the work or the title of a group tell already, so that a short name need not; it does where
-# arms of one group differ in nothing else.
-_TOLD_ELSEWHERE = ("global_batch_size", "micro_batch_size_per_gpu", "profile", "profile_mode", "profile_steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,12 +138,12 @@ def subject_of(runs: Sequence[Run]) -> Subject:
         group = next(alike, None)
         groups.append([arm]) if group is None else group.append(arm)
     groups.sort(key=lambda group: -sum(len(arm.measured_runs) for arm in group))
-    strategies = {arm: _strategy(arm, group) for group in groups for arm in group}
+    strategies = {arm: name for group in groups for arm, name in _strategy_names(group).items()}
     rates: dict[tuple, list[float]] = {}
     for arm in arms:
         rates.setdefault((strategies[arm], rank_count(_example(arm))), []).extend(arm.tokens_per_s)
     order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith("baseline"), strategy))
-    with_device = len({_device(arm) for arm in arms}) > 1
+    with_device = len({device_of(arm.runs[0]) for arm in arms}) > 1
     names = {arm: _name(arm, strategies[arm], with_device) for arm in arms}
     titles = _titles(groups)
     for number, group in enumerate(groups):
@@ -188,28 +191,21 @@ def _did_equal_work(one: Run, other: Run) -> bool:
     return all(difference.field in ignored for difference in differing_work((one, other)))
 
 
-def _strategy(arm: Arm, group: Sequence[Arm]) -> str:
-    """`ddp`, `optimized ZeRO-3`, and the settings that tell arms of one label and of equal work apart."""
-    label = arm.runs[0].label
-    alike = [other for other in group if other.runs[0].label == label]
-    added = {other: _added_settings(other, _needless(alike)) for other in alike}
-    told = [setting for setting in added[arm] if not all(setting in others for others in added.values())]
-    return ", ".join([label.split(", ")[0], *told])
+def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
+    """The strategies of arms of equal work; arms at equal ranks that bear one name get what their settings differ in.
 
-
-def _needless(alike: Sequence[Arm]) -> frozenset[str]:
-    """The settings told elsewhere, without those that alone set two of these arms apart."""
-    looks: dict[tuple, list[set[str]]] = {}
-    for arm in alike:
-        look = (rank_count(arm.runs[0]), arm.runs[0].instrumented, *_added_settings(arm, frozenset(_TOLD_ELSEWHERE)))
-        looks.setdefault(look, []).append(set(_added_settings(arm, frozenset())))
-    alone = {setting for same in looks.values() for setting in set.union(*same) - set.intersection(*same)}
-    return frozenset(_TOLD_ELSEWHERE) - {setting.partition(" ")[0] for setting in alone}
-
-
-def _added_settings(arm: Arm, left_out: frozenset[str]) -> list[str]:
-    added = arm.label.removeprefix(arm.runs[0].label).removeprefix(", ").split(", ")
-    return [setting for setting in added if setting and setting.partition(" ")[0] not in left_out]
+    Such settings say how a run is looked at, or how much is validated.
+    """
+    found = strategies_of([arm.runs[0] for arm in group])
+    names = {arm: strategy.name for arm, strategy in zip(group, found, strict=True)}
+    alike: dict[tuple, list[Arm]] = {}
+    for arm in group:
+        place = (names[arm], arm.runs[0].label, rank_count(arm.runs[0]), arm.runs[0].instrumented)
+        alike.setdefault(place, []).append(arm)
+    for arms in alike.values():
+        added = differing_settings([arm.runs[0] for arm in arms])
+        names |= {arm: ", ".join(filter(None, (names[arm], more))) for arm, more in zip(arms, added, strict=True)}
+    return names
 
 
 def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
@@ -222,17 +218,9 @@ def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
     return numbered
 
 
-def _device(arm: Arm) -> tuple[str, ...]:
-    """What the label says after the strategy: devices without their number, and the precision."""
-    return tuple(part.split(" x ", 1)[-1] for part in arm.runs[0].label.split(", ")[1:])
-
-
 def _name(arm: Arm, strategy: str, with_device: bool) -> str:
-    ranks = rank_count(arm.runs[0])
-    unit = "rank" if ranks == arm.runs[0].world_size else "device"  # the single process of dp computes on several
-    where = f"{ranks} {unit}{'s' * (ranks > 1)}" if ranks else "an unknown number of ranks"
-    device = f" ({', '.join(_device(arm))})" if with_device else ""
-    return f"{strategy} on {where}{device}" + (", instrumented" if arm.runs[0].instrumented else "")
+    device = f" ({device_of(arm.runs[0])})" if with_device else ""
+    return f"{arm_name(strategy, arm.runs[0])}{device}" + (", instrumented" if arm.runs[0].instrumented else "")
 
 
 def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:

@@ -8,6 +8,7 @@ at equal task and target. What is unequal beyond that gets no speed-up but is na
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from testbed.analysis.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.atomic_file import write_text
 
 REPORT_FILE = "scaling_report.json"
-SCHEMA = 1
+SCHEMA = 2  # 2: names for readers beside the variants of a sweep
 
 
 def write_scaling_report(
@@ -178,7 +179,7 @@ def scaling_report(
     rows = [arm_row(arm, arms, protocol, target, allow_mismatch, directory) for arm in arms]
     strategies = _strategies(rows, protocol)
     found = [
-        {"strategy": row["strategy"], "batch_size": row["batch_size"], "ranks": row["ranks"], **item}
+        {**{key: row[key] for key in ("name", "strategy", "batch_size", "ranks")}, **item}
         for row in rows
         for item in row["mismatches"]
     ]
@@ -211,6 +212,7 @@ def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
     return [
         {
             "strategy": strategy,
+            "strategy_name": _name_over_ranks(members),
             "batch_size": batch_size,
             "batch_size_is": members[0]["batch_size_is"],
             "ranks": sorted(row["ranks"] for row in members),
@@ -220,6 +222,12 @@ def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
         }
         for (strategy, batch_size), members in series.items()
     ]
+
+
+def _name_over_ranks(members: Sequence[dict]) -> str:
+    """The strategy's name; where it says how a mesh lies over the ranks, which follows their number, without that."""
+    names = list(dict.fromkeys(row["strategy_name"] for row in members))
+    return names[0] if len(names) == 1 else re.sub(r" \([^()]* x [^()]*\)", "", names[-1])
 
 
 def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[str, dict]:
@@ -233,8 +241,7 @@ def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[
             reason = next((row["reason"] for row in members if row["reason"]), None)
             fits[law] = no_fit(law, reason or "needs runs at 2 rank counts or more, there is 1")
             continue
-        name = fair[0]["reference"].partition(" at 1 rank")[0]
-        wanted = (name, fair[0]["batch_size"], 1)
+        wanted = (fair[0]["reference_strategy"], fair[0]["batch_size"], 1)
         at_one = next((row for row in rows if (row["strategy"], row["batch_size"], row["ranks"]) == wanted), None)
         if at_one is None:  # a mismatch that was allowed: speed-ups against another batch size follow no law
             fits[law] = no_fit(law, "needs runs at one rank with this batch size")
@@ -286,9 +293,11 @@ def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[P
     if any(run.record.get("git_dirty") for arm in arms for run in arm.runs):
         found.append("some runs were made from a working tree with uncommitted changes")
     for row in rows:
-        place = f"{row['strategy']} at {row['ranks']} ranks"
+        place = row["name"]
         if row["efficiency"] and row["ranks"] > 1 and row["efficiency"]["ratio"] > 1:
             found.append(f"{place} is faster than linear ({row['efficiency']['ratio']:.2f}): look for the cause")
+        if row["reference_note"]:
+            found.append(f"{place}: {row['reference_note']}")
         if row["loss_note"]:
             found.append(f"{place}: {row['loss_note']}")
     return found

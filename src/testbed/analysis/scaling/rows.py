@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.analysis.comparability import loss_noise
 from testbed.analysis.runs import Run
-from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_of
+from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_note, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
 from testbed.analysis.statistics import compare, median_interval
 
@@ -33,7 +33,9 @@ def arm_row(
     n = len(arm.runs)
     reached = None if target is None else time_to_loss_of_arm(arm.runs, target, arm.failed)
     row: dict[str, Any] = {
+        "name": arm.name,
         "strategy": arm.strategy,
+        "strategy_name": arm.strategy_name,
         "batch_size": arm.batch_size,
         "batch_size_is": "per rank" if protocol == "weak" else "global",
         "ranks": arm.ranks,
@@ -67,13 +69,13 @@ def _speed_up(
 ) -> dict[str, Any]:
     """Speed-up and efficiency against the reference with 95 % intervals and verdict, or why there is none."""
     none: dict[str, Any] = dict.fromkeys(("speedup", "efficiency", "verdict", "minimum_detectable_effect"))
-    none |= {"reference": None, "reason": None, "loss_note": None}
+    none |= dict.fromkeys(("reference", "reference_strategy", "reference_note", "reason", "loss_note"))
     if reference is None:
         return none | {"reason": "no run at one rank, neither of baseline nor of the same strategy"}
-    if reference.strategy == arm.strategy:
-        none["reference"] = f"{reference.strategy} at 1 rank (the same strategy)"
-    else:
-        none["reference"] = f"{reference.strategy} at 1 rank"
+    is_same = reference.strategy == arm.strategy
+    none["reference"] = reference.name + (" (the same strategy)" if is_same and reference is not arm else "")
+    none["reference_strategy"] = reference.strategy
+    none["reference_note"] = reference_note(arm, reference)
     if refused:
         return none | {"reason": "unequal work, see mismatches"}
     if protocol == "time_to_loss":
@@ -100,9 +102,9 @@ def _times_to_loss(
     for each, times in zip((reference, arm), found, strict=True):
         if times["num_never_reached"] or len(times["train_time_s"]["values"]) < len(each.runs):
             what = times["reason"] or "a run does not record its training time at the target"
-            return [], f"{each.strategy} at {each.ranks} ranks: {what}"
+            return [], f"{each.name}: {what}"
         if times["num_upper_bounds"]:
-            return [], f"{each.strategy} at {each.ranks} ranks: the first validation was already at the target"
+            return [], f"{each.name}: the first validation was already at the target"
     return [times["train_time_s"]["values"] for times in found], None
 
 
@@ -121,7 +123,7 @@ def _loss_note(arm: ScalingArm, reference: ScalingArm, protocol: str) -> str | N
         return None
     whose = "what seeds explain in published 124M runs"
     if side is not None:
-        whose = "the spread of " + ("its own runs" if side == 0 else f"{reference.strategy} at 1 rank")
+        whose = "the spread of " + ("its own runs" if side == 0 else reference.name)
     return f"median final validation loss differs by {difference:+.4f}, more than {noise:.4f} ({whose})"
 
 

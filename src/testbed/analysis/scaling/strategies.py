@@ -6,54 +6,49 @@ ranks, batch and seed are one strategy. An arm is the repeats of one strategy at
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.arms import NOT_PART_OF_AN_ARM, hardware_of, rank_count, without_copies
+from testbed.analysis.arms import (
+    DEVICE_FIELDS,
+    arm_name,
+    differing_conditions,
+    hardware_of,
+    how_text,
+    rank_count,
+    strategies_of,
+    without_copies,
+)
+from testbed.analysis.comparability import IN_PROPORTION, TASK_FIELDS
 from testbed.analysis.runs import WORK_FIELDS, Run
 
 BASELINE = "baseline"
 
-# Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
-_FOLLOW_RANKS = frozenset(
-    "micro_batch_size_per_gpu grad_accum_steps pipeline_stages tensor_parallel_size shard_size threads_per_rank".split()
-)
-# Settings that say what is trained: they do not make another strategy, they make unequal work, and that is told.
-_WORK_SETTINGS = frozenset(
-    "epochs max_train_steps stop_at_step max_val_steps eval_every model num_layers num_heads embedding_size vocab_size "
-    "max_position_embeddings dropout init_from seq_length global_batch_size enforce_global_batch_size learning_rate "
-    "min_learning_rate warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
-    "target_val_loss".split()
-)
-# How a run is looked at, not what it does; and what is compared as hardware.
-_LOOKING = frozenset(
-    "profile profile_mode timing_warmup_steps quiet_nccl_monitor device config overwrite resume".split()
-)
-
-# What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
-_TASK_FIELDS = (
-    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from", "seq_len"),
-    *("train_data_sha256", "val_data_sha256", "val_tokens"),
-)
-_IN_PROPORTION = ("global_batch_size", "tokens")  # in weak scaling, to the ranks
-_HARDWARE_FIELDS = ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank", "instance_type")
-
 
 @dataclass(frozen=True, eq=False)
 class ScalingArm:
-    """Repeats of one strategy at one batch size on `ranks` devices; `batch_size` as the protocol holds it fixed."""
+    """Repeats of one strategy at one batch size on `ranks` devices; `batch_size` as the protocol holds it fixed.
+
+    `strategy` is what tells strategies apart, the plan's variant where there is one; `strategy_name` is for readers.
+    """
 
     strategy: str
+    strategy_name: str
     batch_size: int | None
     ranks: int
     runs: tuple[Run, ...]
     instrumented: tuple[Run, ...] = field(default=())  # the same configuration under a profiler: never throughput
     failed: tuple[Run, ...] = field(default=())  # the same configuration, never finished: no throughput, but no success
     stray_of: int | float | None = None  # without a plan: the batch size of the series whose work this arm does not do
+
+    @property
+    def name(self) -> str:
+        """ "ddp on 2 ranks"."""
+        return arm_name(self.strategy_name, self.runs[0])
 
 
 def sort_into_arms(
@@ -107,15 +102,36 @@ def _place(run: Run, ranks: int, cells: Mapping[Path, dict]) -> tuple:
 
 
 def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | None:
-    """The arm that speed-ups of `arm` are relative to: baseline at one rank, else the same strategy at one rank."""
+    """The arm at one rank that speed-ups of `arm` are relative to.
+
+    The baseline with the same settings beside the strategy's own (baseline:compile for ddp:compile); without one the
+    plain baseline, and `reference_note` says what differs; without any baseline the same strategy.
+    """
     batch = arm.batch_size if arm.stray_of is None else arm.stray_of
     at_one_rank = [other for other in arms if other.ranks == 1 and other.batch_size == batch]
-    wanted = (
-        lambda other: other.strategy == BASELINE,
-        lambda other: _is_baseline(other.strategy),
-        lambda other: other.strategy == arm.strategy,
-    )
-    return next((other for is_it in wanted for other in at_one_rank if is_it(other)), None)
+    baselines = [other for other in at_one_rank if _is_baseline(other.strategy)]
+    baselines.sort(key=lambda other: other.strategy != BASELINE)
+    if not baselines:
+        return next((other for other in at_one_rank if other.strategy == arm.strategy), None)
+    if _is_baseline(arm.strategy):  # what a setting does to the baseline itself
+        return baselines[0]
+    alike = (other for other in baselines if not differing_conditions(arm.runs[0], other.runs[0]))
+    return next(alike, baselines[0])
+
+
+def reference_note(arm: ScalingArm, reference: ScalingArm) -> str | None:
+    """What beside the strategy the speed-up contains, because no baseline at one rank shares it."""
+    if not _is_baseline(reference.strategy):
+        return None
+    differing = differing_conditions(arm.runs[0], reference.runs[0])
+    if not differing:
+        return None
+    words = ", ".join(f"{name} ({_setting(arm, name)} against {_setting(reference, name)})" for name in differing)
+    return f"its reference, {reference.name}, differs in {words}, so the speed-up is of both"
+
+
+def _setting(arm: ScalingArm, name: str) -> Any:
+    return arm.runs[0].record["settings"][name]
 
 
 def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[dict[str, Any]]:
@@ -129,13 +145,13 @@ def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[di
     found: list[dict[str, Any]] = []
     for run in arm.runs:
         pairs = _compared_fields(run, first, protocol)
-        pairs |= {f"hardware.{name}": (hardware_of(first, name), hardware_of(run, name)) for name in _HARDWARE_FIELDS}
+        pairs |= {f"hardware.{name}": (hardware_of(first, name), hardware_of(run, name)) for name in DEVICE_FIELDS}
         pairs["throughput is"] = (first.tokens_per_s_meaning, run.tokens_per_s_meaning)
         for name, (expected, value) in pairs.items():
             is_optional = name.startswith("hardware.")  # the name of a GPU on a CPU; None on both sides agrees
             if expected == value and (value is not None or is_optional):
                 continue
-            scaled = protocol == "weak" and name in _IN_PROPORTION and None not in (expected, value)
+            scaled = protocol == "weak" and name in IN_PROPORTION and None not in (expected, value)
             if scaled and expected * arm.ranks == value * reference.ranks:
                 continue
             entry = {"field": name, "baseline": expected, "mismatch": value}
@@ -154,7 +170,7 @@ def _is_baseline(strategy: str) -> bool:
 def _compared_fields(run: Run, first: Run, protocol: str) -> dict[str, tuple[Any, Any]]:
     if protocol == "time_to_loss":
         known = [{**each.work, **each.validation} for each in (first, run)]
-        return {name: (known[0].get(name), known[1].get(name)) for name in _TASK_FIELDS}
+        return {name: (known[0].get(name), known[1].get(name)) for name in TASK_FIELDS}
     # The seed of a repeat is the protocol's own; whether both arms used the same ones is asked of the whole arm. One
     # that is not recorded is asked here, like every field.
     names = [name for name in WORK_FIELDS if name != "seed" or None in (run.work.get(name), first.work.get(name))]
@@ -166,7 +182,7 @@ def _left_out(run: Run, reason: str) -> dict[str, str]:
 
 
 def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Path, dict]) -> list[ScalingArm]:
-    names = _strategy_names([run for run, _ in measured], cells)
+    names, shown = _strategies([run for run, _ in measured], cells)
     batches = [_batch_size(run, ranks, protocol, cells) for run, ranks in measured]
     # Without a plan, a batch size that nothing at one rank shares is no second series: it is unequal work, to be named.
     # A strategy that ran at several batch sizes on those ranks keeps them apart, for they are no repeats.
@@ -189,15 +205,32 @@ def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Pat
             elif own:
                 stray_of[name, batch, ranks] = own[0]
         members.setdefault((name, batch, ranks), []).append(run)
-    # The baseline first, then as planned, or else as found.
-    planned = [cell["variant"] for cell in cells.values()]
-    order = {name: place for place, name in reversed(list(enumerate([*planned, *names])))}
     return [
-        ScalingArm(name, batch, ranks, tuple(members[name, batch, ranks]), stray_of=stray_of.get((name, batch, ranks)))
-        for name, batch, ranks in sorted(
-            members, key=lambda key: (not _is_baseline(key[0]), order[key[0]], key[1] or 0, key[2])
-        )
+        ScalingArm(key[0], shown[members[key][0]], *key[1:], tuple(members[key]), stray_of=stray_of.get(key))
+        for key in sorted(members, key=lambda key: (*_order(key[0]), key[1] or 0, key[2]))
     ]
+
+
+def _order(strategy: str) -> tuple:
+    """The baseline first, then by name, numbers by size: a sweep takes its cells in turns, so theirs is no order."""
+    parts = re.split(r"(\d+)", strategy)
+    return not _is_baseline(strategy), [int(part) if part.isdecimal() else part for part in parts]
+
+
+def _strategies(runs: Sequence[Run], cells: Mapping[Path, dict]) -> tuple[list[str], dict[Run, str]]:
+    """For each run its strategy, the plan's variant or else what the settings say, and the name to show for it."""
+    found = strategies_of(runs)
+    variants = [
+        cells[run.path.parent]["variant"] if run.path.parent in cells else strategy.variant
+        for run, strategy in zip(runs, found, strict=True)
+    ]
+    called: dict[str, set[str]] = {}
+    for variant, strategy in zip(variants, found, strict=True):
+        called.setdefault(strategy.name, set()).add(variant)
+    return variants, {  # variants that differ in work alone have one name
+        run: strategy.name + (f" ({variant})" if len(called[strategy.name]) > 1 else "")
+        for run, variant, strategy in zip(runs, variants, found, strict=True)
+    }
 
 
 def _batch_size(run: Run, ranks: int, protocol: str, cells: Mapping[Path, dict]) -> int | float | None:
@@ -214,46 +247,4 @@ def _identity(run: Run, ranks: int) -> tuple:
     work = [
         run.work.get(name) for name in ("global_batch_size", "seq_len", "num_layers", "embedding_size", "precision")
     ]
-    return (_how(run, with_rank_settings=True), ranks, *work)
-
-
-def _how(run: Run, with_rank_settings: bool) -> str:
-    """The settings that say how a step is spread over the ranks, as text to compare."""
-    recorded = run.record.get("settings", {})
-    config = run.record.get("training_config", {})
-    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
-    # A switch that is off and a setting that older files lack say the same.
-    how = {name: value for name, value in recorded.items() if name not in ignored and value not in (None, False)}
-    how |= {name: config.get(name) for name in ("run_type", "zero_stage", "deepspeed_enabled")}
-    return json.dumps(how, sort_keys=True, default=str)
-
-
-def _strategy_names(runs: Sequence[Run], cells: Mapping[Path, dict]) -> list[str]:
-    """For each run the name of its strategy: the plan's variant, else the run type and what sets it apart."""
-    conflicts: dict[tuple, set[str]] = {}
-    for run in runs:
-        place = (_how(run, False), rank_count(run), run.work.get("global_batch_size"))
-        conflicts.setdefault(place, set()).add(_how(run, True))
-    split = {how for (how, *_), found in conflicts.items() if len(found) > 1}
-    keys = [_how(run, with_rank_settings=_how(run, False) in split) for run in runs]
-    names: dict[str, str] = {}
-    for run, key in zip(runs, keys, strict=True):
-        names.setdefault(key, _plain_name(run))
-    for name in [name for name in set(names.values()) if list(names.values()).count(name) > 1]:
-        alike = {key: json.loads(key) for key, other in names.items() if other == name}
-        settings = sorted({setting for each in alike.values() for setting in each})
-        differing = [setting for setting in settings if len({str(each.get(setting)) for each in alike.values()}) > 1]
-        for key, each in alike.items():
-            names[key] = f"{name}:{','.join(f'{setting}={each.get(setting)}' for setting in differing)}"
-    return [
-        cells[run.path.parent]["variant"] if run.path.parent in cells else names[key]
-        for run, key in zip(runs, keys, strict=True)
-    ]
-
-
-def _plain_name(run: Run) -> str:
-    config = run.record.get("training_config", {})
-    if run.run_type is None:  # 2.0: the label starts with what its command line says
-        return run.label.partition(",")[0]
-    zero = config.get("zero_stage") if config.get("deepspeed_enabled") else None
-    return run.run_type + (f":zero_stage={zero}" if zero is not None else "")
+    return (how_text(run, with_rank_settings=True), ranks, *work)

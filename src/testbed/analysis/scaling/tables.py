@@ -22,7 +22,7 @@ def scaling_table(report: dict) -> str:
         header.insert(5, f"time to loss {report['protocol']['target_val_loss']:g} (s)")
     rows = []
     for arm in report["arms"]:
-        row = [arm["strategy"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["tokens_per_s"], ",.0f"),
+        row = [arm["strategy_name"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["tokens_per_s"], ",.0f"),
                _range(arm["wall_time_s"], ",.1f"), speed_up(arm), _range(arm["efficiency"], ".2f", "ratio"),
                str(arm["n"]), verdict(arm)]  # fmt: skip
         if by_target:
@@ -48,7 +48,7 @@ def table_001(report: dict) -> str:
                 times[-1] += [_range(arm and arm["training_time_s"], ",.2f"), speed_up(arm)]
                 shares[-1] += _compute_and_communication(arm)
         labels = [f"batch {_plain(batch)}" for batch in batches]
-        parts += ["", f"**{strategy}**", "", markdown_table(
+        parts += ["", f"**{_shown_name(report, strategy)}**", "", markdown_table(
             ["GPUs/ranks", *(f"{label}: {what}" for label in labels for what in ("time (s)", "speed-up"))], times
         ), "", markdown_table(
             ["GPUs/ranks", *(f"{label}: {what}" for label in labels
@@ -62,7 +62,7 @@ def table_002(report: dict) -> str:
     of_data = [name for name in _strategies(report) if not name.startswith(CUTS)]
     header = ["strategy", _batch_header(report), "GPUs/ranks", "training time (s)", "tokens/s", "speed-up", "n"]
     rows = [
-        [arm["strategy"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["training_time_s"], ",.2f"),
+        [arm["strategy_name"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["training_time_s"], ",.2f"),
          _range(arm["tokens_per_s"], ",.0f"), speed_up(arm), str(arm["n"])]
         for arm in report["arms"] if arm["strategy"] in of_data or arm["ranks"] == 1
     ]  # fmt: skip
@@ -89,10 +89,15 @@ def table_003(report: dict) -> str:
             [str(count), *(_speed_up_of(report, name, batch, count) for name in strategies)] for count in ranks
         ]
         title = f"Speed-up, {report['arms'][0]['batch_size_is']} batch {_plain(batch)}"
-        parts += ["", title, "", markdown_table(["GPUs/ranks", *strategies], speed_ups)]
+        parts += [
+            "",
+            title,
+            "",
+            markdown_table(["GPUs/ranks", *(_shown_name(report, name) for name in strategies)], speed_ups),
+        ]
     for arm in report["arms"]:
         rows.append([
-            arm["strategy"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["tokens_per_s"], ",.0f"),
+            arm["strategy_name"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["tokens_per_s"], ",.0f"),
             _scaled(arm["step_time_s"]["median"], 1e3, ",.1f"), _compute_and_communication(arm)[1],
             _utilization(arm), _scaled(arm["peak_memory_bytes"]["median"], 2**-20, ",.0f"),
             _range(arm["efficiency"], ".2f", "ratio"), str(arm["n"]),
@@ -111,6 +116,8 @@ def table_004(report: dict, variants: Sequence[str] | None = None) -> str:
         # A sweep's baseline is what speed-ups refer to; where it makes the second of two, it is one of the two.
         variants = there if len(there) > 1 else _in_order(arm["strategy"] for arm in report["arms"])
     known = _in_order(arm["strategy"] for arm in report["arms"])
+    variant_of = {arm["strategy_name"]: arm["strategy"] for arm in report["arms"]}  # by either name
+    variants = [each if each in known else variant_of.get(each, each) for each in variants]
     if len(variants) != 2 or not set(variants) <= set(known):
         raise ValueError(f"--table 004 compares two variants; give --variants A B, two of: {', '.join(known)}")
     return "\n".join([_about(report), "", _against(report, *variants), *_footnotes(report)])
@@ -148,7 +155,7 @@ def verdict(arm: dict) -> str:
 def _speed_up_of(report: dict, strategy: str, batch: Any, ranks: int) -> str:
     arm = _arm(report, strategy, batch, ranks)
     is_another = arm is not None and arm["strategy"] != strategy
-    return speed_up(arm) + (f" ({arm['strategy']})" if is_another else "")
+    return speed_up(arm) + (f" ({arm['strategy_name']})" if is_another else "")
 
 
 def _against(report: dict, first: str, second: str) -> str:
@@ -172,13 +179,14 @@ def _against(report: dict, first: str, second: str) -> str:
             outcome[1] += "; UNEQUAL WORK" if arm["mismatches"] or other["mismatches"] else ""
         for letter, each, end in (("A", arm, ["1", ""]), ("B", other, outcome)):
             rows.append([
-                f"{letter}: {each['strategy']}", _plain(each["batch_size"]), str(each["ranks"]),
+                f"{letter}: {each['strategy_name']}", _plain(each["batch_size"]), str(each["ranks"]),
                 _range(each["tokens_per_s"], ",.0f"), _range(each["training_time_s"], ",.2f"),
                 _range(each["wall_time_s"], ",.2f"), _scaled(each["step_time_p95_s"]["median"], 1e3, ",.1f"),
                 _range(each["final_val_loss"], ".4f"), str(each["n"]), *end,
             ])  # fmt: skip
     if not rows:
-        return f"{first} against {second}: no number of ranks at which both were run."
+        names = (_shown_name(report, each) for each in (first, second))
+        return f"{' against '.join(names)}: no number of ranks at which both were run."
     return markdown_table(header, rows)
 
 
@@ -204,7 +212,7 @@ def _fit_line(strategy: dict) -> str | None:
     fit = next((fit for fit in strategy["fits"].values() if fit["serial_fraction"] is not None), None)
     if fit is None:
         return None
-    name = f"{fit['law'].capitalize()}, {strategy['strategy']}, batch {_plain(strategy['batch_size'])}"
+    name = f"{fit['law'].capitalize()}, {strategy['strategy_name']}, batch {_plain(strategy['batch_size'])}"
     interval = f" [{fit['low']:.3f}, {fit['high']:.3f}]" if fit["low"] is not None else ""
     ranks = ", ".join(map(str, fit["rank_counts"]))
     notes = "".join(f"; {note}" for note in fit["notes"])
@@ -218,7 +226,7 @@ def _footnotes(report: dict, fits: Sequence[str] = ()) -> list[str]:
     if report["mismatches"]:
         notes.append(f"Status {report['status']}. Work that is not equal:")
         notes += [
-            f"- {item['strategy']} at {item['ranks']} ranks: {item['field']} is {_shown(item['mismatch'])}, "
+            f"- {item['name']}: {item['field']} is {_shown(item['mismatch'])}, "
             f"the reference's {_shown(item['baseline'])}"
             for item in report["mismatches"]
         ]
@@ -269,8 +277,14 @@ def _arm(report: dict, strategy: str, batch: Any, ranks: int) -> dict | None:
         if arm["strategy"] == strategy:
             return arm
     if ranks == 1:
-        return next((arm for arm in alike if arm["strategy"].partition(":")[0] == "baseline"), None)
+        of_strategy = (arm for arm in report["arms"] if (arm["strategy"], arm["batch_size"]) == (strategy, batch))
+        reference = next((arm["reference_strategy"] for arm in of_strategy), None)
+        return next((arm for arm in alike if arm["strategy"] == reference), None)
     return None
+
+
+def _shown_name(report: dict, strategy: str) -> str:
+    return next(each["strategy_name"] for each in report["strategies"] if each["strategy"] == strategy)
 
 
 def _in_order(values: Any) -> list:
