@@ -55,6 +55,8 @@ CASES = {
     "ZeRO 3": f"--run_type optimized --zero_stage 3 {NATIVE_BF16}",
     "FSDP": f"--run_type fsdp {NATIVE_BF16}",
     "ddp": "--run_type ddp --precision fp32",
+    "ddp Muon": "--run_type ddp --precision fp32 --optimizer muon",
+    "FSDP Muon": "--run_type fsdp --precision fp32 --optimizer muon",
     "pipeline": "--run_type pipeline --precision fp32",
     "tensor": "--run_type tensor --precision fp32",
 }
@@ -205,7 +207,7 @@ def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
     from testbed.flags import parse_command_line
     from testbed.model import GPT2
     from testbed.model_states import beside_formulas, count_before_updates, live_tensors
-    from testbed.optimizer import learning_rate_at
+    from testbed.schedule import learning_rate_at
     from testbed.settings import check_run
     from testbed.strategies import build_strategy
 

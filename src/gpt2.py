@@ -31,23 +31,24 @@ if __name__ == "__main__":
 import torch
 
 from testbed import checkpoint, distributed, run_directory
+from testbed.announce import out_of_memory_advice, say_what_runs
 from testbed.atomic_file import write_text
 from testbed.attribution import attribution
+from testbed.automatic_choices import as_decided_before, decide
 from testbed.data import TrainingBatches, ValidationBatches
-from testbed.device import choose_device, with_precision_resolved
+from testbed.device import choose_device
+from testbed.float8 import convert_to_float8_
 from testbed.flops import peak_from_table
 from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood
 from testbed.measure import PeakRate, peak_memory
 from testbed.model import GPT2
-from testbed.model_shape import size_name
-from testbed.optimizer import learning_rate_at
 from testbed.profiling import profiler_window
 from testbed.progress import Progress
 from testbed.recorder import RunRecorder
 from testbed.run_facts import facts_of_run
 from testbed.sample import sample_text
 from testbed.scalars import Scalars
-from testbed.stages import balanced_stages
+from testbed.schedule import learning_rate_at
 from testbed.step import StepResult
 from testbed.step_clock import StepClock, named_range
 from testbed.strategies import STRATEGIES, Strategy, build_strategy
@@ -94,8 +95,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             sha256 = check_data(checked) if launch.rank == 0 else {}
             settings = dataclasses.replace(settings, device=device.type)
             resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
-            if resumed is not None:  # --precision auto was decided when the run began
-                settings = dataclasses.replace(settings, precision=resumed.settings["precision"])
+            if resumed is not None:
+                settings = as_decided_before(settings, resumed.settings)
             if resumed is not None and launch.rank == 0:
                 check_same_data(resumed, sha256)
             weights = None if resumed else read_initial_weights(settings.init_from, settings.shape)
@@ -111,12 +112,14 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         )
         distributed.wait_for_everyone()
         owned = directory  # rank 0 has claimed it, or nobody would have come this far
-        settings = with_precision_resolved(settings, launch, device)
+        settings, choices = decide(settings, launch, device)
         facts = facts_of_run(dataclasses.replace(checked, settings=settings), sha256, launch, device, backend)
         recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
         if resumed is not None:  # before anything can fail: what was recorded must not be lost
             recorder.restore(resumed.metrics, resumed.step, resumed.elapsed_s)
         progress = Progress(settings, resumed.step if resumed else 0, is_speaking=launch.rank == 0)
+        for line in choices:
+            progress.say(line)
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
@@ -161,10 +164,12 @@ def build(run: Run) -> Strategy:
     """The model that every rank begins with, and around it the strategy, which may keep only a part."""
     settings = run.settings
     torch.manual_seed(settings.seed)  # every rank draws the same weights ...
-    model = GPT2(settings.shape, settings.dropout, settings.use_flash_attention, settings.activation_checkpointing)
+    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
     if run.weights is not None:
         model.load_state_dict(run.weights)
         run.weights = None
+    if settings.matmul == "fp8":
+        convert_to_float8_(model)
     distributed.check_identical(model.state_dict(), "initial weights")
     strategy = build_strategy(settings, model, run.device)
     torch.manual_seed(distributed.seed_of_rank(settings.seed, run.launch.rank))  # ... and its own dropout
@@ -181,7 +186,7 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
         run.best_val_loss = min(earlier, default=math.inf)
     batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
-    say_what_runs(run)
+    say_what_runs(run.progress, settings, run.launch.world_size, device.type, run.first_step, run.directory)
     peak = peak_rate(run)
     sampler = UtilizationSampler(device)
 
@@ -309,34 +314,6 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
     if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
         token_file = run.checked.train_file
         export_weights(directory, state_dict, run.settings, token_file.end_of_text_id, token_file.tokenizer)
-
-
-def say_what_runs(run: Run) -> None:
-    settings, mesh = run.settings, run.settings.mesh
-    run.progress.say(str(mesh))
-    if mesh.pipeline > 1:
-        stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
-        run.progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
-    steps = "validation only" if settings.eval_only else f"steps {run.first_step + 1} to {settings.last_step}"
-    if settings.skip_gradient_sync:
-        run.progress.say(
-            f"--skip_gradient_sync {settings.skip_gradient_sync}: the ranks train apart. This measures steps without "
-            "communication and is no training"
-        )
-    run.progress.say(
-        f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
-        f"{settings.precision} on {run.launch.world_size} x {run.device.type}; "
-        f"global batch {settings.global_batch_size} = {settings.micro_batch_size_per_gpu} x "
-        f"{settings.grad_accum_steps} x {settings.data_world_size} data ranks of {settings.seq_length} tokens; "
-        f"{steps}; files in {run.directory}"
-    )
-
-
-def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
-    return (
-        f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; give a smaller one, the "
-        f"global batch stays the same ({str(error).splitlines()[0]})"
-    )
 
 
 def reason_of(error: Exception) -> str:

@@ -25,7 +25,7 @@ from testbed.data import TrainingBatches, ValidationBatches
 from testbed.flags import parse_command_line
 from testbed.launch import read_launch
 from testbed.model import GPT2, Block
-from testbed.optimizer import learning_rate_at
+from testbed.schedule import learning_rate_at
 from testbed.settings import RunSettings, check_run
 from testbed.step import StepResult
 from testbed.step_clock import StepClock

@@ -153,10 +153,17 @@ def test_a_held_folder_is_refused_unless_overwritten(baseline_run, token_files):
     assert (baseline_run / "training_metrics.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("run_type", ["baseline", "optimized"])
-def test_a_resumed_run_continues_bit_for_bit(run_type, token_files, tmp_path):
+@pytest.mark.parametrize(
+    ("run_type", "recipe"),
+    [
+        ("baseline", ""),
+        ("optimized", ""),
+        ("baseline", "--optimizer muon --muon_learning_rate 0.002 --lr_schedule wsd"),
+    ],
+)
+def test_a_resumed_run_continues_bit_for_bit(run_type, recipe, token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
-    more = ["--run_type", run_type, "--dropout", "0.1", "--timing_warmup_steps", "1"]
+    more = ["--run_type", run_type, "--dropout", "0.1", "--timing_warmup_steps", "1", *recipe.split()]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run_program([*python_command(), *flags_of(token_files, whole, *more)]).returncode == 0
     first = run_program([*python_command(), *flags_of(token_files, parts, *more, "--stop_at_step", "3")])

@@ -9,15 +9,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import TINY_RUN, data_flags
 
+from testbed.flags import LR_SCHEDULES, parse_command_line
+from testbed.launch import Launch
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
-from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm, learning_rate_at
+from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm
+from testbed.schedule import learning_rate_at
+from testbed.settings import RunSettings, check_run
 
 
 def schedule(**changes):
-    values = {"learning_rate": 1.0, "min_learning_rate": 0.1, "warmup_steps": 4, "lr_decay_steps": 14}
+    marks = {"warmup_steps": 4, "lr_decay_steps": 14}
+    values = {"lr_schedule": "cosine", "learning_rate": 1.0, "min_learning_rate": 0.1, "decay_share": None, **marks}
     return SimpleNamespace(**{**values, **changes})
+
+
+def settings_of(token_files, *flags: str) -> RunSettings:
+    command_line = parse_command_line([*TINY_RUN, *data_flags(token_files), *flags])
+    return check_run(command_line, Launch(0, 0, 1, 1)).settings
 
 
 def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
@@ -33,6 +44,62 @@ def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
 def test_learning_rate_without_warmup_or_decay():
     assert learning_rate_at(0, schedule(warmup_steps=0)) == pytest.approx(1.0)
     assert learning_rate_at(5, schedule(warmup_steps=4, lr_decay_steps=4)) == pytest.approx(0.1)
+
+
+def test_wsd_warms_up_stays_and_falls_in_a_straight_line():
+    wsd = schedule(lr_schedule="wsd", warmup_steps=2, lr_decay_steps=20, decay_share=0.25, min_learning_rate=0.5)
+    rates = [learning_rate_at(step, wsd) for step in range(23)]
+    assert rates[:2] == pytest.approx([0.5, 1.0])
+    assert rates[2:16] == [1.0] * 14, "step 15 is the first of the last five, and still at the peak"
+    assert rates[16:20] == pytest.approx([0.9, 0.8, 0.7, 0.6])
+    assert rates[20:] == pytest.approx([0.5] * 3)
+    falls_from_the_start = schedule(lr_schedule="wsd", warmup_steps=0, lr_decay_steps=4, decay_share=1.0)
+    assert [learning_rate_at(step, falls_from_the_start) for step in range(4)] == pytest.approx([1, 0.775, 0.55, 0.325])
+
+
+def test_constant_stays_after_the_warm_up():
+    constant = schedule(lr_schedule="constant")
+    assert [learning_rate_at(step, constant) for step in (0, 3, 4, 13, 14, 99)] == pytest.approx([0.25, 1, 1, 1, 1, 1])
+
+
+def test_the_schedules_defaults(token_files):
+    steps = ["--max_train_steps", "20", "--epochs", "2", "--learning_rate", "0.004"]
+    cosine, wsd, constant = (settings_of(token_files, *steps, "--lr_schedule", name) for name in LR_SCHEDULES)
+    assert (cosine.min_learning_rate, cosine.decay_share) == (0.0004, None)
+    assert (wsd.min_learning_rate, wsd.decay_share, wsd.lr_decay_steps) == (0.0, 0.2, 20)
+    assert learning_rate_at(15, wsd) == 0.004 > learning_rate_at(19, wsd) == pytest.approx(0.001)
+    assert (constant.min_learning_rate, constant.decay_share) == (0.004, None)
+    assert settings_of(token_files).lr_schedule == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--decay_share 0.3", ["--decay_share belongs to --lr_schedule wsd", "not to cosine"]),
+        (
+            "--lr_schedule constant --min_learning_rate 0",
+            ["--min_learning_rate belongs to --lr_schedule cosine or wsd"],
+        ),
+        ("--lr_schedule constant --lr_decay_steps 9", ["--lr_decay_steps belongs to"]),
+        ("--lr_schedule wsd --decay_share 0", ["--decay_share", "above 0"]),
+        ("--lr_schedule wsd --decay_share 1.1", ["--decay_share", "at most 1"]),
+        ("--lr_schedule wsd --max_train_steps 10 --warmup_steps 6 --decay_share 0.5", ["is 5", "--warmup_steps 6"]),
+        ("--lr_schedule linear", ["--lr_schedule", "linear"]),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(token_files, flags, said):
+    with pytest.raises(ValueError) as refused:
+        settings_of(token_files, *flags.split())
+    assert all(part in str(refused.value) for part in said) and "\n" not in str(refused.value)
+
+
+def test_a_flag_of_another_schedule_is_dropped_where_a_file_says_it(token_files, tmp_path):
+    config = tmp_path / "effective_config.json"
+    config.write_text('{"lr_schedule": "wsd", "decay_share": 0.3, "optimizer": "muon", "muon_momentum": 0.9}')
+    files = ["--config", str(config)]
+    assert settings_of(token_files, *files).decay_share == 0.3
+    changed = settings_of(token_files, *files, "--lr_schedule", "cosine", "--optimizer", "adamw")
+    assert (changed.decay_share, changed.muon_momentum) == (None, None)
 
 
 def test_grad_norm_sums_squares_in_float64():
@@ -54,8 +121,9 @@ def test_clipping_scales_to_the_limit_and_only_down(max_norm, expected):
 
 def test_biases_and_layer_norms_do_not_decay():
     model = GPT2(ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=20, max_position_embeddings=8))
-    settings = SimpleNamespace(weight_decay=0.1, learning_rate=1e-3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
-    decaying, plain = build_adamw(model, settings).param_groups
+    adam = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_eps": 1e-6}
+    settings = SimpleNamespace(optimizer="adamw", weight_decay=0.1, learning_rate=1e-3, **adam)
+    decaying, plain = build_optimizer(model, settings).param_groups
     assert decaying["weight_decay"] == 0.1 and plain["weight_decay"] == 0.0
     for group in (decaying, plain):
         assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)

@@ -21,7 +21,7 @@ from testbed.flags import parse_command_line
 from testbed.launch import Launch
 from testbed.model import GPT2, to_transformers
 from testbed.model_shape import ModelShape
-from testbed.optimizer import learning_rate_at
+from testbed.schedule import learning_rate_at
 from testbed.settings import check_run
 from testbed.strategies import STRATEGIES
 
@@ -61,6 +61,19 @@ VARIANTS = {
         "data=2 pipeline=2 tensor=1",
     ),
     "tensor x data": ("tensor", 4, "--tensor_parallel_size 2", "data=2 pipeline=1 tensor=2"),
+    **{
+        f"{name}, Muon": (run_type, ranks, f"{flags} --optimizer muon".strip(), None)
+        for name, run_type, ranks, flags in (
+            ("allreduce", "allreduce", 2, ""),
+            ("ddp", "ddp", 2, ""),
+            ("fsdp", "fsdp", 2, ""),
+            ("fsdp, hybrid", "fsdp", 4, "--shard_size 2"),
+            ("ZeRO 0", "optimized", 2, "--zero_stage 0"),
+            ("pipeline", "pipeline", 2, ""),
+            ("tensor", "tensor", 2, ""),
+            ("tensor x data", "tensor", 4, "--tensor_parallel_size 2"),
+        )
+    },
     "tensor, recomputed but products": ("tensor", 2, "--activation_checkpointing selective", None),
 }
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
@@ -98,6 +111,7 @@ BUILT = {
 WITH_CHECKPOINT = [
     *(run_type for run_type in STRATEGIES if run_type != "baseline"),
     *("fsdp, hybrid", "ZeRO 2", "ZeRO 3", "zero bubble", "1f1b x data", "tensor x data"),
+    *("ddp, Muon", "fsdp, hybrid, Muon", "ZeRO 0, Muon", "pipeline, Muon", "tensor, Muon"),
 ]
 # what rounds to bf16: run type, flags, and how many times the single process's own rounding error is allowed
 BF16 = {
@@ -146,7 +160,8 @@ def train(token_files, tmp_path_factory):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_strategy_follows_the_single_process(train, variant, clipping):
     run_type, ranks, flags, mesh = VARIANTS[variant]
-    expected, actual = train("baseline", 1, "", clipping), train(run_type, ranks, flags, clipping)
+    recipe = "--optimizer muon" if "--optimizer muon" in flags else ""
+    expected, actual = train("baseline", 1, recipe, clipping), train(run_type, ranks, flags, clipping)
     limit = float(CLIPPING[clipping])
     assert (min(expected["grad_norms"]) > limit) == (clipping == "clipping"), "the case tests what it says"
     assert disagreements(expected, actual) == []

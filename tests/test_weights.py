@@ -10,7 +10,7 @@ from test_model import SHAPE, reference_model, some_tokens
 from transformers import GPT2LMHeadModel
 
 from testbed.model import GPT2
-from testbed.settings import shape_of_folder
+from testbed.starting_shape import shape_of_folder
 from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
 
 

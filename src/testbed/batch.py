@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
 
 DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
 LARGEST_MICRO_BATCH = 4
@@ -20,10 +24,19 @@ def batch_arithmetic(
         largest_micro_batch: up to here the micro batch grows where no flag gives it ...
         at_least: ... as long as a step still has so many of them, if it can (a pipeline needs some to be busy).
 
+    A micro batch of "auto" is 1 here: which one fits is found out on the device, and the global batch stays.
+
     Raises:
         ValueError: the given numbers contradict each other or do not divide.
     """
     micro_batch, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
+    if micro_batch == "auto":
+        if accumulation is not None:
+            raise ValueError(
+                f"--micro_batch_size_per_gpu auto with --grad_accum_steps {accumulation}: the number of micro batches "
+                "follows from their size; leave one of them out, and give --global_batch_size for the work of a step"
+            )
+        micro_batch = 1
     global_batch = values["global_batch_size"]
     if accumulation is not None:
         micro_batch = micro_batch or LARGEST_MICRO_BATCH
@@ -61,6 +74,23 @@ def batch_arithmetic(
         "grad_accum_steps": accumulation,
         "data_world_size": data_world_size,
     }
+
+
+def micro_batch_candidates(settings: RunSettings) -> list[int]:
+    """Every micro batch that divides a rank's share of the global batch, smallest first."""
+    share = settings.global_batch_size // settings.data_world_size
+    return [size for size in range(1, share + 1) if share % size == 0]
+
+
+def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:
+    """The same work in micro batches of another size, as if it had been given."""
+    share = settings.global_batch_size // settings.data_world_size
+    return dataclasses.replace(
+        settings,
+        micro_batch_size_per_gpu=micro_batch,
+        grad_accum_steps=share // micro_batch,
+        finds_micro_batch=False,
+    )
 
 
 def _largest_that_divides(global_batch: int, data_world_size: int, largest: int, at_least: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import distributed
+from testbed.automatic_choices import as_decided_before, in_todays_terms
 from testbed.launch import Launch
 from testbed.metrics_file import read_metrics
 from testbed.run_directory import CHECKPOINTS, METRICS
@@ -31,6 +32,8 @@ FREE_TO_CHANGE = (
     "timing_warmup_steps timing_sample_every profile profile_steps profile_mode tensorboard quiet_nccl_monitor "
     "sample_prompt sample_tokens threads_per_rank enforce_global_batch_size deepspeed_config"
 ).split()
+# the work of checkpoints from before these flags
+BEFORE_THE_FLAG = {"optimizer": "adamw", "lr_schedule": "cosine"}
 
 
 class CheckpointFailed(Exception):
@@ -117,15 +120,14 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
             f"--resume: {checkpoint.directory} was saved by {checkpoint.world_size} ranks, this start has "
             f"{launch.world_size}; start as many"
         )
-    now = settings.as_dict()
-    if settings.precision == "auto":
-        now["precision"] = checkpoint.settings["precision"]
-    now = {name: value for name, value in now.items() if value or name in checkpoint.settings}  # a flag that came later
-    for name in sorted(now.keys() | checkpoint.settings.keys()):
-        if name not in FREE_TO_CHANGE and now.get(name) != checkpoint.settings.get(name):
+    now = as_decided_before(settings, checkpoint.settings).as_dict()
+    saved = {**BEFORE_THE_FLAG, **in_todays_terms(checkpoint.settings)}
+    now = {name: value for name, value in now.items() if value or name in saved}  # a flag that came later
+    for name in sorted(now.keys() | saved.keys()):
+        if name not in FREE_TO_CHANGE and now.get(name) != saved.get(name):
             raise ValueError(
                 f"--resume: --{name} is {now.get(name)!r}, but {checkpoint.directory} was trained with "
-                f"{checkpoint.settings.get(name)!r}; give the same value"
+                f"{saved.get(name)!r}; give the same value"
             )
     if settings.last_step < checkpoint.step:
         raise ValueError(

@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from testbed.settings import RunSettings, num_windows
+from testbed.schedule import num_windows
+from testbed.settings import RunSettings
 from testbed.step import NOT_A_TARGET, MicroBatch
 from testbed.token_file import TokenFile
 

@@ -30,6 +30,7 @@ FILE_KEY_OF_FLAG = {
     "reduce_bucket_size": ("zero_optimization", "reduce_bucket_size"),
     "allgather_bucket_size": ("zero_optimization", "allgather_bucket_size"),
     "overlap_comm": ("zero_optimization", "overlap_comm"),
+    "optimizer": ("optimizer", "type"),
     "learning_rate": ("optimizer", "params", "lr"),
     "adam_eps": ("optimizer", "params", "eps"),
     "weight_decay": ("optimizer", "params", "weight_decay"),
@@ -99,8 +100,8 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     optimizer_type = content.get("optimizer", {}).get("type", AUTO)
     if optimizer_type not in ("AdamW", AUTO):
         raise ValueError(
-            f"--deepspeed_config {path} names the optimizer {optimizer_type!r}, but every run type trains with AdamW "
-            "so that runs stay comparable; remove the section or name AdamW"
+            f"--deepspeed_config {path} names the optimizer {optimizer_type!r}, but every run type trains with the "
+            "same AdamW or Muon, so that runs stay comparable; remove the type or name AdamW, and give --optimizer"
         )
     return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), content)
 
@@ -139,6 +140,8 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
 
 def _as_typed(flag: str, value: Any, place: str) -> Any:
     """A JSON value as a person would type it after the flag."""
+    if flag == "optimizer":
+        return value.lower()
     if flag == "overlap_comm":
         if not isinstance(value, bool):
             raise ValueError(f'{place} must be true, false or "auto", not {value!r}')
@@ -224,7 +227,7 @@ def _said_in_file(file: DeepSpeedFile, flag: str, value: Any) -> str:
 def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, Any]:
     """Exactly what `deepspeed.initialize` receives: the file with each "auto" filled in and each silent default named.
 
-    The optimizer is the baseline's AdamW, not built by DeepSpeed, so no optimizer section remains.
+    The optimizer is the baseline's, not built by DeepSpeed, so no optimizer section remains.
     """
     config = json.loads(json.dumps(file.content))
     config.pop("optimizer", None)
@@ -236,7 +239,7 @@ def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, An
     # DeepSpeed clips by itself unless told 0 (its default is 1.0). Stage 0 sums squares in float32, 3e-5 off at 124M
     # parameters, so there the strategy clips with the float64 norm of the other run types.
     config["gradient_clipping"] = 0.0 if settings.zero_stage == 0 else settings.max_grad_norm
-    config["zero_allow_untested_optimizer"] = True  # torch's fused AdamW, as in the baseline
+    config["zero_allow_untested_optimizer"] = True  # the same as in the baseline
     config["zero_force_ds_cpu_optimizer"] = False
     config.setdefault("fp16", {})["enabled"] = settings.precision == "fp16"
     if settings.precision != "fp16":

@@ -7,12 +7,12 @@ import dataclasses
 import os
 
 import torch
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from testbed import distributed
+from testbed.attention_backend import check_backend
+from testbed.float8 import check_float8
 from testbed.launch import Launch
-from testbed.measure import DTYPES, is_bf16_faster
+from testbed.measure import is_bf16_faster
 from testbed.settings import RunSettings
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -62,8 +62,8 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
         )
     if settings.precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
-    if settings.use_flash_attention:
-        _try_flash_attention(settings, device)
+    check_float8(settings, device)
+    check_backend(settings, device)
     return device
 
 
@@ -73,18 +73,3 @@ def with_precision_resolved(settings: RunSettings, launch: Launch, device: torch
     if precision == "auto" and launch.rank == 0:
         precision = "bf16" if is_bf16_faster(device) else "fp32"
     return dataclasses.replace(settings, precision=distributed.gather_objects(precision)[0])
-
-
-def _try_flash_attention(settings: RunSettings, device: torch.device) -> None:
-    dtypes = [DTYPES[settings.precision]] if settings.precision != "auto" else [torch.bfloat16, torch.float32]
-    try:
-        for dtype in dtypes:
-            head = torch.zeros(1, 1, 16, settings.embedding_size // settings.num_heads, device=device, dtype=dtype)
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                F.scaled_dot_product_attention(head, head, head, dropout_p=settings.dropout, is_causal=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"--use_flash_attention: PyTorch has no FlashAttention kernel for {device.type}, {settings.precision} and "
-            f"--dropout {settings.dropout} ({reason}); leave the flag out to let it choose"
-        ) from None

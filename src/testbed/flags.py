@@ -15,6 +15,12 @@ from typing import Any, NoReturn
 from testbed.model_shape import MODEL_SIZES
 from testbed.strategies import STRATEGIES
 
+AUTO = "auto"
+LR_SCHEDULES = {
+    "cosine": "falls by a cosine to the minimum",
+    "wsd": "stays at its peak, then falls in a straight line over the last --decay_share of the steps",
+    "constant": "stays",
+}
 NOT_IN_CONFIG_FILES = {"config", "local_rank", "overwrite", "resume"}  # they belong to one start, not to the work
 
 
@@ -97,6 +103,18 @@ def positive(text: str) -> int:
     return number
 
 
+def positive_or_auto(text: str) -> int | str:
+    return text if text == AUTO else positive(text)
+
+
+def on_off_or_auto(text: str) -> bool | None:
+    """True, False, or None where the program is to decide. Files of earlier versions say true and false."""
+    known = {"on": True, "true": True, "off": False, "false": False, AUTO: None}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of auto, on, off")
+    return known[text.lower()]
+
+
 def not_negative(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -115,6 +133,13 @@ def fraction(text: str) -> float:
     number = float(text)
     if not 0 <= number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 up to (but not including) 1")
+    return number
+
+
+def share(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return number
 
 
@@ -191,8 +216,10 @@ def _model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--init_from", default="scratch", metavar="scratch|gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIR",
                        help="starting weights: GPT-2's initialisation, published weights from the Hugging Face hub, "
                        "or a folder with config.json and model.safetensors (default: %(default)s)")
-    group.add_argument("--use_flash_attention", action="store_true",
-                       help="insist on the FlashAttention kernel (default: PyTorch picks the fastest fused kernel)")
+    group.add_argument("--attention", choices=["auto", "flash", "cudnn", "efficient", "math"], default="auto",
+                       help="the attention kernel; auto = on CUDA the fastest in a trial at the run's shape, on the CPU what "
+                       "PyTorch picks, which is FlashAttention for CPU where it can (default: %(default)s)")
+    group.add_argument("--use_flash_attention", action="store_true", help="the same as --attention flash, from older commands")
 
 
 def _data_flags(parser: argparse.ArgumentParser) -> None:
@@ -213,9 +240,10 @@ def _batch_flags(parser: argparse.ArgumentParser) -> None:
         "batch (global batch = micro batch x gradient accumulation x data ranks; it never follows the world size)")
     group.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES",
                        help="sequences per optimizer step over all ranks (default: 32, or what --grad_accum_steps gives)")
-    group.add_argument("--micro_batch_size_per_gpu", "--train_micro_batch_size_per_gpu", type=positive,
-                       metavar="SEQUENCES",
-                       help="sequences of one forward pass on one rank; lower it when memory runs out "
+    group.add_argument("--micro_batch_size_per_gpu", "--train_micro_batch_size_per_gpu", type=positive_or_auto,
+                       metavar="SEQUENCES|auto",
+                       help="sequences of one forward pass on one rank; lower it when memory runs out. auto = the largest that "
+                       "fits into memory and divides a rank's share, see docs/automatic_choices.md "
                        "(default: the largest up to 4 that divides a rank's share; in a pipeline smaller, so that "
                        "every stage is busy, and under model_parallel the whole share)")
     group.add_argument("--grad_accum_steps", type=positive, metavar="N",
@@ -225,15 +253,29 @@ def _batch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _optimizer_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("optimizer (AdamW; linear warm-up, then cosine)")
+    group = parser.add_argument_group("optimizer and schedule")
+    group.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw",
+                       help="muon = orthogonalised momentum for the matrices inside the blocks, AdamW for embeddings, biases and "
+                       "LayerNorms (default: %(default)s)")
     group.add_argument("--learning_rate", type=not_negative_number, default=6e-4, metavar="LR",
                        help="peak learning rate (default: %(default)s)")
+    group.add_argument("--muon_learning_rate", type=not_negative_number, metavar="LR",
+                       help="muon: peak learning rate of the matrices, scaled so that a step changes them as much as AdamW's "
+                       "would at the same rate; its schedule is --learning_rate's in proportion (default: --learning_rate)")
+    group.add_argument("--muon_momentum", type=fraction, metavar="B",
+                       help="muon: share of the old momentum that a step keeps (default: 0.95)")
+    group.add_argument("--lr_schedule", choices=list(LR_SCHEDULES), default="cosine",
+                       help="after the linear warm-up: " + "; ".join(f"{name} = {what}" for name, what in LR_SCHEDULES.items())
+                       + " (default: %(default)s)")
     group.add_argument("--min_learning_rate", type=not_negative_number, metavar="LR",
-                       help="learning rate at the end of the cosine (default: a tenth of --learning_rate)")
+                       help="learning rate at the end of the schedule (default: a tenth of --learning_rate; 0 with wsd)")
     group.add_argument("--warmup_steps", type=not_negative, metavar="STEPS",
                        help="steps of linear warm-up (default: a tenth of the run, at most 2000)")
     group.add_argument("--lr_decay_steps", type=positive, metavar="STEPS",
-                       help="step at which the cosine ends (default: the run's last step)")
+                       help="step at which the fall of the learning rate ends (default: the run's last step)")
+    group.add_argument("--decay_share", type=share, metavar="SHARE",
+                       help="wsd: the last share of the steps up to --lr_decay_steps, in which the learning rate falls "
+                       "(default: 0.2)")
     group.add_argument("--weight_decay", type=not_negative_number, default=0.1, metavar="W",
                        help="decoupled decay of matrices and embeddings, not of biases and LayerNorms (default: %(default)s)")
     group.add_argument("--adam_beta1", type=fraction, default=0.9, metavar="B", help="(default: %(default)s)")
@@ -257,8 +299,12 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--activation_checkpointing", choices=["none", "block", "selective"], default="none",
                        help="what backward recomputes to save memory: block = each block from its input; selective = all "
                        "but matrix products and attention (default: %(default)s)")
-    group.add_argument("--compile", action="store_true",
-                       help="compile each transformer block with torch.compile; the first step waits for it (default: do not)")
+    group.add_argument("--compile", type=on_off_or_auto, nargs="?", const=True, metavar="auto|on|off",
+                       help="compile each transformer block with torch.compile; the first step waits for it. auto = on CUDA "
+                       "wherever the run type allows it, not on the CPU; without a word: on (default: auto)")
+    group.add_argument("--matmul", choices=["default", "fp8"], default="default",
+                       help="fp8 = the linear layers of the blocks multiply in 8 bits (torchao's float8 with tensorwise scales): "
+                       "Hopper or newer, recorded as changing the mathematics (default: %(default)s, what --precision says)")
     group.add_argument("--threads_per_rank", type=positive, metavar="N",
                        help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)")
     group.add_argument("--local_rank", "--local-rank", type=int, default=-1, help=argparse.SUPPRESS)

@@ -15,7 +15,7 @@ from testbed.model_shape import ModelShape
 from testbed.parallelism import MeshSizes
 from testbed.stages import Stage
 
-FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type
+FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
 
@@ -26,6 +26,7 @@ def model_state_bytes(
     *,
     zero_stage: int | None = None,
     has_16_bit_weights: bool = False,
+    optimizer: str = "adamw",
     data_rank: int = 0,
     stages: Sequence[Stage] | None = None,
 ) -> dict[str, int]:
@@ -42,6 +43,7 @@ def model_state_bytes(
             to that size (by default 100,000 elements) every rank also holds tensors whole.
         has_16_bit_weights: DeepSpeed's own fp16 or bf16 mode. Of no effect on fsdp, whose native mixed precision casts
             what it gathers: the shards stay fp32 and are the masters.
+        optimizer: "muon" keeps one moment of the blocks' matrices in place of two; it runs without ZeRO.
         data_rank: stages 1 and 2 of DeepSpeed do not give all of them the same.
         stages: those of this pipeline rank; None where a rank holds all layers.
 
@@ -50,7 +52,10 @@ def model_state_bytes(
     """
     if not zero_stage:  # DeepSpeed's stage 0 keeps plain PyTorch tensors
         elements = _part(elements_held(shape, mesh.tensor, stages), mesh.shard)
-        return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": MOMENTS * elements}
+        moments = MOMENTS * elements
+        if optimizer == "muon":
+            moments -= FP32 * _part(_block_matrix_elements(shape, mesh.tensor, stages), mesh.shard)
+        return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": moments}
     whole = elements_held(shape)
     part = _part(whole, mesh.data)
     width = 2 if has_16_bit_weights else FP32
@@ -102,6 +107,12 @@ def elements_held(shape: ModelShape, tensor_ranks: int = 1, stages: Sequence[Sta
     total += embedding * (embeds or predicts)  # the head is the same matrix: once where a rank holds both ends
     total += shape.num_position_parameters * embeds
     return total + 2 * channels * predicts  # the final LayerNorm
+
+
+def _block_matrix_elements(shape: ModelShape, tensor_ranks: int, stages: Sequence[Stage] | None) -> int:
+    """What Muon updates: 12 C^2 of every block that a rank holds, cut over the tensor ranks."""
+    num_blocks = shape.num_layers if stages is None else sum(len(stage.blocks) for stage in stages)
+    return num_blocks * _part(12 * shape.embedding_size**2, tensor_ranks)
 
 
 def _gradients_of_whole_tensors(shape: ModelShape, ranks: int, rank: int) -> int:

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from testbed.attention_backend import BACKENDS
 from testbed.model_shape import ModelShape
 from testbed.step import NOT_A_TARGET
 
@@ -38,11 +39,11 @@ PREFIX = "transformer."  # of every parameter in GPT2LMHeadModel
 class Attention(nn.Module):
     """Causal self-attention; query, key and value come from one matrix product."""
 
-    def __init__(self, shape: ModelShape, dropout: float, use_flash_attention: bool):
+    def __init__(self, shape: ModelShape, dropout: float, backend: str):
         super().__init__()
         self.num_heads = shape.num_heads
         self.dropout = dropout
-        self.use_flash_attention = use_flash_attention
+        self.backend = backend  # a key of BACKENDS, or "auto"
         self.c_attn = nn.Linear(shape.embedding_size, 3 * shape.embedding_size)
         self.c_proj = nn.Linear(shape.embedding_size, shape.embedding_size)
 
@@ -51,7 +52,7 @@ class Attention(nn.Module):
         heads = self.c_attn(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self.use_flash_attention else contextlib.nullcontext():
+        with contextlib.nullcontext() if self.backend == "auto" else sdpa_kernel(BACKENDS[self.backend]):
             mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         return self.c_proj(mixed.transpose(1, 2).reshape(B, T, -1))
 
@@ -71,10 +72,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each on a normalised copy of the residual stream."""
 
-    def __init__(self, shape: ModelShape, dropout: float, use_flash_attention: bool, activation_checkpointing: str):
+    def __init__(self, shape: ModelShape, dropout: float, attention: str, activation_checkpointing: str):
         super().__init__()
         self.ln_1 = nn.LayerNorm(shape.embedding_size)
-        self.attn = Attention(shape, dropout, use_flash_attention)
+        self.attn = Attention(shape, dropout, attention)
         self.ln_2 = nn.LayerNorm(shape.embedding_size)
         self.mlp = MLP(shape)
         self.dropout = nn.Dropout(dropout)
@@ -104,7 +105,7 @@ class GPT2(nn.Module):
         self,
         shape: ModelShape,
         dropout: float = 0.0,
-        use_flash_attention: bool = False,
+        attention: str = "auto",
         activation_checkpointing: str = "none",
     ):
         super().__init__()
@@ -113,7 +114,7 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding(shape.padded_vocab_size, shape.embedding_size)
         self.wpe = nn.Embedding(shape.max_position_embeddings, shape.embedding_size)
         self.drop = nn.Dropout(dropout)
-        blocks = (Block(shape, dropout, use_flash_attention, activation_checkpointing) for _ in range(shape.num_layers))
+        blocks = (Block(shape, dropout, attention, activation_checkpointing) for _ in range(shape.num_layers))
         self.h = nn.ModuleDict({str(index): block for index, block in enumerate(blocks)})
         self.ln_f = nn.LayerNorm(shape.embedding_size)
         # Padded rows must not take part in the softmax. A bias of -inf inside the head's matrix product does that

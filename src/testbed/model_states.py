@@ -27,14 +27,14 @@ Storages = dict[int, tuple[int, str]]  # address -> bytes, what it is
 
 
 def count_before_updates(strategy: Strategy, not_counted: list[torch.Tensor]) -> dict[str, Storages]:
-    """Count in AdamW's pre-hook whenever the dictionary that is returned is empty.
+    """Count in the optimizer's pre-hook whenever the dictionary that is returned is empty.
 
-    ZeRO calls AdamW once for each parameter group. At the first call, the matrices', nothing is updated yet: that one
+    ZeRO calls it once for each parameter group. At the first call, the matrices', nothing is updated yet: that one
     counts, and it finds the fp32 gradients of that group.
     """
     count: dict[str, Storages] = {}
 
-    def before_adamw(optimizer: torch.optim.Optimizer, *_) -> None:
+    def before_update(optimizer: torch.optim.Optimizer, *_) -> None:
         if count:
             return
         states = strategy.model_states()
@@ -48,7 +48,7 @@ def count_before_updates(strategy: Strategy, not_counted: list[torch.Tensor]) ->
             known = storages(not_counted).keys() | {address for found in count.values() for address in found}
             count[kind] = {address: what for address, what in storages(tensors).items() if address not in known}
 
-    strategy.optimizer.register_step_pre_hook(before_adamw)
+    strategy.optimizer.register_step_pre_hook(before_update)
     return count
 
 
@@ -81,6 +81,7 @@ def beside_formulas(count: dict[str, Storages], settings: RunSettings, rank: int
         mesh,
         zero_stage=settings.zero_stage,
         has_16_bit_weights=settings.mixed_precision == "native",
+        optimizer=settings.optimizer,
         data_rank=rank,  # only ZeRO asks, and there every rank is a data rank
         # 1F1B has one stage on each rank, and here all ranks are pipeline ranks
         stages=[balanced_stages(shape, settings.seq_length, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,

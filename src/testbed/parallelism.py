@@ -12,6 +12,8 @@ from typing import Any
 from testbed.strategies import STRATEGIES
 
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
+WITH_FP8 = ("baseline", "allreduce", "ddp", "fsdp")
+WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized")
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
 
 
@@ -101,7 +103,7 @@ def check_combination(values: dict[str, Any], mesh: MeshSizes) -> None:
     """
     for check in (
         *(_check_precision, _check_deepspeed, _check_compile, _check_dropout, _check_tensor),
-        _check_pipeline,
+        *(_check_pipeline, _check_matmul, _check_micro_batch),
     ):
         check(values, mesh)
 
@@ -138,6 +140,12 @@ def _check_deepspeed(values: dict[str, Any], mesh: MeshSizes) -> None:
             "--activation_checkpointing selective with --zero_stage 3: DeepSpeed gathers weights and adds biases in "
             "place inside the blocks, so what was kept is not what is computed again; use block, or fsdp"
         )
+    if stage and values["optimizer"] == "muon":
+        raise ValueError(
+            f"--optimizer muon with --zero_stage {stage}: ZeRO gives an optimizer flat pieces that cut through "
+            "matrices, and DeepSpeed's own Muon clips after the orthogonalisation, which is another update; use "
+            "--zero_stage 0, or --run_type fsdp, which shards as much"
+        )
     bucket = values["allgather_bucket_size"]
     if stage in (1, 2) and bucket % 2:
         raise ValueError(f"--allgather_bucket_size {bucket}: DeepSpeed needs an even number; give {bucket + 1}")
@@ -150,27 +158,64 @@ def _check_deepspeed(values: dict[str, Any], mesh: MeshSizes) -> None:
 
 
 def _check_compile(values: dict[str, Any], mesh: MeshSizes) -> None:
-    if not values["compile"]:
-        return
+    reason = why_not_compiled(values)
+    if values["compile"] and reason is not None:
+        raise ValueError(f"--compile {reason}, or give --compile off")
+
+
+def why_not_compiled(values: dict[str, Any]) -> str | None:
+    """What --compile does not work with, why, and what does; None where it works."""
     if values["run_type"] == "dp":
-        raise ValueError(
-            "--compile with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; "
-            "use ddp"
-        )
+        return "with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; use ddp"
     if values["pipeline_schedule"] == "zero_bubble":
-        raise ValueError(
-            "--compile with --pipeline_schedule zero_bubble: it runs the backward pass of weights apart from that of "
-            "activations, which a compiled block does not offer; use 1f1b, or leave --compile out"
+        return (
+            "with --pipeline_schedule zero_bubble: it runs the backward pass of weights apart from that of "
+            "activations, which a compiled block does not offer; use 1f1b"
         )
     if values["run_type"] == "tensor" and values["activation_checkpointing"] == "block":
-        raise ValueError(
-            "--compile with --run_type tensor and --activation_checkpointing block: the compiler cannot keep a device "
-            "mesh for the recomputation; use selective, or leave --compile out"
+        return (
+            "with --run_type tensor and --activation_checkpointing block: the compiler cannot keep a device mesh for "
+            "the recomputation; use selective"
         )
     if values["zero_stage"] == 3:
+        return (
+            "with --zero_stage 3: DeepSpeed gathers weights in hooks inside the blocks, which break a compiled block "
+            "into pieces; use --zero_stage 2 or fsdp"
+        )
+    return None
+
+
+def _check_matmul(values: dict[str, Any], mesh: MeshSizes) -> None:
+    """What --matmul fp8 needs that is known without a device; device.py asks the device."""
+    if values["matmul"] != "fp8":
+        return
+    if values["device"] == "cpu":
+        raise ValueError("--matmul fp8 with --device cpu: no CPU multiplies in 8 bits; leave --matmul out")
+    if values["run_type"] not in WITH_FP8:
         raise ValueError(
-            "--compile with --zero_stage 3: DeepSpeed gathers weights in hooks inside the blocks, which break a "
-            "compiled block into pieces; use --zero_stage 2 or fsdp, or leave --compile out"
+            f"--matmul fp8 with --run_type {values['run_type']}: 8-bit layers are not built for it; use "
+            f"{', '.join(WITH_FP8)}, or leave --matmul out"
+        )
+    if values["precision"] not in ("auto", "bf16") or values["mixed_precision"] == "native":
+        given = "--mixed_precision native" if values["precision"] == "bf16" else f"--precision {values['precision']}"
+        raise ValueError(
+            f"--matmul fp8 with {given}: what is not multiplied in 8 bits runs in bf16 autocast; give --precision bf16 "
+            "or auto, and --mixed_precision autocast"
+        )
+    for name in ("embedding_size", "seq_length"):
+        if values[name] % 16:
+            raise ValueError(
+                f"--matmul fp8 with --{name} {values[name]}: 8-bit products need multiples of 16 on every side; give "
+                f"{-(-values[name] // 16) * 16}"
+            )
+
+
+def _check_micro_batch(values: dict[str, Any], mesh: MeshSizes) -> None:
+    if values["micro_batch_size_per_gpu"] == "auto" and values["run_type"] not in WITH_AUTOMATIC_MICRO_BATCH:
+        raise ValueError(
+            f"--micro_batch_size_per_gpu auto with --run_type {values['run_type']}: what its ranks hold is not known "
+            f"before they run, and a pipeline wants many small ones; give a number, or use "
+            f"{', '.join(WITH_AUTOMATIC_MICRO_BATCH)}"
         )
 
 
@@ -274,6 +319,8 @@ def math_changes(values: dict[str, Any]) -> tuple[str, ...]:
         changes.append("DeepSpeed's own bf16 mode: bf16 weights, activations and averages of gradients")
     if values["run_type"] == "optimized" and values["precision"] == "fp16":
         changes.append("DeepSpeed's own fp16 mode: fp16 weights, activations and averages of gradients")
+    if values["matmul"] == "fp8":
+        changes.append("the linear layers of the blocks multiply in fp8")
     return tuple(changes)
 
 

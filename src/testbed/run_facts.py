@@ -13,19 +13,22 @@ from typing import Any
 import torch
 
 from testbed import environment, flops
+from testbed.attention_backend import own_choice
 from testbed.deepspeed_config import effective_config, read_deepspeed_file, sha256_of
 from testbed.launch import Launch
 from testbed.metrics_file import SCHEMA_VERSION
 from testbed.model_shape import size_name
 from testbed.run_directory import now_utc
-from testbed.settings import CheckedRun, RunSettings, num_windows
+from testbed.schedule import num_windows
+from testbed.settings import CheckedRun, RunSettings
 
 STEPS_NOTE = "epochs[].steps counts micro steps, as in 2.0; read micro_steps and optimizer_steps instead"
 RECORDED_AS_NAMED = (
     "run_type num_layers num_heads embedding_size vocab_size max_position_embeddings dropout init_from epochs "
     "max_train_steps total_steps stop_at_step micro_batch_size_per_gpu grad_accum_steps global_batch_size "
-    "data_world_size warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
-    "zero_stage seed activation_checkpointing compile"
+    "data_world_size muon_learning_rate muon_momentum lr_schedule warmup_steps lr_decay_steps decay_share "
+    "weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
+    "zero_stage seed activation_checkpointing compile matmul"
 ).split()
 
 
@@ -52,7 +55,7 @@ def facts_of_run(
         "env": environment.versions(),
         "host": environment.host(),
         "hardware": {**hardware, "num_devices": _num_devices(settings, device, launch)},
-        "training_config": _training_config(checked, sha256),
+        "training_config": _training_config(checked, sha256, device),
         "data": _data(checked),
         "settings": settings.as_config(),
         "deepspeed_config": _deepspeed_config(settings),
@@ -78,7 +81,7 @@ def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) ->
     return torch.cuda.device_count() if settings.run_type == "dp" and device.type == "cuda" else launch.world_size
 
 
-def _training_config(checked: CheckedRun, sha256: dict[str, str]) -> dict[str, Any]:
+def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.device) -> dict[str, Any]:
     settings = checked.settings
     return {
         **{name: getattr(settings, name) for name in RECORDED_AS_NAMED},
@@ -90,7 +93,7 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str]) -> dict[str, A
         "seq_len": settings.seq_length,
         "lr": settings.learning_rate,
         "min_lr": settings.min_learning_rate,
-        "optimizer": "AdamW",
+        "optimizer": {"adamw": "AdamW", "muon": "Muon"}[settings.optimizer],
         "deepspeed_enabled": settings.zero_stage is not None,
         "dataset_name": Path(settings.train_data_path).stem,
         "dataset_subset_sizes": {
@@ -99,7 +102,7 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str]) -> dict[str, A
         },
         "dataset_sha256": sha256,
         "tokenizer": checked.train_file.tokenizer,
-        "attention": "sdpa flash" if settings.use_flash_attention else "sdpa",
+        "attention": f"sdpa {own_choice(settings, device) if settings.attention == 'auto' else settings.attention}",
     }
 
 

@@ -23,6 +23,7 @@ EQUAL_WORK = (
     *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
     *("train_data_path", "val_data_path", "seq_length", "precision", "learning_rate", "min_learning_rate"),
     *("warmup_steps", "lr_decay_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm"),
+    *("optimizer", "muon_learning_rate", "muon_momentum", "lr_schedule", "decay_share"),
     *("total_steps", "stop_at_step", "math_changes"),
 )
 # a time to loss asks that they learn the same task; by which recipe may be the question

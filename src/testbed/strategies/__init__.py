@@ -28,7 +28,7 @@ class Strategy(Protocol):
 
     data_rank: int  # which share of the global batch this rank reads; not the rank: pipeline stages share one
     data_world_size: int
-    optimizer: torch.optim.Optimizer  # the AdamW that updates this rank's weights, for hooks; engines wrap it
+    optimizer: torch.optim.Optimizer  # the one that updates this rank's weights, for hooks; engines wrap it
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         """Forward, backward, synchronise, clip, update."""

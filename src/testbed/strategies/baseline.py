@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from testbed.model import GPT2
-from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm, local_tensor
+from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm, local_tensor, set_learning_rate
 from testbed.step import MicroBatch, StepResult
 from testbed.step_clock import phase
 
@@ -34,10 +34,12 @@ class Baseline:
     Attributes:
         model: what this rank holds of the model; its parameters are what the optimizer updates.
         wrapped: what is called; a strategy that wraps the model puts the wrapper here.
+        keeps_casts: whether weights that were cast for a micro batch are kept for the next ones of the step.
     """
 
     data_rank = 0
     data_world_size = 1
+    keeps_casts = True
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         self.settings = settings
@@ -45,7 +47,7 @@ class Baseline:
         self.model = model.to(device)
         self.wrapped: nn.Module = self.model
         self.parameters = list(self.model.parameters())
-        self.optimizer = build_adamw(self.model, settings)
+        self.optimizer = build_optimizer(self.model, settings)
         # fp16 gradients underflow: scale the loss up, and skip the step when that overflows
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
 
@@ -55,13 +57,14 @@ class Baseline:
         # gives every rank as many. data.py fills no training window up.
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         loss_sum = torch.zeros((), device=self.device)
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            with self.accumulation(is_last=number == len(micro_batches)):
-                with phase("forward"):
-                    micro_loss_sum = self.loss_sum(micro_batch)
-                with phase("backward"):
-                    self.scaler.scale(micro_loss_sum / num_tokens).backward()
-            loss_sum += micro_loss_sum.detach()
+        with self.casts_kept():
+            for number, micro_batch in enumerate(micro_batches, start=1):
+                with self.accumulation(is_last=number == len(micro_batches)):
+                    with phase("forward"):
+                        micro_loss_sum = self.loss_sum(micro_batch)
+                    with phase("backward"):
+                        self.scaler.scale(micro_loss_sum / num_tokens).backward()
+                loss_sum += micro_loss_sum.detach()
         with phase("synchronise"):
             self.synchronise_gradients()
         with phase("optimizer"):
@@ -74,10 +77,18 @@ class Baseline:
             return self.wrapped(micro_batch.inputs, micro_batch.targets)
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """A cast weight is used once per forward pass, except the head: caching casts would only hold memory."""
+        """Around a forward pass: its matrix products run in the run's precision."""
         dtype = AUTOCAST_DTYPE.get(self.settings.precision, torch.bfloat16)
         enabled = self.settings.precision != "fp32"
-        return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=False)
+        return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=self.keeps_casts)
+
+    def casts_kept(self) -> contextlib.AbstractContextManager:
+        """Around the micro batches of a step: a weight is cast to the run's precision once, not once per micro batch.
+
+        autocast keeps its casts until the outermost context ends; this one does nothing but last that long. Backward
+        reads the cast weights anyway, so that they take no memory at the step's peak.
+        """
+        return torch.autocast(self.device.type, enabled=False)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Around the passes of a micro batch: where a strategy says whether its gradients are to be synchronised."""
@@ -95,8 +106,7 @@ class Baseline:
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.grad_norm()
         clip_gradients_(self.parameters, self.settings.max_grad_norm, grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

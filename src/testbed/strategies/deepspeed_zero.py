@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from testbed.deepspeed_config import effective_config, read_deepspeed_file
 from testbed.model import GPT2
-from testbed.optimizer import build_adamw, clip_gradients_, global_grad_norm
+from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
 from testbed.step import MicroBatch, StepResult
 from testbed.step_clock import phase
 
@@ -26,7 +26,7 @@ CHECKPOINT_TAG = "deepspeed"
 
 
 class DeepSpeedZero:
-    """`deepspeed.initialize` around the same model and the same AdamW as the baseline's.
+    """`deepspeed.initialize` around the same model and the same optimizer as the baseline's.
 
     DeepSpeed divides by the accumulation and averages over the ranks itself, so each micro batch brings its mean loss.
     """
@@ -38,7 +38,7 @@ class DeepSpeedZero:
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
         model = model.to(device)
-        self.optimizer = build_adamw(model, settings)
+        self.optimizer = build_optimizer(model, settings)
         self._linear = torch.nn.functional.linear
         self.engine, *_ = deepspeed.initialize(
             model=model,
@@ -51,8 +51,7 @@ class DeepSpeedZero:
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.engine.train()
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.engine.optimizer, learning_rate)
         loss_sum = torch.zeros((), device=self.device)
         grad_norm = None
         for micro_batch in micro_batches:

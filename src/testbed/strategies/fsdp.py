@@ -22,6 +22,8 @@ class FSDP(Baseline):
     """One group per block, one for embeddings and final LayerNorm. Gradients are reduced into shards with every micro
     batch, so that they too never lie whole on a rank."""
 
+    keeps_casts = False  # a whole model in bf16 is what sharding is to avoid
+
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         self._is_native = settings.mixed_precision == "native"
         options = {"mesh": hybrid_mesh(settings.mesh, device)}

@@ -1,0 +1,46 @@
+"""What a run says of itself before its first step, and what to do when memory runs out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.model_shape import size_name
+from testbed.progress import Progress
+from testbed.settings import RunSettings
+from testbed.stages import balanced_stages
+
+
+def say_what_runs(
+    progress: Progress, settings: RunSettings, world_size: int, device_type: str, first_step: int, directory: Path
+) -> None:
+    """The mesh, the stages, the model, the batch and the steps."""
+    mesh = settings.mesh
+    progress.say(str(mesh))
+    if mesh.pipeline > 1:
+        stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
+        progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
+    steps = "validation only" if settings.eval_only else f"steps {first_step + 1} to {settings.last_step}"
+    if settings.skip_gradient_sync:
+        progress.say(
+            f"--skip_gradient_sync {settings.skip_gradient_sync}: the ranks train apart. This measures steps without "
+            "communication and is no training"
+        )
+    compiled = ", compiled blocks" if settings.compile else ""
+    progress.say(
+        f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
+        f"{settings.precision}{compiled} on {world_size} x {device_type}; "
+        f"global batch {settings.global_batch_size} = {settings.micro_batch_size_per_gpu} x "
+        f"{settings.grad_accum_steps} x {settings.data_world_size} data ranks of {settings.seq_length} tokens; "
+        f"{steps}; files in {directory}"
+    )
+
+
+def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
+    """One sentence: what was asked for, and what to give instead."""
+    advice = "give a smaller one, or auto; the global batch stays the same"
+    if settings.micro_batch_size_per_gpu == 1:
+        advice = "give --activation_checkpointing block, or shard the model with --run_type fsdp"
+    return (
+        f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; {advice} "
+        f"({str(error).splitlines()[0]})"
+    )

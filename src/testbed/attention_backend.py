@@ -1,0 +1,145 @@
+"""Which kernel computes attention: what the device offers, and which of them is fastest at the run's shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from testbed.measure import DTYPES
+from testbed.step_clock import synchronize
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+FUSED = ("flash", "cudnn", "efficient")  # of these the trial chooses; the plain one stores a T x T matrix per head
+LARGEST_ERROR = 2e-2  # of the largest element; bf16 rounds to 4e-3
+PASSES = 5  # one after the other, so that the host's part does not decide
+TRIAL_SEQUENCES = 4  # where the micro batch is still to be found
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What became of one kernel: seconds of a forward and a backward pass, or why it does not take part."""
+
+    backend: str
+    seconds: float | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend} {f'{self.seconds * 1e3:.2f} ms' if self.seconds is not None else self.reason}"
+
+
+def check_backend(settings: RunSettings, device: torch.device) -> None:
+    """Whether the device has the kernel that --attention insists on. Before --precision auto is decided both are tried.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if settings.attention == "auto":
+        return
+    dtypes = [DTYPES[settings.precision]] if settings.precision != "auto" else [torch.bfloat16, torch.float32]
+    for dtype in dtypes:
+        reason = why_not(settings.attention, settings, device, dtype)
+        if reason is not None:
+            raise ValueError(
+                f"--attention {settings.attention}: PyTorch has no such kernel for {device.type}, {settings.precision} "
+                f"and --dropout {settings.dropout} ({reason}); leave the flag out to let it choose"
+            )
+
+
+def why_not(backend: str, settings: RunSettings, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a kernel does not run here, in PyTorch's words; None where it does. Tried on 16 tokens, forward and back."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            _forward_and_backward(backend, settings, _heads(settings, device, dtype, (1, 16)))
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+    return None
+
+
+def fastest_backend(settings: RunSettings, device: torch.device) -> tuple[str, list[Trial]]:
+    """The fused kernel with the smallest median time of a forward and a backward pass at the run's shape.
+
+    A kernel whose result is not that of the plain computation in fp32 does not take part. Random state and peak memory
+    are left as they were. "auto", which is PyTorch's own choice, where no fused kernel runs.
+
+    Returns:
+        The name, and what became of each kernel.
+    """
+    trials = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for backend in FUSED:
+            try:
+                trials.append(_trial(backend, settings, device))
+            except RuntimeError as error:  # not built in, not for this shape, or out of memory
+                trials.append(Trial(backend, None, str(error).splitlines()[0]))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    timed = [trial for trial in trials if trial.seconds is not None]
+    return (min(timed, key=lambda trial: trial.seconds).backend if timed else "auto"), trials
+
+
+def own_choice(settings: RunSettings, device: torch.device) -> str:
+    """The kernel that PyTorch picks by itself while training, as it would be named with --attention."""
+    heads = _heads(settings, device, DTYPES[settings.precision], (1, settings.seq_length))
+    number = torch._fused_sdp_choice(*heads, dropout_p=settings.dropout, is_causal=True)
+    return next((name for name, backend in BACKENDS.items() if backend.value == number), "math")
+
+
+def _trial(backend: str, settings: RunSettings, device: torch.device, repeats: int = 7) -> Trial:
+    dtype = DTYPES[settings.precision]
+    if settings.dropout == 0 and (error := _error(backend, settings, device, dtype)) > LARGEST_ERROR:
+        return Trial(backend, None, f"is wrong by {error:.1e} here")
+    sequences = TRIAL_SEQUENCES if settings.finds_micro_batch else settings.micro_batch_size_per_gpu
+    heads = _heads(settings, device, dtype, (sequences, settings.seq_length))
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        start_s = time.perf_counter()
+        for _ in range(PASSES):
+            _forward_and_backward(backend, settings, heads)
+        synchronize(device)
+        seconds.append((time.perf_counter() - start_s) / PASSES)
+    return Trial(backend, statistics.median(seconds[1:]))  # the first ones choose and load kernels
+
+
+def _error(backend: str, settings: RunSettings, device: torch.device, dtype: torch.dtype) -> float:
+    """Largest difference of output and gradient from the plain computation in fp32, relative to its largest element."""
+    shape = (1, min(settings.seq_length, 256))
+    ours = _forward_and_backward(backend, settings, _heads(settings, device, dtype, shape))
+    exact = _forward_and_backward("math", settings, _heads(settings, device, dtype, shape), dtype=torch.float32)
+    return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(ours, exact, strict=True))
+
+
+def _heads(
+    settings: RunSettings, device: torch.device, dtype: torch.dtype, shape: tuple[int, int]
+) -> tuple[torch.Tensor, ...]:
+    """Query, key and value (B, H, T, D) as they lie in the model: views of one product. The same numbers every time."""
+    heads = settings.num_heads // settings.mesh.tensor
+    size = settings.embedding_size // settings.num_heads
+    generator = torch.Generator(device).manual_seed(0)
+    packed = torch.randn(*shape, 3, heads, size, device=device, generator=generator).to(dtype).requires_grad_()
+    return packed.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _forward_and_backward(
+    backend: str, settings: RunSettings, heads: tuple[torch.Tensor, ...], dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Output, and the gradients of query, key and value when the output's is one everywhere."""
+    heads = tuple(head.detach().to(dtype or head.dtype).requires_grad_() for head in heads)
+    with sdpa_kernel(BACKENDS[backend]):
+        output = F.scaled_dot_product_attention(*heads, dropout_p=settings.dropout, is_causal=True)
+    return output.detach(), *torch.autograd.grad(output, heads, torch.ones_like(output))

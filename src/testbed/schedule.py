@@ -1,0 +1,142 @@
+"""The recipe: what --optimizer and --lr_schedule need, how many optimizer steps a run has, the learning rate of each.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from testbed.token_file import TokenFile
+
+if TYPE_CHECKING:
+    from testbed.settings import RunSettings
+
+
+# a flag -> the flag that it belongs to, and the choices of that one which read it
+BELONGS_TO = {
+    "muon_learning_rate": ("optimizer", ("muon",)),
+    "muon_momentum": ("optimizer", ("muon",)),
+    "decay_share": ("lr_schedule", ("wsd",)),
+    "min_learning_rate": ("lr_schedule", ("cosine", "wsd")),
+    "lr_decay_steps": ("lr_schedule", ("cosine", "wsd")),
+}
+DEFAULT_MUON_MOMENTUM = 0.95
+DEFAULT_DECAY_SHARE = 0.2
+
+
+def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[str, float | None]:
+    """The flags that only some choices of --optimizer and --lr_schedule read: their defaults, or None.
+
+    Raises:
+        ValueError: a flag was typed that nothing would read (one from a --config file is dropped, as another run type's
+            is), or Muon's learning rate is in no proportion to a --learning_rate of 0.
+    """
+    options = {}
+    for name, (owner, choices) in BELONGS_TO.items():
+        if values[owner] in choices:
+            options[name] = values[name]
+        elif name in typed:
+            raise ValueError(
+                f"--{name} belongs to --{owner} {' or '.join(choices)}, not to {values[owner]}; leave it out"
+            )
+        else:
+            options[name] = None
+    if values["optimizer"] == "muon":
+        if options["muon_learning_rate"] is None:
+            options["muon_learning_rate"] = values["learning_rate"]
+        if options["muon_momentum"] is None:
+            options["muon_momentum"] = DEFAULT_MUON_MOMENTUM
+        if options["muon_learning_rate"] and not values["learning_rate"]:
+            raise ValueError(
+                f"--muon_learning_rate {options['muon_learning_rate']:g} with --learning_rate 0: it follows that "
+                "schedule in proportion, and there is none to 0; give --learning_rate a small value"
+            )
+    if values["lr_schedule"] == "wsd" and options["decay_share"] is None:
+        options["decay_share"] = DEFAULT_DECAY_SHARE
+    return options
+
+
+def schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, float]:
+    """How many optimizer steps there are, and the learning rate's marks on them.
+
+    Raises:
+        ValueError: one sentence for the first rule that is broken.
+    """
+    sequence, global_batch = values["seq_length"], values["global_batch_size"]
+    if num_windows(val_file, sequence) == 0 and values["max_val_steps"] != 0:
+        raise ValueError(
+            f"--val_data_path {val_file.path} holds {len(val_file.tokens):,} tokens, fewer than one window of "
+            f"--seq_length {sequence} + 1; use more text, a shorter sequence, or --max_val_steps 0"
+        )
+    steps_per_epoch = num_windows(train_file, sequence) // global_batch
+    if steps_per_epoch == 0 and not values["eval_only"]:
+        raise ValueError(
+            f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} windows of --seq_length "
+            f"{sequence}, fewer than the global batch of {global_batch}; use more text, a shorter sequence or a "
+            "smaller --global_batch_size"
+        )
+    total = steps_per_epoch * values["epochs"]
+    if values["max_train_steps"] is not None:
+        total = min(total, values["max_train_steps"])
+    warmup = values["warmup_steps"] if values["warmup_steps"] is not None else min(2000, total // 10)
+    decay = values["lr_decay_steps"] or max(total, 1)
+    if warmup > decay:
+        raise ValueError(
+            f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
+            "(--lr_decay_steps, or the run's last step): the learning rate would never get to its peak"
+        )
+    lowest = values["min_learning_rate"]  # wsd's default is nothing, for its fall is short (arXiv:2405.18392, figure 5)
+    if lowest is None:
+        peak = values["learning_rate"]
+        lowest = {"cosine": peak / 10, "wsd": 0.0, "constant": peak}[values["lr_schedule"]]
+    if lowest > values["learning_rate"]:
+        raise ValueError(
+            f"--min_learning_rate {lowest:g} is above --learning_rate "
+            f"{values['learning_rate']:g}; the schedule ends at the lower one"
+        )
+    if values["lr_schedule"] == "wsd" and warmup + decay_steps(decay, values["decay_share"]) > decay:
+        raise ValueError(
+            f"--decay_share {values['decay_share']:g} of {decay} steps is {decay_steps(decay, values['decay_share'])}, "
+            f"which with --warmup_steps {warmup} is more than there are; lower one of them"
+        )
+    return {
+        "steps_per_epoch": steps_per_epoch,
+        "total_steps": total,
+        "warmup_steps": warmup,
+        "lr_decay_steps": decay,
+        "min_learning_rate": lowest,
+    }
+
+
+def decay_steps(last: int, decay_share: float) -> int:
+    """Steps in which wsd falls, of the `last` that its schedule has: at least one."""
+    return max(1, round(decay_share * last))
+
+
+def learning_rate_at(step: int, settings: RunSettings) -> float:
+    """Learning rate of optimizer step `step`, counted from 0: linear warm-up, then as --lr_schedule says; the minimum
+    from lr_decay_steps on.
+
+    The first step already moves (rate / warm-up steps), the last warm-up step has the full rate, the last step of the
+    schedule is still above the minimum.
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    if settings.lr_schedule == "constant":
+        return settings.learning_rate
+    falls_from = settings.warmup_steps
+    if settings.lr_schedule == "wsd":
+        falls_from = settings.lr_decay_steps - decay_steps(settings.lr_decay_steps, settings.decay_share)
+    if step < falls_from:
+        return settings.learning_rate
+    falling_steps = settings.lr_decay_steps - falls_from
+    progress = min(1.0, (step - falls_from) / falling_steps) if falling_steps > 0 else 1.0
+    left = 1 - progress if settings.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.min_learning_rate + left * (settings.learning_rate - settings.min_learning_rate)
+
+
+def num_windows(token_file: TokenFile, seq_length: int) -> int:
+    """Non-overlapping windows of seq_length + 1 tokens that start every seq_length tokens."""
+    return max(0, (len(token_file.tokens) - 1) // seq_length)

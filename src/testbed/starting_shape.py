@@ -1,0 +1,108 @@
+"""The shape of the model that a run begins with: a published size, flags, or the weights of a folder. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.token_file import TokenFile
+
+
+def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
+    """The shape: the size's numbers, overridden by the dimension flags, or those of the folder in --init_from."""
+    for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
+        ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
+        if ours != theirs:
+            raise ValueError(
+                f"--train_data_path {train_file.path} has {attribute} {ours} and --val_data_path {val_file.path} has "
+                f"{theirs}; both must come from one run of preprocess_small.py"
+            )
+    base = dataclasses.asdict(_starting_shape(values))
+    expected_tokenizer = _tokenizer_of_weights(values["init_from"])
+    if expected_tokenizer is not None and train_file.tokenizer != expected_tokenizer:
+        raise ValueError(
+            f"--init_from {values['init_from']} reads ids of the tokenizer {expected_tokenizer}, but {train_file.path} "
+            f"is written with {train_file.tokenizer}; tokenize the text with preprocess_small.py --tokenizer "
+            f"{expected_tokenizer}"
+        )
+    shape = {name: values[name] or base[name] for name in base}
+    if values["vocab_size"] is None and values["init_from"] == "scratch":
+        shape["vocab_size"] = train_file.vocab_size
+    if values["init_from"] != "scratch":
+        changed = [name for name in base if shape[name] != base[name]]
+        if changed:
+            raise ValueError(
+                f"--{changed[0]} {shape[changed[0]]} does not fit the weights of --init_from {values['init_from']} "
+                f"({base[changed[0]]}); leave the flag out"
+            )
+    if shape["vocab_size"] < train_file.vocab_size and values["vocab_size"] is None:
+        raise ValueError(
+            f"--init_from {values['init_from']} knows {shape['vocab_size']} tokens, but {train_file.path} is written "
+            f"with {train_file.vocab_size}; tokenize the text with the tokenizer of those weights"
+        )
+    if shape["embedding_size"] % shape["num_heads"]:
+        raise ValueError(
+            f"--embedding_size {shape['embedding_size']} is not a multiple of --num_heads {shape['num_heads']}; "
+            "every head takes an equal share of the channels"
+        )
+    if values["seq_length"] > shape["max_position_embeddings"]:
+        raise ValueError(
+            f"--seq_length {values['seq_length']} is longer than the {shape['max_position_embeddings']} positions of "
+            "the model; shorten it or raise --max_position_embeddings"
+        )
+    return shape
+
+
+def _starting_shape(values: dict[str, Any]) -> ModelShape:
+    init_from = values["init_from"]
+    if init_from == "scratch":
+        return MODEL_SIZES[values["model"]]
+    if init_from in MODEL_SIZES and init_from.startswith("gpt2"):
+        values["model"] = init_from
+        return MODEL_SIZES[init_from]
+    return shape_of_folder(Path(init_from))
+
+
+def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
+    """The weights that a run begins with must not lie where it writes its own."""
+    start, run = init_from.resolve(), checkpoint_path.resolve()
+    if init_from.is_dir() and (start == run or run in start.parents):
+        raise ValueError(
+            f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
+            "--checkpoint_path"
+        )
+
+
+def _tokenizer_of_weights(init_from: str) -> str | None:
+    """The tokenizer whose ids the weights know; None where that is not written down."""
+    if init_from in MODEL_SIZES:
+        return "gpt2"
+    config_file = Path(init_from) / "config.json"
+    if init_from == "scratch" or not config_file.is_file():
+        return None
+    return json.loads(config_file.read_text(encoding="utf-8")).get("tokenizer")
+
+
+def shape_of_folder(folder: Path) -> ModelShape:
+    """The shape that a `config.json` in the form of `transformers` describes.
+
+    Raises:
+        ValueError: there is no such file, or it describes no GPT-2.
+    """
+    config_file = folder / "config.json"
+    if not (folder / "model.safetensors").is_file() or not config_file.is_file():
+        raise ValueError(
+            f"--init_from {folder} is neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder "
+            "with config.json and model.safetensors"
+        )
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        if config["model_type"] != "gpt2":
+            raise ValueError(f"its model_type is {config['model_type']!r}, not gpt2")
+        positions = config.get("n_positions", 1024)
+        return ModelShape(config["n_layer"], config["n_head"], config["n_embd"], config["vocab_size"], positions)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"--init_from {folder}: config.json does not describe a GPT-2: {error}") from None

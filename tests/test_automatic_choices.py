@@ -1,0 +1,433 @@
+"""What the program decides by itself: the micro batch, compilation, the attention kernel; and 8-bit products."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    REPOSITORY,
+    SEQUENCE,
+    TINY_RUN,
+    data_flags,
+    python_command,
+    run_program,
+    torchrun_command,
+)
+from test_settings import refusal, settings_of
+
+from testbed import attention_backend, automatic_choices, largest_micro_batch
+from testbed.analysis.benchmark_summary import agreement
+from testbed.attention_backend import BACKENDS, check_backend, fastest_backend, own_choice, why_not
+from testbed.automatic_choices import as_decided_before, decide
+from testbed.batch import micro_batch_candidates, with_micro_batch
+from testbed.device import choose_device
+from testbed.flags import parse_command_line
+from testbed.float8 import check_float8, convert_to_float8_
+from testbed.largest_micro_batch import Finding, available_bytes, find_micro_batch, more_than_alone, predicted_bytes
+from testbed.launch import Launch
+from testbed.memory_model import elements_held, model_state_bytes
+from testbed.model import GPT2
+from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.parallelism import MeshSizes
+
+CPU = torch.device("cpu")
+ALONE = Launch(0, 1, 0, 1)
+
+
+@pytest.fixture
+def settings(token_files):
+    """Of a run that leaves the micro batch to the program."""
+    return settings_of(token_files, "--micro_batch_size_per_gpu", "auto")
+
+
+# --- the micro batch
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_auto_is_a_divisor_of_a_ranks_share_and_keeps_the_global_batch(token_files, ranks):
+    settings = settings_of(token_files, "--run_type", "ddp", "--micro_batch_size_per_gpu", "auto", world_size=ranks)
+    assert settings.finds_micro_batch and settings.micro_batch_size_per_gpu == 1
+    candidates = micro_batch_candidates(settings)
+    assert candidates[0] == 1 and candidates[-1] == 32 // ranks
+    for size in candidates:
+        chosen = with_micro_batch(settings, size)
+        assert not chosen.finds_micro_batch and chosen.total_steps == settings.total_steps
+        assert chosen.micro_batch_size_per_gpu * chosen.grad_accum_steps * ranks == chosen.global_batch_size == 32
+
+
+def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_files):
+    found = with_micro_batch(settings, 8)
+    given = settings_of(token_files, "--micro_batch_size_per_gpu", "8")
+    assert dataclasses.replace(found, given=given.given) == given
+    assert found.as_config()["micro_batch_size_per_gpu"] == 8 and "finds_micro_batch" not in found.as_config()
+
+
+REFUSED = {
+    "auto and a number of micro batches": (
+        "baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4",
+        ["auto", "--grad_accum_steps 4", "--global_batch_size"],
+    ),
+    "auto in a pipeline": ("pipeline --micro_batch_size_per_gpu auto", ["auto", "pipeline", "fsdp"]),
+    "auto and tensor": ("tensor --micro_batch_size_per_gpu auto", ["auto", "tensor", "give a number"]),
+    "a micro batch that is no number": ("ddp --micro_batch_size_per_gpu many", ["micro_batch_size_per_gpu", "many"]),
+    "8 bits on the CPU": ("ddp --matmul fp8 --device cpu", ["--matmul fp8", "--device cpu"]),
+    "8 bits and stages": ("pipeline --matmul fp8 --device auto", ["--matmul fp8", "pipeline", "fsdp"]),
+    "8 bits and fp32": ("ddp --matmul fp8 --precision fp32 --device auto", ["--precision fp32", "--precision bf16"]),
+    "8 bits and native": (
+        "fsdp --matmul fp8 --device auto --precision bf16 --mixed_precision native",
+        ["--mixed_precision native", "autocast"],
+    ),
+    "8 bits and an odd width": (
+        "ddp --matmul fp8 --device auto --precision auto --embedding_size 24 --num_heads 2",
+        ["--embedding_size 24", "16", "give 32"],
+    ),
+    "two kernels": ("ddp --use_flash_attention --attention math", ["--use_flash_attention", "--attention math"]),
+    "compile what": ("ddp --compile maybe", ["--compile", "maybe", "auto, on, off"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_a_sentence(token_files, name):
+    flags, words = REFUSED[name]
+    message = refusal(token_files, "--run_type", *flags.split(), world_size=1 if flags.startswith("baseline") else 2)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_the_prediction_is_what_pytorch_really_allocates(settings):
+    """The same step with memory: the profiler counts every allocation, in another way."""
+    predicted = predicted_bytes(settings, 8)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        strategy = largest_micro_batch._throw_away(settings, CPU)
+        largest_micro_batch._step(strategy, settings, 8)
+    held, peak = 0, 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    assert predicted == pytest.approx(peak, rel=0.05)
+
+
+def test_the_prediction_grows_by_the_activations_alone(settings):
+    """From size to size the same bytes for every sequence; at least the logits' and the residual stream's."""
+    sizes = [predicted_bytes(settings, size) for size in (4, 8, 12)]
+    assert sizes[1] - sizes[0] == pytest.approx(sizes[2] - sizes[1], rel=0.01)
+    logits = 4 * SEQUENCE * settings.shape.padded_vocab_size
+    assert (sizes[1] - sizes[0]) / 4 > 2 * logits + 4 * 2 * 16 * SEQUENCE * settings.embedding_size
+
+
+def test_prediction_touches_neither_random_numbers_nor_memory(settings):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    find_micro_batch(settings, ALONE, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not isinstance(torch.ones(2), torch._subclasses.FakeTensor)
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(0.5, 1), (1.01, 8), (2.01, 16), (100, 32)])
+def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(settings, monkeypatch, factor, fits):
+    needs = {size: 1_000 * size for size in micro_batch_candidates(settings)}
+    monkeypatch.setattr(largest_micro_batch, "predicted_bytes", lambda _, size: needs[size])
+    monkeypatch.setattr(largest_micro_batch, "available_bytes", lambda *_: int(8_000 * factor) if fits > 1 else 500)
+    monkeypatch.setattr(largest_micro_batch, "ENOUGH_TOKENS_ON_CPU", 10**9)
+    chosen, words = find_micro_batch(settings, ALONE, CPU)
+    assert chosen == fits
+    assert words.startswith(f"micro batch {fits}:")
+    assert ("may not fit" in words) == (fits == 1)
+    assert (f"; {2 * fits} needs about" in words) == (1 < fits < 32)
+    assert ("whole share" in words) == (fits == 32)
+
+
+def test_on_the_cpu_no_micro_batch_is_larger_than_it_helps(token_files):
+    settings = settings_of(token_files, "--micro_batch_size_per_gpu", "auto", "--global_batch_size", "256")
+    chosen, words = find_micro_batch(settings, ALONE, CPU)
+    assert chosen * SEQUENCE == largest_micro_batch.ENOUGH_TOKENS_ON_CPU
+    assert "no faster on a CPU" in words
+
+
+def test_ranks_take_the_smallest_that_any_of_them_found(settings, monkeypatch):
+    others = [Finding(16, 5, 10), Finding(4, 5, 6), Finding(8, 5, 8)]
+    monkeypatch.setattr(largest_micro_batch.distributed, "gather_objects", lambda mine: [mine, *others])
+    monkeypatch.setattr(largest_micro_batch, "available_bytes", lambda *_: 2**60)
+    assert find_micro_batch(settings, ALONE, CPU)[0] == 4
+
+
+def test_ranks_of_a_host_share_its_memory_and_a_container_limits_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(largest_micro_batch.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    monkeypatch.setattr(largest_micro_batch, "_left_in_cgroup", lambda root: 2**63)
+    assert available_bytes(CPU, Launch(0, 4, 0, 4)) == int(1000 * 0.95 / 4)
+    monkeypatch.undo()
+    (tmp_path / "memory.max").write_text("900\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 650\ninactive_file 50\n")
+    assert largest_micro_batch._left_in_cgroup(tmp_path) == 250
+    (tmp_path / "memory.max").write_text("max\n")
+    assert largest_micro_batch._left_in_cgroup(tmp_path) == 2**63
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_what_sharding_saves_is_in_the_prediction(token_files, optimizer):
+    """On 8 ranks: an eighth of the model states, and what is gathered and on its way."""
+    flags = ["--micro_batch_size_per_gpu", "auto", "--device", "cpu", "--optimizer", optimizer]
+    settings = settings_of(token_files, "--run_type", "fsdp", *flags, world_size=8)
+    alone = sum(model_state_bytes(settings.shape, MeshSizes(), optimizer=optimizer).values())
+    shards = sum(model_state_bytes(settings.shape, settings.mesh, optimizer=optimizer).values())
+    parameters = elements_held(settings.shape)
+    assert shards - alone < more_than_alone(settings, alone) < shards - alone + 2 * 4 * parameters
+    ddp = settings_of(token_files, "--run_type", "ddp", *flags, world_size=8)
+    assert more_than_alone(ddp, alone) == 4 * parameters
+
+
+def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_files, tmp_path):
+    """On two ranks with dropout: weights, random numbers and the order of the data are those of the plain run."""
+    work = [*TINY_RUN, *data_flags(token_files), "--run_type", "ddp", "--max_train_steps", "3", "--dropout", "0.1"]
+    work += ["--sample_tokens", "0", "--max_val_steps", "1"]
+    losses, said = {}, {}
+    for name in ("auto", "16"):
+        folder = tmp_path / name
+        flags = ["--micro_batch_size_per_gpu", name, "--checkpoint_path", str(folder)]
+        done = run_program([*torchrun_command(2), *work, *flags])
+        assert done.returncode == 0, done.stderr[-2000:]
+        metrics = json.loads((folder / "training_metrics.json").read_text())
+        assert metrics["training_config"]["micro_batch_size_per_gpu"] == 16
+        assert metrics["training_config"]["compile"] is False
+        assert metrics["settings"]["micro_batch_size_per_gpu"] == 16
+        losses[name] = [(row["loss"], row["grad_norm"]) for row in metrics["steps"]]
+        said[name] = done.stdout
+    assert losses["auto"] == losses["16"]
+    assert said["auto"].count("micro batch 16:") == 1 and "micro batch 16:" not in said["16"]
+
+
+# --- decided when the run began
+
+
+def test_a_resumed_run_goes_on_with_what_was_decided(settings):
+    recorded = {"precision": "bf16", "compile": True, "attention": "cudnn", "micro_batch_size_per_gpu": 4}
+    again = as_decided_before(dataclasses.replace(settings, precision="auto"), recorded)
+    assert (again.precision, again.compile, again.attention, again.micro_batch_size_per_gpu) == (
+        *("bf16", True, "cudnn"),
+        4,
+    )
+    assert again.grad_accum_steps == 8 and not again.finds_micro_batch
+    given = dataclasses.replace(settings, compile=False, attention="math")
+    kept = as_decided_before(given, recorded)
+    assert (kept.precision, kept.compile, kept.attention) == ("fp32", False, "math"), "what was typed stands"
+    old = {"precision": "fp32", "compile": True, "use_flash_attention": True, "micro_batch_size_per_gpu": 4}
+    assert as_decided_before(settings, old).attention == "flash"
+
+
+# --- compilation
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [([], None), (["--compile"], True), (["--compile", "on"], True), (["--compile", "off"], False)],
+)
+def test_compile_in_its_three_forms(token_files, typed, meant):
+    assert settings_of(token_files, *typed).compile is meant
+
+
+@pytest.mark.parametrize(("value", "meant"), [(True, True), (False, False), (None, None), ("auto", None), ("on", True)])
+def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, meant):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"compile": value, "use_flash_attention": False}))
+    assert parse_command_line(["--config", str(path)]).values["compile"] is meant
+
+
+def test_auto_compiles_nothing_on_the_cpu(settings):
+    decided, said = decide(dataclasses.replace(settings, finds_micro_batch=False), ALONE, CPU)
+    assert decided.compile is False and decided.attention == "auto" and said == []
+    assert decided.as_config()["compile"] is False, "recorded as if it had been given"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "compiles"),
+    [
+        ("ddp", 2, True),
+        ("optimized --zero_stage 3", 2, False),
+        ("optimized --zero_stage 2", 2, True),
+        ("pipeline --pipeline_schedule zero_bubble --num_layers 4", 2, False),
+        ("baseline", 1, True),
+    ],
+)
+def test_auto_compiles_on_cuda_where_the_run_type_allows_it(token_files, monkeypatch, flags, ranks, compiles):
+    settings = settings_of(token_files, "--run_type", *flags.split(), world_size=ranks)
+    monkeypatch.setattr(torch, "compile", lambda function: function)  # and the trial runs without a device
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
+    assert automatic_choices._compiles(settings, torch.device("cuda"))[0] is compiles
+
+
+def test_a_compiler_that_does_not_work_is_no_failure(token_files, monkeypatch):
+    def broken(function):
+        raise RuntimeError("no C compiler\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
+    compiles, words = automatic_choices._compiles(settings_of(token_files), torch.device("cuda"))
+    assert not compiles and "no C compiler" in words and "\n" not in words
+
+
+# --- the attention kernel
+
+
+def test_every_kernel_name_has_its_flag(token_files):
+    assert settings_of(token_files, "--use_flash_attention").attention == "flash"
+    assert settings_of(token_files, "--use_flash_attention").as_config()["attention"] == "flash"
+    for name in (*BACKENDS, "auto"):
+        assert settings_of(token_files, "--attention", name).attention == name
+
+
+def test_on_the_cpu_there_are_two_kernels(token_files):
+    settings = settings_of(token_files)
+    there = [name for name in BACKENDS if why_not(name, settings, CPU, torch.float32) is None]
+    assert there == ["flash", "math"]
+    assert own_choice(settings, CPU) == "flash"
+    assert own_choice(dataclasses.replace(settings, dropout=0.5), CPU) == "math", "flash for CPU has no dropout"
+    with pytest.raises(ValueError, match=r"--attention cudnn.*cpu.*leave the flag out"):
+        check_backend(dataclasses.replace(settings, attention="cudnn"), CPU)
+
+
+def test_the_trial_takes_the_fastest_and_leaves_no_trace(token_files, monkeypatch):
+    """Flash is real here; the times and a wrong kernel are planted."""
+    settings = settings_of(token_files)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    chosen, trials = fastest_backend(settings, CPU)
+    assert chosen == "flash" and [trial.seconds is None for trial in trials] == [False, True, True]
+    assert torch.equal(torch.get_rng_state(), before)
+    seconds = {"flash": 3.0, "cudnn": 1.0, "efficient": 2.0}
+    monkeypatch.setattr(attention_backend, "_trial", lambda name, *_: attention_backend.Trial(name, seconds[name]))
+    assert fastest_backend(settings, CPU)[0] == "cudnn"
+
+
+def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkeypatch):
+    settings = settings_of(token_files)
+    plain = attention_backend._forward_and_backward
+
+    def wrong(backend, *arguments, **options):
+        output, *gradients = plain(backend, *arguments, **options)
+        return output, *((gradient * 1.1 if backend == "flash" else gradient) for gradient in gradients)
+
+    monkeypatch.setattr(attention_backend, "_forward_and_backward", wrong)
+    chosen, trials = fastest_backend(settings, CPU)
+    assert chosen == "auto" and "wrong by" in str(trials[0])
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_the_model_computes_with_the_kernel_that_was_chosen(backend):
+    shape = ModelShape(num_layers=1, num_heads=2, embedding_size=32, vocab_size=50, max_position_embeddings=16)
+    model = GPT2(shape, attention=backend)
+    with torch.profiler.profile() as profile:
+        model(torch.zeros(1, 16, dtype=torch.int64))
+    names = {event.name for event in profile.events()}
+    assert any("flash_attention_for_cpu" in name for name in names) == (backend == "flash")
+
+
+# --- 8 bits
+
+
+def test_a_device_that_does_not_multiply_in_8_bits_is_refused_before_ranks_meet(token_files, monkeypatch):
+    settings = dataclasses.replace(settings_of(token_files), matmul="fp8")
+    with pytest.raises(ValueError, match=r"--matmul fp8.*compute capability 8\.9.*CPU"):
+        choose_device(settings, ALONE)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
+    for capability, is_refused in (((8, 0), True), ((8, 9), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        if is_refused:
+            with pytest.raises(ValueError, match=r"Old GPU has 8\.0"):
+                check_float8(settings, torch.device("cuda"))
+        else:
+            check_float8(settings, torch.device("cuda"))
+
+
+def test_8_bits_without_the_package_are_refused_with_what_to_install(token_files, monkeypatch):
+    plain = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else plain(name))
+    message = refusal(token_files, "--matmul", "fp8", "--device", "auto", "--precision", "auto")
+    assert "torchao" in message and "pip install" in message
+
+
+def test_8_bits_are_recorded_as_other_mathematics_with_the_rest_in_bf16(token_files, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    settings = settings_of(token_files, "--matmul", "fp8", "--device", "auto", "--precision", "auto")
+    assert settings.precision == "bf16"
+    assert settings.math_changes == ("the linear layers of the blocks multiply in fp8",)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao, an extra, is not installed")
+def test_exactly_the_linear_layers_of_the_blocks_multiply_in_8_bits():
+    """Emulated: rounded as float8 is. The model still learns the same function, roughly, under the same names."""
+    shape = ModelShape(num_layers=2, num_heads=2, embedding_size=32, vocab_size=50, max_position_embeddings=16)
+    torch.manual_seed(0)
+    plain = GPT2(shape)
+    model = GPT2(shape)
+    model.load_state_dict(plain.state_dict())
+    layers = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert sorted(convert_to_float8_(model, emulate=True)) == [f"h.{n}.{name}" for n in range(2) for name in layers]
+    converted = {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    assert converted == {f"h.{n}.{name}" for n in range(2) for name in layers}
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
+        name: tensor.shape for name, tensor in plain.state_dict().items()
+    }
+    ids = torch.arange(32).view(2, 16)
+    ours, exact = (each(ids, ids) / ids.numel() for each in (model, plain))
+    assert 0 < (ours - exact).abs().item() < 0.01
+    ours.backward()
+    exact.backward()
+    for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        away = (parameter.grad - other.grad).norm() / other.grad.norm()
+        assert away < 0.3 or name.endswith("c_attn.bias"), name
+
+
+# --- what a GPU machine runs
+
+
+def test_the_gpu_benchmark_prints_its_plan_and_runs_nothing(tmp_path):
+    script = REPOSITORY / "scripts" / "benchmark_gpu.sh"
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    done = subprocess.run(
+        ["bash", str(script), "--dry_run", str(tmp_path / "out")], capture_output=True, text=True, check=True
+    )
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    for name in "tokens agree_fp32 agree_ddp peers largest compile_on attention_cudnn fp8 time_to_loss_muon".split():
+        assert name in names
+    assert not (tmp_path / "out").exists()
+    program = python_command()[-1]
+    for line in done.stdout.splitlines():  # what it would type is what gpt2.py takes
+        words = line.split()
+        if "src/gpt2.py" in words:
+            parse_command_line(words[words.index("src/gpt2.py") + 1 :])
+    assert Path(program).exists()
+    wrong = subprocess.run(["bash", str(script), "--quick"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and "--dry_run" in wrong.stderr
+
+
+def test_a_failed_step_or_a_loss_that_does_not_agree_fails_the_benchmark(tmp_path):
+    (tmp_path / "steps.tsv").write_text("a\tdone\t3\t0\t\tpython a\nb\tskipped\t0\t-\tno time\tpython b\n")
+    (tmp_path / "checks.tsv").write_text("a\tb\t1e-4\n")
+    command = ["python", "--device", "cpu", "--seconds", "3", "--deadline_s", "9", str(tmp_path)]
+    command[:1] = [python_command()[0], str(REPOSITORY / "scripts" / "summarise_benchmark.py")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    with (tmp_path / "steps.tsv").open("a") as steps:
+        steps.write("c\tfailed\t9\t124\tlonger than its 9 s\tpython c\n")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["failed"] == ["c"] and found["agreement"][0]["holds"] is None
+    runs = {
+        name: SimpleNamespace(status="complete", train_losses=np.array([3.0, last]))
+        for name, last in (("a", 2.0), ("b", 2.00005), ("c", 2.1), ("d", float("nan")))
+    }
+    held = [agreement(runs, "a", name, 1e-4)["holds"] for name in ("b", "c", "d", "e")]
+    assert held == [True, False, False, None]
+
+
+def test_sizes_are_divisible_for_8_bits():
+    assert all(shape.embedding_size % 16 == 0 for shape in MODEL_SIZES.values())
