@@ -28,12 +28,14 @@ LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file batch launch model_shape step network strategies",
     "metrics_file token_file run_directory flops flags streams parallelism stages memory_model trace",
-    "deepspeed_config tokenizer hub sources corpus preprocess",
+    "deepspeed_config tokenizer hub sources corpus preprocess schedule starting_shape",
     "settings progress",
-    "sweep_request sweep sweep_state sweep_run",
-    "step_clock measure environment run_facts distributed device profiling utilization scalars attribution",
-    "model optimizer data weights inference inference.generate sample recorder",
-    "checkpoint model_states",  # and the strategies: whatever lies in their folder
+    "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record",
+    "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
+    "scalars attribution announce",
+    "model muon optimizer data weights inference inference.generate sample recorder",
+    # and the strategies: whatever lies in their folder
+    "largest_micro_batch automatic_choices checkpoint model_states peers.worker trials",
 ]
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
 LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Measure what was tried to make the plain step faster, each alternative against the step as it is.
+
+    python scripts/measure_trials.py --out trials.json
+    python scripts/measure_trials.py --table trials.json
+    python scripts/measure_trials.py --out trials.json --trials "unfused AdamW" -- --model gpt2 --seq_length 512
+
+What follows `--` are flags of src/gpt2.py; without any: one layer of GPT-2 small with its whole vocabulary, two micro
+batches of 2 x 128 tokens, in the fastest precision. Each repeat is a process of its own, in which both kinds of steps
+take turns. Exit code: 0, 1 a trial failed, 2 what was typed cannot be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.launch import Launch
+
+if TYPE_CHECKING:
+    import torch
+
+    from testbed.settings import CheckedRun
+    from testbed.trials import Trial
+
+ALONE = Launch(0, 0, 1, 1)
+DEFAULT_WORK = (
+    "--model gpt2 --num_layers 1 --vocab_size 50304 --seq_length 128 --global_batch_size 4 "
+    "--micro_batch_size_per_gpu 2 --max_val_steps 0"
+).split()
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the measured pairs are written, as JSON")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file, measure nothing")
+    parser.add_argument("--trials", metavar="LIST", help="names, separated by commas (default: all)")
+    parser.add_argument("--repeats", type=int, default=5, help="processes per trial (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=8, help="pairs of steps in each process (default: %(default)s)")
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)  # what a repeat's process is told
+    place = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:place])
+    arguments.work = words[place + 1 :] or DEFAULT_WORK
+    if not (arguments.out or arguments.table or arguments.one):
+        parser.error("give --out FILE to measure, or --table FILE to print what was measured")
+    if arguments.repeats < 1 or arguments.pairs < 1:
+        parser.error("--repeats and --pairs are whole numbers from 1")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments(sys.argv[1:])
+    if arguments.table:
+        try:
+            print_tables(json.loads(arguments.table.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return refuse(f"--table {arguments.table} cannot be read: {type(error).__name__}: {error}")
+        return 0
+    return measure_one(arguments) if arguments.one else measure_all(arguments)
+
+
+def check_work(words: list[str]) -> CheckedRun:
+    """The run that the flags after `--` describe; ValueError with one sentence where they do not."""
+    from testbed.flags import parse_command_line
+    from testbed.settings import check_run
+
+    return check_run(parse_command_line(words), ALONE)
+
+
+def measure_one(arguments: argparse.Namespace) -> int:
+    """The process of one repeat: prints what it measured as JSON on its last line."""
+    checked = check_work(arguments.work)
+    from testbed.device import choose_device, with_precision_resolved
+    from testbed.measure import PeakRate, copy_rate
+    from testbed.trials import TRIALS, times_of_pairs
+
+    device = choose_device(checked.settings, ALONE)
+    settings = with_precision_resolved(checked.settings, ALONE, device)
+    checked = dataclasses.replace(checked, settings=settings)
+    pairs = times_of_pairs(checked, device, TRIALS[arguments.one], arguments.pairs)
+    peak = PeakRate(device, settings.precision)
+    peak.measure(repeats=3)
+    rates = {"matrix_flops_per_s": peak.flops_per_s(), "copy_bytes_per_s": copy_rate(device)}
+    print(json.dumps({"precision": settings.precision, "pairs": pairs, **rates}))
+    return 0
+
+
+def measure_all(arguments: argparse.Namespace) -> int:
+    """Rounds of all trials, so that a slow quarter of an hour meets them all."""
+    try:
+        checked = check_work(arguments.work)
+    except ValueError as error:
+        return refuse(str(error))
+    from tqdm import tqdm
+
+    from testbed.atomic_file import write_text
+    from testbed.device import choose_device
+    from testbed.measure import is_bf16_faster
+    from testbed.trials import TRIALS
+
+    names = [name.strip() for name in arguments.trials.split(",")] if arguments.trials else list(TRIALS)
+    for name in names:
+        if name not in TRIALS:
+            return refuse(f"--trials {name}: choose of {', '.join(TRIALS)}")
+    device = choose_device(checked.settings, ALONE)
+    content = heading(arguments, checked, device) | {"trials": {name: entry(TRIALS[name]) for name in names}}
+    if not is_bf16_faster(device):
+        for name in names:
+            if "bf16" in TRIALS[name].needs:
+                content["trials"][name]["not_measured"] = "this device does not multiply bf16 faster than fp32"
+    failed = False
+    for name in tqdm(names * arguments.repeats, unit="run"):
+        trial = content["trials"][name]
+        if trial["not_measured"]:
+            continue
+        command = [sys.executable, __file__, "--one", name, "--pairs", str(arguments.pairs), "--"]
+        done = subprocess.run([*command, *arguments.work, *TRIALS[name].needs], capture_output=True, text=True)
+        if done.returncode:
+            failed, trial["not_measured"] = True, (done.stderr.strip().splitlines() or ["no message"])[-1]
+        else:
+            trial["repeats"].append(json.loads(done.stdout.splitlines()[-1]))
+        write_text(arguments.out, json.dumps(content, indent=1) + "\n")
+    print_tables(content)
+    return 1 if failed else 0
+
+
+def heading(arguments: argparse.Namespace, checked: CheckedRun, device: torch.device) -> dict[str, Any]:
+    """What the file says beside the trials. Paths stay as they were typed."""
+    import torch
+
+    from testbed.environment import commit, hardware, versions
+    from testbed.flops import flops_per_token_palm, least_bytes_of_step
+
+    settings = checked.settings
+    sha, is_dirty = commit()
+    tokens = settings.tokens_per_step
+    return {
+        "schema": 1,
+        "git_commit": sha,
+        "git_dirty": is_dirty,
+        "command": ["python", "scripts/measure_trials.py", *sys.argv[1:]],
+        "work": arguments.work,
+        "tokens_per_step": tokens,
+        "flops_per_step": tokens * flops_per_token_palm(settings.shape, settings.seq_length),
+        "least_bytes_per_step": least_bytes_of_step(settings.shape, tokens, settings.grad_accum_steps, 4),
+        "versions": versions(),
+        "hardware": hardware(device, ALONE, None),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def entry(trial: Trial) -> dict[str, Any]:
+    return {"what": trial.what, "predicted": trial.predicted, "not_measured": None, "repeats": []}
+
+
+def print_tables(content: dict[str, Any]) -> None:
+    from testbed.analysis.trials import trials_table, two_numbers_table
+
+    print(two_numbers_table(content), trials_table(content), sep="\n\n")
+
+
+def refuse(sentence: str) -> int:
+    print(f"measure_trials.py: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

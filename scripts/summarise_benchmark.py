@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Write summary.json into the folder of scripts/benchmark_gpu.sh, which calls this at its end.
+
+    python scripts/summarise_benchmark.py checkpoint/benchmark_gpu --device cuda --seconds 480 --deadline_s 520
+
+Exit code: 0, 1 a step failed or two runs do not agree, 2 there is nothing to summarise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what benchmark_gpu.sh wrote to")
+    parser.add_argument("--device", choices=["cuda", "cpu"], required=True, help="what was measured")
+    parser.add_argument("--seconds", type=int, required=True, help="how long all of it took")
+    parser.add_argument("--deadline_s", type=int, required=True, metavar="SECONDS", help="how long it might have taken")
+    arguments = parser.parse_args()
+    from testbed.analysis.benchmark_summary import summary
+    from testbed.atomic_file import write_text
+
+    if not (arguments.folder / "steps.tsv").exists():
+        print(f"summarise_benchmark.py: error: {arguments.folder} holds no steps.tsv of a benchmark", file=sys.stderr)
+        return 2
+    found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
+    found |= summary(arguments.folder)
+    write_text(arguments.folder / "summary.json", json.dumps(found, indent=2) + "\n")
+    print_summary(found)
+    print(f"{len(found['failed'])} failed, {arguments.seconds} s; {arguments.folder / 'summary.json'}")
+    return 1 if found["failed"] else 0
+
+
+def print_summary(found: dict) -> None:
+    for name, run in found["runs"].items():
+        if run["tokens_per_s"]:
+            mfu = f"{run['mfu']:.1%}" if run["mfu"] else "n/a"
+            print(f"{name:28s} {run['tokens_per_s']:>12,.0f} tokens/s  MFU {mfu}")
+    for check in found["agreement"]:
+        words = {True: "agrees", False: "DOES NOT AGREE", None: "not compared"}[check["holds"]]
+        largest = (
+            "" if check["largest_difference"] is None else f", largest difference {check['largest_difference']:.1e}"
+        )
+        print(f"{check['run']} with {check['reference']}: {words}{largest}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What scripts/benchmark_gpu.sh left in a folder, as one dictionary: steps, runs, agreement, time to a loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.analysis.runs import Run, find_runs, load_run
+from testbed.metrics_file import read_metrics
+
+FIELDS = ("name", "status", "seconds", "exit_code", "reason", "command")
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Everything that the folder tells.
+
+    `failed`: steps that failed and checks that do not hold, by name; a check of runs that are not there holds or fails
+    nothing (its step says why).
+    """
+    steps = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
+    for step in steps:
+        step["seconds"] = int(step["seconds"])
+        step["exit_code"] = None if step["exit_code"] == "-" else int(step["exit_code"])
+        step["reason"] = step["reason"] or None
+    runs = {path.parent.name: load_run(path) for path in find_runs(folder / "runs")}
+    checks = [agreement(runs, reference, name, float(most)) for reference, name, most in _rows(folder / "checks.tsv")]
+    failed = [step["name"] for step in steps if step["status"] == "failed"]
+    failed += [f"{check['run']} against {check['reference']}" for check in checks if check["holds"] is False]
+    return {
+        "steps": steps,
+        "runs": {name: facts(run) for name, run in runs.items()},
+        "agreement": checks,
+        "time_to_loss": time_to_loss(runs.get("time_to_loss_adamw"), runs.get("time_to_loss_muon")),
+        "failed": failed,
+    }
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """What a reader of the summary asks of a run; its own file has the rest."""
+    config = read_metrics(run.path)["training_config"]
+    return {
+        "status": run.status,
+        "tokens_per_s": run.tokens_per_s,
+        "step_time_median_s": run.step_time_median_s,
+        "mfu": run.mfu,
+        "peak_memory_bytes": run.peak_memory_bytes,
+        "final_train_loss": run.final_train_loss,
+        "final_validation_loss": run.final_validation_loss,
+        "first_step_s": float(run.all_step_times_s[0]) if len(run.all_step_times_s) else None,
+        **{name: config.get(name) for name in ("precision", "compile", "matmul", "attention", "optimizer")},
+        "micro_batch_size_per_gpu": config["micro_batch_size_per_gpu"],
+    }
+
+
+def agreement(runs: dict[str, Run], reference: str, name: str, most: float) -> dict[str, Any]:
+    """Whether no step's loss differs by more than `most` nats; None where a run is missing or broke off."""
+    check = {"reference": reference, "run": name, "tolerance": most, "largest_difference": None, "holds": None}
+    pair = [runs.get(reference), runs.get(name)]
+    if all(run is not None and run.status == "complete" for run in pair):
+        ours, theirs = (run.train_losses for run in pair)
+        is_equal_length = len(ours) == len(theirs) > 0
+        check["largest_difference"] = float(np.max(np.abs(ours - theirs))) if is_equal_length else None
+        check["holds"] = is_equal_length and check["largest_difference"] <= most
+    return check
+
+
+def time_to_loss(adamw: Run | None, muon: Run | None) -> dict[str, Any] | None:
+    """When Muon's validation loss first is as low as AdamW's last one; None where a run has no validation."""
+    if adamw is None or muon is None or not adamw.validation_losses or not muon.validation_losses:
+        return None
+    last = adamw.validation_losses[-1]
+    reached = next((point for point in muon.validation_losses if point.loss <= last.loss), None)
+    return {
+        "loss": last.loss,
+        "adamw_step": last.step,
+        "adamw_train_time_s": last.train_time_s,
+        "muon_step": reached.step if reached else None,
+        "muon_train_time_s": reached.train_time_s if reached else None,
+        "muon_final_loss": muon.validation_losses[-1].loss,
+    }
+
+
+def _rows(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
