@@ -27,7 +27,7 @@ def main() -> int:
     from testbed.analysis.runs import find_runs, load_run
 
     try:
-        found = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
+        found, left_out = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
     except ValueError as error:
         print(f"exposed_communication.py: error: {error}", file=sys.stderr)
         return 2
@@ -38,6 +38,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    for sentence in left_out:
+        print(f"exposed_communication.py: left out: {sentence}", file=sys.stderr)
     print(exposed_table(found))
     return 1 if any(row.verdict == DISAGREE for row in found) else 0
 
