@@ -146,8 +146,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         type=int,
         default=0,
         metavar="N",
-        help="also N runs of each with --profile, after the repeats: communication, compute and idle time come from "
-        "them, throughput never does (default: %(default)s)",
+        help="also N runs of each with --profile, one at the end of each round: communication, compute and idle time "
+        "come from them, throughput never does (default: %(default)s)",
     )
     how.add_argument(
         "--run_timeout_s",

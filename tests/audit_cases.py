@@ -203,7 +203,7 @@ CASES = {
         lambda t: wandb_pair(t, 2, {"losses": DIFFERENT, "val_loss": 2.25})),
     "two commits and other settings": ("each figure can be traced", "commit 0000000000 against 1111111111, and other",
         None, lambda t: ours(t, {"git_commit": "1" * 40}), ours),
-    "one of two trees is dirty": ("each figure can be traced", "ran with files changed", None,
+    "one of two trees is dirty": ("each figure can be traced", "differ from the commit: ", None,
         lambda t: ours(t, {"git_dirty": True}), ours),
     "other devices": ("equal devices", "cpu threads per rank 1 against 2", None,
         lambda t: ours(t, {"hardware": {"cpu_threads_per_rank": 2}}), ours),

@@ -29,7 +29,7 @@ from testbed.analysis.runs import Run, load_run
 
 NUM_FILES = 2000
 VALID = {
-    "v1": [v1_metrics(4)],
+    "v1": [v1_metrics(4), {**v1_metrics(4), "host": {"hostname": "a"}, "env": {"torch_version": "2.1"}, "timing": {}}],
     "2.0": [
         v20_metrics(deepspeed_config={"selected": {"wall_clock_breakdown": True, "zero_stage": 1}}),
         v20_metrics(world_size=2, deepspeed_config=None, summary={"best_val_loss": None}),
@@ -39,8 +39,10 @@ VALID = {
         example_metrics(num_steps=2, warmup_steps=0, world_size=1, status="failed", evaluations=[],
                         failure={"reason": "loss is not finite", "step": 2}, completion=None),
         example_metrics(
-            num_steps=3, warmup_steps=0, instrumented=True, settings={"pipeline_schedule": "1f1b"},
-            training_config={"mesh": {"data": 1, "pipeline": 2, "tensor": 1, "shard": 1}, "math_changes": []},
+            num_steps=3, warmup_steps=0, instrumented=True,
+            settings={"pipeline_schedule": "1f1b", "attention": "flash", "compile": True, "skip_gradient_sync": "all"},
+            training_config={"mesh": {"data": 1, "pipeline": 2, "tensor": 1, "shard": 1}, "math_changes": [],
+                             "automatic_choices": {"compile": True}, "attention": "sdpa flash"},
             utilization={"interval_s": 0.5, "per_rank": []},
         ),
     ],

@@ -97,9 +97,13 @@ def test_a_core_is_a_device_and_more_ranks_than_cores_are_marked():
     assert Machine(num_cores=4, threads_per_rank=4).is_oversubscribed(2)
 
 
-def test_profiled_runs_come_after_the_repeats_and_share_their_cell():
-    cells = runs_of(plan(request("ddp", repeats=2, profile_runs=1)))
-    assert [cell.profiled for cell in cells] == [False] * 4 + [True] * 2
+@pytest.mark.parametrize("repeats, profile_runs", [(2, 1), (2, 2), (1, 3)])
+def test_profiled_runs_end_their_round_and_share_their_cell(repeats, profile_runs):
+    """In a block after all others a drift of the machine would meet them alone."""
+    cells = runs_of(plan(request("ddp", repeats=repeats, profile_runs=profile_runs)))
+    kinds = [(cell.repeat, cell.profiled) for cell in cells]
+    assert kinds == sorted(kinds) and kinds.count((profile_runs, True)) == 2 == kinds.count((repeats, False))
+    assert len(kinds) == 2 * (repeats + profile_runs)
     assert {"--profile" in cell.command for cell in cells if cell.profiled} == {True}
     assert {cell.name for cell in cells if cell.profiled} == {cell.name for cell in cells if not cell.profiled}
     assert len({cell.folder for cell in cells}) == len(cells)

@@ -80,7 +80,8 @@ def work_arguments(command: Sequence[str]) -> list[str]:
 def plan(request: Request) -> list[Cell]:
     """Every run of the sweep in the order in which it is made: round 1 with each cell once, then round 2, and so on.
 
-    What is known to be impossible comes last: "not applicable" once per cell, with the reason.
+    The k-th profiled runs end round k, so that a drift of the machine meets them as it meets the others. What is known
+    to be impossible comes last: "not applicable" once per cell, with the reason.
     """
     possible, impossible = [], []
     for batch_size in request.batch_sizes:
@@ -94,16 +95,13 @@ def plan(request: Request) -> list[Cell]:
                 cell.status, cell.reason = NOT_APPLICABLE, reason
                 impossible.append(cell)
     rounds = [
-        _cell(request, *possible[index], repeat=number)
-        for number in range(1, request.repeats + 1)
+        _cell(request, *possible[index], repeat=number, profiled=profiled)
+        for number in range(1, max(request.repeats, request.profile_runs) + 1)
+        for profiled, last in ((False, request.repeats), (True, request.profile_runs))
+        if number <= last
         for index in order_of_round(len(possible), number)
     ]
-    profiled = [
-        _cell(request, *cell, repeat=number, profiled=True)
-        for number in range(1, request.profile_runs + 1)
-        for cell in possible
-    ]
-    return rounds + profiled + impossible
+    return rounds + impossible
 
 
 def order_of_round(num_cells: int, round_number: int) -> list[int]:

@@ -93,7 +93,7 @@ class Request:
     folder: str  # --out_dir, relative to the folder that the sweep was started in
     program: str  # gpt2.py, likewise
     target_val_loss: float | None = None
-    profile_runs: int = 0  # of each cell, after the repeats: they say where the time goes, never how much it is
+    profile_runs: int = 0  # of each cell, one in each round: they say where the time goes, never how much it is
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from testbed.analysis.runs import Run
+from testbed.earlier_settings import BEFORE_THE_FLAG
 
 # Settings in which repeats of one configuration may differ: where they wrote, what they said, and the seed, which a
 # protocol may vary on purpose (whether two arms then did equal work is another question, see comparability.py).
@@ -31,14 +32,10 @@ _WORK_SETTINGS = frozenset(
     "min_learning_rate warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
     "target_val_loss".split()
 )
-# Settings that older files lack, with what their runs did.
-_BEFORE_THE_SETTING = {
-    "optimizer": "adamw",
-    "lr_schedule": "cosine",
-    "attention": "auto",
-    "matmul": "default",
-    "use_flash_attention": False,  # today --attention flash
-}
+# What the program may choose itself where nobody did. Precision and micro batch have rules of their own: the one makes
+# unequal work, the other follows the ranks.
+_CHOSEN_ALIKE = ("attention", "compile", "num_workers")
+_DEFAULT_BEFORE = {"compile": False, "num_workers": 0}  # in files from before the program chose
 # How a run is looked at, not what it does; and what is compared as hardware.
 _LOOKING = frozenset(
     "profile profile_mode profile_steps timing_warmup_steps quiet_nccl_monitor device config overwrite resume".split()
@@ -50,6 +47,7 @@ _SETTINGS_OF_DEEPSPEED = frozenset(
 )
 _DEEPSPEED = "DeepSpeed configuration"
 _IN_THE_LABEL = frozenset(("run_type", "zero_stage", "deepspeed_enabled"))
+_IN_THE_NAME_OF_AN_ARM = frozenset(("skip_gradient_sync",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +171,8 @@ def strategies_of(runs: Sequence[Run]) -> list[Strategy]:
         hows.setdefault(place, set()).add(how_text(run, with_rank_settings=True))
     split = {how for (how, *_), found in hows.items() if len(found) > 1}
     keys = [how_text(run, with_rank_settings=how_text(run) in split) for run in runs]
-    of_variant = _told_apart([_variant_without_settings(run) for run in runs], keys)
-    of_name = _told_apart([_name_without_settings(run) for run in runs], keys)
+    of_variant = _told_apart([_variant_without_settings(run) for run in runs], keys, _IN_THE_LABEL)
+    of_name = _told_apart([_name_without_settings(run) for run in runs], keys, _IN_THE_LABEL | _IN_THE_NAME_OF_AN_ARM)
     found = []
     for run, variant, told in zip(runs, of_variant, of_name, strict=True):
         flags = "+".join(name if value is True else f"{name}={value}" for name, value in variant.items())
@@ -189,8 +187,10 @@ def strategies_of(runs: Sequence[Run]) -> list[Strategy]:
 
 
 def arm_name(strategy: str, run: Run) -> str:
-    """ "ddp on 2 ranks": a strategy's name and the ranks of one of its runs, as every report names an arm."""
+    """ "ddp on 2 ranks": a strategy's name and the ranks of one of its runs, as every report names an arm. "ddp without
+    synchronisation on 2 ranks": that ranks train apart is said always, not only where another arm's do not."""
     ranks = rank_count(run)
+    strategy += f" {run.synchronisation}" if run.synchronisation else ""
     unit = "device" if (ranks or 0) > (run.world_size or 0) else "rank"  # the single process of dp computes on several
     return f"{strategy} on " + (f"{ranks} {unit}{'s' * (ranks > 1)}" if ranks else "an unknown number of ranks")
 
@@ -207,24 +207,48 @@ def device_of(run: Run) -> str:
     return ", ".join(part.split(" x ", 1)[-1] for part in run.label.split(", ")[1:])
 
 
-def differing_conditions(run: Run, reference: Run) -> list[str]:
-    """Settings beside the strategy's own in which a run differs from that of a baseline, such as "compile".
+def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list[str]:
+    """Settings beside the strategy's own in which runs differ from those of a baseline, such as "compile": what a run
+    did, chosen by a person or by the program.
 
     What only some strategies have, such as a bucket size, a file of the baseline records as null.
     """
     ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | _FOLLOW_RANKS | _IN_THE_LABEL
-    own, others = run.record.get("settings", {}), reference.record.get("settings", {})
-    shared = {name for name, value in others.items() if value is not None and name in own} - ignored
-    return sorted(name for name in shared if (own[name] or False) != (others[name] or False))
+    own, others = ([run.section("settings") for run in side] for side in (runs, references))
+    names = {name for each in others for name, value in each.items() if value is not None} - ignored
+    shared = [name for name in names if all(name in each for each in (*own, *others))]
+    pairs = {name: (conditions(runs, name), conditions(references, name)) for name in shared}
+    return sorted(name for name, (one, other) in pairs.items() if one and other and one != other)
+
+
+def conditions(runs: Sequence[Run], name: str) -> list[str]:
+    """The values of a setting in these runs, each once; off and not set are the same. Not which kernel "auto" came to
+    where a file does not say."""
+    values = {str(automatic_choices(run).get(name, run.section("settings").get(name)) or False) for run in runs}
+    return sorted(values - ({"auto"} if name in _CHOSEN_ALIKE else set()))
+
+
+def automatic_choices(run: Run) -> dict[str, Any]:
+    """Attention, compilation and reading ahead as the program, or PyTorch in its place, chose them because nobody did:
+    setting -> choice. A file that does not say which kernel PyTorch took has none for attention."""
+    if run.version != "2.1":
+        return {}
+    config, settings = run.section("training_config"), run.section("settings")
+    recorded = config.get("automatic_choices")
+    found = {name: recorded[name] for name in _CHOSEN_ALIKE if name in recorded} if recorded else {}
+    _, _, kernel = config["attention"].partition("sdpa ")
+    if settings["attention"] == "auto" and kernel:
+        found["attention"] = kernel
+    if recorded is None:
+        found |= {name: value for name, value in _DEFAULT_BEFORE.items() if settings.get(name) == value}
+    return found
 
 
 def how_text(run: Run, with_rank_settings: bool = False) -> str:
     """The settings that say how a step is spread over the ranks, as JSON to compare."""
     ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
-    recorded, config = run.record.get("settings", {}), run.record.get("training_config", {})
-    # A switch that is off and a setting that older files lack say the same.
-    how = {name: value for name, value in recorded.items() if name not in ignored and value not in (None, False)}
-    how = {name: value for name, value in how.items() if value != _BEFORE_THE_SETTING.get(name)}
+    config = run.section("training_config")
+    how = {name: value for name, value in _settings(run).items() if name not in ignored}
     how |= {name: config.get(name) for name in ("zero_stage", "deepspeed_enabled")}
     how["run_type"] = run.run_type or _name_without_settings(run)
     how[_DEEPSPEED] = _deepspeed_options(run)
@@ -245,13 +269,13 @@ def _deepspeed_options(run: Run) -> str | None:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _told_apart(bases: Sequence[str], keys: Sequence[str]) -> list[dict[str, Any]]:
+def _told_apart(bases: Sequence[str], keys: Sequence[str], hidden: frozenset[str]) -> list[dict[str, Any]]:
     """For each key, a JSON of settings, those in which the keys of the same base differ; what is off is left out."""
     settings_of = {key: json.loads(key) for key in keys}
     differing: dict[str, list[str]] = {}
     for base in set(bases):
         alike = [settings_of[key] for key in {key for other, key in zip(bases, keys, strict=True) if other == base}]
-        names = sorted({name for each in alike for name in each} - _IN_THE_LABEL)
+        names = sorted({name for each in alike for name in each} - hidden)
         differing[base] = [name for name in names if len({str(each.get(name)) for each in alike}) > 1]
     return [
         {name: value for name in differing[base] if (value := settings_of[key].get(name)) is not None}
@@ -278,23 +302,29 @@ def _in_words(name: str, value: Any) -> str:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    recorded = run.record.get("settings", {})
+    """What was set. A switch that is off and null say what a setting says that an older file lacks. Nobody set what the
+    program chose itself, and where it may choose, off was set."""
+    chosen = automatic_choices(run)
+    found = {name: value for name, value in run.section("settings").items() if name not in chosen}
+    if found.get("compile") is False:
+        found["compile"] = "off"
     return {
         name: value
-        for name, value in recorded.items()
-        if name not in NOT_PART_OF_AN_ARM and value != _BEFORE_THE_SETTING.get(name)
+        for name, value in found.items()
+        if name not in NOT_PART_OF_AN_ARM and value is not False and value not in (None, BEFORE_THE_FLAG.get(name))
     }
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """For each run the settings in which the runs differ, in words: "bucket_cap_mb 50".
+def differing_settings(runs: Sequence[Run], ignored: frozenset[str] = frozenset()) -> list[str]:
+    """For each run the settings in which the runs differ, in words: "bucket_cap_mb 50"; what a run has not set is not
+    said. Settings in `ignored` are named by other words.
 
     The hash of the DeepSpeed configuration stands beside them where they do not tell the runs apart.
     """
     settings = [_settings(run) for run in runs]
-    names = sorted({name for each in settings for name in each})
+    names = sorted({name for each in settings for name in each} - ignored)
     differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
-    told = [", ".join(_in_words(name, each.get(name)) for name in differing) for each in settings]
+    told = [", ".join(_in_words(name, each[name]) for name in differing if name in each) for each in settings]
     hashes = [f"DeepSpeed configuration {str(deepspeed_config_hash(run))[:8]}" for run in runs]
     if len(set(told)) == len(told) or len(set(hashes)) == 1:
         return told

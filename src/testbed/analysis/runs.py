@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from testbed.earlier_settings import in_todays_terms
 from testbed.metrics_file import metrics_version, read_metrics
 
 METRICS_FILE = "training_metrics.json"
+# --skip_gradient_sync: ranks that train apart in all or half of their steps
+UNSYNCHRONISED = {"all": "without synchronisation", "alternate": "synchronised in every other step"}
 
 # The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
 _WORK_FROM_CONFIG = (
@@ -24,6 +27,7 @@ _WORK_FROM_CONFIG = (
     *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
 )
+_ONLY_OF_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
 WORK_FIELDS = (*_WORK_FROM_CONFIG, "lr_schedule", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
 
 
@@ -40,23 +44,6 @@ class Point:
     elapsed_s: float | None = None
 
 
-class Record(dict):
-    """A file's content without the rows of its steps: what is asked of them all stands in `Run` as arrays.
-
-    A row is a dictionary of twenty entries, and an evaluation holds hundreds of runs of thousands of steps.
-    `record["steps"]` reads them again from the file, each time, for the few questions that need every row.
-    """
-
-    def __init__(self, path: Path, metrics: dict[str, Any]):
-        super().__init__({name: value for name, value in metrics.items() if name != "steps"})
-        self._path = path
-
-    def __missing__(self, name: str) -> Any:
-        if name != "steps":
-            raise KeyError(name)
-        return read_metrics(self._path)["steps"]
-
-
 @dataclass(frozen=True, eq=False)  # a run is itself; arrays have no single truth to compare
 class Run:
     """One file of any version. Times in seconds, memory in bytes, throughput in tokens/s; None is unknown."""
@@ -71,7 +58,9 @@ class Run:
     training_time_meaning: str
     tokens_per_s: float | None
     tokens_per_s_meaning: str
-    # The file itself, for what is shown or traced but not compared; of 2.1 a `Record`.
+    # The file itself, for what is shown or traced but not compared. Of 2.1 without the rows of its steps, of which the
+    # arrays below are kept: a row is a dictionary of twenty entries, and an evaluation holds thousands of them in
+    # hundreds of runs; and with the settings in the terms of today's flags.
     record: dict[str, Any] = field(repr=False)
 
     work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
@@ -86,7 +75,8 @@ class Run:
     # Measured steps, warm-up left out, the slowest rank's; empty: the file has no rows.
     step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
     num_warmup_steps: int | None = None
-    # Every step, warm-up too: as the file states it, and the largest of the ranks' own times.
+    # Every step, warm-up too: whether it is, its time as the file states it, and the largest of the ranks' own times.
+    is_warmup: np.ndarray = field(default_factory=lambda: np.array([], dtype=bool))
     all_step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
     slowest_rank_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
     # Mean over measured steps and ranks of every per_rank_*_s that each of these rows has: {"forward": seconds, ...}.
@@ -104,7 +94,18 @@ class Run:
         """The label with what a reader must not overlook."""
         marks = [self.status.upper()] if self.status != "complete" else []
         marks += ["INSTRUMENTED"] if self.instrumented else []
+        marks += [self.synchronisation.upper()] if self.synchronisation else []
         return self.label + (f" [{', '.join(marks)}]" if marks else "")
+
+    @property
+    def synchronisation(self) -> str:
+        """How --skip_gradient_sync ran, in words that follow the strategy's name; empty: every step synchronised."""
+        return UNSYNCHRONISED.get(str(self.section("settings").get("skip_gradient_sync")), "")
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A part of the file that is an object. Empty where there is none: an old file may hold anything there."""
+        found = self.record.get(name)
+        return found if isinstance(found, dict) else {}
 
     @property
     def run_id(self) -> str | None:
@@ -120,7 +121,7 @@ class Run:
 
     @property
     def run_type(self) -> str | None:
-        return self.record.get("training_config", {}).get("run_type")
+        return self.section("training_config").get("run_type")
 
     @property
     def step_time_median_s(self) -> float | None:
@@ -202,7 +203,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         path=path,
         version="2.1",
         label=f"{strategy}, {devices} x {device}, {config['precision']}",
-        record=Record(path, metrics),
+        record=_without_rows(metrics),
         status=metrics["status"],
         instrumented=metrics["instrumented"],
         world_size=world_size,
@@ -217,6 +218,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         tokens_per_s_meaning="all ranks together, tokens / time of the measured steps; warm-up excluded",
         step_times_s=times[~is_warmup],
         num_warmup_steps=int(is_warmup.sum()),
+        is_warmup=is_warmup,
         all_step_times_s=times,
         slowest_rank_times_s=np.array([max(row["per_rank_step_time_s"]) for row in rows], dtype=float),
         mean_phases_s=_mean_phases(rows),
@@ -232,6 +234,16 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         memory_meaning="peak allocated CUDA memory per rank" if on_cuda else "peak resident memory (RSS) per rank",
         mfu=metrics["flops"]["mfu"],
     )
+
+
+def _without_rows(metrics: dict) -> dict[str, Any]:
+    kept = {name: value for name, value in metrics.items() if name != "steps"}
+    return kept | {"settings": in_todays_terms(metrics["settings"])}
+
+
+def _of_earlier_version(metrics: dict) -> dict[str, Any]:
+    """Without what only 2.1 defines: a file of an earlier version may hold anything under these names."""
+    return {name: value for name, value in metrics.items() if name not in _ONLY_OF_21}
 
 
 def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:
@@ -292,7 +304,7 @@ def _from_v20(path: Path, metrics: dict) -> Run:
     return Run(
         path=path,
         version="2.0",
-        record=metrics,
+        record=_of_earlier_version(metrics),
         label=f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)",
         status="complete",  # 2.0 is written only at the end
         # A breakdown that synchronises after every part; a profiler would not show in the file.
@@ -317,7 +329,7 @@ def _from_v1(path: Path, metrics: dict) -> Run:
     return Run(
         path=path,
         version="1",
-        record=metrics,
+        record=_of_earlier_version(metrics),
         label=f"{path.absolute().parent.name if path.name == METRICS_FILE else path.stem}, devices unknown (v1)",
         status="complete",  # v1 is written only at the end
         instrumented=None,

@@ -36,6 +36,7 @@ from testbed.analysis.runs import WORK_FIELDS, Run
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
 FOREIGN_LINEAR_TOLERANCE = 0.01
 OWN_LINEAR_TOLERANCE = 0.05
+_DIRTY = {("True",): "in every run", ("False",): "in no run"}  # of the runs of one side that say it
 # Of the fields of equal work what a protocol lets differ; of a time to loss _differing_fields asks the validation too.
 LEFT_OUT_OF_WORK = {"weak": set(IN_PROPORTION), "time_to_loss": set(WORK_FIELDS) - set(TASK_FIELDS)}
 
@@ -320,8 +321,8 @@ def code_is_the_same(pair: Pair) -> Iterator[Finding]:
         one, other = (" / ".join(each[:10] for each in side) for side in (commit.a, commit.b))
         message = f"commit {one} against {other}"
     elif changed := found.get(CHANGED_FILES):
-        which = pair.names[0 if "True" in changed.a else 1]
-        message = f"{which} ran with files changed that its commit does not have, the other without, or not always"
+        one, other = (_DIRTY.get(values, "in some runs") for values in (changed.a, changed.b))
+        message = f"files that differ from the commit: {pair.names[0]} {one}, {pair.names[1]} {other}"
     else:
         return
     records = ((side.first.run.record if side.first.run else {}) for side in (pair.baseline, pair.other))

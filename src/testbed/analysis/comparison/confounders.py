@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.analysis.arms import DEVICE_FIELDS, hardware_of
+from testbed.analysis.arms import DEVICE_FIELDS, automatic_choices, conditions, hardware_of
 from testbed.analysis.runs import Run
 
 COMMIT, CHANGED_FILES, DEVICE, MACHINE, SOFTWARE = "commit", "changed files", "device", "machine", "software"
+CHOICE = "automatic choice"
 _MACHINE = ("cpu_cores_visible", "num_nodes")
 _SOFTWARE = ("torch_version", "deepspeed_version", "cuda_version", "python_version")
 
@@ -50,12 +51,27 @@ def confounders(a: Sequence[Run], b: Sequence[Run]) -> list[Confounder]:
 
     look(COMMIT, "commit", lambda run: None if run.git_commit in ("", "unknown") else run.git_commit)
     look(CHANGED_FILES, "changed files", lambda run: run.record.get("git_dirty"))
-    look(MACHINE, "machine", lambda run: run.record.get("host", {}).get("hostname"))
+    look(MACHINE, "machine", lambda run: run.section("host").get("hostname"))
     for field in DEVICE_FIELDS:
         look(DEVICE, field.replace("_", " "), lambda run, name=field: hardware_of(run, name))
     for kind, group, fields in ((MACHINE, "hardware", _MACHINE), (SOFTWARE, "env", _SOFTWARE)):
         for field in fields:
-            look(kind, field.replace("_", " "), lambda run, g=group, name=field: (run.record.get(g) or {}).get(name))
+            look(kind, field.replace("_", " "), lambda run, g=group, name=field: run.section(g).get(name))
+    return [*found, *differing_choices(a, b)]
+
+
+def differing_choices(a: Sequence[Run], b: Sequence[Run] = ()) -> list[Confounder]:
+    """In what the program chose differently, from run to run or between the sides, because nobody did.
+
+    What one side was given is a setting of it: that it differs from the other's is what is compared.
+    """
+    found = []
+    for name in sorted({name for run in (*a, *b) for name in automatic_choices(run)}):
+        sides = [run_side for run_side in (a, b) if run_side]
+        values = [tuple(conditions(side, name)) for side in sides]
+        is_chosen = all(any(name in automatic_choices(run) for run in side) for side in sides)
+        if any(len(each) > 1 for each in values) or (is_chosen and values[0] != values[-1]):
+            found.append(Confounder(CHOICE, f"automatically chosen {name}", values[0], values[-1]))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.arms import Arm, arm_names, configuration, without_copies
+from testbed.analysis.arms import Arm, arm_names, automatic_choices, configuration, without_copies
 from testbed.analysis.comparability import UNKNOWN, Difference, differing_validation, differing_work, loss_noise
 from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs import Run
@@ -252,7 +252,7 @@ def _why_not(run: Run) -> str | None:
 
 def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
     def wall_clock(run: Run) -> float | None:
-        return run.record.get("timing", {}).get("wall_clock_tokens_per_sec_global")
+        return run.section("timing").get("wall_clock_tokens_per_sec_global")
 
     def of(name: str, unit: str, read: Callable[[Run], float | None]) -> Quantity:
         values = [tuple(map(read, runs)) for runs in (a, b)]
@@ -294,10 +294,17 @@ def _settings_that_differ(a: Run, b: Run) -> list[str]:
     unit = "ranks" if (a.world_size, b.world_size) == (first["ranks"], second["ranks"]) else "devices"
     pairs = {unit: (first["ranks"], second["ranks"])}
     for name in sorted({*first["settings"], *second["settings"]}):
-        pairs[name] = (first["settings"].get(name), second["settings"].get(name))
+        pairs[name] = tuple(_setting_in_words(run, side["settings"], name) for run, side in ((a, first), (b, second)))
     pairs["DeepSpeed configuration"] = tuple(each["deepspeed_config"] and each["deepspeed_config"][:8]
                                              for each in (first, second))  # fmt: skip
     return [f"{name} {one} / {other}" for name, (one, other) in pairs.items() if one != other]
+
+
+def _setting_in_words(run: Run, settings: dict[str, Any], name: str) -> Any:
+    chosen = automatic_choices(run)
+    if name in chosen:
+        return f"auto ({chosen[name]})"
+    return settings.get(name, run.section("settings").get(name))
 
 
 def _label(mismatched: Sequence[Mismatch]) -> str:

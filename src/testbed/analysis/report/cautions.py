@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.analysis.comparability import differing_work
+from testbed.analysis.comparison.confounders import differing_choices
 from testbed.analysis.report.subject import Subject
 from testbed.analysis.report.words import compared, joined
 from testbed.analysis.runs import Run
@@ -29,9 +30,17 @@ def warnings_of(subject: Subject) -> list[Caution]:
         _about(
             subject,
             "Instrumented",
-            lambda run: bool(run.instrumented),
+            lambda run: bool(run.instrumented) and not run.synchronisation,
             "had a profiler or a debug switch on and are slower than the real ones: no headline and no speed-up is "
             "from them.",
+        ),
+        _about(
+            subject,
+            "Not synchronised",
+            lambda run: bool(run.synchronisation),
+            "left gradients unsynchronised in some or all steps (--skip_gradient_sync), and no mean over such steps is "
+            "that of a step of training: they are left out of every headline and speed-up, of the breakdown of a step, "
+            "the collectives and their bound. scripts/exposed_communication.py reads them.",
         ),
         _about(
             subject,
@@ -54,6 +63,7 @@ def warnings_of(subject: Subject) -> list[Caution]:
         _several(subject, "Several commits", lambda run: (run.git_commit or "unknown")[:10], "The code differs"),
         _several(subject, "Several machines", machine, "The hardware differs"),
         _several(subject, "Several versions", _torch, "PyTorch differs"),
+        *_choices(subject),
         _in_blocks(subject),
         *_unequal_work(subject),
         *_too_few(subject),
@@ -61,7 +71,7 @@ def warnings_of(subject: Subject) -> list[Caution]:
         _about(
             subject,
             "Unquiet machine",
-            lambda run: ((run.record.get("timing") or {}).get("step_time_p95_above_median") or 0) > NOISY,
+            lambda run: (run.section("timing").get("step_time_p95_above_median") or 0) > NOISY,
             f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
         ),
     ]
@@ -70,14 +80,30 @@ def warnings_of(subject: Subject) -> list[Caution]:
 
 def machine(run: Run) -> str:
     """The machine of rank 0 in words, as far as the file records it."""
-    hardware, host = run.record.get("hardware", {}), run.record.get("host", {})
+    hardware, host = run.section("hardware"), run.section("host")
     device = hardware.get("gpu_name") or hardware.get("cpu_name") or "device unknown"
     cores = hardware.get("cpu_cores_visible")
     return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {cores} cores" if cores else "")
 
 
 def _torch(run: Run) -> str:
-    return (run.record.get("env") or {}).get("torch_version") or "unknown"
+    return str(run.section("env").get("torch_version") or "unknown")
+
+
+def _choices(subject: Subject) -> list[Caution]:
+    """Within a configuration and between those that are compared."""
+    found = []
+    for workload in subject.workloads:
+        sides = [entry.measured for entry in workload.measured]
+        choices = {item.what: item for entry in workload.entries for item in differing_choices(entry.runs)}
+        for other in sides[1:]:
+            choices |= {item.what: item for item in differing_choices(sides[0], other)}
+        found += [
+            Caution("Automatic choices", f"The {each.what} differs: {' and '.join(sorted({*each.a, *each.b}))}. A "
+                    "difference in speed may come from that; set it by hand to compare.")
+            for each in choices.values()
+        ]  # fmt: skip
+    return list(dict.fromkeys(found))
 
 
 def _about(subject: Subject, title: str, applies: Callable[[Run], bool], text: str) -> Caution | None:

@@ -112,7 +112,7 @@ def machine_use(subject: Subject) -> Section | None:
     parts: list[Table | Picture] = []
     rows = []
     for entry in subject.measured:
-        mfu, flops = entry.values("mfu"), entry.example.record.get("flops") or {}
+        mfu, flops = entry.values("mfu"), entry.example.section("flops")
         peak = flops.get("peak_flops_per_s_per_device")
         if not mfu or not peak:
             continue
@@ -149,7 +149,7 @@ def environment(subject: Subject) -> Section:
     rows = []
     for (where, spread, versions), runs in runs_on.items():
         numbers = [subject.number_of(run) for run in runs]
-        backends = sorted({run.record.get("hardware", {}).get("backend") or "none" for run in runs})
+        backends = sorted({str(run.section("hardware").get("backend") or "none") for run in runs})
         rows.append([where, spread, ", ".join(backends), versions, RunNumbers(tuple(numbers))])
     columns = ["machine", "per rank", "backend", "versions", "runs"]
     return Section("environment", "Environment", [], [Table("", columns, rows, text_columns=(0, 1, 2, 3, 4))])
@@ -163,14 +163,14 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _spread(run: Run) -> str:
-    hardware = run.record.get("hardware", {})
+    hardware = run.section("hardware")
     threads, nodes = hardware.get("cpu_threads_per_rank"), hardware.get("num_nodes") or 1
     told = [f"{threads} CPU thread{'s' * (threads > 1)}"] if threads else []
     return ", ".join([*told, *([f"{nodes} nodes"] if nodes > 1 else [])]) or "n/a"
 
 
 def _versions(run: Run) -> str:
-    env, system = run.record.get("env", {}), run.record.get("host", {}).get("os")
+    env, system = run.section("env"), run.section("host").get("os")
     names = (
         ("Python", "python"),
         ("PyTorch", "torch"),
@@ -179,13 +179,13 @@ def _versions(run: Run) -> str:
         ("NumPy", "numpy"),
     )
     found = [f"{name} {env[f'{key}_version']}" for name, key in names if env.get(f"{key}_version")]
-    return ", ".join([*found, *([system] if system else [])]) or "not recorded"
+    return ", ".join([*found, *([str(system)] if system else [])]) or "not recorded"
 
 
 def _attributions(subject: Subject) -> list[tuple[Entry, dict[str, Any]]]:
-    """The first attributed run of each configuration."""
+    """The first attributed run of each configuration whose steps are all alike."""
     found = []
-    for entry in subject.entries:
+    for entry in filter(lambda entry: entry.is_synchronised, subject.entries):
         attributed = [run.record.get("attribution") for run in entry.runs]
         attributed = [each for each in attributed if each]
         found += [(entry, attributed[0])] if attributed else []

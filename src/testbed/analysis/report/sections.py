@@ -255,7 +255,7 @@ def memory(subject: Subject) -> Section | None:
 
 def step_breakdown(subject: Subject) -> Section | None:
     """Stacked bars of the mean step, the attributed ones apart from those that only the clock's phases describe."""
-    found = [(entry, breakdown(entry.measured or entry.runs)) for entry in subject.entries]
+    found = [(entry, breakdown(entry.measured or entry.runs)) for entry in subject.entries if entry.is_synchronised]
     parts: list[Table | Picture] = []
     for is_attributed in (True, False):
         shown = [(entry, each) for entry, each in found if each is not None and each.is_attributed == is_attributed]

@@ -69,6 +69,11 @@ class Entry:
         return bool(self.example.instrumented)
 
     @property
+    def is_synchronised(self) -> bool:
+        """Not --skip_gradient_sync: a mean over steps of both kinds is of neither."""
+        return not self.example.synchronisation
+
+    @property
     def run_numbers(self) -> list[int]:
         return [self.first_run + index for index in range(len(self.runs))]
 
@@ -200,10 +205,11 @@ def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
     names = {arm: strategy.name for arm, strategy in zip(group, found, strict=True)}
     alike: dict[tuple, list[Arm]] = {}
     for arm in group:
-        place = (names[arm], arm.runs[0].label, rank_count(arm.runs[0]), arm.runs[0].instrumented)
+        place = (arm_name(names[arm], arm.runs[0]), arm.runs[0].label, _is_said_to_be_instrumented(arm.runs[0]))
         alike.setdefault(place, []).append(arm)
     for arms in alike.values():
-        added = differing_settings([arm.runs[0] for arm in arms])
+        ignored = frozenset(("profile",)) if arms[0].runs[0].instrumented else frozenset()  # "instrumented" says it
+        added = differing_settings([arm.runs[0] for arm in arms], ignored)
         names |= {arm: ", ".join(filter(None, (names[arm], more))) for arm, more in zip(arms, added, strict=True)}
     return names
 
@@ -220,7 +226,17 @@ def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
 
 def _name(arm: Arm, strategy: str, with_device: bool) -> str:
     device = f" ({device_of(arm.runs[0])})" if with_device else ""
-    return f"{arm_name(strategy, arm.runs[0])}{device}" + (", instrumented" if arm.runs[0].instrumented else "")
+    return f"{arm_name(strategy, arm.runs[0])}{device}" + (
+        ", instrumented" if _is_said_to_be_instrumented(arm.runs[0]) else ""
+    )
+
+
+def _is_said_to_be_instrumented(run: Run) -> bool:
+    """A file of --skip_gradient_sync is marked as instrumented. Its name says so without the word, which is then left
+    for those that a profiler looked at."""
+    settings = run.section("settings")
+    is_looked_at = bool(settings.get("profile") or settings.get("profile_mode"))
+    return bool(run.instrumented) and (is_looked_at or not run.synchronisation)
 
 
 def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:

@@ -121,8 +121,12 @@ def verdicts(subject: Subject) -> list[Verdict]:
         found.append(Verdict(NOT_COMPARED, f"{text}{but}: {titles}"))
     idle = [entry for entry in subject.entries if not entry.tokens_per_s]
     for title, entries in (
-        ("instrumented: they serve the attribution alone", [entry for entry in idle if entry.is_instrumented]),
-        ("not complete", [entry for entry in idle if not entry.is_instrumented]),
+        ("without synchronisation in some steps", [entry for entry in idle if not entry.is_synchronised]),
+        (
+            "instrumented: they serve the attribution alone",
+            [entry for entry in idle if entry.is_synchronised and entry.is_instrumented],
+        ),
+        ("not complete", [entry for entry in idle if entry.is_synchronised and not entry.is_instrumented]),
     ):
         if entries:
             count = f"{len(entries)} configuration{'s' * (len(entries) > 1)}"

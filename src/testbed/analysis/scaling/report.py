@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.comparison.confounders import differing_choices
 from testbed.analysis.runs import Run, find_runs, load_run
 from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
 from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
@@ -292,6 +293,11 @@ def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[P
         found.append(f"the runs are of {len(commits)} commits: {', '.join(commit[:12] for commit in commits)}")
     if any(run.record.get("git_dirty") for arm in arms for run in arm.runs):
         found.append("some runs were made from a working tree with uncommitted changes")
+    for strategy in dict.fromkeys(arm.strategy for arm in arms):
+        of_strategy = [arm for arm in arms if arm.strategy == strategy]
+        for item in differing_choices([run for arm in of_strategy for run in arm.runs]):
+            name = of_strategy[0].strategy_name
+            found.append(f"{name}: {item.what} differs from run to run ({', '.join(item.a)}); set it by hand")
     for row in rows:
         place = row["name"]
         if row["efficiency"] and row["ranks"] > 1 and row["efficiency"]["ratio"] > 1:

@@ -16,6 +16,7 @@ from typing import Any
 from testbed.analysis.arms import (
     DEVICE_FIELDS,
     arm_name,
+    conditions,
     differing_conditions,
     hardware_of,
     how_text,
@@ -115,7 +116,7 @@ def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | No
         return next((other for other in at_one_rank if other.strategy == arm.strategy), None)
     if _is_baseline(arm.strategy):  # what a setting does to the baseline itself
         return baselines[0]
-    alike = (other for other in baselines if not differing_conditions(arm.runs[0], other.runs[0]))
+    alike = (other for other in baselines if not differing_conditions(arm.runs, other.runs))
     return next(alike, baselines[0])
 
 
@@ -123,15 +124,15 @@ def reference_note(arm: ScalingArm, reference: ScalingArm) -> str | None:
     """What beside the strategy the speed-up contains, because no baseline at one rank shares it."""
     if not _is_baseline(reference.strategy):
         return None
-    differing = differing_conditions(arm.runs[0], reference.runs[0])
+    differing = differing_conditions(arm.runs, reference.runs)
     if not differing:
         return None
-    words = ", ".join(f"{name} ({_setting(arm, name)} against {_setting(reference, name)})" for name in differing)
+    words = ", ".join(f"{name} ({_values(arm, name)} against {_values(reference, name)})" for name in differing)
     return f"its reference, {reference.name}, differs in {words}, so the speed-up is of both"
 
 
-def _setting(arm: ScalingArm, name: str) -> Any:
-    return arm.runs[0].record["settings"][name]
+def _values(arm: ScalingArm, name: str) -> str:
+    return " and ".join(conditions(arm.runs, name))
 
 
 def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[dict[str, Any]]:
