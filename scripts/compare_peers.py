@@ -8,8 +8,9 @@
     python scripts/compare_peers.py --table checkpoint/peers/peers.json # the table of an earlier comparison
 
 Each round runs every trainer once, in an order that changes, and measures the matrix product's rate. A run is a process
-of its own with the same cores; its number is the median of its steps after warm-up, each from reading the data to the
-update. Ratios are of medians over the rounds with a 95 % interval. What follows `--` goes to src/gpt2.py alone.
+of its own with the same cores; its number is its tokens/s by the wall clock over all steps after warm-up. Ratios are of
+medians over the rounds with a 95 % interval. What follows `--` goes to src/gpt2.py alone, and may change how it
+computes but not what (docs/performance.md).
 Trainers:
 PEERS
 Files: DIR/peers.json with every step of every run (rewritten after each run), DIR/peers.png, DIR/logs/.
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import statistics
 import sys
 import tempfile
 import time
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 PROGRAM = Path(__file__).resolve()
 GPT2 = PROGRAM.parent.parent / "src" / "gpt2.py"
-DEFAULT_PEERS = "ours,transformers,transformers-eager,transformers-loop,nanogpt"
+DEFAULT_PEERS = {
+    "cpu": "ours,transformers,transformers-eager,transformers-loop,nanogpt",
+    "cuda": "ours,transformers,transformers-compiled,transformers-loop,nanogpt",
+}
 # what is not given: by the device, or --quick
 DEFAULTS = {
     "cpu": {"batch_size": 4, "seq_length": 512, "steps": 20, "warmup_steps": 3, "repeats": 5},
@@ -49,6 +52,7 @@ DEFAULTS = {
 }  # fmt: skip
 VALIDATION_BATCHES = 4  # of --batch_size sequences
 DIMENSIONS = ("num_layers", "num_heads", "embedding_size")
+GPT2_VOCABULARY = 50257  # of the published sizes; a token file with fewer tokens must not make the head smaller
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -62,8 +66,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     what.add_argument(
         "--peers",
         metavar="LIST",
-        help=f"trainers, `ours` among them (default: {DEFAULT_PEERS}, and nanogpt-bf16 where bf16 is fast "
-        "or asked for)",
+        help=f"trainers, `ours` among them (default: {DEFAULT_PEERS['cpu']}, on CUDA transformers-compiled in place of "
+        "transformers-eager, and nanogpt-bf16 where bf16 is fast or asked for)",
     )
     what.add_argument("--nanogpt_dir", type=Path, metavar="DIR", help="folder of a clone of nanoGPT")
     what.add_argument(
@@ -76,6 +80,13 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     work.add_argument("--model", default="gpt2", metavar="SIZE", help="a size of src/gpt2.py (default: %(default)s)")
     for name in DIMENSIONS:
         work.add_argument(f"--{name}", metavar="N", help="as src/gpt2.py takes it (default: the size's)")
+    work.add_argument(
+        "--vocab_size",
+        type=_positive,
+        metavar="TOKENS",
+        help=f"of every trainer's model; may exceed the data's (default: {GPT2_VOCABULARY} with a published size, else "
+        "and with --quick the data's). Ours and nanoGPT pad it to a multiple of 128, 50304; transformers does not",
+    )
     work.add_argument(
         "--batch_size",
         type=_positive,
@@ -220,7 +231,7 @@ def compare(arguments: argparse.Namespace) -> int:
             )
         if peers is None:
             has_bf16 = "bf16" in sets if sets is not None else facts["is_bf16_fast"]
-            peers = [*DEFAULT_PEERS.split(","), *(["nanogpt-bf16"] if has_bf16 else [])]
+            peers = [*DEFAULT_PEERS[device_type].split(","), *(["nanogpt-bf16"] if has_bf16 else [])]
         missing = why_missing(peers, arguments.nanogpt_dir, runner.checked.train_file)
         plan = make_plan(peers, sets, device_type, facts["is_bf16_fast"], missing)
         repeats = default(arguments, device_type, "repeats")
@@ -272,12 +283,14 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
     """
     from testbed.flags import parse_command_line
     from testbed.launch import Launch
+    from testbed.peers.plan import check_only_ours
     from testbed.settings import check_run
 
     steps, batch = default(arguments, device_type, "steps"), default(arguments, device_type, "batch_size")
     values = {
         "model": arguments.model,
         **{name: default(arguments, device_type, name) for name in DIMENSIONS},
+        "vocab_size": vocabulary(arguments),
         "seq_length": default(arguments, device_type, "seq_length"),
         "global_batch_size": batch,
         "micro_batch_size_per_gpu": arguments.micro_batch_size or batch,
@@ -298,9 +311,22 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
     words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
     launch = Launch(0, 0, 1, 1)
     checked = check_run(parse_command_line(words), launch)
+    tokens = checked.train_file.vocab_size
+    if checked.settings.vocab_size < tokens:
+        raise ValueError(
+            f"--vocab_size {checked.settings.vocab_size} is less than the {tokens} tokens that "
+            f"{arguments.train_data_path} is written with; give --vocab_size {tokens} or more, or other data"
+        )
+    check_only_ours(arguments.only_ours)
     if arguments.only_ours:
         check_run(parse_command_line([*words, *arguments.only_ours]), launch)
     return words, checked
+
+
+def vocabulary(arguments: argparse.Namespace) -> int | None:
+    """Tokens of the model; None: as many as the data's."""
+    is_published = arguments.model.startswith("gpt2") and not arguments.quick
+    return arguments.vocab_size or (GPT2_VOCABULARY if is_published else None)
 
 
 def say_plan(plan: Plan, runner: Runner, repeats: int) -> int:
@@ -365,7 +391,8 @@ def _outcome(row: dict[str, Any], content: dict[str, Any]) -> str:
     if "flops_per_s" in row:
         return f"{row['flops_per_s'] / 1e9:,.0f} GFLOP/s"
     work = content["work"]
-    speed = work["batch_size"] * work["seq_length"] / statistics.median(row["step_times_s"][work["warmup_steps"] :])
+    steps = len(row["step_times_s"]) - work["warmup_steps"]
+    speed = steps * work["batch_size"] * work["seq_length"] / row["measured_loop_s"]
     return f"{speed:,.0f} tokens/s, last loss {row['losses'][-1]:.4f}, {row['seconds']:.0f} s"
 
 

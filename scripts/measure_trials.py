@@ -5,9 +5,12 @@
     python scripts/measure_trials.py --table trials.json
     python scripts/measure_trials.py --out trials.json --trials "unfused AdamW" -- --model gpt2 --seq_length 512
 
-What follows `--` are flags of src/gpt2.py; without any: one layer of GPT-2 small with its whole vocabulary, two micro
-batches of 2 x 128 tokens, in the fastest precision. Each repeat is a process of its own, in which both kinds of steps
-take turns. Exit code: 0, 1 a trial failed, 2 what was typed cannot be measured.
+What follows `--` are flags of src/gpt2.py; without any: four layers of GPT-2 small with its whole vocabulary (50,304
+rows), two micro batches of 2 x 256 tokens, in the fastest precision. The step as it is: the strategy `baseline`, not
+compiled. Each repeat is a process of its own, in which both kinds of steps take turns. A trial that this torch or
+device cannot make is named with the reason and fails nothing.
+
+Exit code: 0, 1 a trial failed, 2 what was typed cannot be measured.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from testbed.launch import Launch
 if TYPE_CHECKING:
     import torch
 
-    from testbed.settings import CheckedRun
+    from testbed.settings import CheckedRun, RunSettings
     from testbed.trials import Trial
 
 ALONE = Launch(0, 0, 1, 1)
 DEFAULT_WORK = (
-    "--model gpt2 --num_layers 1 --vocab_size 50304 --seq_length 128 --global_batch_size 4 "
+    "--model gpt2 --num_layers 4 --vocab_size 50304 --seq_length 256 --global_batch_size 4 "
     "--micro_batch_size_per_gpu 2 --max_val_steps 0"
 ).split()
 
@@ -101,69 +104,75 @@ def measure_all(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from testbed.atomic_file import write_text
-    from testbed.device import choose_device
-    from testbed.measure import is_bf16_faster
+    from testbed.device import choose_device, with_precision_resolved
     from testbed.trials import TRIALS
 
     names = [name.strip() for name in arguments.trials.split(",")] if arguments.trials else list(TRIALS)
     for name in names:
         if name not in TRIALS:
             return refuse(f"--trials {name}: choose of {', '.join(TRIALS)}")
-    device = choose_device(checked.settings, ALONE)
-    content = heading(arguments, checked, device) | {"trials": {name: entry(TRIALS[name]) for name in names}}
-    if not is_bf16_faster(device):
-        for name in names:
-            if "bf16" in TRIALS[name].needs:
-                content["trials"][name]["not_measured"] = "this device does not multiply bf16 faster than fp32"
+    try:
+        device = choose_device(checked.settings, ALONE)
+    except ValueError as error:
+        return refuse(str(error))
+    settings = with_precision_resolved(checked.settings, ALONE, device)
+    trials = {name: entry(TRIALS[name], TRIALS[name].why_not(settings, device)) for name in names}
+    content = heading(arguments, settings, device) | {"trials": trials}
+    work = [*arguments.work, "--precision", settings.precision]  # decided once, not by every process anew
     failed = False
     for name in tqdm(names * arguments.repeats, unit="run"):
         trial = content["trials"][name]
         if trial["not_measured"]:
             continue
         command = [sys.executable, __file__, "--one", name, "--pairs", str(arguments.pairs), "--"]
-        done = subprocess.run([*command, *arguments.work, *TRIALS[name].needs], capture_output=True, text=True)
+        done = subprocess.run([*command, *work, *TRIALS[name].needs], capture_output=True, text=True)
         if done.returncode:
             failed, trial["not_measured"] = True, (done.stderr.strip().splitlines() or ["no message"])[-1]
         else:
             trial["repeats"].append(json.loads(done.stdout.splitlines()[-1]))
         write_text(arguments.out, json.dumps(content, indent=1) + "\n")
+    write_text(arguments.out, json.dumps(content, indent=1) + "\n")  # also where nothing could be measured
     print_tables(content)
     return 1 if failed else 0
 
 
-def heading(arguments: argparse.Namespace, checked: CheckedRun, device: torch.device) -> dict[str, Any]:
-    """What the file says beside the trials. Paths stay as they were typed."""
+def heading(arguments: argparse.Namespace, settings: RunSettings, device: torch.device) -> dict[str, Any]:
+    """What the file says beside the trials, of settings whose precision is decided. Paths stay as they were typed."""
     import torch
 
     from testbed.environment import commit, hardware, versions
-    from testbed.flops import flops_per_token_palm, least_bytes_of_step
+    from testbed.flops import flops_per_token_causal, flops_per_token_palm, least_bytes_of_step
 
-    settings = checked.settings
     sha, is_dirty = commit()
     tokens = settings.tokens_per_step
     return {
-        "schema": 1,
+        "schema": 2,
         "git_commit": sha,
         "git_dirty": is_dirty,
         "command": ["python", "scripts/measure_trials.py", *sys.argv[1:]],
         "work": arguments.work,
         "tokens_per_step": tokens,
-        "flops_per_step": tokens * flops_per_token_palm(settings.shape, settings.seq_length),
-        "least_bytes_per_step": least_bytes_of_step(settings.shape, tokens, settings.grad_accum_steps, 4),
+        "precision": settings.precision,
+        "causal_flops_per_step": tokens * flops_per_token_causal(settings.shape, settings.seq_length),
+        "palm_flops_per_step": tokens * flops_per_token_palm(settings.shape, settings.seq_length),
+        "least_bytes_per_step": least_bytes_of_step(
+            settings.shape, tokens, settings.grad_accum_steps, settings.precision
+        ),
         "versions": versions(),
         "hardware": hardware(device, ALONE, None),
         "threads": torch.get_num_threads(),
     }
 
 
-def entry(trial: Trial) -> dict[str, Any]:
-    return {"what": trial.what, "predicted": trial.predicted, "not_measured": None, "repeats": []}
+def entry(trial: Trial, not_measured: str | None) -> dict[str, Any]:
+    said = {"what": trial.what, "predicted": trial.predicted, "kept": trial.kept}
+    return {**said, "not_measured": not_measured, "repeats": []}
 
 
 def print_tables(content: dict[str, Any]) -> None:
     from testbed.analysis.trials import trials_table, two_numbers_table
 
-    print(two_numbers_table(content), trials_table(content), sep="\n\n")
+    print(*filter(None, [two_numbers_table(content), trials_table(content)]), sep="\n\n")
 
 
 def refuse(sentence: str) -> int:

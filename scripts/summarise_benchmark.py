@@ -3,7 +3,8 @@
 
     python scripts/summarise_benchmark.py checkpoint/benchmark_gpu --device cuda --seconds 480 --deadline_s 520
 
-Exit code: 0, 1 a step failed or two runs do not agree, 2 there is nothing to summarise.
+Exit code: 0, 1 a step failed or no longer fitted, two runs do not agree, or a run's file cannot be read, 2 there is
+nothing to summarise.
 """
 
 from __future__ import annotations
@@ -31,18 +32,26 @@ def main() -> int:
         print(f"summarise_benchmark.py: error: {arguments.folder} holds no steps.tsv of a benchmark", file=sys.stderr)
         return 2
     found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
-    found |= summary(arguments.folder)
+    try:
+        found |= summary(arguments.folder)
+    except ValueError as error:
+        print(f"summarise_benchmark.py: error: {error}", file=sys.stderr)
+        return 1
     write_text(arguments.folder / "summary.json", json.dumps(found, indent=2) + "\n")
     print_summary(found)
-    print(f"{len(found['failed'])} failed, {arguments.seconds} s; {arguments.folder / 'summary.json'}")
+    print(f"{len(found['failed'])} did not pass, {arguments.seconds} s; {arguments.folder / 'summary.json'}")
+    for name in found["failed"]:
+        print(f"did not pass: {name}")
     return 1 if found["failed"] else 0
 
 
 def print_summary(found: dict) -> None:
+    for precision, rate in found["matrix_rate"].items():
+        print(f"matrix product, {precision}: {rate['flops_per_s'] / 1e12:,.2f} TFLOP/s")
     for name, run in found["runs"].items():
         if run["tokens_per_s"]:
-            mfu = f"{run['mfu']:.1%}" if run["mfu"] else "n/a"
-            print(f"{name:28s} {run['tokens_per_s']:>12,.0f} tokens/s  MFU {mfu}")
+            shares = [f"{run[key]:.1%}" if run[key] else "n/a" for key in ("mfu", "mfu_of_matrix_rate")]
+            print(f"{name:28s} {run['tokens_per_s']:>12,.0f} tokens/s  MFU {shares[0]}, of the matrix rate {shares[1]}")
     for check in found["agreement"]:
         words = {True: "agrees", False: "DOES NOT AGREE", None: "not compared"}[check["holds"]]
         largest = (

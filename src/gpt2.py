@@ -34,7 +34,7 @@ from testbed import checkpoint, distributed, run_directory
 from testbed.announce import out_of_memory_advice, say_what_runs
 from testbed.atomic_file import write_text
 from testbed.attribution import attribution
-from testbed.automatic_choices import as_decided_before, decide
+from testbed.automatic_choices import ChoiceContradicts, as_decided_before, decide
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device
 from testbed.float8 import convert_to_float8_
@@ -132,6 +132,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         failure = stop.reason, stop.exit_code
     except (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, checkpoint.CheckpointFailed) as error:
         failure = str(error), 1
+    except ChoiceContradicts as error:
+        failure = str(error), 2
     except torch.OutOfMemoryError as error:
         failure = out_of_memory_advice(settings, error), 1
     except Exception as error:

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 def build(settings: RunSettings) -> Strategy:
     torch.manual_seed(settings.seed)
-    model = GPT2(settings.shape, settings.dropout, activation_checkpointing=settings.activation_checkpointing)
+    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
     return build_strategy(settings, model, CPU)
 
 

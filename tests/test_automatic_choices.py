@@ -22,11 +22,12 @@ from conftest import (
     torchrun_command,
 )
 from test_settings import refusal, settings_of
+from test_strategies_agree import BF16, VARIANTS
 
 from testbed import attention_backend, automatic_choices, largest_micro_batch
 from testbed.analysis.benchmark_summary import agreement
-from testbed.attention_backend import BACKENDS, check_backend, fastest_backend, own_choice, why_not
-from testbed.automatic_choices import as_decided_before, decide
+from testbed.attention_backend import BACKENDS, Trial, check_backend, fastest_backend, own_choice, why_not
+from testbed.automatic_choices import ChoiceContradicts, as_decided_before, decide
 from testbed.batch import micro_batch_candidates, with_micro_batch
 from testbed.device import choose_device
 from testbed.flags import parse_command_line
@@ -36,9 +37,9 @@ from testbed.launch import Launch
 from testbed.memory_model import elements_held, model_state_bytes
 from testbed.model import GPT2
 from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.parallelism import MeshSizes
+from testbed.parallelism import PROVEN_COMPILED, MeshSizes
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ALONE = Launch(0, 1, 0, 1)
 
 
@@ -114,6 +115,15 @@ def test_the_prediction_is_what_pytorch_really_allocates(settings):
             held += event.nbytes()
             peak = max(peak, held)
     assert predicted == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize("flags", ["--attention cudnn", "--attention efficient", "--matmul fp8", "--precision fp16"])
+def test_what_only_a_gpu_computes_is_predicted_as_what_a_cpu_can(settings, flags):
+    """The sharded run types on CUDA, whose step is run on tensors without memory."""
+    name, value = flags.removeprefix("--").split()
+    at_16_bits = dataclasses.replace(settings, precision="bf16" if value in ("fp8", "fp16") else "fp32")
+    expected = predicted_bytes(at_16_bits, 4)
+    assert predicted_bytes(dataclasses.replace(at_16_bits, **{name: value}), 4) == expected
 
 
 def test_the_prediction_grows_by_the_activations_alone(settings):
@@ -200,6 +210,8 @@ def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_f
         assert metrics["training_config"]["micro_batch_size_per_gpu"] == 16
         assert metrics["training_config"]["compile"] is False
         assert metrics["settings"]["micro_batch_size_per_gpu"] == 16
+        chosen = metrics["training_config"]["automatic_choices"]
+        assert chosen["compile"] is False and chosen.get("micro_batch_size_per_gpu") == (16 if name == "auto" else None)
         losses[name] = [(row["loss"], row["grad_norm"]) for row in metrics["steps"]]
         said[name] = done.stdout
     assert losses["auto"] == losses["16"]
@@ -217,9 +229,11 @@ def test_a_resumed_run_goes_on_with_what_was_decided(settings):
         4,
     )
     assert again.grad_accum_steps == 8 and not again.finds_micro_batch
+    assert again.chosen == {"precision", "compile", "attention", "micro_batch_size_per_gpu"}
     given = dataclasses.replace(settings, compile=False, attention="math")
     kept = as_decided_before(given, recorded)
     assert (kept.precision, kept.compile, kept.attention) == ("fp32", False, "math"), "what was typed stands"
+    assert kept.chosen == {"micro_batch_size_per_gpu"}
     old = {"precision": "fp32", "compile": True, "use_flash_attention": True, "micro_batch_size_per_gpu": 4}
     assert as_decided_before(settings, old).attention == "flash"
 
@@ -245,24 +259,101 @@ def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, mean
 def test_auto_compiles_nothing_on_the_cpu(settings):
     decided, said = decide(dataclasses.replace(settings, finds_micro_batch=False), ALONE, CPU)
     assert decided.compile is False and decided.attention == "auto" and said == []
-    assert decided.as_config()["compile"] is False, "recorded as if it had been given"
+    assert decided.num_workers == 0 and decided.chosen == {"compile", "num_workers"}
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """What `decide` asks a GPU, answered without one: cuDNN is the fastest kernel, and the compiler works."""
+    monkeypatch.setattr(automatic_choices, "fastest_backend", lambda *_: ("cudnn", [Trial("cudnn", 0.001)]))
+    monkeypatch.setattr(automatic_choices, "check_backend", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(token_files, tmp_path):
+    """A baseline on CUDA comes to cuDNN and compiled blocks: on a CPU, or with ZeRO 3, nobody asked for either."""
+    decided, _ = decide(settings_of(token_files), ALONE, CUDA)
+    assert (decided.attention, decided.compile, decided.num_workers) == ("cudnn", True, 1)
+    config = decided.as_config()
+    assert (config["attention"], config["compile"], config["num_workers"]) == (None, None, None)
+    recorded = decided.as_recorded()
+    assert (recorded["attention"], recorded["compile"], recorded["num_workers"]) == ("cudnn", True, 1)
+    assert decided.as_dict()["attention"] == "cudnn", "a checkpoint says what a resumed run goes on with"
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(config))
+    again = ["--config", str(path), "--checkpoint_path", str(tmp_path / "again")]
+    sharded = settings_of(token_files, *again, "--run_type", "optimized", "--zero_stage", "3", world_size=2)
+    assert (sharded.attention, sharded.compile, sharded.num_workers) == ("auto", None, None)
+    on_the_cpu = settings_of(token_files, *again)
+    check_backend(on_the_cpu, CPU)
+    assert decide(on_the_cpu, ALONE, CPU)[0].compile is False
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_what_was_given_stays_in_the_file(token_files):
+    given = ["--attention", "math", "--compile", "off", "--num_workers", "3"]
+    config = decide(settings_of(token_files, *given), ALONE, CUDA)[0].as_config()
+    assert (config["attention"], config["compile"], config["num_workers"]) == ("math", False, 3)
+
+
+def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(settings, monkeypatch):
+    timed_with = []
+
+    def trial(settings, device):
+        timed_with.append((settings.finds_micro_batch, settings.micro_batch_size_per_gpu))
+        return "cudnn", []
+
+    monkeypatch.setattr(automatic_choices, "fastest_backend", trial)
+    monkeypatch.setattr(automatic_choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
+    decide(dataclasses.replace(settings, compile=False), ALONE, CUDA)
+    assert timed_with == [(False, 8)]
+
+
+def test_auto_compiles_only_what_an_agreement_test_compiles():
+    """Each pair of run type and recomputation is a case there, and one is in bf16."""
+    compiled = [(run_type, flags) for run_type, _, flags, _ in VARIANTS.values() if "--compile" in flags]
+    compiled += [(run_type, flags) for run_type, flags, _ in BF16.values() if "--compile" in flags]
+    assert all("--attention" in flags for _, flags in compiled), "auto always names a kernel on CUDA"
+    assert any("--precision bf16" in flags for _, flags in compiled)
+    for run_type, recomputed in ((run_type, each) for run_type, all_ in PROVEN_COMPILED.items() for each in all_):
+        flag = f"--activation_checkpointing {recomputed}" if recomputed != "none" else ""
+        cases = [flags for other, flags in compiled if other == run_type]
+        assert any(flag in flags if flag else "recomput" not in flags for flags in cases), (run_type, recomputed)
 
 
 @pytest.mark.parametrize(
-    ("flags", "ranks", "compiles"),
+    ("flags", "ranks", "why_not"),
     [
-        ("ddp", 2, True),
-        ("optimized --zero_stage 3", 2, False),
-        ("optimized --zero_stage 2", 2, True),
-        ("pipeline --pipeline_schedule zero_bubble --num_layers 4", 2, False),
-        ("baseline", 1, True),
+        ("baseline", 1, ""),
+        ("ddp", 2, ""),
+        ("ddp --activation_checkpointing block", 2, ""),
+        ("fsdp --shard_size 1", 2, ""),
+        ("fsdp --activation_checkpointing block", 2, "--activation_checkpointing block"),
+        ("baseline --dropout 0.1", 1, "--dropout 0.1"),
+        ("baseline --precision fp16 --device auto", 1, "--precision fp16"),
+        ("fsdp --precision bf16 --mixed_precision native", 2, "--mixed_precision native"),
+        ("optimized --zero_stage 2", 2, "--run_type optimized"),
+        ("optimized --zero_stage 3", 2, "hooks inside the blocks"),
+        ("pipeline --pipeline_schedule zero_bubble --num_layers 4", 2, "zero_bubble"),
     ],
 )
-def test_auto_compiles_on_cuda_where_the_run_type_allows_it(token_files, monkeypatch, flags, ranks, compiles):
+@pytest.mark.usefixtures("on_cuda")
+def test_auto_compiles_on_cuda_where_that_is_proven_and_says_where_not(token_files, flags, ranks, why_not):
     settings = settings_of(token_files, "--run_type", *flags.split(), world_size=ranks)
-    monkeypatch.setattr(torch, "compile", lambda function: function)  # and the trial runs without a device
+    compiles, words = automatic_choices._compiles(settings, CUDA)
+    assert compiles is (why_not == "") and why_not in words
+    assert words == "" or words.startswith("not compiled with ")
+
+
+def test_a_compiler_that_fails_without_a_word_is_no_failure(token_files, monkeypatch):
+    def broken(function):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
-    assert automatic_choices._compiles(settings, torch.device("cuda"))[0] is compiles
+    assert "(RuntimeError)" in automatic_choices._compiles(settings_of(token_files), CUDA)[1]
 
 
 def test_a_compiler_that_does_not_work_is_no_failure(token_files, monkeypatch):
@@ -291,7 +382,7 @@ def test_on_the_cpu_there_are_two_kernels(token_files):
     assert there == ["flash", "math"]
     assert own_choice(settings, CPU) == "flash"
     assert own_choice(dataclasses.replace(settings, dropout=0.5), CPU) == "math", "flash for CPU has no dropout"
-    with pytest.raises(ValueError, match=r"--attention cudnn.*cpu.*leave the flag out"):
+    with pytest.raises(ValueError, match=r"--attention cudnn.*cpu.*leave --attention out"):
         check_backend(dataclasses.replace(settings, attention="cudnn"), CPU)
 
 
@@ -301,11 +392,46 @@ def test_the_trial_takes_the_fastest_and_leaves_no_trace(token_files, monkeypatc
     torch.manual_seed(5)
     before = torch.get_rng_state()
     chosen, trials = fastest_backend(settings, CPU)
-    assert chosen == "flash" and [trial.seconds is None for trial in trials] == [False, True, True]
+    found = {trial.backend: trial.seconds is not None for trial in trials}
+    assert chosen == "flash" and found == {"flash": True, "cudnn": False, "efficient": False}
     assert torch.equal(torch.get_rng_state(), before)
-    seconds = {"flash": 3.0, "cudnn": 1.0, "efficient": 2.0}
-    monkeypatch.setattr(attention_backend, "_trial", lambda name, *_: attention_backend.Trial(name, seconds[name]))
-    assert fastest_backend(settings, CPU)[0] == "cudnn"
+    for seconds, expected in (
+        ({"flash": 3.0, "cudnn": 1.0, "efficient": 2.0}, "cudnn"),
+        ({"flash": 2.0, "cudnn": 3.0, "efficient": 1.0}, "efficient"),
+        ({"flash": 1.0, "cudnn": 1.04, "efficient": 1.02}, "cudnn"),  # within noise: always the same
+        ({"flash": 1.04, "cudnn": 1.06, "efficient": 1.0}, "flash"),
+    ):
+        monkeypatch.setattr(attention_backend, "_trial", lambda name, *_, s=seconds: Trial(name, s[name]))
+        assert fastest_backend(settings, CPU)[0] == expected
+
+
+def plant_kernel(monkeypatch, *dtypes: torch.dtype) -> None:
+    """A device whose kernels run in these dtypes only, and say nothing where they do not."""
+
+    def run(backend, settings, heads):
+        if heads[0].dtype not in dtypes:
+            raise RuntimeError
+
+    monkeypatch.setattr(attention_backend, "_forward_and_backward", run)
+
+
+def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chosen(token_files, monkeypatch):
+    """No kernel of FlashAttention or cuDNN on CUDA computes in fp32, and --precision auto means bf16 there."""
+    named = dataclasses.replace(settings_of(token_files, "--use_flash_attention"), precision="auto", compile=False)
+    plant_kernel(monkeypatch, torch.bfloat16)
+    check_backend(named, CPU)
+    for chosen in ("bf16", "fp32"):
+        monkeypatch.setattr(
+            automatic_choices, "with_precision_resolved", lambda s, *_, p=chosen: dataclasses.replace(s, precision=p)
+        )
+        if chosen == "bf16":
+            assert decide(named, ALONE, CPU)[0].precision == "bf16"
+            continue
+        with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
+            decide(named, ALONE, CPU)
+    plant_kernel(monkeypatch)
+    with pytest.raises(ValueError, match=r"bf16 or fp32.*\(RuntimeError\); leave --attention out"):
+        check_backend(named, CPU)
 
 
 def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkeypatch):
@@ -318,7 +444,7 @@ def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkey
 
     monkeypatch.setattr(attention_backend, "_forward_and_backward", wrong)
     chosen, trials = fastest_backend(settings, CPU)
-    assert chosen == "auto" and "wrong by" in str(trials[0])
+    assert chosen == "auto" and "wrong by" in next(str(trial) for trial in trials if trial.backend == "flash")
 
 
 @pytest.mark.parametrize("backend", ["flash", "math"])

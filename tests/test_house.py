@@ -26,7 +26,7 @@ def modules() -> dict[str, Path]:
 # A module may import from the lines above its own, and within its line only what does not import it back.
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
-    "atomic_file batch launch model_shape step network strategies",
+    "atomic_file batch launch model_shape step network strategies earlier_settings error_text",
     "metrics_file token_file run_directory flops flags streams parallelism stages memory_model trace",
     "deepspeed_config tokenizer hub sources corpus preprocess schedule starting_shape",
     "settings progress",
@@ -42,6 +42,7 @@ LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
 ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
+ANALYSIS_MAY_IMPORT |= {"earlier_settings"}
 
 
 class Imports(ast.NodeVisitor):

@@ -39,6 +39,29 @@ def settings_of(token_files, *flags: str) -> RunSettings:
     return check_run(command_line, Launch(0, 0, 1, 1)).settings
 
 
+def test_a_loss_scaler_leaves_out_a_step_that_overflowed_and_changes_no_other():
+    """As --precision fp16 trains; both kinds of groups."""
+    start = [torch.randn(4, 8, generator=torch.Generator().manual_seed(1)), torch.ones(4)]
+    gradients = [torch.randn(4, 8, generator=torch.Generator().manual_seed(2)), torch.full((4,), 0.5)]
+
+    def step(scale: float, factor: float) -> list[torch.Tensor]:
+        parameters = [torch.nn.Parameter(tensor.clone()) for tensor in start]
+        groups = [{"params": parameters[:1], "momentum": 0.95}, {"params": parameters[1:]}]
+        optimizer = Muon([{"weight_decay": 0.1, **group} for group in groups], 0.1, (0.9, 0.95), 1e-8)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
+        scaler.scale(torch.zeros(()))  # the scale lies on the device from here on
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient * scale * factor
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return [parameter.detach() for parameter in parameters]
+
+    assert all(map(torch.equal, step(1024.0, 1.0), step(1.0, 1.0)))
+    assert not any(map(torch.equal, step(1024.0, 1.0), start))
+    assert all(map(torch.equal, step(1024.0, float("inf")), start))
+
+
 @pytest.mark.parametrize("batch_elements", [0, 2**20], ids=["one by one", "together"])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_torchs_own_muon(seed, batch_elements, monkeypatch):

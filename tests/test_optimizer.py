@@ -119,6 +119,15 @@ def test_clipping_scales_to_the_limit_and_only_down(max_norm, expected):
     assert global_grad_norm(parameter.grad for parameter in parameters).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_factor_of_clipping_has_the_dtype_of_the_gradients(monkeypatch):
+    """With another one CUDA multiplies one tensor after the other (_foreach_mul_'s slow route)."""
+    parameter, seen = torch.nn.Parameter(torch.zeros(2)), []
+    parameter.grad = torch.tensor([3.0, 4.0])
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda tensors, factor: seen.append((tensors[0].dtype, factor.dtype)))
+    clip_gradients_([parameter], 1.0, global_grad_norm([parameter.grad]))
+    assert seen == [(torch.float32, torch.float32)]
+
+
 def test_biases_and_layer_norms_do_not_decay():
     model = GPT2(ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=20, max_position_embeddings=8))
     adam = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_eps": 1e-6}

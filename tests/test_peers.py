@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 
@@ -12,9 +13,14 @@ from conftest import REPOSITORY, data_flags
 
 from testbed.analysis.peers import check_peers, peers_table, read_peers, results, write_peers
 from testbed.analysis.peers_chart import plot_peers
+from testbed.analysis.runs import WORK_FIELDS
+from testbed.flags import build_parser
 from testbed.peers import PEERS
+from testbed.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.peers.nanogpt import parse_steps
-from testbed.peers.plan import Arm, make_plan, merged_sets
+from testbed.peers.plan import ONLY_HOW, Arm, check_only_ours, make_plan, merged_sets
+from testbed.peers.running import WORKERS
+from testbed.settings import RunSettings
 
 MOMENT = "2026-01-01T00:00:00Z"
 PROGRAM = REPOSITORY / "scripts" / "compare_peers.py"
@@ -39,8 +45,9 @@ def example(rates: dict[tuple[str, str], list[float]], sets: list[dict], **chang
     runs = [
         {
             "peer": peer, "precision": precision, "round": number, "started_utc": MOMENT, "seconds": 9.0,
-            "step_times_s": [77.0, 100 / rate, 100 / rate * 1.1, 100 / rate * 0.9],
-            "losses": [9.0, 7.0, 6.0, 5.5], "val_loss": 5.25, "measured_loop_s": 3 * 100 / rate * 1.02,
+            # each trainer times its steps in its own way, here ours by a clock that sees half: the ratio must not
+            "step_times_s": [77.0, *(100 / rate * each * (0.5 if peer == "ours" else 1) for each in (1, 1.1, 0.9))],
+            "losses": [9.0, 7.0, 6.0, 5.5], "val_loss": 5.25, "measured_loop_s": 3 * 100 / rate,
         }
         for (peer, precision), of_arm in rates.items()
         for number, rate in enumerate(of_arm, start=1)
@@ -52,12 +59,13 @@ def example(rates: dict[tuple[str, str], list[float]], sets: list[dict], **chang
         for number in range(1, 6)
     ]  # fmt: skip
     content = {
-        "schema_version": "1.0", "status": "complete", "timestamp_utc": "2026-01-01T00:00:00Z", "command_line": "c",
+        "schema_version": "1.1", "status": "complete", "timestamp_utc": "2026-01-01T00:00:00Z", "command_line": "c",
         "git_commit": "0123456789abcdef", "git_dirty": False, "env": {"torch_version": "2.13.0"},
         "host": {"hostname": "h"}, "is_bf16_fast": True, "threads": 2, "nanogpt": None,
         "hardware": {"device_type": "cpu", "gpu_name": None, "cpu_name": "a CPU", "cpu_cores_visible": 2},
         "work": {
-            "model_name": "gpt2", "model_size": "n_layer=12", "num_parameters": 10, "vocab_size": 300, "batch_size": 4,
+            "model_name": "gpt2", "model_size": "n_layer=12", "num_parameters": 10,
+            "vocab_size": 300, "padded_vocab_size": 384, "batch_size": 4,
             "micro_batch_size": 4, "seq_length": 25, "steps": 4, "warmup_steps": 1, "learning_rate": 6e-4, "seed": 42,
             "val_sequences": 16, "flops_per_token_palm": 10**9, "repeats": 5, "only_ours": [],
         },
@@ -104,8 +112,8 @@ def test_what_nanogpt_did_not_print_is_no_measurement(text, said):
 
 
 def test_ratio_interval_verdict_and_share_of_the_ceiling():
-    """By hand: the median step of 600 tokens/s is 600 tokens/s whatever warm-up took; 600 x 1e9 FLOPs of 2e12 are 30 %;
-    600 to 200 is 3."""
+    """By hand: 3 steps of 100 tokens in 0.5 s are 600 tokens/s, whatever warm-up took and whatever a trainer's own
+    clock says of its steps; 600 x 1e9 FLOPs of 2e12 are 30 %; 600 to 200 is 3."""
     ours, trainer, nanogpt = results(example(THREE, one_set(OURS, TRAINER, NANOGPT)))
     assert ours.median_tokens_per_s == pytest.approx(600) and ours.ratio is ours.verdict is None
     assert ours.median_share_of_ceiling == pytest.approx(0.30)
@@ -113,7 +121,8 @@ def test_ratio_interval_verdict_and_share_of_the_ceiling():
     assert trainer.ratio == pytest.approx(3.0) and 2.9 < trainer.ratio_low < 3 < trainer.ratio_high < 3.1
     assert trainer.verdict == "faster"
     assert nanogpt.ratio_low < 1 < nanogpt.ratio_high and nanogpt.verdict == "no detectable difference"
-    assert trainer.loop_tokens_per_s == pytest.approx([rate / 1.02 for rate in THREE[TRAINER]])
+    assert ours.median_step_tokens_per_s == pytest.approx(1200)
+    assert trainer.step_tokens_per_s == pytest.approx(THREE[TRAINER])
 
 
 def test_too_few_rounds_make_no_claim():
@@ -121,8 +130,9 @@ def test_too_few_rounds_make_no_claim():
     content = example(rates, one_set(OURS, TRAINER))
     assert results(content)[1].verdict == "not enough repeats" and results(content)[1].ratio_low is None
     table = peers_table(content)
-    assert "| transformers | fp32 | 2 | 201 | 3.00x | not enough repeats |" in table
-    assert "no claim" in table
+    assert "| transformers | fp32 | 2 | 201 | 3.00x | not enough repeats | 201 |" in table
+    assert "no claim" in table and "the median step is as each trainer times its own, and decides nothing" in table
+    assert "10 parameters, a vocabulary of 300 in 384 rows" in table
 
 
 def test_the_table_shows_a_faster_trainer_that_learns_something_else():
@@ -229,6 +239,8 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
         (["--nanogpt_dir", "."], "has no train.py"),
         (["--num_heads", "3"], "--embedding_size 64 is not a multiple of --num_heads 3"),
         (["--", "--optimiser", "x"], "--optimiser"),
+        (["--", "--compile", "--vocab_size", "500"], "--vocab_size after `--` would change the work of our runs alone"),
+        (["--vocab_size", "299"], "--vocab_size 299 is less than the 300 tokens that"),
         (["--train_data_path", "nowhere.bin"], "--train_data_path nowhere.bin does not exist"),
     ],
 )
@@ -237,6 +249,47 @@ def test_what_is_typed_wrong_is_refused_before_anything_runs(tmp_path, token_fil
     done = compare_peers(*words, *flags)
     assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+FLAG_OF_FIELD = {"seq_len": "seq_length", "lr": "learning_rate", "min_lr": "min_learning_rate",
+                 "total_steps": "max_train_steps", "math_changes": "matmul", "train_data_sha256": "train_data_path",
+                 "optimizer_steps": "stop_at_step", "tokens": "epochs"}  # fmt: skip
+
+
+def test_nothing_after_the_dashes_changes_the_work():
+    """Every field of equal work has a flag that is refused; what is let through are flags, and none of these."""
+    flags = {action.dest for action in build_parser()._actions}
+    work = {FLAG_OF_FIELD.get(field, field) for field in WORK_FIELDS}
+    assert work <= flags and set(ONLY_HOW) <= flags and not work & set(ONLY_HOW)
+    for words in ("--seq_length 64", "--precision bf16", "--matmul fp8", "--config x.json", "--run_type ddp",
+                  "--micro_batch_size_per_gpu 1", "--checkpoint_path x", "--threads_per_rank 9"):  # fmt: skip
+        with pytest.raises(ValueError, match=r"would change|cannot be read"):
+            check_only_ours(words.split())
+    check_only_ours("--compile off --attention math --activation_checkpointing block --num_workers 2".split())
+
+
+def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
+    """The tokens know 300 words; GPT-2 small has 50,257 of them, and nanoGPT's head as many rows as ours."""
+    program = runpy.run_path(str(PROGRAM))
+
+    def settings_of(*words: str) -> RunSettings:
+        arguments = program["parse_arguments"]([*data_flags(token_files), "--seq_length", "32", *words])
+        return program["gpt2_run"](arguments, "cpu")[1].settings
+
+    settings = settings_of()
+    assert settings.shape.num_parameters == 124_439_808
+    flags = nanogpt_arguments(settings, "fp32", "cpu", REPOSITORY, REPOSITORY)
+    assert settings.shape.padded_vocab_size == 50304 and "--n_layer=12" in flags
+    assert settings_of("--model", "gpt2-medium").vocab_size == 50257
+    assert settings_of("--vocab_size", "512").vocab_size == 512
+    assert settings_of("--model", "nano").vocab_size == settings_of("--quick").vocab_size == 300
+
+
+def test_on_cuda_the_other_trainer_is_compiled_too():
+    plan = make_plan(["ours", "transformers-compiled"], None, "cuda", is_bf16_fast=True, missing={})
+    assert list(map(str, plan.sets["own"])) == ["ours bf16", "transformers-compiled bf16"]
+    assert WORKERS["transformers-compiled"] == ("transformers", {"attention": "sdpa", "compile": True})
+    assert not WORKERS["transformers"][1]["compile"]
 
 
 @pytest.mark.alone

@@ -33,7 +33,15 @@ VARIANTS = {
 } | {
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
-    "ddp, compiled": ("ddp", 2, "--compile", None),
+    # compiled: a kernel is always named in what --compile auto compiles, and that context is part of the graph
+    "allreduce, compiled": ("allreduce", 2, "--compile --attention flash", None),
+    "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
+    "ddp, blocks compiled and recomputed": (
+        # buckets smaller than a block: else the compiler would have nothing to cut
+        *("ddp", 2, "--compile --attention flash --activation_checkpointing block --bucket_cap_mb 0.02"),
+        None,
+    ),
+    "fsdp, compiled": ("fsdp", 2, "--compile --attention flash", None),
     "fsdp, weights kept": (
         "fsdp",
         2,
@@ -92,7 +100,10 @@ LARGEST_SHARE = {
 BUILT = {
     "allreduce": ["AllReduce"],
     "ddp": ["DDP"],
+    "allreduce, compiled": ["AllReduce", "compiled"],
     "ddp, compiled": ["DDP", "compiled"],
+    "ddp, blocks compiled and recomputed": ["DDP", "compiled"],
+    "fsdp, compiled": ["FSDP", "3 groups on {'shard': 2}", "compiled"],
     "fsdp": ["FSDP", "3 groups on {'shard': 2}"],
     "fsdp, hybrid": ["FSDP", "3 groups on {'replicate': 2, 'shard': 2}"],
     "optimized": ["DeepSpeedZero", "stage 1"],
@@ -115,6 +126,7 @@ WITH_CHECKPOINT = [
 ]
 # what rounds to bf16: run type, flags, and how many times the single process's own rounding error is allowed
 BF16 = {
+    "baseline, compiled": ("baseline", "--precision bf16 --compile --attention flash", 2),
     "ddp": ("ddp", "--precision bf16", 2),
     "ddp, gradients compressed": ("ddp", "--gradient_compression bf16", 2),
     "fsdp": ("fsdp", "--precision bf16", 2),
@@ -174,7 +186,12 @@ def test_every_strategy_follows_the_single_process(train, variant, clipping):
     assert sum(actual["parameter_bytes"]) >= whole, "no rank holds what is missing"
 
 
-RECOMPUTED = [name for name, variant in VARIANTS.items() if "--activation_checkpointing" in variant[2]]
+# in what is compiled, the calls that are counted would become part of the graph
+RECOMPUTED = [
+    name
+    for name, (_, _, flags, _) in VARIANTS.items()
+    if "--activation_checkpointing" in flags and "--compile" not in flags
+]
 
 
 @pytest.mark.parametrize("variant", RECOMPUTED)
@@ -201,12 +218,13 @@ def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(tra
     its bf16 run is from its fp32 run."""
     run_type, flags, times = BF16[name]
     exact, rounded = train("baseline", 1, "", "clipping"), train("baseline", 1, "--precision bf16", "clipping")
-    actual = train(run_type, 2, flags, "clipping")
+    actual = train(run_type, 2 if STRATEGIES[run_type].is_distributed else 1, flags, "clipping")
     found = distances(exact, actual)
     for quantity, allowed in distances(exact, rounded).items():
         assert found[quantity] <= times * allowed, quantity
     assert found["losses"] > 2 * TOLERANCE, "something was rounded to bf16"
     assert actual["windows"] == exact["windows"]
+    assert ("compiled" in actual["built"]) == ("--compile" in flags)
 
 
 @pytest.fixture(scope="module")

@@ -11,23 +11,30 @@ import pytest
 import torch
 from conftest import REPOSITORY, TINY_RUN, data_flags
 
+from testbed import trials
 from testbed.analysis.trials import trial_result, trials_table, two_numbers_table
 from testbed.data import TrainingBatches
 from testbed.flags import parse_command_line
+from testbed.flops import least_bytes_of_step
 from testbed.launch import Launch
 from testbed.model import GPT2
+from testbed.model_shape import ModelShape
 from testbed.settings import check_run
 from testbed.strategies.baseline import Baseline
 from testbed.trials import TRIALS
 
 SCRIPT = REPOSITORY / "scripts" / "measure_trials.py"
 CPU = torch.device("cpu")
-QUICK = sorted(set(TRIALS) - {"compiled blocks"})  # the compiler takes half a minute
+SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=32, vocab_size=300, max_position_embeddings=64)
+COMPILED = pytest.param("compiled blocks", marks=pytest.mark.alone)  # the compiler wants all cores
+EVERY = [*sorted(set(TRIALS) - {"compiled blocks"}), COMPILED]
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", EVERY)
 def test_an_alternative_takes_the_same_steps(token_files, name):
     """Three steps, the second and third of weights that the alternative made, and nothing of it stays behind."""
+    if name == "chunked cross entropy" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        pytest.skip("this torch has no LinearCrossEntropyOptions")
     flags = ["--global_batch_size", "4", "--micro_batch_size_per_gpu", "2", "--vocab_size", "512", *TRIALS[name].needs]
     checked = check_run(parse_command_line([*TINY_RUN, *data_flags(token_files), *flags]), Launch(0, 0, 1, 1))
     seen = []
@@ -54,11 +61,12 @@ def run_of(pairs: list[list[float]], precision: str = "fp32") -> dict:
 
 
 def content(**trials: dict) -> dict:
-    return {"flops_per_step": 1e11, "least_bytes_per_step": 1e9, "trials": trials}
+    flops = {"causal_flops_per_step": 1e11, "palm_flops_per_step": 1.5e11, "least_bytes_per_step": 1e9}
+    return {"precision": "fp32", **flops, "trials": trials}
 
 
 def entry(repeats: list[dict], not_measured: str | None = None) -> dict:
-    return {"what": "w", "predicted": "p", "not_measured": not_measured, "repeats": repeats}
+    return {"what": "w", "predicted": "p", "kept": "no: k", "not_measured": not_measured, "repeats": repeats}
 
 
 def test_a_trial_is_the_median_ratio_of_neighbours_one_number_per_process():
@@ -76,19 +84,66 @@ def test_a_trial_is_the_median_ratio_of_neighbours_one_number_per_process():
 def test_the_tables_name_what_was_not_measured_and_how_far_the_limits_are():
     measured, missing = entry([run_of([[1.0, 0.9]])] * 5), entry([], "no compiler")
     table = trials_table(content(a=measured, b=missing))
-    assert "| a: w | p | 0.900 times as long (0.900 to 0.900) | faster | no |" in table
-    assert "not measured: no compiler" in table
-    numbers = two_numbers_table(content(a=measured, c=entry([run_of([[99.0, 99.0]], "bf16")])))
+    assert "| a: w | p | 0.900 times as long (0.900 to 0.900) | faster | no: k |" in table
+    assert "| b: w | p | not measured: no compiler | | no: k |" in table
+    others = entry([run_of([[99.0, 99.0]], "bf16")] * 9)  # more of them, and still not the step as it is
+    numbers = two_numbers_table(content(a=measured, c=others))
     assert "| 0.500 | 50% |" in numbers and "| 0.100 | 10% |" in numbers and "| 1.000 | 100% |" in numbers
+    assert "a step in fp32" in numbers and "(6N + 12LCT per token): 75.0%." in numbers
+    assert two_numbers_table(content(c=others)) == ""
+
+
+def test_the_least_traffic_of_a_step_by_hand():
+    """One weight, one token: fp32 reads it twice per micro batch, bf16 casts it once and reads half as much."""
+    weights = SHAPE.num_parameters
+    channels = 15 * 2 * 32 + 384  # two layers, and the logits of the padded vocabulary
+    fp32, bf16 = (least_bytes_of_step(SHAPE, 8, 1, precision) for precision in ("fp32", "bf16"))
+    assert fp32 == weights * (2 * 4 + 4 + 4 + 28) + 8 * channels * 4 * 4
+    assert bf16 == weights * (4 + 2 + 2 * 2 + 4 + 4 + 28) + 8 * channels * 4 * 2
+    assert least_bytes_of_step(SHAPE, 8, 3, "fp32") - fp32 == weights * 2 * (2 * 4 + 8)
+    assert least_bytes_of_step(SHAPE, 8, 3, "bf16") - bf16 == weights * 2 * (2 * 2 + 8)
+
+
+def test_what_this_torch_or_device_cannot_do_is_not_measured(token_files, monkeypatch):
+    chunked, casts = TRIALS["chunked cross entropy"], TRIALS["casts per micro batch"]
+    flags = [*TINY_RUN, *data_flags(token_files)]
+    aligned, padded = (
+        check_run(parse_command_line([*flags, "--vocab_size", size]), Launch(0, 0, 1, 1)).settings
+        for size in ("512", "300")
+    )
+    monkeypatch.setattr(torch.nn, "LinearCrossEntropyOptions", object, raising=False)
+    assert chunked.why_not(aligned, CPU) is None
+    assert "--vocab_size 300 is filled up to 384 rows" in chunked.why_not(padded, CPU)
+    monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions")
+    assert "has no LinearCrossEntropyOptions" in chunked.why_not(aligned, CPU)
+    monkeypatch.setattr(trials, "is_bf16_faster", lambda device: False)
+    assert "does not multiply bf16 faster" in casts.why_not(aligned, CPU)
+    assert all(trial.kept for trial in TRIALS.values()) and TRIALS["float32 norm"].why_not(padded, CPU) is None
+
+
+def test_the_tables_on_the_page_are_what_the_file_says():
+    """Until there is a file, the page says so, and holds no table of its own."""
+    page = (REPOSITORY / "docs" / "performance.md").read_text()
+    file = REPOSITORY / "docs" / "results" / "performance" / "trials.json"
+    if not file.exists():
+        assert "follow with `docs/results/performance/trials.json`" in page and "times as long" not in page
+        return
+    measured = json.loads(file.read_text())
+    assert trials_table(measured) in page and two_numbers_table(measured) in page and not measured["git_dirty"]
+    assert "follow with `docs/results/performance/trials.json`" not in page
 
 
 def test_a_file_is_measured_and_read_again(tmp_path, token_files):
     out = tmp_path / "trials.json"
     work = [*TINY_RUN, *data_flags(token_files), "--global_batch_size", "4"]
-    flags = ["--out", str(out), "--trials", "float32 norm", "--repeats", "1", "--pairs", "2"]
+    flags = ["--out", str(out), "--trials", "float32 norm,chunked cross entropy", "--repeats", "1", "--pairs", "2"]
     done = subprocess.run([sys.executable, str(SCRIPT), *flags, "--", *work], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    (run,) = json.loads(out.read_text())["trials"]["float32 norm"]["repeats"]
+    measured = json.loads(out.read_text())
+    (run,) = measured["trials"]["float32 norm"]["repeats"]
+    assert measured["trials"]["chunked cross entropy"]["repeats"] == []  # the vocabulary of 300 is padded, or old torch
+    assert measured["trials"]["chunked cross entropy"]["not_measured"] in done.stdout
+    assert measured["precision"] == run["precision"] == "fp32"
     assert len(run["pairs"]) == 2 and run["matrix_flops_per_s"] > 0 and run["copy_bytes_per_s"] > 0
     again = subprocess.run([sys.executable, str(SCRIPT), "--table", str(out)], capture_output=True, text=True)
     assert again.returncode == 0 and again.stdout == done.stdout

@@ -1,4 +1,4 @@
-"""What the flags leave to the program: precision, attention kernel, compilation and micro batch.
+"""What the flags leave to the program: precision, micro batch, attention kernel, compilation and reading ahead.
 
 Decided once the device is known and before anything is built, by all ranks alike: rank 0 tries out and tells, or each
 rank finds out for its own memory and the smallest counts. What was decided stands in the settings as if it had been
@@ -13,28 +13,46 @@ from typing import Any
 import torch
 
 from testbed import distributed
-from testbed.attention_backend import fastest_backend
+from testbed.attention_backend import check_backend, fastest_backend
 from testbed.batch import with_micro_batch
 from testbed.device import with_precision_resolved
+from testbed.earlier_settings import in_todays_terms
+from testbed.error_text import first_line
 from testbed.largest_micro_batch import find_micro_batch
 from testbed.launch import Launch
-from testbed.parallelism import why_not_compiled
+from testbed.parallelism import why_not_compiled_unasked
 from testbed.settings import RunSettings
 
 
+class ChoiceContradicts(Exception):
+    """What was decided does not go with what was typed; one sentence."""
+
+
 def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple[RunSettings, list[str]]:
-    """Settings in which nothing is left open, and what to say about it. All ranks call it."""
+    """Settings in which nothing is left open, and what to say about it. All ranks call it.
+
+    Raises:
+        ChoiceContradicts: the device lacks the kernel of --attention in the precision that --precision auto came to.
+    """
     said: list[str] = []
+    left_open = _left_open(settings)
     settings = with_precision_resolved(settings, launch, device)
+    if "precision" in left_open:
+        try:
+            check_backend(settings, device)
+        except ValueError as error:
+            raise ChoiceContradicts(str(error)) from None
+    if settings.finds_micro_batch:  # before the kernels are timed, which is done with it
+        micro_batch, words = find_micro_batch(settings, launch, device)
+        settings = with_micro_batch(settings, micro_batch)
+        said.append(words)
     if settings.attention == "auto" and device.type == "cuda":
         settings = dataclasses.replace(settings, attention=_told_by_rank_0(_attention, settings, launch, device, said))
     if settings.compile is None:
         settings = dataclasses.replace(settings, compile=_told_by_rank_0(_compiles, settings, launch, device, said))
-    if settings.finds_micro_batch:
-        micro_batch, words = find_micro_batch(settings, launch, device)
-        settings = with_micro_batch(settings, micro_batch)
-        said.append(words)
-    return settings, said
+    if settings.num_workers is None:  # on a CPU the reader would take time from the step that it reads for
+        settings = dataclasses.replace(settings, num_workers=1 if device.type == "cuda" else 0)
+    return _with_choices(settings, left_open), said
 
 
 def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSettings:
@@ -43,7 +61,7 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
     Args:
         recorded: the settings in a checkpoint, of this version or an earlier one.
     """
-    recorded = in_todays_terms(recorded)
+    recorded, left_open = in_todays_terms(recorded), _left_open(settings)
     changes: dict[str, Any] = {}
     if settings.precision == "auto":
         changes["precision"] = recorded["precision"]
@@ -54,15 +72,24 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
     settings = dataclasses.replace(settings, **changes)
     if settings.finds_micro_batch:
         settings = with_micro_batch(settings, recorded["micro_batch_size_per_gpu"])
-    return settings
+    return _with_choices(settings, left_open)
 
 
-def in_todays_terms(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a checkpoint, with what its version did where it did not have these flags."""
-    before = {"attention": "auto", "compile": False, "matmul": "default"} | recorded
-    if before.pop("use_flash_attention", False):
-        before["attention"] = "flash"
-    return before
+def _left_open(settings: RunSettings) -> frozenset[str]:
+    """Settings that nobody gave a value."""
+    is_open = {
+        "precision": settings.precision == "auto",
+        "attention": settings.attention == "auto",
+        "compile": settings.compile is None,
+        "micro_batch_size_per_gpu": settings.finds_micro_batch,
+        "num_workers": settings.num_workers is None,
+    }
+    return frozenset(name for name, value in is_open.items() if value)
+
+
+def _with_choices(settings: RunSettings, left_open: frozenset[str]) -> RunSettings:
+    """The settings, with the names of those that were open and are no longer added to `chosen`."""
+    return dataclasses.replace(settings, chosen=settings.chosen | (left_open - _left_open(settings)))
 
 
 def _told_by_rank_0(choose, settings: RunSettings, launch: Launch, device: torch.device, said: list[str]) -> Any:
@@ -80,14 +107,16 @@ def _attention(settings: RunSettings, device: torch.device) -> tuple[str, str]:
 
 
 def _compiles(settings: RunSettings, device: torch.device) -> tuple[bool, str]:
-    """On CUDA where the run type allows it and the compiler works; nothing is gained on the CPU."""
-    if device.type != "cuda" or settings.eval_only or why_not_compiled(vars(settings)) is not None:
+    """On CUDA where tests show that compiled blocks compute the same, and the compiler works. A CPU gains nothing."""
+    if device.type != "cuda" or settings.eval_only:
         return False, ""
+    if (reason := why_not_compiled_unasked(vars(settings))) is not None:
+        return False, f"not compiled {reason}"
     try:
         x = torch.ones(8, device=device, requires_grad=True)
         torch.compile(lambda x: torch.nn.functional.gelu(x) * 2)(x).sum().backward()
     except Exception as error:  # no Triton, no C compiler, a driver too old: of many types
-        return False, f"not compiled, as the compiler does not work here ({str(error).splitlines()[0][:200]})"
+        return False, f"not compiled, as the compiler does not work here ({first_line(error)})"
     finally:
         torch._dynamo.reset()
     return True, ""

@@ -16,7 +16,8 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import distributed
-from testbed.automatic_choices import as_decided_before, in_todays_terms
+from testbed.automatic_choices import as_decided_before
+from testbed.earlier_settings import in_todays_terms
 from testbed.launch import Launch
 from testbed.metrics_file import read_metrics
 from testbed.run_directory import CHECKPOINTS, METRICS
@@ -32,8 +33,6 @@ FREE_TO_CHANGE = (
     "timing_warmup_steps timing_sample_every profile profile_steps profile_mode tensorboard quiet_nccl_monitor "
     "sample_prompt sample_tokens threads_per_rank enforce_global_batch_size deepspeed_config"
 ).split()
-# the work of checkpoints from before these flags
-BEFORE_THE_FLAG = {"optimizer": "adamw", "lr_schedule": "cosine"}
 
 
 class CheckpointFailed(Exception):
@@ -121,7 +120,7 @@ def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
             f"{launch.world_size}; start as many"
         )
     now = as_decided_before(settings, checkpoint.settings).as_dict()
-    saved = {**BEFORE_THE_FLAG, **in_todays_terms(checkpoint.settings)}
+    saved = in_todays_terms(checkpoint.settings)
     now = {name: value for name, value in now.items() if value or name in saved}  # a flag that came later
     for name in sorted(now.keys() | saved.keys()):
         if name not in FREE_TO_CHANGE and now.get(name) != saved.get(name):

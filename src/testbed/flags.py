@@ -217,7 +217,7 @@ def _model_flags(parser: argparse.ArgumentParser) -> None:
                        help="starting weights: GPT-2's initialisation, published weights from the Hugging Face hub, "
                        "or a folder with config.json and model.safetensors (default: %(default)s)")
     group.add_argument("--attention", choices=["auto", "flash", "cudnn", "efficient", "math"], default="auto",
-                       help="the attention kernel; auto = on CUDA the fastest in a trial at the run's shape, on the CPU what "
+                       help="the attention kernel; auto = on CUDA the fastest in a trial at the run's shape (of equally fast ones always the same), on the CPU what "
                        "PyTorch picks, which is FlashAttention for CPU where it can (default: %(default)s)")
     group.add_argument("--use_flash_attention", action="store_true", help="the same as --attention flash, from older commands")
 
@@ -230,9 +230,9 @@ def _data_flags(parser: argparse.ArgumentParser) -> None:
                        help="validation tokens (default: %(default)s)")
     group.add_argument("--seq_length", type=positive, default=512, metavar="TOKENS",
                        help="tokens per sequence (default: %(default)s)")
-    group.add_argument("--num_workers", type=not_negative, default=0, metavar="STEPS",
+    group.add_argument("--num_workers", type=not_negative, metavar="STEPS",
                        help="steps whose batches a background thread reads ahead; 0 = read inside the step, "
-                       "which the clock counts as data wait (default: %(default)s)")
+                       "which the clock counts as data wait (default: 1 on CUDA, 0 on the CPU)")
 
 
 def _batch_flags(parser: argparse.ArgumentParser) -> None:
@@ -301,7 +301,7 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
                        "but matrix products and attention (default: %(default)s)")
     group.add_argument("--compile", type=on_off_or_auto, nargs="?", const=True, metavar="auto|on|off",
                        help="compile each transformer block with torch.compile; the first step waits for it. auto = on CUDA "
-                       "wherever the run type allows it, not on the CPU; without a word: on (default: auto)")
+                       "where a test shows that the run type computes the same, not on the CPU; without a word: on (default: auto)")
     group.add_argument("--matmul", choices=["default", "fp8"], default="default",
                        help="fp8 = the linear layers of the blocks multiply in 8 bits (torchao's float8 with tensorwise scales): "
                        "Hopper or newer, recorded as changing the mathematics (default: %(default)s, what --precision says)")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed.error_text import first_line
 from testbed.network import status_of
-from testbed.streams import DatasetsSource, SourceError, Stream, cut_lines, first_line, join_articles
+from testbed.streams import DatasetsSource, SourceError, Stream, cut_lines, join_articles
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

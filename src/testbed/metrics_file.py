@@ -6,10 +6,12 @@ Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two
 """
 
 import functools
+import importlib.util
 import json
 import math
 import re
 import reprlib
+import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -55,9 +57,10 @@ def check_metrics(metrics: dict) -> None:
 def write_metrics(path: Path, metrics: dict) -> None:
     """Replace `path` by `metrics` in one move; whatever fails, the earlier file stays whole and no temporary stays.
 
-    ValueError when `metrics` breaks the schema or holds NaN or infinity. OSError from the disk.
+    ValueError when `metrics` breaks the schema or holds NaN or infinity. OSError from the disk. Where the package
+    jsonschema is missing, the schema is not looked at, which is said loudly: a bare machine can still measure.
     """
-    check_metrics(metrics)
+    _check(metrics, SCHEMA_VERSION, is_our_own=True)
     write_text(Path(path), _to_json(metrics))
 
 
@@ -118,7 +121,10 @@ def _schema() -> dict:
 
 @functools.cache
 def _validator(definition: str) -> Any:
-    import jsonschema  # 0.15 s, which a program's --help does not owe
+    try:
+        import jsonschema  # 0.15 s, which a program's --help does not owe
+    except ModuleNotFoundError:
+        raise ValueError("it cannot be checked: the package jsonschema is not installed") from None
 
     # JSON Schema takes 3.0 for an integer. A count that arrives as a float was computed by a division: refuse it.
     strict = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
@@ -128,17 +134,22 @@ def _validator(definition: str) -> Any:
     return validator({"$ref": f"#/$defs/{definition}", "$defs": _schema()["$defs"]})
 
 
-def _check(metrics: Any, version: str) -> None:
+@functools.cache  # said once
+def _schema_can_be_checked() -> bool:
+    if importlib.util.find_spec("jsonschema") is not None:
+        return True
+    said = "training_metrics.json is written without a check against its schema: pip install jsonschema"
+    print(f"WARNING: the package jsonschema is not installed, so {said}", file=sys.stderr, flush=True)
+    return False
+
+
+def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
     rows = metrics.get("steps") if isinstance(metrics, dict) and version == SCHEMA_VERSION else None
     if not isinstance(rows, list):
         rows = []
     document = {**metrics, "steps": []} if rows else metrics
-    _raise_first(_validator(_DEFINITIONS[version]), document, ())
-    # One validator call per row would take 24 s for 100,000 rows; the rows' extremes say the same (_extreme_rows).
-    samples = _extreme_rows(rows)
-    if samples is None or not all(map(_validator("step").is_valid, samples)):
-        for index, row in enumerate(rows):
-            _raise_first(_validator("step"), row, ("steps", index))
+    if not is_our_own or _schema_can_be_checked():
+        _check_schema(document, rows, version)
     if version != SCHEMA_VERSION:
         _check_sections(metrics)
     fault = _first_not_finite(document) or (_first_not_finite(metrics) if rows and _has_not_finite(rows) else None)
@@ -146,6 +157,15 @@ def _check(metrics: Any, version: str) -> None:
         raise ValueError(fault)
     if rows:
         _check_rows_agree(rows, metrics["hardware"]["world_size"])
+
+
+def _check_schema(document: Any, rows: list, version: str) -> None:
+    _raise_first(_validator(_DEFINITIONS[version]), document, ())
+    # One validator call per row would take 24 s for 100,000 rows; the rows' extremes say the same (_extreme_rows).
+    samples = _extreme_rows(rows)
+    if samples is None or not all(map(_validator("step").is_valid, samples)):
+        for index, row in enumerate(rows):
+            _raise_first(_validator("step"), row, ("steps", index))
 
 
 def _check_sections(metrics: dict) -> None:

@@ -179,7 +179,14 @@ class GPT2(nn.Module):
         return part
 
     def compile_blocks(self) -> None:
-        """Compile each block's forward pass; blocks are alike, so the compiler works once. Hooks stay outside."""
+        """Compile each block's forward pass; blocks are alike, so the compiler works once. Hooks stay outside.
+
+        A compiled block casts its weights inside its graph (AOTAutograd), once per micro batch, whatever the strategy
+        keeps.
+        """
+        # Under DDP the compiler would cut graphs where a bucket of gradients ends, so that buckets leave during
+        # backward, and refuses those that are computed again. Each block is a graph of its own anyway.
+        torch._dynamo.config.optimize_ddp = False
         for block in self.h.values():
             block.forward = torch.compile(block.forward)
 

@@ -71,6 +71,10 @@ class Muon(torch.optim.Optimizer):
     Shards of a matrix (DTensor) are gathered for its orthogonalisation, which every rank that holds a part repeats.
     """
 
+    # A loss scaler leaves out a step whose gradients overflowed by asking the host. AdamW's fused kernel decides that
+    # on the device; here the matrices would move all the same.
+    _step_supports_amp_scaling = False
+
     def __init__(
         self,
         groups: list[dict[str, Any]],
@@ -203,4 +207,5 @@ def clip_gradients_(parameters: Iterable[nn.Parameter], max_norm: float, grad_no
     """Scale gradients by max_norm / norm where the norm is larger; 0 = off. Waits for nothing on the device."""
     if max_norm > 0:
         factor = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s own
-        torch._foreach_mul_([local_tensor(parameter.grad) for parameter in parameters], factor)
+        # a factor of another dtype than the gradients would be multiplied one tensor after the other on CUDA
+        torch._foreach_mul_([local_tensor(parameter.grad) for parameter in parameters], factor.float())

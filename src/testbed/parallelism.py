@@ -14,6 +14,9 @@ from testbed.strategies import STRATEGIES
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
 WITH_FP8 = ("baseline", "allreduce", "ddp", "fsdp")
 WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized")
+# Run types that --compile auto compiles, and with which --activation_checkpointing: each pair is a case of
+# tests/test_strategies_agree.py, with a named attention kernel.
+PROVEN_COMPILED = {"baseline": ("none",), "allreduce": ("none",), "ddp": ("none", "block"), "fsdp": ("none",)}
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
 
 
@@ -183,6 +186,28 @@ def why_not_compiled(values: dict[str, Any]) -> str | None:
             "into pieces; use --zero_stage 2 or fsdp"
         )
     return None
+
+
+def why_not_compiled_unasked(values: dict[str, Any]) -> str | None:
+    """Why --compile auto leaves the blocks alone on CUDA; None where an agreement test compiles them.
+
+    `values` are final, the precision too.
+    """
+    if (reason := why_not_compiled(values)) is not None:
+        return reason
+    run_type, recomputed = values["run_type"], values["activation_checkpointing"]
+    unproven = None
+    if run_type not in PROVEN_COMPILED:
+        unproven = f"--run_type {run_type}"
+    elif recomputed not in PROVEN_COMPILED[run_type]:
+        unproven = f"--run_type {run_type} and --activation_checkpointing {recomputed}"
+    elif values["precision"] == "fp16" or values["dropout"] > 0:
+        unproven = "--precision fp16" if values["precision"] == "fp16" else f"--dropout {values['dropout']}"
+    elif values["mixed_precision"] == "native" or values["matmul"] != "default":
+        unproven = "--mixed_precision native" if values["mixed_precision"] == "native" else "--matmul fp8"
+    if unproven is None:
+        return None
+    return f"with {unproven}: no test shows that compiled blocks compute the same there; give --compile to do it anyway"
 
 
 def _check_matmul(values: dict[str, Any], mesh: MeshSizes) -> None:

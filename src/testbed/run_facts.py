@@ -57,7 +57,7 @@ def facts_of_run(
         "hardware": {**hardware, "num_devices": _num_devices(settings, device, launch)},
         "training_config": _training_config(checked, sha256, device),
         "data": _data(checked),
-        "settings": settings.as_config(),
+        "settings": settings.as_recorded(),
         "deepspeed_config": _deepspeed_config(settings),
         "schema_notes": {"steps": STEPS_NOTE},
         "memory": {"per_rank": []},
@@ -85,6 +85,7 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.
     settings = checked.settings
     return {
         **{name: getattr(settings, name) for name in RECORDED_AS_NAMED},
+        "automatic_choices": {name: getattr(settings, name) for name in sorted(settings.chosen)},
         "mesh": dataclasses.asdict(settings.mesh),
         "math_changes": list(settings.math_changes),
         "model_name": size_name(settings.shape),

@@ -38,6 +38,8 @@ FOLLOWS = frozenset(
     "decay_share threads_per_rank shard_size "
     "pipeline_stages stages_per_rank tensor_parallel_size".split()
 )
+# What automatic_choices.py chooses for the device and the run type: the file of one run is used with others.
+CHOSEN_ANEW = frozenset({"attention", "compile", "num_workers"})
 DEFAULT_DEEPSPEED_CONFIG = Path(__file__).parent.parent / "deepspeed_config.json"
 
 
@@ -65,7 +67,7 @@ class RunSettings:
     train_data_path: str
     val_data_path: str
     seq_length: int
-    num_workers: int
+    num_workers: int | None  # None: left to automatic_choices.py, as with `compile`
     global_batch_size: int
     micro_batch_size_per_gpu: int
     grad_accum_steps: int
@@ -129,6 +131,7 @@ class RunSettings:
     steps_per_epoch: int
     total_steps: int  # optimizer steps that the schedule is made for
     given: frozenset[str] = dataclasses.field(compare=False)  # what a person set; the rest is default or follows
+    chosen: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # by automatic_choices.py
 
     @property
     def shape(self) -> ModelShape:
@@ -154,11 +157,13 @@ class RunSettings:
 
     def as_config(self) -> dict[str, Any]:
         """The settings in the form of a --config file. What nobody set and follows from other settings (the micro batch
-        from the ranks, the warm-up from the steps) is null there, so that it follows again where the file is used."""
-        config = self.as_dict()
-        for name in FOLLOWS - self.given:
-            config[name] = None
-        return config
+        from the ranks, the warm-up from the steps, the attention kernel from the device) is null there, so that it
+        follows again where the file is used."""
+        return self.as_recorded() | dict.fromkeys(CHOSEN_ANEW & self.chosen)
+
+    def as_recorded(self) -> dict[str, Any]:
+        """As `as_config`, but with what the program chose for this run."""
+        return self.as_dict() | dict.fromkeys(FOLLOWS - self.given)
 
     def as_dict(self) -> dict[str, Any]:
         """Every flag that is part of the work, with the value that it has in this run."""
@@ -166,7 +171,9 @@ class RunSettings:
         worked_out.add("finds_micro_batch")
         fields = dataclasses.asdict(self)
         return {
-            name: value for name, value in fields.items() if name not in worked_out | {"given"} | NOT_IN_CONFIG_FILES
+            name: value
+            for name, value in fields.items()
+            if name not in worked_out | {"given", "chosen"} | NOT_IN_CONFIG_FILES
         }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed.error_text import first_line
+
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
@@ -155,9 +157,3 @@ def join_articles(batches: Iterator[list[str]]) -> Iterator[list[str]]:
             article.append(row)
     if article:
         yield ["".join(article)]
-
-
-def first_line(error: BaseException) -> str:
-    """Kind and first line of a library's error, for the middle of our sentence."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

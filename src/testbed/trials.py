@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from testbed import model as model_module
 from testbed.data import TrainingBatches
+from testbed.measure import is_bf16_faster
 from testbed.model import GPT2
 from testbed.optimizer import parameter_groups
-from testbed.settings import CheckedRun
+from testbed.settings import CheckedRun, RunSettings
 from testbed.step_clock import synchronize
 from testbed.strategies.baseline import Baseline
 
@@ -36,13 +37,17 @@ class Trial:
         what: the alternative, in words.
         predicted: what it was expected to do to the time of a step, and why; written before it was measured.
         alternative: makes, of a strategy, the context manager around each of its steps.
+        kept: whether the step does it this way now, and why.
         needs: the flags that it is tried with beyond the script's own; empty for none.
+        why_not: why it cannot be measured in this work on this device; None where it can be.
     """
 
     what: str
     predicted: str
     alternative: Alternative
+    kept: str
     needs: tuple[str, ...] = ()
+    why_not: Callable[[RunSettings, torch.device], str | None] = lambda settings, device: None
 
 
 def times_of_pairs(checked: CheckedRun, device: torch.device, trial: Trial, pairs: int) -> list[tuple[float, float]]:
@@ -130,6 +135,22 @@ def _chunked_cross_entropy(strategy: Baseline) -> contextlib.AbstractContextMana
     return _Reentrant(lambda: mock.patch.object(strategy, "wrapped", run))
 
 
+def _no_chunked_cross_entropy(settings: RunSettings, device: torch.device) -> str | None:
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        return f"torch {torch.__version__} has no LinearCrossEntropyOptions"
+    shape = settings.shape
+    if shape.padded_vocab_size != shape.vocab_size:
+        return (
+            f"--vocab_size {shape.vocab_size} is filled up to {shape.padded_vocab_size} rows, which this function "
+            "cannot keep out of the softmax"
+        )
+    return None
+
+
+def _no_fast_bf16(settings: RunSettings, device: torch.device) -> str | None:
+    return None if is_bf16_faster(device) else "this device does not multiply bf16 faster than fp32"
+
+
 def _float32_norm(strategy: Baseline) -> contextlib.AbstractContextManager:
     def norm() -> torch.Tensor:
         return torch.nn.utils.get_total_norm([parameter.grad for parameter in strategy.parameters])
@@ -162,36 +183,45 @@ TRIALS = {
         "torch.optim.AdamW's default on the device in place of fused=True",
         "slower: about 12 passes over weights, gradients and moments in place of one",
         _unfused_adamw,
+        kept="no: fused=True does the same arithmetic in one pass",
     ),
     "gradients in place": Trial(
         "gradients filled with zeros in place of let go of",
         "slower by one pass over the gradients, unless new memory costs more",
         _gradients_in_place,
+        kept="no: letting go of gradients also leaves their memory to the forward pass",
     ),
     "written-out attention": Trial(
         "attention as matrix products, mask and softmax, as in the seeds",
         "slower: the T x T scores of every head go through memory several times",
         _written_out_attention,
+        kept="no: the fused kernel's memory also grows with T, not with T x T",
     ),
     "chunked cross entropy": Trial(
         "torch's linear_cross_entropy, which never holds all logits",
         "less memory; slower on a CPU, where its chunks are small matrix products",
         _chunked_cross_entropy,
+        kept="no: not in every torch, not with a padded vocabulary, and a smaller micro batch saves this memory too",
+        why_not=_no_chunked_cross_entropy,
     ),
     "float32 norm": Trial(
         "gradient norm summed in float32 in place of float64",
         "faster by under 1 %; off by 3e-5 at 124M parameters",
         _float32_norm,
+        kept="no: in float64 the norm does not depend on how ranks cut the weights",
     ),
     "casts per micro batch": Trial(
         "weights cast to bf16 for every micro batch in place of once per step",
         "slower by 6 bytes of traffic per weight and micro batch",
         _casts_thrown_away,
+        kept="no: backward reads the cast weights anyway, so keeping them costs no memory",
         needs=("--precision", "bf16"),
+        why_not=_no_fast_bf16,
     ),
     "compiled blocks": Trial(
         "torch.compile of each block, after its start-up",
         "faster: LayerNorm, GELU and sums in fewer passes; on a CPU those are a few per cent of the step",
         _compiled_blocks,
+        kept="on CUDA, by --compile auto; on a CPU only where it is typed: the first step waits for the compiler",
     ),
 }

@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from testbed.analysis.arms import rank_count
 from testbed.analysis.runs import Run, find_runs, load_run
-from testbed.metrics_file import read_metrics
+from testbed.flops import mfu
+from testbed.metrics_file import read_json, read_metrics
 
+NOT_PASSED = ("failed", "late", "interrupted")
 FIELDS = ("name", "status", "seconds", "exit_code", "reason", "command")
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """Everything that the folder tells.
 
-    `failed`: steps that failed and checks that do not hold, by name; a check of runs that are not there holds or fails
-    nothing (its step says why).
+    `failed`: what did not pass, by name: steps that failed, were interrupted or no longer fitted before the deadline,
+    and checks that do not hold. A check of runs that are not there holds or fails nothing (its step says why), and what
+    was left out because it cannot be had here is no failure.
     """
     steps = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
     for step in steps:
@@ -26,25 +30,42 @@ def summary(folder: Path) -> dict[str, Any]:
         step["reason"] = step["reason"] or None
     runs = {path.parent.name: load_run(path) for path in find_runs(folder / "runs")}
     checks = [agreement(runs, reference, name, float(most)) for reference, name, most in _rows(folder / "checks.tsv")]
-    failed = [step["name"] for step in steps if step["status"] == "failed"]
+    rates = matrix_rates(folder / "matrix_rate.json")
+    failed = [step["name"] for step in steps if step["status"] in NOT_PASSED]
     failed += [f"{check['run']} against {check['reference']}" for check in checks if check["holds"] is False]
     return {
         "steps": steps,
-        "runs": {name: facts(run) for name, run in runs.items()},
+        "matrix_rate": rates,
+        "runs": {name: facts(run, rates) for name, run in runs.items()},
         "agreement": checks,
         "time_to_loss": time_to_loss(runs.get("time_to_loss_adamw"), runs.get("time_to_loss_muon")),
         "failed": failed,
     }
 
 
-def facts(run: Run) -> dict[str, Any]:
-    """What a reader of the summary asks of a run; its own file has the rest."""
-    config = read_metrics(run.path)["training_config"]
+def matrix_rates(path: Path) -> dict[str, Any]:
+    """{precision: {"flops_per_s", "source"}} of a large matrix product here; empty where none was measured."""
+    return read_json(path) if path.exists() else {}
+
+
+def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of the summary asks of a run; its own file has the rest.
+
+    Two shares of the device: `mfu` of the peak that `mfu_peak_source` names (on a GPU that is known, the data sheet's),
+    and `mfu_of_matrix_rate` of what a large matrix product in the same precision reached here.
+    """
+    metrics = read_metrics(run.path)
+    config, speed = metrics["training_config"], metrics["flops"]
+    rate = rates.get(config["precision"])
     return {
         "status": run.status,
         "tokens_per_s": run.tokens_per_s,
         "step_time_median_s": run.step_time_median_s,
         "mfu": run.mfu,
+        "mfu_peak_source": speed["peak_source"],
+        "mfu_of_matrix_rate": mfu(
+            run.tokens_per_s, speed["per_token_palm"], rate and rate["flops_per_s"], rank_count(run)
+        ),
         "peak_memory_bytes": run.peak_memory_bytes,
         "final_train_loss": run.final_train_loss,
         "final_validation_loss": run.final_validation_loss,

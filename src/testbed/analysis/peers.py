@@ -1,7 +1,9 @@
-"""peers.json, which scripts/compare_peers.py writes: checked, and what follows from its raw step times.
+"""peers.json, which scripts/compare_peers.py writes: checked, and what follows from its raw times.
 
-One number per run, its median step as tokens/s; the ratio is ours over the peer's, of medians over runs, with the
-interval of `statistics.compare`. Raw times and results stand in one file; `results` makes the second from the first.
+One number per run, its tokens/s by the wall clock over all steps after warm-up: the one clock that is of the same kind
+for every trainer, because what each of them calls a step begins and ends elsewhere. The ratio is ours over the peer's,
+of medians over runs, with the interval of `statistics.compare`. Raw times and results stand in one file; `results`
+makes the second from the first.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ class Result:
     set: str
     peer: str
     precision: str
-    tokens_per_s: list[float]
-    loop_tokens_per_s: list[float | None]  # by the wall clock over the measured steps, what lies between them included
+    tokens_per_s: list[float]  # by the wall clock over the measured steps, what lies between them included
+    step_tokens_per_s: list[float]  # of the median step, as each trainer times its own
     share_of_ceiling: list[float | None]  # model FLOP/s over the matrix product's in the same round: MFU
     median_tokens_per_s: float
+    median_step_tokens_per_s: float
     low_tokens_per_s: float | None
     high_tokens_per_s: float | None
     median_share_of_ceiling: float | None
@@ -118,6 +121,7 @@ def _result(content: Mapping[str, Any], set_name: str, arm: dict[str, str], ours
     rates = [_rate(run, work) for run in runs]
     shares = [_share(content, run, speed) for run, speed in zip(runs, rates, strict=True)]
     known = [share for share in shares if share is not None]
+    of_steps = [_step_rate(run, work) for run in runs]
     median, low, high = median_interval(rates)
     against = _runs(content, ours) if ours is not None and arm["peer"] != OURS else []
     ratio = compare([_rate(run, work) for run in against], rates) if against else None
@@ -127,9 +131,10 @@ def _result(content: Mapping[str, Any], set_name: str, arm: dict[str, str], ours
         peer=arm["peer"],
         precision=arm["precision"],
         tokens_per_s=rates,
-        loop_tokens_per_s=[_loop_rate(run, work) for run in runs],
+        step_tokens_per_s=of_steps,
         share_of_ceiling=shares,
         median_tokens_per_s=median,
+        median_step_tokens_per_s=statistics.median(of_steps),
         low_tokens_per_s=low,
         high_tokens_per_s=high,
         median_share_of_ceiling=statistics.median(known) if known else None,
@@ -143,15 +148,15 @@ def _result(content: Mapping[str, Any], set_name: str, arm: dict[str, str], ours
 
 
 def _rate(run: Mapping[str, Any], work: Mapping[str, Any]) -> float:
+    """Tokens/s from the end of warm-up to the end of the last step."""
+    steps = len(run["step_times_s"]) - work["warmup_steps"]
+    return steps * work["batch_size"] * work["seq_length"] / run["measured_loop_s"]
+
+
+def _step_rate(run: Mapping[str, Any], work: Mapping[str, Any]) -> float:
     """Tokens/s of the median step after warm-up."""
     median_s = statistics.median(run["step_times_s"][work["warmup_steps"] :])
     return work["batch_size"] * work["seq_length"] / median_s
-
-
-def _loop_rate(run: Mapping[str, Any], work: Mapping[str, Any]) -> float | None:
-    steps = len(run["step_times_s"]) - work["warmup_steps"]
-    seconds = run["measured_loop_s"]
-    return None if seconds is None else steps * work["batch_size"] * work["seq_length"] / seconds
 
 
 def _share(content: Mapping[str, Any], run: Mapping[str, Any], tokens_per_s: float) -> float | None:
@@ -179,9 +184,9 @@ def peers_table(content: Mapping[str, Any]) -> str:
         lines += [
             f"**{set_title(name)}**",
             "",
-            "| trainer | precision | runs | tokens/s | ours / it | verdict: ours is | of the matrix rate | "
-            f"loss after {work['steps']} steps |",
-            "|---|---|---:|---:|---:|---|---:|---:|",
+            "| trainer | precision | runs | tokens/s | ours / it | verdict: ours is | median step, tokens/s | "
+            f"of the matrix rate | loss after {work['steps']} steps |",
+            "|---|---|---:|---:|---:|---|---:|---:|---:|",
             *(_line(result) for result in found if result.set == name),
             "",
         ]
@@ -192,7 +197,8 @@ def work_in_words(content: Mapping[str, Any]) -> str:
     """What every run did."""
     work = content["work"]
     return (
-        f"{work['model_name']} ({work['model_size']}, {work['num_parameters']:,} parameters), {work['batch_size']} "
+        f"{work['model_name']} ({work['model_size']}, {work['num_parameters']:,} parameters, a vocabulary of "
+        f"{work['vocab_size']:,} in {work['padded_vocab_size']:,} rows), {work['batch_size']} "
         f"sequences of {work['seq_length']} tokens per step, {work['steps']} steps, the first {work['warmup_steps']} "
         "warm-up"
     )
@@ -216,8 +222,9 @@ def _line(result: Result) -> str:
     ratio = "" if result.ratio is None else times(result)
     share = "n/a" if result.median_share_of_ceiling is None else f"{result.median_share_of_ceiling:.1%}"
     loss = f"{result.loss:.4f}" + ("" if result.loss_of == "validation" else " (training)")
-    columns = (result.peer, result.precision, len(result.tokens_per_s), speed, ratio, result.verdict or "", share, loss)
-    return f"| {' | '.join(map(str, columns))} |"
+    of_step = rate(result.median_step_tokens_per_s)
+    columns = (len(result.tokens_per_s), speed, ratio, result.verdict or "", of_step, share, loss)
+    return f"| {' | '.join(map(str, (result.peer, result.precision, *columns)))} |"
 
 
 def times(result: Result) -> str:
@@ -238,6 +245,10 @@ def notes(content: Mapping[str, Any]) -> list[str]:
         lines.append(f"Fewer than {MIN_REPEATS} runs of a trainer: no interval, and no claim.")
     if any(share is not None and share > 1 for result in found for share in result.share_of_ceiling):
         lines.append("A share above 100 % of the matrix rate: other work disturbed this machine; measure again alone.")
+    lines.append(
+        "tokens/s, the ratio and the verdict: by the wall clock over all steps after warm-up, what lies between them "
+        "included, alike for all; the median step is as each trainer times its own, and decides nothing."
+    )
     lines += [f"Left out: {SET_TITLES[name]}: {reason}." for name, reason in content["skipped"].items()]
     if content["work"]["only_ours"]:
         lines.append(f"Only our runs got {' '.join(content['work']['only_ours'])}.")

@@ -38,7 +38,7 @@ def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
         for axis, name, rows in zip(axes, names, panels, strict=True):
             _panel(axis, content, rows, colours)
             axis.set_title(set_title(name), fontsize=10, color="#333333", loc="left")
-            axis.set_xlabel("tokens/s of the median step, higher is better")
+            axis.set_xlabel("tokens/s by the wall clock over all measured steps, higher is better")
     if path is not None:
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=DPI, format="png")

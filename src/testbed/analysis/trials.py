@@ -43,28 +43,35 @@ def trial_result(repeats: list[list[list[float]]]) -> TrialResult:
 def two_numbers_table(content: Mapping[str, Any]) -> str:
     """What the hardware would allow a step to take, and what it takes: medians over all processes, in Markdown.
 
-    Only runs in the precision of the step as it is count; a trial may need another.
+    Only runs in the precision of the step as it is count; a trial may need another. The bound counts what must be
+    computed, half of the attention scores; the MFU in the last line counts all of them, as MFUs do (PaLM, appendix B).
+    Empty where no run was in that precision.
     """
-    runs = [run for trial in content["trials"].values() for run in trial["repeats"]]
-    precisions = [run["precision"] for run in runs]
-    usual = max(set(precisions), key=precisions.count)
-    runs = [run for run in runs if run["precision"] == usual]
+    usual = content["precision"]
+    runs = [run for trial in content["trials"].values() for run in trial["repeats"] if run["precision"] == usual]
+    if not runs:
+        return ""
     step_s = float(np.median([pair[0] for run in runs for pair in run["pairs"]]))
     flops_per_s = float(np.median([run["matrix_flops_per_s"] for run in runs]))
     bytes_per_s = float(np.median([run["copy_bytes_per_s"] for run in runs]))
     rows = [
-        (f"{content['flops_per_step'] / 1e9:,.0f} GFLOP at {flops_per_s / 1e9:,.0f} GFLOP/s, the rate of a large "
-         f"{usual} matrix product here", content["flops_per_step"] / flops_per_s),
+        (f"{content['causal_flops_per_step'] / 1e9:,.0f} GFLOP at {flops_per_s / 1e9:,.0f} GFLOP/s, the rate of a "
+         f"large {usual} matrix product here", content["causal_flops_per_step"] / flops_per_s),
         (f"{content['least_bytes_per_step'] / 1e9:.2f} GB at {bytes_per_s / 1e9:.1f} GB/s, the rate of a large copy",
          content["least_bytes_per_step"] / bytes_per_s),
         (f"measured, median of {len(runs)} processes", step_s),
     ]  # fmt: skip
-    lines = ["| a step | seconds | of the measured step |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {what} | {seconds:.3f} | {seconds / step_s:.0%} |" for what, seconds in rows)])
+    mfu = content["palm_flops_per_step"] / step_s / flops_per_s
+    lines = [f"| a step in {usual} | seconds | of the measured step |", "|---|---|---|"]
+    lines += [f"| {what} | {seconds:.3f} | {seconds / step_s:.0%} |" for what, seconds in rows]
+    return "\n".join([*lines, "", f"MFU by the measured matrix rate (6N + 12LCT per token): {mfu:.1%}."])
 
 
 def trials_table(content: Mapping[str, Any]) -> str:
-    """In Markdown, in the order of the file. A trial that could not be made says why."""
+    """In Markdown, in the order of the file. A trial that could not be made says why.
+
+    "kept" is what was decided for the plain step, whatever was measured here.
+    """
     lines = [
         "| tried | predicted | a step takes (95 % interval) | the alternative is | kept |",
         "|---|---|---|---|---|",
@@ -72,9 +79,9 @@ def trials_table(content: Mapping[str, Any]) -> str:
     for name, trial in content["trials"].items():
         lead = f"| {name}: {trial['what']} | {trial['predicted']} |"
         if trial["not_measured"]:
-            lines.append(f"{lead} not measured: {trial['not_measured']} | | no |")
+            lines.append(f"{lead} not measured: {trial['not_measured']} | | {trial['kept']} |")
             continue
         result = trial_result([run["pairs"] for run in trial["repeats"]])
         interval = "" if result.low is None else f" ({result.low:.3f} to {result.high:.3f})"
-        lines.append(f"{lead} {result.ratio:.3f} times as long{interval} | {result.verdict} | no |")
+        lines.append(f"{lead} {result.ratio:.3f} times as long{interval} | {result.verdict} | {trial['kept']} |")
     return "\n".join(lines)

@@ -29,7 +29,7 @@ class Peer:
 _EVERYWHERE_FP32 = {"cpu": "fp32", "cuda": "fp32"}
 _TRAINER = (
     "its time per step also covers what Trainer does between steps (callbacks, its look at the loss)",
-    "the vocabulary is not padded, and the linear layers are Conv1D",
+    "the vocabulary is not padded (GPT-2's has 50,257 rows, ours multiplies 50,304), and the linear layers are Conv1D",
 )
 
 PEERS = {
@@ -43,8 +43,14 @@ PEERS = {
         packages=("transformers", "accelerate"),
         differs=_TRAINER,
     ),
+    "transformers-compiled": Peer(
+        "the same with torch_compile=True, and bf16 of itself on CUDA: what a careful user switches on",
+        {"cpu": "fp32", "cuda": "bf16"},
+        packages=("transformers", "accelerate"),
+        differs=(*_TRAINER, "it compiles the whole model, ours each block", "in fp32 on CUDA it allows TF32"),
+    ),
     "transformers-eager": Peer(
-        "the same with attn_implementation='eager'",
+        "Trainer with attn_implementation='eager'",
         _EVERYWHERE_FP32,
         packages=("transformers", "accelerate"),
         differs=_TRAINER,
@@ -63,12 +69,13 @@ PEERS = {
         differs=(
             "windows drawn at random, and weights of the same distribution from its own seed: its loss is that of "
             "other batches and compares only loosely",
-            "exact GELU instead of the tanh form; its AdamW is fused on CUDA only; the rows that fill the vocabulary "
-            "up take part in its softmax; it has as many positions as the sequence",
+            "exact GELU instead of the tanh form; its AdamW is fused on CUDA only; its head has as many rows as ours "
+            "(50,304 for GPT-2's 50,257, its own default), and those that fill it up take part in its softmax; it has "
+            "as many positions as the sequence",
             "--bias=True, because its default without biases is another model; a constant learning rate, as ours here",
-            "its time per step is what it prints: reading the next batch, forward, backward, clipping, update, and the "
-            "print of the step before; on CUDA the wait for the device falls into the next line, so single lines are "
-            "shifted but their median is the step",
+            "its times are what it prints: reading the next batch, forward, backward, clipping, update, and the print "
+            "of the step before; on CUDA the wait for the device falls into the next line, so single lines are shifted "
+            "and their sum, of which its tokens/s are made, is whole",
             "in fp32 on CUDA it allows TF32",
         ),
     ),

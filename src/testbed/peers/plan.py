@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed.flags import parse_command_line
 from testbed.peers import NANOGPT_SOURCE, PEERS
 from testbed.sweep import order_of_round
 from testbed.token_file import TokenFile
 
 OURS, CEILING = "ours", "matrix product"  # the second is no peer, but is measured in every round like one
 SETS = ("own", "fp32", "bf16")
+# what may stand after `--` for ours alone: how a step is computed, or what is said beside it; all else is other work
+ONLY_HOW = ("compile", "attention", "use_flash_attention", "activation_checkpointing", "num_workers", "steps_per_print",
+            "tensorboard", "quiet_nccl_monitor")  # fmt: skip
 EMULATED = "this device has no fast bf16 (a trial product was not 1.5 times as fast as in fp32)"
 
 
@@ -111,6 +115,15 @@ def merged_sets(sets: dict[str, list[Arm]]) -> list[tuple[list[str], list[Arm]]]
         else:
             merged.append(([name], arms))
     return merged
+
+
+def check_only_ours(words: Sequence[str]) -> None:
+    """ValueError where a flag after `--` would give ours other work, or another clock, than the other trainers have."""
+    for name in sorted(parse_command_line(list(words)).typed - set(ONLY_HOW)):
+        raise ValueError(
+            f"--{name} after `--` would change the work of our runs alone; what all trainers do is set before it, and "
+            f"after it may stand {', '.join(f'--{flag}' for flag in ONLY_HOW)}"
+        )
 
 
 def why_missing(peers: Sequence[str], nanogpt_dir: Path | None, train_file: TokenFile) -> dict[str, str]:

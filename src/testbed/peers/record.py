@@ -14,7 +14,7 @@ from testbed.peers.running import Runner
 from testbed.run_directory import now_utc
 from testbed.schedule import num_windows
 
-PEERS_FILE, SCHEMA_VERSION = "peers.json", "1.0"
+PEERS_FILE, SCHEMA_VERSION = "peers.json", "1.1"
 
 
 def beginning(
@@ -35,6 +35,7 @@ def beginning(
             "model_size": settings.shape.describe(),
             "num_parameters": settings.shape.num_parameters,
             "vocab_size": settings.vocab_size,
+            "padded_vocab_size": settings.shape.padded_vocab_size,
             "batch_size": settings.global_batch_size,
             "micro_batch_size": settings.micro_batch_size_per_gpu,
             "seq_length": settings.seq_length,

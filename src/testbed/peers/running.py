@@ -26,8 +26,9 @@ from testbed.sweep_run import POLL_S, Stop, end_processes, reason_of_failure
 
 CEILING_REPEATS = 10
 WORKERS = {  # kind of work in worker.py, and what it is told beside the work itself
-    "transformers": ("transformers", {"attention": "sdpa"}),
-    "transformers-eager": ("transformers", {"attention": "eager"}),
+    "transformers": ("transformers", {"attention": "sdpa", "compile": False}),
+    "transformers-compiled": ("transformers", {"attention": "sdpa", "compile": True}),
+    "transformers-eager": ("transformers", {"attention": "eager", "compile": False}),
     "transformers-loop": ("transformers-loop", {"attention": "sdpa"}),
     "nanogpt-bf16": ("nanogpt-bf16", {}),
 }
@@ -130,12 +131,14 @@ class Runner:
         metrics = read_metrics(folder / METRICS)
         rows, measured = metrics["steps"], metrics["steps"][self.warmup_steps :]
         rate = metrics["timing"]["wall_clock_tokens_per_sec_global"]
+        if not rate:
+            raise RunFailed("its training_metrics.json has no wall-clock rate")
         tokens = len(measured) * self.settings.tokens_per_step
         return {
             "step_times_s": [row["step_time_s"] for row in rows],
             "losses": [row["loss"] for row in rows],
             "val_loss": metrics["evaluations"][-1]["val_loss"] if metrics["evaluations"] else None,
-            "measured_loop_s": tokens / rate if rate else None,
+            "measured_loop_s": tokens / rate,
         }
 
     def _nanogpt_arguments(self, arm: Arm, data: Path, out_dir: Path) -> list[str]:

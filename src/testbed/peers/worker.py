@@ -74,6 +74,11 @@ def ceiling(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {"flops_per_s": peak.flops_per_s(), "source": peak.source(1)}
 
 
+def ceilings(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The same at several precisions in one process: what scripts/benchmark_gpu.sh asks for."""
+    return {precision: ceiling({**work, "precision": precision}, device) for precision in work["precisions"]}
+
+
 def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """transformers' Trainer as its guide uses it; only what must be equal for equal work is set."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -117,6 +122,7 @@ def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str
         adam_epsilon=settings.adam_eps,
         max_grad_norm=settings.max_grad_norm,
         bf16=work["precision"] == "bf16",
+        torch_compile=work["compile"],
         train_sampling_strategy="sequential",  # the windows come in the order of src/gpt2.py
         remove_unused_columns=False,  # else it drops shift_labels
         use_cpu=device.type == "cpu",
@@ -316,6 +322,7 @@ def _answer(times: Sequence[float], losses: Sequence[float], val_loss: float | N
 WORK = {
     "facts": facts,
     "ceiling": ceiling,
+    "ceilings": ceilings,
     "transformers": transformers_trainer,
     "transformers-loop": transformers_loop,
     "nanogpt-bf16": nanogpt_loop,

@@ -34,7 +34,8 @@ class Baseline:
     Attributes:
         model: what this rank holds of the model; its parameters are what the optimizer updates.
         wrapped: what is called; a strategy that wraps the model puts the wrapper here.
-        keeps_casts: whether weights that were cast for a micro batch are kept for the next ones of the step.
+        keeps_casts: whether weights that were cast for a micro batch are kept for the next ones of the step. Not where
+            backward computes again: it casts again too, and else no more than a block's casts would be alive.
     """
 
     data_rank = 0
@@ -50,6 +51,7 @@ class Baseline:
         self.optimizer = build_optimizer(self.model, settings)
         # fp16 gradients underflow: scale the loss up, and skip the step when that overflows
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
+        self.keeps_casts = self.keeps_casts and settings.activation_checkpointing == "none"
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
@@ -57,7 +59,7 @@ class Baseline:
         # gives every rank as many. data.py fills no training window up.
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         loss_sum = torch.zeros((), device=self.device)
-        with self.casts_kept():
+        with self.casts_kept(len(micro_batches)):
             for number, micro_batch in enumerate(micro_batches, start=1):
                 with self.accumulation(is_last=number == len(micro_batches)):
                     with phase("forward"):
@@ -82,12 +84,18 @@ class Baseline:
         enabled = self.settings.precision != "fp32"
         return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=self.keeps_casts)
 
-    def casts_kept(self) -> contextlib.AbstractContextManager:
+    def casts_kept(self, num_micro_batches: int) -> contextlib.AbstractContextManager:
         """Around the micro batches of a step: a weight is cast to the run's precision once, not once per micro batch.
 
-        autocast keeps its casts until the outermost context ends; this one does nothing but last that long. Backward
-        reads the cast weights anyway, so that they take no memory at the step's peak.
+        autocast keeps its casts until the outermost context ends; this one does nothing but last that long. At the end
+        of a forward pass, where most is held, its graph holds them anyway. But they stay through backward, and so do
+        the gradients in their precision, as autograd comes last to what was made in the first micro batch: 2 + 2 bytes
+        per parameter at the end of backward, which raises the peak only of a model whose activations take less than
+        2. Of one micro batch nothing could be used again. Compiled blocks cast inside their graph, once per micro
+        batch, and keep nothing here (AOTAutograd).
         """
+        if num_micro_batches == 1 or not self.keeps_casts:
+            return contextlib.nullcontext()
         return torch.autocast(self.device.type, enabled=False)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:

@@ -33,7 +33,12 @@ class DDP(Replicated):
             self.wrapped.register_comm_hook(None, average_in_bf16)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if is_last and self.is_synchronised else self.wrapped.no_sync()
+        if not (is_last and self.is_synchronised):
+            return self.wrapped.no_sync()
+        # Backward comes last to what was made first: with casts kept from the first micro batch all matrices' gradients
+        # would be there only at its very end, and nothing would be averaged meanwhile. So this one casts anew.
+        torch.clear_autocast_cache()
+        return contextlib.nullcontext()
 
 
 def average_in_bf16(group, bucket):  # DDP compares annotations with its types, and here they would be strings

@@ -96,14 +96,15 @@ class Pipeline(Baseline):
         self.model.train()
         self._num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         losses: list[torch.Tensor] = []
-        for first in range(0, len(micro_batches), self.micro_batches_per_pass):
-            passing = micro_batches[first : first + self.micro_batches_per_pass]
-            inputs = [torch.cat([micro_batch.inputs for micro_batch in passing])] if self.has_first else []
-            targets = torch.cat([micro_batch.targets for micro_batch in passing]) if self.has_last else None
-            of_pass: list[torch.Tensor] = []
-            with phase("schedule"):
-                self.schedule.step(*inputs, target=targets, losses=of_pass, return_outputs=False)
-            losses += [loss.detach() for loss in of_pass]
+        with self.casts_kept(len(micro_batches)):  # else each micro batch in flight would hold its own
+            for first in range(0, len(micro_batches), self.micro_batches_per_pass):
+                passing = micro_batches[first : first + self.micro_batches_per_pass]
+                inputs = [torch.cat([micro_batch.inputs for micro_batch in passing])] if self.has_first else []
+                targets = torch.cat([micro_batch.targets for micro_batch in passing]) if self.has_last else None
+                of_pass: list[torch.Tensor] = []
+                with phase("schedule"):
+                    self.schedule.step(*inputs, target=targets, losses=of_pass, return_outputs=False)
+                losses += [loss.detach() for loss in of_pass]
         loss_sum = sum(losses, torch.zeros((), device=self.device)) * self._num_tokens
         with phase("synchronise"):
             self.synchronise_gradients()
