@@ -15,6 +15,7 @@ from testbed.analysis.report.figures import NARROW, WIDE, breakdown_figure, loss
 from testbed.analysis.report.markdown import markdown
 from testbed.analysis.report.page import report_of
 from testbed.analysis.runs import load_run
+from testbed.metrics_file import read_metrics
 
 
 def test_the_breakdown_adds_up_to_the_step(tmp_path):
@@ -25,7 +26,7 @@ def test_the_breakdown_adds_up_to_the_step(tmp_path):
     assert attributed.is_attributed and not phases.is_attributed
     assert sum(attributed.seconds.values()) == pytest.approx(step["step_time_s"])
     assert attributed.seconds["exposed communication"] == pytest.approx(0.08 * step["step_time_s"])
-    rows = [row for row in load_run(timed).record["steps"] if not row["is_warmup"]]
+    rows = [row for row in read_metrics(timed)["steps"] if not row["is_warmup"]]
     assert sum(phases.seconds.values()) == pytest.approx(np.mean([row["per_rank_step_time_s"] for row in rows]))
     assert phases.seconds["synchronise"] == pytest.approx(0.06 * np.mean([row["per_rank_step_time_s"] for row in rows]))
     assert breakdown([load_run(save(tmp_path / "n", example_metrics()))]) is None
