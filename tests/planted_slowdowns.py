@@ -25,9 +25,26 @@ def slowed(function, pause_s: float):
     return slow
 
 
-def plant(place: str, pause_s: float) -> None:
+def with_a_slow_first_collective(synchronise, pause_s: float):
+    """One long pause: of many short ones each would take a little longer than asked for on a busy machine."""
     import torch.distributed as dist
 
+    @functools.wraps(synchronise)
+    def slow(strategy):
+        all_reduce = dist.all_reduce
+
+        def first(*args, **kwargs):
+            dist.all_reduce = all_reduce
+            time.sleep(pause_s)
+            return all_reduce(*args, **kwargs)
+
+        dist.all_reduce = first
+        synchronise(strategy)
+
+    return slow
+
+
+def plant(place: str, pause_s: float) -> None:
     from testbed.data import TrainingBatches
     from testbed.strategies.baseline import Baseline
 
@@ -37,9 +54,10 @@ def plant(place: str, pause_s: float) -> None:
         Baseline.update = slowed(Baseline.update, pause_s)
     elif place == "forward":
         Baseline.loss_sum = slowed(Baseline.loss_sum, pause_s)
-    elif place == "collective":  # every all-reduce of a step together takes pause_s longer
-        parameters_of_the_tiny_model = 28
-        dist.all_reduce = slowed(dist.all_reduce, pause_s / parameters_of_the_tiny_model)
+    elif place == "collective":
+        from testbed.strategies.allreduce import AllReduce
+
+        AllReduce.synchronise_gradients = with_a_slow_first_collective(AllReduce.synchronise_gradients, pause_s)
     elif place == "writing":  # between the steps
         from testbed.recorder import RunRecorder
 
