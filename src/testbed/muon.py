@@ -1,7 +1,7 @@
 """Muon's direction: the momentum of a matrix, made orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
 torch.optim.Muon computes the same, one matrix after the other and always in bf16. Here matrices of one shape pass
-together on a GPU, and the dtype is the caller's: a CPU that emulates bf16 takes 30 times as long with it as with fp32.
+together on a GPU, and the dtype is the caller's: a CPU that emulates bf16 takes far longer with it than with fp32.
 
 Shapes: k matrices of m x n, m <= n.
 """
@@ -18,7 +18,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
 SMALLEST_NORM = 1e-7
 # Elements of matrices that pass together: what is alive at once beside the weights. A GPU is kept waiting by one small
-# product after the other; a CPU is not, and its batched products are a third slower (768 channels, one thread).
+# product after the other; a CPU is not, and its batched products were slower in a trial (768 channels, one thread).
 BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 0}
 
 
