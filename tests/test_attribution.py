@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from pathlib import Path
 
@@ -29,15 +28,28 @@ def planted_run(folder: Path, token_files, run_type: str, plant: list[str], *fla
     return read_metrics(folder / "training_metrics.json")
 
 
-def rows_of_rank(metrics: dict, rank: int) -> dict[str, float]:
+def rows_of_rank(metrics: dict, rank: int) -> dict[str, list[float]]:
     steps = metrics["attribution"]["per_rank"][rank]["steps"]
-    return {row: statistics.median(step[f"{row}_s"] for step in steps) for row in ROWS}
+    return {row: [step[f"{row}_s"] for step in steps] for row in ROWS}
 
 
-def phases_of_rank(metrics: dict, rank: int) -> dict[str, float]:
+def phases_of_rank(metrics: dict, rank: int) -> dict[str, list[float]]:
     rows = [row for row in metrics["steps"] if not row["is_warmup"]]
     names = ("data_wait", "forward", "backward", "synchronise", "optimizer")
-    return {name: statistics.median(row[f"per_rank_{name}_s"][rank] for row in rows) for name in names}
+    return {name: [row[f"per_rank_{name}_s"][rank] for row in rows] for name in names}
+
+
+def assert_found(parts: dict[str, list[float]], planted: str, without: dict[str, list[float]]) -> None:
+    """The planted part holds the pause in every step; no other part has grown.
+
+    What else the machine does only ever adds time, so the quietest step of each run is compared: a median of few
+    steps carried 0.07 s of other processes' work into the difference. A pause that is booked elsewhere in only some
+    steps is missed by no one: it is then missing from the planted part.
+    """
+    for name, seconds in parts.items():
+        expected = PAUSE_S if name == planted else 0.0
+        assert min(seconds) - min(without[name]) == pytest.approx(expected, abs=WITHIN), (name, parts, without)
+    assert min(parts[planted]) >= PAUSE_S - WITHIN, (planted, parts)
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +69,19 @@ def undisturbed(tmp_path_factory, token_files) -> dict:
 def test_a_pause_turns_up_in_its_own_row_and_in_no_other(tmp_path, token_files, undisturbed, place, row, phase):
     metrics = planted_run(tmp_path / "run", token_files, "allreduce", [place, str(PAUSE_S)])
     for rank in (0, 1):
-        before, after = rows_of_rank(undisturbed, rank), rows_of_rank(metrics, rank)
-        for name in ROWS:
-            expected = PAUSE_S if name == row else 0.0
-            assert after[name] - before[name] == pytest.approx(expected, abs=WITHIN), (rank, name, after, before)
-        before, after = phases_of_rank(undisturbed, rank), phases_of_rank(metrics, rank)
-        for name in before:
-            expected = PAUSE_S if name == phase else 0.0
-            assert after[name] - before[name] == pytest.approx(expected, abs=WITHIN), (rank, name, after, before)
+        assert_found(rows_of_rank(metrics, rank), row, without=rows_of_rank(undisturbed, rank))
+        assert_found(phases_of_rank(metrics, rank), phase, without=phases_of_rank(undisturbed, rank))
 
 
 def test_a_late_rank_is_its_own_delay_and_the_others_exposed_communication(tmp_path, token_files):
     """ddp: rank 0 has nothing to do but to wait for rank 1, inside its backward phase."""
     metrics = planted_run(tmp_path / "run", token_files, "ddp", ["loader", str(PAUSE_S), "1"])
+    nothing = {row: [0.0] for row in ROWS}
     punctual, late = rows_of_rank(metrics, 0), rows_of_rank(metrics, 1)
-    assert late["data_wait"] == pytest.approx(PAUSE_S, abs=WITHIN)
-    assert late["exposed_communication"] < WITHIN
-    assert punctual["exposed_communication"] == pytest.approx(PAUSE_S, abs=WITHIN)
-    assert punctual["data_wait"] < WITHIN
-    assert phases_of_rank(metrics, 0)["backward"] > PAUSE_S - WITHIN, "the cheap phases cannot tell it apart"
+    assert_found(late, "data_wait", without=nothing)
+    assert_found(punctual, "exposed_communication", without=nothing)
+    # not in the first of these steps: there DDP agrees on its buckets, in forward
+    assert min(phases_of_rank(metrics, 0)["backward"][1:]) > PAUSE_S - WITHIN, "the cheap phases cannot tell it apart"
 
 
 def test_what_one_rank_does_between_steps_is_in_no_step(tmp_path, token_files):
@@ -83,7 +89,7 @@ def test_what_one_rank_does_between_steps_is_in_no_step(tmp_path, token_files):
     metrics = planted_run(tmp_path / "run", token_files, "ddp", ["writing", str(PAUSE_S), "0"])
     for rank in (0, 1):
         assert max(row["per_rank_step_time_s"][rank] for row in metrics["steps"][1:]) < PAUSE_S / 2
-        assert rows_of_rank(metrics, rank)["exposed_communication"] < WITHIN
+        assert min(rows_of_rank(metrics, rank)["exposed_communication"]) < WITHIN
 
 
 def test_the_rows_of_a_step_add_up_and_its_collectives_are_counted(undisturbed):
@@ -116,9 +122,9 @@ def test_a_pipeline_of_equal_stages_has_the_bubble_of_the_textbook(tmp_path, tok
     assert (found["stages"], found["micro_batches"], found["ideal_bubble_fraction"]) == (2, 4, 0.2)
     assert found["per_rank_bubble_fraction"] == pytest.approx([0.2, 0.2], abs=0.03)
     first, last = rows_of_rank(metrics, 0), rows_of_rank(metrics, 1)
-    assert first["idle"] == pytest.approx(2 * stage_s, rel=0.25), "between its last forward and its first backward"
-    assert last["idle"] == pytest.approx(stage_s, rel=0.25), "before its first forward"
-    assert last["exposed_communication"] == pytest.approx(stage_s, rel=0.25), "done first, it waits for the others"
+    assert min(first["idle"]) == pytest.approx(2 * stage_s, rel=0.25), "between last forward and first backward"
+    assert min(last["idle"]) == pytest.approx(stage_s, rel=0.25), "before its first forward"
+    assert min(last["exposed_communication"]) == pytest.approx(stage_s, rel=0.25), "done first, it waits"
 
 
 def test_utilization_is_of_the_training(undisturbed):
