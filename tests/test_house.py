@@ -27,7 +27,7 @@ def modules() -> dict[str, Path]:
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file batch launch model_shape step network strategies earlier_settings error_text",
-    "metrics_file token_file run_directory flops flags streams parallelism stages memory_model trace",
+    "metrics_file token_file run_directory flops flag_values flags streams parallelism stages memory_model trace",
     "deepspeed_config tokenizer hub sources corpus preprocess schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record",

@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from testbed.flag_values import (
+    fraction,
+    not_negative,
+    not_negative_number,
+    on_off_or_auto,
+    positive,
+    positive_number,
+    positive_or_auto,
+    share,
+)
 from testbed.model_shape import MODEL_SIZES
 from testbed.strategies import STRATEGIES
 
-AUTO = "auto"
 LR_SCHEDULES = {
     "cosine": "falls by a cosine to the minimum",
     "wsd": "stays at its peak, then falls in a straight line over the last --decay_share of the steps",
@@ -96,53 +105,6 @@ def checked_like_a_flag(action: argparse.Action, value: Any, place: str) -> Any:
     return typed
 
 
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return number
-
-
-def positive_or_auto(text: str) -> int | str:
-    return text if text == AUTO else positive(text)
-
-
-def on_off_or_auto(text: str) -> bool | None:
-    """True, False, or None where the program is to decide. Files of earlier versions say true and false."""
-    known = {"on": True, "true": True, "off": False, "false": False, AUTO: None}
-    if text.lower() not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of auto, on, off")
-    return known[text.lower()]
-
-
-def not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
-
-
-def not_negative_number(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 upwards")
-    return number
-
-
-def fraction(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 up to (but not including) 1")
-    return number
-
-
-def share(text: str) -> float:
-    number = float(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return number
-
-
 class OneSentenceParser(argparse.ArgumentParser):
     """Reports a mistake as one sentence to whoever asked, instead of printing a page of usage on every rank."""
 
@@ -163,16 +125,6 @@ def build_parser() -> argparse.ArgumentParser:
                       _report_flags):  # fmt: skip
         add_group(parser)
     return parser
-
-
-def positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 def _run_flags(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from testbed.batch import batch_arithmetic
 from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deepspeed_file
-from testbed.flags import AUTO, NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
+from testbed.flag_values import AUTO
+from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
 from testbed.launch import Launch, read_launch, refuse, threads_per_rank
 from testbed.model_shape import ModelShape
 from testbed.parallelism import (
