@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from testbed.analysis.comparability import warnings
 from testbed.analysis.runs import Run
@@ -29,7 +31,7 @@ STYLE = {
 WIDTH_INCHES = 10.0
 DPI = 150
 LABEL_CHARACTERS = 34
-FOOTER_CHARACTERS = 138  # of a bold line; a line of the same width in normal weight holds a sixth more
+FOOTER_POINTS = 8.5
 FOOTER_LINE_INCHES = 0.175
 WARNING_COLOUR = "#B00020"
 
@@ -49,9 +51,9 @@ def figure_with_footer(
     """
     caveats = ["One run: no interval.", "One run each: no interval, so a small difference may be noise."]
     notes = [*notes, *(caveats[len(runs) > 1 :][:1] if are_single else [])]
-    footer = [(line, "#666666") for note in notes for line in textwrap.wrap(note, FOOTER_CHARACTERS * 7 // 6)]
+    footer = [(line, "#666666") for note in notes for line in _footer_lines(note, "normal")]
     loud = warnings(runs) if runs else []
-    footer += [(line, WARNING_COLOUR) for note in loud for line in textwrap.wrap(note, FOOTER_CHARACTERS)]
+    footer += [(line, WARNING_COLOUR) for note in loud for line in _footer_lines(note, "bold")]
     footer_inches = FOOTER_LINE_INCHES * len(footer) + 0.12
     title_inches = 0.5
     height = title_inches + sum(panel_inches) + 0.75 * len(panel_inches) + footer_inches
@@ -62,9 +64,19 @@ def figure_with_footer(
     for line, (text, colour) in enumerate(footer):
         y = (footer_inches - 0.04 - FOOTER_LINE_INCHES * line) / height
         weight = "bold" if colour == WARNING_COLOUR else "normal"
-        figure.text(0.012, y, text, fontsize=8.5, color=colour, weight=weight, va="top")
+        figure.text(0.012, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
     rows = len(panel_inches)
     return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
+
+
+def _footer_lines(note: str, weight: str) -> list[str]:
+    """A note in lines that fit the figure as drawn: digits and capitals are wider than small letters."""
+    font, lines = FontProperties(family=STYLE["font.family"], weight=weight), [""]
+    for word in note.split():
+        longer = f"{lines[-1]} {word}".strip()
+        fits = TextPath((0, 0), longer, size=FOOTER_POINTS, prop=font).get_extents().width <= 72 * 0.976 * WIDTH_INCHES
+        lines[-1:] = [longer] if fits or not lines[-1] else [lines[-1], word]
+    return lines
 
 
 def name_rows(axis: Axes, runs: Sequence[Run]) -> None:
