@@ -146,6 +146,21 @@ def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
     assert check_run(parse_command_line(longer), launch()).settings.lr_decay_steps == 38
 
 
+def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
+    def rates(*flags: str) -> tuple:
+        settings = settings_of(token_files, *flags)
+        return settings.learning_rate, settings.muon_learning_rate
+
+    assert rates() == (6e-4, None) and rates("--model", "gpt2-xl") == (2e-4, None)
+    assert rates("--model", "nano") == (3e-3, None) and rates("--model", "nano", "--learning_rate", "1e-4")[0] == 1e-4
+    assert rates("--model", "nano", "--optimizer", "muon") == (6e-3, 6e-3)
+    assert rates("--optimizer", "muon") == (6e-4, 6e-4)
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(settings_of(token_files, "--model", "nano").as_config()))
+    other = check_run(parse_command_line(["--config", str(path), "--model", "gpt2-medium"]), launch()).settings
+    assert other.learning_rate == 3e-4, "it follows again"
+
+
 def test_the_config_of_an_optimized_run_serves_a_baseline(token_files, tmp_path):
     first = settings_of(token_files, "--run_type", "optimized", "--zero_stage", "2")
     path = tmp_path / "effective_config.json"

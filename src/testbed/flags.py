@@ -22,7 +22,7 @@ from testbed.flag_values import (
     positive_or_auto,
     share,
 )
-from testbed.model_shape import MODEL_SIZES
+from testbed.model_shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
 from testbed.strategies import STRATEGIES
 
 LR_SCHEDULES = {
@@ -209,8 +209,9 @@ def _optimizer_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw",
                        help="muon = orthogonalised momentum for the matrices inside the blocks, AdamW for embeddings, biases and "
                        "LayerNorms (default: %(default)s)")
-    group.add_argument("--learning_rate", type=not_negative_number, default=6e-4, metavar="LR",
-                       help="peak learning rate (default: %(default)s)")
+    group.add_argument("--learning_rate", type=not_negative_number, metavar="LR",
+                       help="peak learning rate (default: the size's: " + ", ".join(f"{name} {rate:g}" for name, rate in LEARNING_RATES.items())
+                       + f"; muon: nano {MUON_LEARNING_RATES['nano']:g}, else the same)")
     group.add_argument("--muon_learning_rate", type=not_negative_number, metavar="LR",
                        help="muon: peak learning rate of the matrices, scaled so that a step changes them as much as AdamW's "
                        "would at the same rate; its schedule is --learning_rate's in proportion (default: --learning_rate)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
 from testbed.token_file import TokenFile
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ BELONGS_TO = {
 }
 DEFAULT_MUON_MOMENTUM = 0.95
 DEFAULT_DECAY_SHARE = 0.2
+
+
+def default_learning_rate(model: str, optimizer: str) -> float:
+    """The peak learning rate where none was given, by --model; dimensions that override the size change nothing."""
+    rates = LEARNING_RATES | (MUON_LEARNING_RATES if optimizer == "muon" else {})
+    return rates[model]
 
 
 def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[str, float | None]:

@@ -29,14 +29,14 @@ from testbed.parallelism import (
     options_of_run_type,
     stages_per_rank,
 )
-from testbed.schedule import options_of_optimizer, schedule
+from testbed.schedule import default_learning_rate, options_of_optimizer, schedule
 from testbed.starting_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
 
 FOLLOWS = frozenset(
-    "micro_batch_size_per_gpu muon_learning_rate muon_momentum min_learning_rate warmup_steps lr_decay_steps "
-    "decay_share threads_per_rank shard_size "
+    "micro_batch_size_per_gpu learning_rate muon_learning_rate muon_momentum min_learning_rate warmup_steps "
+    "lr_decay_steps decay_share threads_per_rank shard_size "
     "pipeline_stages stages_per_rank tensor_parallel_size".split()
 )
 # What automatic_choices.py chooses for the device and the run type: the file of one run is used with others.
@@ -219,6 +219,8 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
         values = merge_into_flags(deepspeed_file, values, command_line.explicit)
     values.update(options_of_run_type(values, command_line.typed))
     values["attention"] = _attention(values)
+    if values["learning_rate"] is None:
+        values["learning_rate"] = default_learning_rate(values["model"], values["optimizer"])
     values.update(options_of_optimizer(values, command_line.typed))
     values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
