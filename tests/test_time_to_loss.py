@@ -56,7 +56,8 @@ def test_the_time_to_loss_protocol_compares_times_whatever_the_batch(tmp_path):
     assert arm["time_to_loss"]["train_time_s"]["median"] == pytest.approx(25 * 0.0505)
     assert arm["speedup"]["ratio"] == pytest.approx(17.5 * 0.202 / (25 * 0.0505), rel=1e-3)
     assert arm["verdict"] == "faster"
-    assert "time to loss 5.25 (s)" in scaling_table(report)
+    assert "| time to loss 5.25 (s) | tokens to it |" in scaling_table(report)
+    assert f"| 1.3 [1.2, 1.3] | {arm['time_to_loss']['tokens']['median']:,.0f}" in scaling_table(report)
     with pytest.raises(ValueError, match="--target_val_loss"):
         report_of(tmp_path, "time_to_loss")
     never = report_of(tmp_path, "time_to_loss", target=4.0)

@@ -19,14 +19,14 @@ def scaling_table(report: dict) -> str:
               "efficiency", "n", "verdict"]  # fmt: skip
     by_target = report["protocol"]["name"] == "time_to_loss"
     if by_target:
-        header.insert(5, f"time to loss {report['protocol']['target_val_loss']:g} (s)")
+        header[5:5] = [f"time to loss {report['protocol']['target_val_loss']:g} (s)", "tokens to it"]
     rows = []
     for arm in report["arms"]:
         row = [arm["strategy_name"], _plain(arm["batch_size"]), str(arm["ranks"]), _range(arm["tokens_per_s"], ",.0f"),
                _range(arm["wall_time_s"], ",.1f"), speed_up(arm), _range(arm["efficiency"], ".2f", "ratio"),
                str(arm["n"]), verdict(arm)]  # fmt: skip
         if by_target:
-            row.insert(5, _time_to_loss(arm))
+            row[5:5] = [_until_loss(arm, "train_time_s", ",.1f"), _until_loss(arm, "tokens", ",.0f")]
         rows.append(row)
     fits = [line for strategy in report["strategies"] if (line := _fit_line(strategy))]
     return "\n".join([_about(report), "", markdown_table(header, rows), *_footnotes(report, fits)])
@@ -253,11 +253,11 @@ def _utilization(arm: dict) -> str:
     return ", ".join(shown) or "not measured"
 
 
-def _time_to_loss(arm: dict) -> str:
+def _until_loss(arm: dict, quantity: str, spelled: str) -> str:
     found = arm["time_to_loss"]
     never = f" ({found['num_never_reached']} of {found['n']} never)" if found["num_never_reached"] else ""
     at_most = "at most " if found["num_upper_bounds"] else ""
-    return at_most + _range(found["train_time_s"], ",.1f") + never
+    return at_most + _range(found[quantity], spelled) + never
 
 
 def _strategies(report: dict) -> list[str]:

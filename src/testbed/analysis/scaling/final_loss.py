@@ -1,0 +1,87 @@
+"""How much sooner one arm is where another one ends: seed by seed, to the loss at which its reference run ended.
+
+A target that is alike for all seeds is one that the unluckiest reference run just reaches, and the others pass on the
+way; what a recipe saves against "train to the end" is told only by each run's own last loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.analysis.comparability import TASK_FIELDS
+from testbed.analysis.runs import Point, Run
+from testbed.analysis.scaling.tables import markdown_table
+from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
+from testbed.analysis.statistics import median_interval
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs of one seed: where the reference ended, and when the other was there; None: never."""
+
+    seed: int
+    ended: Point
+    reached: TimeToLoss | None
+
+    @property
+    def share_of_steps(self) -> float | None:
+        """Steps that the other needed, as a share of the reference's; of tokens too, as their steps hold as many."""
+        return None if self.reached is None else self.reached.step / self.ended.step
+
+    @property
+    def share_of_time(self) -> float | None:
+        """The same of the sums of step times, so that dearer steps count."""
+        return None if self.reached is None else self.reached.train_time_s / self.ended.train_time_s
+
+
+def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]:
+    """One pair per seed, in the order of the seeds.
+
+    Raises:
+        ValueError: one sentence: a side lacks a seed or has it twice, a reference did not validate, or the runs of a
+            pair do not learn the same task in steps of as many tokens.
+    """
+    by_seed = [{run.work.get("seed"): run for run in side} for side in (runs, references)]
+    if any(len(found) != len(side) or None in found for found, side in zip(by_seed, (runs, references), strict=True)):
+        raise ValueError("a seed stands twice on one side, or is not recorded; each seed makes one pair")
+    if by_seed[0].keys() != by_seed[1].keys():
+        raise ValueError(
+            f"the sides have other seeds, {sorted(by_seed[0])} and {sorted(by_seed[1])}; give runs of the same ones"
+        )
+    return [_pair(seed, by_seed[0][seed], by_seed[1][seed]) for seed in sorted(by_seed[0])]
+
+
+def _pair(seed: int, run: Run, reference: Run) -> Pair:
+    for name in (*TASK_FIELDS, "global_batch_size"):
+        known = [{**each.work, **each.validation}.get(name) for each in (run, reference)]
+        if known[0] != known[1]:
+            raise ValueError(f"{run.path} and {reference.path} differ in {name}: {known[0]} and {known[1]}")
+    if not reference.validation_losses:
+        raise ValueError(f"{reference.path} holds no validation loss")
+    ended = reference.validation_losses[-1]
+    return Pair(seed, ended, time_to_loss(run, ended.loss))
+
+
+def final_loss_table(pairs: Sequence[Pair], name: str, reference: str) -> str:
+    """Markdown: a row per seed, and the medians of the shares with 95 % intervals where every run got there."""
+    header = ["seed", f"{reference} ends at", "after steps", f"{name} is there after"]
+    header += ["share of the tokens", "share of the time"]
+    rows = []
+    for pair in pairs:
+        row = [str(pair.seed), f"{pair.ended.loss:.4f}", f"{pair.ended.step:,.0f}"]
+        found = ["never", "", ""]
+        if pair.reached is not None:
+            found = [f"{pair.reached.step:,.0f}", f"{pair.share_of_steps:.3f}", f"{pair.share_of_time:.3f}"]
+        rows.append(row + found)
+    lines = [markdown_table(header, rows), ""]
+    if any(pair.reached is None for pair in pairs):
+        return "\n".join([*lines, f"{name} did not get there in every run, so no median is claimed."])
+    shares = ([pair.share_of_steps for pair in pairs], [pair.share_of_time for pair in pairs])
+    tokens, time = (_with_interval(values) for values in shares)
+    return "\n".join([*lines, f"Median over {len(pairs)} seeds: {tokens} of the tokens, {time} of the time."])
+
+
+def _with_interval(shares: Sequence[float]) -> str:
+    median, low, high = median_interval(shares)
+    return f"{median:.3f}" if low is None else f"{median:.3f} [{low:.3f}, {high:.3f}]"
