@@ -153,7 +153,8 @@ def table(content: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"Ratio {ratio.ratio:.2f}{interval}: preprocess_small.py is {ratio.verdict}; n = {ratio.n_a} each, {ids}, "
+            f"Ratio {ratio.ratio:.2f}{interval}; verdict on preprocess_small.py: {ratio.verdict}; "
+            f"n = {ratio.n_a} each, {ids}, "
             f"{content['num_bytes'] / 1e6:.1f} MB in {content['num_documents']:,} documents, {content['tokenizer']}, "
             f"{content['num_workers']} threads.",
         ]

@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 from testbed.analysis.agreement import agreement_table
 from testbed.analysis.charts import comparison_table
 from testbed.analysis.exposed import exposed_communication, exposed_table
+from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.metrics_file import read_metrics
 from testbed.strategies import STRATEGIES
@@ -20,6 +21,7 @@ README = REPOSITORY / "README.md"
 QUICKSTART = REPOSITORY / "docs" / "results" / "quickstart"
 RUN_TYPES = REPOSITORY / "docs" / "results" / "run_types"
 SWEEP = REPOSITORY / "docs" / "results" / "sweep"
+PERFORMANCE = REPOSITORY / "docs" / "results" / "performance"
 EXPOSED = REPOSITORY / "docs" / "results" / "exposed"
 STRATEGIES_PAGE = REPOSITORY / "docs" / "strategies.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "checkpoint" / "README.md"]
@@ -79,6 +81,34 @@ def test_the_scaling_table_is_what_the_sweep_says():
     for metrics in files:
         assert metrics["status"] == "complete" and metrics["git_dirty"] is False
         assert metrics["git_commit"] in page
+
+
+def test_the_table_of_other_trainers_is_what_the_file_says():
+    """Whole, of a clean commit, and ours is not shown to be slower than any of them."""
+    content = read_peers(PERFORMANCE / "peers.json")
+    assert peers_table(content).partition("\n\n- ")[0] in (REPOSITORY / "docs" / "performance.md").read_text()
+    assert unmeasured(content) == [] and content["git_dirty"] is False
+    assert content["git_commit"] in (PERFORMANCE / "README.md").read_text()
+    others = [result for result in results(content) if result.peer != "ours"]
+    assert {result.peer for result in others} == {"nanogpt", "transformers"}
+    assert all(result.ratio_high > 1 for result in others)
+
+
+def test_start_up_and_data_wait_are_what_the_sweep_says():
+    files = [read_metrics(path) for path in SWEEP.glob("*/run_*/training_metrics.json")]
+    start_up = {name: [] for name in ("PyTorch", "DeepSpeed")}
+    for metrics in files:
+        engine = "DeepSpeed" if metrics["training_config"]["run_type"] == "optimized" else "PyTorch"
+        start_up[engine].append(metrics["timing"]["startup_time_s"])
+    waits = [metrics["timing"]["data_wait_fraction"] for metrics in files]
+    page = " ".join((REPOSITORY / "docs" / "performance.md").read_text().split())
+    assert len(files) == 45
+    assert (
+        f"longest start-up was {max(start_up['PyTorch']):.1f} s, with DeepSpeed {max(start_up['DeepSpeed']):.1f} s"
+        in page
+    )
+    assert f"at most {max(waits):.2%} of the steps' time" in page
+    assert max(waits) < 0.01 and max(map(max, start_up.values())) < 10
 
 
 def test_the_table_of_exposed_communication_is_what_the_files_say():
