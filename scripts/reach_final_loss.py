@@ -5,7 +5,7 @@
 
 Both sides are folders of runs that validated on the way (--eval_every), with the same seeds. Prints a Markdown table:
 where each run of --of ended, after how many steps the other's run of that seed had the same validation loss, and which
-share of the tokens and of the time that took.
+share of the tokens and of the time that took. What differs beside the recipe (machine, threads, commit) is said below.
 Exit code: 0, 1 a run never got there, 2 what was typed cannot be compared.
 """
 
@@ -26,6 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--names", nargs=2, default=("A", "B"), metavar=("A", "B"), help="what the table calls them")
     arguments = parser.parse_args()
+    from testbed.analysis.comparison.confounders import confounders
     from testbed.analysis.comparison.files import arms_from
     from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
 
@@ -33,11 +34,18 @@ def main() -> int:
         a, b, unreadable = arms_from(arguments.runs, arguments.of)
         if unreadable:
             raise ValueError(unreadable[0])
+        for arm in (a, b):
+            if left_out := [run for run in arm.runs if run not in arm.measured_runs]:
+                raise ValueError(
+                    f"{left_out[0].path} is not complete, or instrumented; name the folders of the other runs alone"
+                )
         pairs = pairs_of_seeds(a.runs, b.runs)
     except ValueError as error:
         print(f"reach_final_loss.py: error: {error}", file=sys.stderr)
         return 2
     print(final_loss_table(pairs, *arguments.names))
+    for found in confounders(a.runs, b.runs):
+        print(f"Differs beside the recipe: {found.what}, {found.against}.")
     return 1 if any(pair.reached is None for pair in pairs) else 0
 
 

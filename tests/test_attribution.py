@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 
@@ -43,13 +44,14 @@ def assert_found(parts: dict[str, list[float]], planted: str, without: dict[str,
     """The planted part holds the pause in every step; no other part has grown.
 
     What else the machine does only ever adds time, so the quietest step of each run is compared: a median of few
-    steps carried 0.07 s of other processes' work into the difference. A pause that is booked elsewhere in only some
-    steps is missed by no one: it is then missing from the planted part.
+    steps carried 0.07 s of other processes' work into the difference. A pause that is booked elsewhere in some steps is
+    missing from the planted part there; one that is booked twice in most of them shows in the median, from which noise
+    is far enough.
     """
     for name, seconds in parts.items():
         expected = PAUSE_S if name == planted else 0.0
         assert min(seconds) - min(without[name]) == pytest.approx(expected, abs=WITHIN), (name, parts, without)
-    assert min(parts[planted]) >= PAUSE_S - WITHIN, (planted, parts)
+        assert statistics.median(seconds) - min(without[name]) < expected + PAUSE_S / 2, (name, parts, without)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,8 @@ def test_what_one_rank_does_between_steps_is_in_no_step(tmp_path, token_files):
     metrics = planted_run(tmp_path / "run", token_files, "ddp", ["writing", str(PAUSE_S), "0"])
     for rank in (0, 1):
         assert max(row["per_rank_step_time_s"][rank] for row in metrics["steps"][1:]) < PAUSE_S / 2
-        assert min(rows_of_rank(metrics, rank)["exposed_communication"]) < WITHIN
+        exposed = rows_of_rank(metrics, rank)["exposed_communication"]
+        assert min(exposed) < WITHIN and statistics.median(exposed) < PAUSE_S / 2
 
 
 def test_the_rows_of_a_step_add_up_and_its_collectives_are_counted(undisturbed):

@@ -2,11 +2,14 @@
 
 import pytest
 from charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from PIL import Image
 
 from testbed.analysis import charts
+from testbed.analysis.chart_style import STYLE, figure_with_footer
 from testbed.analysis.runs import load_runs
 
 
@@ -43,6 +46,17 @@ def test_every_chart_is_a_png_of_the_stated_width(load, tmp_path, count):
             assert image.width == charts.WIDTH_INCHES * charts.DPI
             assert 300 < image.height < 2000
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50  # something is drawn
+
+
+def test_a_footer_stays_inside_the_picture():
+    notes = ["W" * 300, "12,345,678 " * 40, "some/long/folder" * 30, "words of small letters " * 20, ""]
+    with rc_context(STYLE):
+        figure, _ = figure_with_footer([], "title", [1.0], notes, are_single=False)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    lines = [text for text in figure.texts if text.get_text() != "title"]
+    assert len(lines) > 10 and "".join(line.get_text() for line in lines[:3]).count("W") == 300
+    for line in lines:
+        assert line.get_window_extent(renderer).x1 <= figure.bbox.x1, line.get_text()
 
 
 def test_equal_runs_show_their_speed_up_and_no_warning(pair):

@@ -15,6 +15,7 @@ from testbed.analysis.exposed import exposed_communication, exposed_table
 from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.metrics_file import read_metrics
+from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
 from testbed.strategies import STRATEGIES
 
 README = REPOSITORY / "README.md"
@@ -94,6 +95,29 @@ def test_the_table_of_other_trainers_is_what_the_file_says():
     assert all(result.ratio_high > 1 for result in others)
 
 
+def test_the_table_of_learning_rates_is_what_the_files_say():
+    """One seed of each rate; the defaults of nano are the best of them."""
+    rows = []
+    folder = REPOSITORY / "docs" / "results"
+    files = [*folder.glob("learning_rates/*/*/run_1"), *folder.glob("optimizers/*/run_1")]
+    for metrics in (read_metrics(path / "training_metrics.json") for path in files):
+        config, last = metrics["training_config"], metrics["evaluations"][-1]
+        assert (metrics["status"], metrics["git_dirty"], config["seed"], last["step"]) == ("complete", False, 42, 300)
+        rows.append((config["optimizer"], config["lr"], config["muon_learning_rate"], last["val_loss"]))
+    lines = [
+        "| optimizer | `--learning_rate` | `--muon_learning_rate` | validation loss after 300 steps |",
+        "|---|---|---|---|",
+    ]
+    rows.sort(key=lambda row: (row[0], row[1], row[2] or 0))
+    lines += [
+        f"| {name} | {rate:g} | {'' if muon is None else f'{muon:g}'} | {loss:.4f} |" for name, rate, muon, loss in rows
+    ]
+    assert len(rows) == 10 and "\n".join(lines) in (REPOSITORY / "docs" / "optimizers.md").read_text()
+    best = {name: min((row for row in rows if row[0] == name), key=lambda row: row[3]) for name in ("AdamW", "Muon")}
+    assert best["AdamW"][1] == LEARNING_RATES["nano"]
+    assert best["Muon"][1:3] == (MUON_LEARNING_RATES["nano"],) * 2
+
+
 def test_start_up_and_data_wait_are_what_the_sweep_says():
     files = [read_metrics(path) for path in SWEEP.glob("*/run_*/training_metrics.json")]
     start_up = {name: [] for name in ("PyTorch", "DeepSpeed")}
@@ -134,6 +158,11 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        if not target.startswith(("http:", "https:")):
+            headings = re.findall(r"^#+ (.+)$", (page.parent / target if target else page).read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{target}#{anchor}"
 
 
 def test_the_file_map_names_every_module():

@@ -152,9 +152,12 @@ def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
         return settings.learning_rate, settings.muon_learning_rate
 
     assert rates() == (6e-4, None) and rates("--model", "gpt2-xl") == (2e-4, None)
-    assert rates("--model", "nano") == (3e-3, None) and rates("--model", "nano", "--learning_rate", "1e-4")[0] == 1e-4
-    assert rates("--model", "nano", "--optimizer", "muon") == (6e-3, 6e-3)
+    assert rates("--model", "nano") == (4e-3, None) and rates("--model", "nano", "--learning_rate", "1e-4")[0] == 1e-4
+    assert rates("--model", "nano", "--optimizer", "muon") == (1e-2, 1e-2)
     assert rates("--optimizer", "muon") == (6e-4, 6e-4)
+    small = ["--num_layers", "12", "--num_heads", "12", "--embedding_size", "768"]
+    assert rates("--model", "nano", *small)[0] == 6e-4, "the size is what the model has, not what it was called"
+    assert rates("--model", "nano", "--num_layers", "3")[0] == 4e-3, "no size has three layers"
     path = tmp_path / "effective_config.json"
     path.write_text(json.dumps(settings_of(token_files, "--model", "nano").as_config()))
     other = check_run(parse_command_line(["--config", str(path), "--model", "gpt2-medium"]), launch()).settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
+from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES, ModelShape, size_name
 from testbed.token_file import TokenFile
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ DEFAULT_MUON_MOMENTUM = 0.95
 DEFAULT_DECAY_SHARE = 0.2
 
 
-def default_learning_rate(model: str, optimizer: str) -> float:
-    """The peak learning rate where none was given, by --model; dimensions that override the size change nothing."""
+def default_learning_rate(shape: ModelShape, model: str, optimizer: str) -> float:
+    """The peak learning rate where none was given: that of the size which the model has, wherever its dimensions come
+    from; where no size has them, of `model`."""
     rates = LEARNING_RATES | (MUON_LEARNING_RATES if optimizer == "muon" else {})
-    return rates[model]
+    return rates.get(size_name(shape), rates[model])
 
 
 def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[str, float | None]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.batch import batch_arithmetic
-from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deepspeed_file
+from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deepspeed_file, values_of
 from testbed.flag_values import AUTO
 from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
 from testbed.launch import Launch, read_launch, refuse, threads_per_rank
@@ -219,14 +219,14 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
         values = merge_into_flags(deepspeed_file, values, command_line.explicit)
     values.update(options_of_run_type(values, command_line.typed))
     values["attention"] = _attention(values)
-    if values["learning_rate"] is None:
-        values["learning_rate"] = default_learning_rate(values["model"], values["optimizer"])
-    values.update(options_of_optimizer(values, command_line.typed))
     values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
     val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
     values.update(model_dimensions(values, train_file, val_file))
+    if values["learning_rate"] is None:
+        values["learning_rate"] = default_learning_rate(_shape(values), values["model"], values["optimizer"])
+    values.update(options_of_optimizer(values, command_line.typed))
     mesh = mesh_sizes(values, launch.world_size)
     values.update({name: size for name, size in mesh.flags().items() if name in STRATEGIES[run_type].options})
     values["stages_per_rank"] = stages_per_rank(values)
@@ -243,7 +243,7 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     if values["overwrite"] and values["resume"]:
         raise ValueError("--overwrite replaces the run and --resume continues it; give one of them")
     names = {field.name for field in dataclasses.fields(RunSettings)}
-    values["given"] = command_line.explicit
+    values["given"] = command_line.explicit | (values_of(deepspeed_file).keys() if deepspeed_file else set())
     settings = RunSettings(**{name: value for name, value in values.items() if name in names})
     return CheckedRun(settings, train_file, val_file, deepspeed_file)
 
@@ -255,6 +255,10 @@ def _deepspeed_file(values: dict[str, Any], run_type: str) -> DeepSpeedFile | No
             return None
         values["deepspeed_config"] = os.path.relpath(DEFAULT_DEEPSPEED_CONFIG)  # a record should not name a home folder
     return read_deepspeed_file(Path(values["deepspeed_config"]))
+
+
+def _shape(values: dict[str, Any]) -> ModelShape:
+    return ModelShape(**{field.name: values[field.name] for field in dataclasses.fields(ModelShape)})
 
 
 def _attention(values: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ WIDTH_INCHES = 10.0
 DPI = 150
 LABEL_CHARACTERS = 34
 FOOTER_POINTS = 8.5
+FOOTER_MARGIN = 0.012  # of the width, on each side
 FOOTER_LINE_INCHES = 0.175
 WARNING_COLOUR = "#B00020"
 
@@ -64,18 +65,29 @@ def figure_with_footer(
     for line, (text, colour) in enumerate(footer):
         y = (footer_inches - 0.04 - FOOTER_LINE_INCHES * line) / height
         weight = "bold" if colour == WARNING_COLOUR else "normal"
-        figure.text(0.012, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
+        figure.text(FOOTER_MARGIN, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
     rows = len(panel_inches)
     return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
 
 
 def _footer_lines(note: str, weight: str) -> list[str]:
     """A note in lines that fit the figure as drawn: digits and capitals are wider than small letters."""
-    font, lines = FontProperties(family=STYLE["font.family"], weight=weight), [""]
+    font = FontProperties(family=STYLE["font.family"], weight=weight)
+    widest = 72 * WIDTH_INCHES * (1 - 2 * FOOTER_MARGIN)
+
+    def fits(text: str) -> bool:
+        return TextPath((0, 0), text, size=FOOTER_POINTS, prop=font).get_extents().width <= widest
+
+    lines: list[str] = []
     for word in note.split():
-        longer = f"{lines[-1]} {word}".strip()
-        fits = TextPath((0, 0), longer, size=FOOTER_POINTS, prop=font).get_extents().width <= 72 * 0.976 * WIDTH_INCHES
-        lines[-1:] = [longer] if fits or not lines[-1] else [lines[-1], word]
+        if lines and fits(f"{lines[-1]} {word}"):
+            lines[-1] += f" {word}"
+            continue
+        while not fits(word):  # a path, say: cut where the line ends
+            cut = next(end for end in range(len(word) - 1, 0, -1) if fits(word[:end]))
+            lines.append(word[:cut])
+            word = word[cut:]
+        lines.append(word)
     return lines
 
 

@@ -39,8 +39,8 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]
     """One pair per seed, in the order of the seeds.
 
     Raises:
-        ValueError: one sentence: a side lacks a seed or has it twice, a reference did not validate, or the runs of a
-            pair do not learn the same task in steps of as many tokens.
+        ValueError: one sentence: a side lacks a seed or has it twice, a run did not validate, or the runs of a pair do
+            not learn the same task in steps of as many tokens.
     """
     by_seed = [{run.work.get("seed"): run for run in side} for side in (runs, references)]
     if any(len(found) != len(side) or None in found for found, side in zip(by_seed, (runs, references), strict=True)):
@@ -55,10 +55,14 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]
 def _pair(seed: int, run: Run, reference: Run) -> Pair:
     for name in (*TASK_FIELDS, "global_batch_size"):
         known = [{**each.work, **each.validation}.get(name) for each in (run, reference)]
-        if known[0] != known[1]:
+        if known[0] != known[1] or None in known:
             raise ValueError(f"{run.path} and {reference.path} differ in {name}: {known[0]} and {known[1]}")
-    if not reference.validation_losses:
-        raise ValueError(f"{reference.path} holds no validation loss")
+    for each in (run, reference):
+        if not each.validation_losses or None in (
+            each.validation_losses[-1].step,
+            each.validation_losses[-1].train_time_s,
+        ):
+            raise ValueError(f"{each.path} records no validation loss with its step and time (--eval_every STEPS)")
     ended = reference.validation_losses[-1]
     return Pair(seed, ended, time_to_loss(run, ended.loss))
 
@@ -72,7 +76,9 @@ def final_loss_table(pairs: Sequence[Pair], name: str, reference: str) -> str:
         row = [str(pair.seed), f"{pair.ended.loss:.4f}", f"{pair.ended.step:,.0f}"]
         found = ["never", "", ""]
         if pair.reached is not None:
+            at_most = "at most " if pair.reached.is_upper_bound else ""  # nobody looked before
             found = [f"{pair.reached.step:,.0f}", f"{pair.share_of_steps:.3f}", f"{pair.share_of_time:.3f}"]
+            found = [at_most + text for text in found]
         rows.append(row + found)
     lines = [markdown_table(header, rows), ""]
     if any(pair.reached is None for pair in pairs):
