@@ -276,8 +276,8 @@ fi
 
 # --- time to a loss
 work=("${data[@]}" "${learning[@]}" --run_type baseline --device "$device")
-train time_to_loss_adamw 16 --optimizer adamw --learning_rate 3e-3
-train time_to_loss_muon 16 --optimizer muon --learning_rate 3e-3
+train time_to_loss_adamw 16 --optimizer adamw
+train time_to_loss_muon 16 --optimizer muon
 
 # --- the same mathematics in bf16 and by every run type that the devices allow
 work=("${data[@]}" "${small[@]}")

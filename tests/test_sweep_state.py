@@ -53,7 +53,7 @@ def test_a_sweep_can_grow(tmp_path):
         ({"repeats": 2}, "repeat 3, which this call does not ask for"),
         ({"variants": "baseline"}, "ddp on 1 ranks"),
         ({"seed": 1}, "--seed 42 (this call: 1)"),
-        ({"passed_on": ["--learning_rate", "1"]}, "--learning_rate 3e-3 (this call: 1)"),
+        ({"passed_on": ["--precision", "bf16"]}, "--precision fp32 (this call: bf16)"),
         ({"passed_on": ["--compile"]}, "no --compile (this call: set)"),
     ],
 )

@@ -15,9 +15,9 @@ from testbed.flags import parse_command_line
 from testbed.strategies import STRATEGIES
 
 PROTOCOLS = ("strong", "weak", "time_to_loss")
-# What a run does where nobody says otherwise: that of scripts/quickstart.sh, shortened. Flags of gpt2.py.
+# What a run does where nobody says otherwise: flags of gpt2.py. No learning rate, each optimizer has its own default.
 DEFAULT_WORK = {
-    "cpu": {"model": "nano", "seq_length": "128", "precision": "fp32", "learning_rate": "3e-3"},
+    "cpu": {"model": "nano", "seq_length": "128", "precision": "fp32"},
     "cuda": {"model": "gpt2", "seq_length": "1024"},
 }
 DEFAULT_STEPS = {"strong": {"cpu": 30, "cuda": 100}, "weak": {"cpu": 30, "cuda": 100}}
