@@ -153,7 +153,7 @@ def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
 
     assert rates() == (6e-4, None) and rates("--model", "gpt2-xl") == (2e-4, None)
     assert rates("--model", "nano") == (4e-3, None) and rates("--model", "nano", "--learning_rate", "1e-4")[0] == 1e-4
-    assert rates("--model", "nano", "--optimizer", "muon") == (1e-2, 1e-2)
+    assert rates("--model", "nano", "--optimizer", "muon") == (2e-2, 2e-2)
     assert rates("--optimizer", "muon") == (6e-4, 6e-4)
     small = ["--num_layers", "12", "--num_heads", "12", "--embedding_size", "768"]
     assert rates("--model", "nano", *small)[0] == 6e-4, "the size is what the model has, not what it was called"

@@ -53,7 +53,7 @@ def size_name(shape: ModelShape) -> str:
 # about the same size in Brown et al. 2020 (arXiv:2005.14165), table 2.1.
 LEARNING_RATES = {"nano": 4e-3, "gpt2": 6e-4, "gpt2-medium": 3e-4, "gpt2-large": 2.5e-4, "gpt2-xl": 2e-4}
 # Of both parts of Muon, which are on AdamW's scale; where none was searched for, AdamW's.
-MUON_LEARNING_RATES = {"nano": 1e-2}
+MUON_LEARNING_RATES = {"nano": 2e-2}
 
 # The four published sizes (Radford et al. 2019, table 2), and one that trains on a laptop core in minutes.
 MODEL_SIZES = {
