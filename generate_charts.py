@@ -149,6 +149,9 @@ def main() -> int:
     except ValueError as error:
         print(f"generate_charts.py: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        print(f"generate_charts.py: error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        return 2
     try:
         if len(runs) <= COLUMNS:
             labelled = run_files.with_distinct_labels(runs)

@@ -12,6 +12,7 @@ Exit code 1 when runs did unequal work (each field is named, and there is no spe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -48,15 +49,18 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.scaling.tables import TABLES, scaling_table
+    from testbed.json_file import holding_together
 
     try:
         report = read_report(arguments)
         if arguments.variants and arguments.table != "004":
             raise ValueError("--variants is for --table 004")
-        if arguments.table == "004":
-            print(TABLES["004"](report, arguments.variants))
-        else:
-            print(TABLES.get(arguments.table, scaling_table)(report))
+        with holding_together(f"--report {arguments.report}") if arguments.report else contextlib.nullcontext():
+            if arguments.table == "004":
+                table = TABLES["004"](report, arguments.variants)
+            else:
+                table = TABLES.get(arguments.table, scaling_table)(report)
+        print(table)
     except ValueError as error:
         print(f"generate_scaling_table.py: error: {error}", file=sys.stderr)
         return 2

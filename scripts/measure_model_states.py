@@ -183,9 +183,9 @@ def worker(folder: Path) -> None:
     import torch
 
     from testbed import distributed
-    from testbed.launch import read_launch, stop_on_signals_and_orphanhood
+    from testbed.launch import StopSignals, read_launch
 
-    stop_on_signals_and_orphanhood(on_stuck=lambda stop: None)
+    StopSignals(grace_s=10, on_stuck=lambda stop: None)
     torch.set_num_threads(1)
     launch = read_launch()
     distributed.start_process_group(torch.device("cpu"), launch, is_needed=True)

@@ -61,10 +61,16 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     if arguments.table:
+        from testbed.json_file import holding_together, read_json
+
+        name = f"--table {arguments.table}"
         try:
-            print_tables(json.loads(arguments.table.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return refuse(f"--table {arguments.table} cannot be read: {type(error).__name__}: {error}")
+            content = read_json(arguments.table, name)
+            with holding_together(name):
+                tables = tables_of(content)
+        except ValueError as error:
+            return refuse(str(error))
+        print(tables)
         return 0
     return measure_one(arguments) if arguments.one else measure_all(arguments)
 
@@ -132,7 +138,7 @@ def measure_all(arguments: argparse.Namespace) -> int:
             trial["repeats"].append(json.loads(done.stdout.splitlines()[-1]))
         write_text(arguments.out, json.dumps(content, indent=1) + "\n")
     write_text(arguments.out, json.dumps(content, indent=1) + "\n")  # also where nothing could be measured
-    print_tables(content)
+    print(tables_of(content))
     return 1 if failed else 0
 
 
@@ -169,10 +175,10 @@ def entry(trial: Trial, not_measured: str | None) -> dict[str, Any]:
     return {**said, "not_measured": not_measured, "repeats": []}
 
 
-def print_tables(content: dict[str, Any]) -> None:
+def tables_of(content: dict[str, Any]) -> str:
     from testbed.analysis.trials import trials_table, two_numbers_table
 
-    print(*filter(None, [two_numbers_table(content), trials_table(content)]), sep="\n\n")
+    return "\n\n".join(filter(None, [two_numbers_table(content), trials_table(content)]))
 
 
 def refuse(sentence: str) -> int:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+MOST_RUNS = 10_000  # of one configuration
 sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ def check_numbers(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} {value} is below {least}")
+        if name in ("repeats", "warmup_runs", "profile_runs") and value > MOST_RUNS:
+            raise ValueError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")
     if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
         raise ValueError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
     if (arguments.protocol == "time_to_loss") != (arguments.target_val_loss is not None):

@@ -34,7 +34,7 @@ def main() -> int:
     found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
     try:
         found |= summary(arguments.folder)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"summarise_benchmark.py: error: {error}", file=sys.stderr)
         return 1
     write_text(arguments.folder / "summary.json", json.dumps(found, indent=2) + "\n")

@@ -15,8 +15,8 @@ import math
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
+from typing import NoReturn
 
 STARTED_S = time.perf_counter()
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # `testbed` lies beside this file, installed or not
@@ -30,36 +30,34 @@ if __name__ == "__main__":
 
 import torch
 
-from testbed import checkpoint, distributed, run_directory
-from testbed.announce import out_of_memory_advice, say_what_runs
+from testbed import checkpoint, distributed, resume, run_directory, watchdog
+from testbed.announce import say_what_runs
 from testbed.atomic_file import write_text
 from testbed.attribution import attribution
-from testbed.automatic_choices import ChoiceContradicts, as_decided_before, decide
+from testbed.automatic_choices import decide
+from testbed.build_locks import warnings_of_locks
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device
 from testbed.float8 import convert_to_float8_
 from testbed.flops import peak_from_table
-from testbed.launch import Launch, RunStopped, refuse, stop_on_signals_and_orphanhood
+from testbed.launch import Launch, RunStopped, StopSignals, refuse
 from testbed.measure import PeakRate, peak_memory
 from testbed.model import GPT2
 from testbed.profiling import profiler_window
 from testbed.progress import Progress
 from testbed.recorder import RunRecorder
+from testbed.run_ending import RunEnding, RunPreempted, TrainingDiverged
 from testbed.run_facts import facts_of_run
 from testbed.sample import sample_text
 from testbed.scalars import Scalars
 from testbed.schedule import learning_rate_at
+from testbed.setting_changes import settings_to_go_on
 from testbed.step import StepResult
 from testbed.step_clock import StepClock, named_range
 from testbed.strategies import STRATEGIES, Strategy, build_strategy
 from testbed.token_file import check_token_file
 from testbed.utilization import UtilizationSampler
-from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
-
-
-class TrainingDiverged(Exception):
-    """The loss or the gradient is no longer a number: nothing of that step is kept."""
-
+from testbed.weights import export_weights, read_initial_weights
 
 Weights = dict[str, torch.Tensor]
 
@@ -78,70 +76,58 @@ class Run:
     weights: Weights | None  # to begin with; let go of once the strategy has taken its part
     first_step: int  # optimizer steps done by earlier starts of this run
     scalars: Scalars
+    signals: StopSignals
     best_val_loss: float = math.inf
 
 
 def main(checked: CheckedRun, launch: Launch) -> int:
     """Set up, train, and leave every file whole however it ends. Returns the exit code."""
     settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
-    owned, backend, recorder = None, None, None  # owned: the folder, once this rank may leave its mark in it
-    failure: tuple[str, int] | None = None  # reason and exit code
-    ignore_signals = stop_on_signals_and_orphanhood(
-        on_stuck=lambda stop: leave_failed(owned, launch, recorder, stop.reason)
-    )
+    ending = RunEnding(settings, launch)
     try:
-        try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
+        try:
             device = choose_device(settings, launch)
-            sha256 = check_data(checked) if launch.rank == 0 else {}
-            settings = dataclasses.replace(settings, device=device.type)
-            resumed = checkpoint.find_for_resume(settings, launch) if settings.resume else None
-            if resumed is not None:
-                settings = as_decided_before(settings, resumed.settings)
-            if resumed is not None and launch.rank == 0:
-                check_same_data(resumed, sha256)
-            weights = None if resumed else read_initial_weights(settings.init_from, settings.shape)
-            if launch.rank == 0:
-                run_directory.claim(directory, settings.overwrite, settings.resume)
-                owned = directory
         except ValueError as error:
             return refuse(launch, str(error))
+        settings = dataclasses.replace(settings, device=device.type)
         if settings.quiet_nccl_monitor:
             os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         backend = distributed.start_process_group(
             device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed
         )
-        distributed.wait_for_everyone()
-        owned = directory  # rank 0 has claimed it, or nobody would have come this far
+        weights, refusal = (None, None) if settings.resume else initial_weights(settings)
+        try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
+            begun = resume.begin(settings, launch, lambda: check_data(checked), refusal)
+        except ValueError as error:
+            return ending.leave(refuse(launch, str(error)))
+        if begun.is_complete:
+            return ending.leave(0)
+        ending.owns(directory)
+        if settings.resume and begun.checkpoint is None:
+            weights, refusal = initial_weights(settings)
+            if refusal is not None:
+                return ending.leave(refuse(launch, refusal))
+        settings = settings_to_go_on(settings, begun.checkpoint)
         settings, choices = decide(settings, launch, device)
-        facts = facts_of_run(dataclasses.replace(checked, settings=settings), sha256, launch, device, backend)
-        recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
-        if resumed is not None:  # before anything can fail: what was recorded must not be lost
-            recorder.restore(resumed.metrics, resumed.step, resumed.elapsed_s)
-        progress = Progress(settings, resumed.step if resumed else 0, is_speaking=launch.rank == 0)
-        for line in choices:
+        facts = facts_of_run(dataclasses.replace(checked, settings=settings), begun.sha256, launch, device, backend)
+        recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
+        resume.record(begun, recorder)  # before anything can fail: what was recorded must not be lost
+        progress = Progress(settings, begun.step, is_speaking=launch.rank == 0)
+        for line in (*choices, *warnings_of_locks(settings.run_type)):
             progress.say(line)
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        first_step = resumed.step if resumed else 0
-        scalars = Scalars(settings, directory / run_directory.TENSORBOARD, first_step, is_writer=launch.rank == 0)
-        run = Run(checked, settings, launch, device, directory, recorder, progress, weights, first_step, scalars)
+        scalars = Scalars(settings, directory / run_directory.TENSORBOARD, begun.step, is_writer=launch.rank == 0)
+        run = Run(
+            *(checked, settings, launch, device, directory, recorder, progress, weights, begun.step, scalars),
+            ending.signals,
+        )
         weights = None  # a rank that holds a part of the model must not keep the whole beside it
-        train(run, resumed)
-    except RunStopped as stop:
-        failure = stop.reason, stop.exit_code
-    except (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, checkpoint.CheckpointFailed) as error:
-        failure = str(error), 1
-    except ChoiceContradicts as error:
-        failure = str(error), 2
-    except torch.OutOfMemoryError as error:
-        failure = out_of_memory_advice(settings, error), 1
-    except Exception as error:
-        traceback.print_exc()
-        failure = reason_of(error), 1
-    ignore_signals()  # from here on nothing interrupts closing down
-    exit_code = leave_failed(owned, launch, recorder, *failure) if failure else 0
-    return leave(exit_code, recorder, has_process_group=backend is not None)
+        train(run, begun)
+    except (Exception, RunStopped) as error:
+        return ending.after(error)
+    return ending.leave(0)
 
 
 def check_data(checked: CheckedRun) -> dict[str, str]:
@@ -153,13 +139,12 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     }
 
 
-def check_same_data(resumed: checkpoint.Checkpoint, sha256: dict[str, str]) -> None:
-    """A run goes on with the data it began with."""
-    if resumed.metrics["training_config"]["dataset_sha256"] != sha256:
-        raise ValueError(
-            "--resume: --train_data_path or --val_data_path holds other bytes than when the run began; restore the "
-            "files, or start a new run"
-        )
+def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
+    """What --init_from names, or why it cannot be used."""
+    try:
+        return read_initial_weights(settings.init_from, settings.shape), None
+    except ValueError as error:
+        return None, str(error)
 
 
 def build(run: Run) -> Strategy:
@@ -178,42 +163,55 @@ def build(run: Run) -> Strategy:
     return strategy
 
 
-def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
+def train(run: Run, begun: resume.Start) -> None:
     """Optimizer step after optimizer step."""
     settings, device, recorder = run.settings, run.device, run.recorder
     strategy = build(run)
-    if resumed is not None:
-        checkpoint.load(resumed, strategy, run.launch)
-        earlier = [row["val_loss"] for row in resumed.metrics["evaluations"] if row["step"] <= run.first_step]
-        run.best_val_loss = min(earlier, default=math.inf)
+    if begun.checkpoint is not None:
+        is_continued = resume.load(begun, strategy, settings, run.launch)
+        recorder.segment["random_numbers"] = "continued" if is_continued else "drawn anew"
+        run.best_val_loss = begun.best_val_loss
+    checkpoints = checkpoint.CheckpointWriter(
+        *(strategy, settings, run.launch, recorder), begun.step if begun.checkpoint else None
+    )
     batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
     say_what_runs(run.progress, settings, run.launch.world_size, device.type, run.first_step, run.directory)
     peak = peak_rate(run)
+    distributed.limit_waiting(settings.collective_timeout)
     sampler = UtilizationSampler(device)
 
     clock = StepClock(device, emits_nvtx=settings.profile_mode)
     sampler.start()
     recorder.begin_training(startup_s=time.perf_counter() - STARTED_S)
+    run.signals.defer()  # from here on a stop waits for the end of the step
+    if run.first_step and is_validated(run.first_step, settings) and not begun.is_validated:  # stopped before it
+        validate(run, strategy, validation, run.first_step)
+        if run.signals.agreed:
+            stop_here(run, checkpoints, run.first_step)
     with profiler_window(settings, run.directory / run_directory.PROFILER_LOGS, run.launch.rank) as profile_step:
         for step in range(run.first_step, settings.last_step):
             learning_rate = learning_rate_at(step, settings)
+            watchdog.enter("barrier", step + 1)
             distributed.wait_for_everyone()  # what rank 0 alone wrote or exported must not count as the others' step
             with clock:  # the wait for data is inside, as a phase of its own
                 micro_batches = clock.data_wait(batches.of_step, step)
                 result = strategy.train_step(micro_batches, learning_rate)
-            world = distributed.gather_step(result, clock, device)  # a collective, so outside the clock
+            watchdog.enter("exchange")
+            world = distributed.gather_step(result, clock, device, run.signals.number)  # outside the clock
+            run.signals.agreed = world.stop
             grad_norm = checked_grad_norm(step + 1, world.loss, float(result.grad_norm), settings)
             recorder.add_step(step + 1, world, grad_norm, learning_rate)
             run.progress.show_step(step + 1, world.loss, learning_rate, world.step_time_s)
             run.scalars.add_step(step + 1, world.loss, grad_norm, learning_rate, world.step_time_s)
             profile_step()
-            is_last = step + 1 == settings.last_step
-            if is_last or is_due(step + 1, settings.eval_every) or is_due(step + 1, settings.steps_per_epoch):
+            if not run.signals.agreed and (is_due(step + 1, settings.save_every) or step + 1 == settings.stop_at_step):
+                watchdog.enter("checkpoint")
+                checkpoints.save(step + 1)  # before validation, beside which the last one too can be written
+            if not run.signals.agreed and is_validated(step + 1, settings):
                 validate(run, strategy, validation, step + 1)
-            if is_due(step + 1, settings.save_every) or step + 1 == settings.stop_at_step:
-                recorder.write("running")  # a checkpoint without the rows up to it could not be resumed from
-                checkpoint.save(strategy, settings, run.launch, step + 1, recorder.elapsed_s)
+            if run.signals.agreed:
+                stop_here(run, checkpoints, step + 1)
             recorder.write_if_due()
             if peak is not None:
                 peak.measure_if_due(world.step_time_s)
@@ -223,12 +221,33 @@ def train(run: Run, resumed: checkpoint.Checkpoint | None) -> None:
         recorder.add_utilization(utilization)
     if settings.eval_only:
         validate(run, strategy, validation, 0)
-    finish(run, strategy, peak)
+        if run.signals.agreed:
+            raise run.signals.as_exception()
+    finish(run, strategy, peak, checkpoints)
 
 
 def is_due(step: int, every: int | None) -> bool:
     """Whether what happens every so many steps happens after `step`, counted from 1."""
     return every is not None and step % every == 0
+
+
+def is_validated(step: int, settings: RunSettings) -> bool:
+    """Whether validation follows `step`, counted from 1."""
+    return step == settings.last_step or is_due(step, settings.eval_every) or is_due(step, settings.steps_per_epoch)
+
+
+def stop_here(run: Run, checkpoints: checkpoint.CheckpointWriter, step: int) -> NoReturn:
+    """End the run after `step`, as all ranks agreed, with everything on disk to go on from.
+
+    Raises:
+        RunPreempted: always, but for ranks that train apart, whose work is kept by nobody (RunStopped).
+    """
+    if run.settings.skip_gradient_sync:
+        raise run.signals.as_exception()
+    watchdog.enter("checkpoint")
+    checkpoints.save(step)
+    checkpoints.wait()
+    raise RunPreempted
 
 
 def checked_grad_norm(step: int, loss: float, grad_norm: float, settings: RunSettings) -> float | None:
@@ -247,17 +266,26 @@ def checked_grad_norm(step: int, loss: float, grad_norm: float, settings: RunSet
 
 
 def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int) -> None:
-    """Loss over the validation windows; every rank reads its share. Keeps the best weights with --keep_best."""
+    """Loss over the validation windows; every rank reads its share. Keeps the best weights with --keep_best.
+
+    When a rank is asked to stop it ends early on all of them, and leaves no row: a later start validates again.
+    """
     if run.settings.max_val_steps == 0:
         return
     start_s = time.perf_counter()
+    watchdog.enter("validation")
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
     for index in run.progress.batches(len(batches), "validation"):
+        run.signals.agreed = distributed.agree_on_stop(run.signals.number, run.device)
+        if run.signals.agreed:
+            return
         with named_range("val/batch", run.settings.profile_mode):
             result = strategy.evaluate(batches.of_batch(index))
         loss_sum += result.loss_sum
         num_tokens += result.num_target_tokens
     world = distributed.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(run.device), run.device)
+    if not math.isfinite(world.loss):
+        raise TrainingDiverged(f"the validation loss after step {step} is {world.loss}; lower --learning_rate")
     run.recorder.add_memory(step, distributed.gather_objects(peak_memory(run.device)))
     seconds = time.perf_counter() - start_s
     run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
@@ -285,12 +313,14 @@ def peak_rate(run: Run) -> PeakRate | None:
     return peak
 
 
-def finish(run: Run, strategy: Strategy, peak: PeakRate | None) -> None:
+def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: checkpoint.CheckpointWriter) -> None:
     """Leave the weights, a sample, where the time went, the closed metrics file and RUN_COMPLETE.txt."""
     settings, recorder = run.settings, run.recorder
+    watchdog.enter("finish")
     recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
     state_dict = strategy.full_state_dict()
     export(run, state_dict, run.directory)  # before anything that only measures
+    checkpoints.wait()
     if peak is not None:
         distributed.wait_for_everyone()
         peak.measure(repeats=2)
@@ -316,57 +346,6 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
     if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
         token_file = run.checked.train_file
         export_weights(directory, state_dict, run.settings, token_file.end_of_text_id, token_file.tokenizer)
-
-
-def reason_of(error: Exception) -> str:
-    """One sentence for an exception that nobody expected. A collective that breaks means that another rank is gone."""
-    is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-    lead = "another rank is gone, so a collective failed: " if is_collective else ""
-    return f"{lead}{type(error).__name__}: {error}"
-
-
-def leave_failed(
-    owned: Path | None, launch: Launch, recorder: RunRecorder | None, reason: str, exit_code: int = 1
-) -> int:
-    """Mark the run as failed, keep its rows, say where the last good checkpoint is. Returns the exit code."""
-    reason = f"{reason.splitlines()[0]}; {last_checkpoint(owned)}"
-    print(f"rank {launch.rank} failed: {reason}", file=sys.stderr, flush=True)
-    standing_reason = mark_failed(owned, launch, reason)
-    try:
-        if launch.rank == 0 and owned:
-            (owned / run_directory.COMPLETE).unlink(missing_ok=True)  # closed, and then something went wrong after all
-        if recorder is not None:
-            recorder.write("failed", failure={"reason": standing_reason, "step": recorder.last_step or None})
-    except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
-        print(f"rank {launch.rank}: the metrics could not be updated: {error}", file=sys.stderr, flush=True)
-    return exit_code
-
-
-def last_checkpoint(owned: Path | None) -> str:
-    """Where to resume from, in words."""
-    try:
-        newest = checkpoint.newest(owned) if owned else None
-    except (OSError, ValueError) as error:
-        return f"the checkpoints cannot be read ({error})"
-    return f"last checkpoint: {newest.directory}" if newest else "no checkpoint was saved"
-
-
-def mark_failed(owned: Path | None, launch: Launch, reason: str) -> str:
-    """RUN_FAILED.txt in the run's folder, if it is this run's yet. Returns the reason of the first rank that failed."""
-    return run_directory.mark_failed(owned, launch.rank, reason) if owned else reason
-
-
-def leave(exit_code: int, recorder: RunRecorder | None, has_process_group: bool) -> int:
-    """End the process group after a success; after a failure the other ranks may be gone, so do not wait for them."""
-    if has_process_group:
-        if exit_code == 0:
-            distributed.wait_for_everyone()
-            distributed.stop_process_group()
-            recorder.note_process_group_ended()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)  # gloo's threads sometimes abort the interpreter's own way out
-    return exit_code
 
 
 def as_json(content: dict) -> str:

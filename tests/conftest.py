@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,10 @@ TINY_RUN = [*TINY_MODEL, "--seq_length", str(SEQUENCE), "--precision", "fp32", "
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_environment(tmp_path_factory):
-    """One thread per process, no network, and a build cache that a killed run cannot leave locked for others."""
+    """One thread per process, no network, and a build cache that a killed run cannot leave locked for others. Ctrl-C
+    works in what tests start: a suite in the background of a script would hand down that it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))

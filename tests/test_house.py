@@ -26,23 +26,27 @@ def modules() -> dict[str, Path]:
 # A module may import from the lines above its own, and within its line only what does not import it back.
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
-    "atomic_file batch launch model_shape step network strategies earlier_settings error_text",
-    "metrics_file token_file run_directory flops flag_values flags streams parallelism stages memory_model trace",
+    "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
+    "json_file recorded_environment",
+    "metrics_file manifest token_file run_directory flops flag_values flags streams parallelism stages "
+    "memory_model trace",
     "deepspeed_config tokenizer hub sources corpus preprocess schedule starting_shape",
     "settings progress",
-    "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record",
+    "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
+    "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills",
     "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
     "scalars attribution announce",
     "model muon optimizer data weights inference inference.generate sample recorder",
     # and the strategies: whatever lies in their folder
-    "largest_micro_batch automatic_choices checkpoint model_states peers.worker trials",
+    "largest_micro_batch automatic_choices run_ending checkpoint whole_checkpoints setting_changes resume "
+    "model_states peers.worker trials",
 ]
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
 LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
 ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
-ANALYSIS_MAY_IMPORT |= {"earlier_settings"}
+ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file"}
 
 
 class Imports(ast.NodeVisitor):

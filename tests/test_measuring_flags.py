@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from conftest import TINY_RUN, data_flags, python_command, run_program, torchrun_command
 from metrics_examples import example_metrics
@@ -80,8 +82,9 @@ def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_file
 def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
     """Its slowed rows stay among the measured ones."""
     for before, now, expected in ((True, False, True), (False, True, True), (False, False, False)):
-        recorder = RunRecorder(tmp_path, settings=None, facts={"instrumented": now}, is_writer=True)
-        recorder.restore(example_metrics(instrumented=before), step=10, elapsed_s=1.0)
+        settings = SimpleNamespace(run_type="baseline")
+        recorder = RunRecorder(tmp_path, settings, facts=example_metrics(instrumented=now), is_writer=True)
+        recorder.restore(example_metrics(instrumented=before), step=10, elapsed_s=1.0, useful_wall_s=1.0)
         assert recorder.metrics["instrumented"] is expected
 
 

@@ -153,7 +153,7 @@ def test_a_file_is_measured_and_read_again(tmp_path, token_files):
     ("flags", "sentence"),
     [
         (["--out", "x.json", "--trials", "magic"], "--trials magic: choose of unfused AdamW"),
-        (["--table", "nowhere.json"], "--table nowhere.json cannot be read"),
+        (["--table", "nowhere.json"], "--table nowhere.json does not exist"),
         ([], "give --out FILE to measure, or --table FILE"),
     ],
 )

@@ -37,13 +37,17 @@ def main() -> int:
     sys.path.insert(0, os.path.relpath(SOURCES))
     from testbed.analysis.profiles.diff import diff, diff_text, read_summary
     from testbed.atomic_file import write_text
+    from testbed.json_file import holding_together
 
     try:
-        changes = diff(read_summary(arguments.a), read_summary(arguments.b))
+        a, b = read_summary(arguments.a), read_summary(arguments.b)
+        with holding_together(f"{arguments.a} or {arguments.b}"):
+            changes = diff(a, b)
+            text = diff_text(changes, arguments.rows)
     except ValueError as error:
         print(f"diff_profiles.py: {error}", file=sys.stderr)
         return 2
-    print(diff_text(changes, arguments.rows))
+    print(text)
     if arguments.json:
         try:
             write_text(arguments.json, json.dumps(changes, indent=2, ensure_ascii=False) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from testbed.error_text import first_line
 from testbed.model_shape import size_name
 from testbed.progress import Progress
 from testbed.settings import RunSettings
@@ -42,5 +43,5 @@ def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
         advice = "give --activation_checkpointing block, or shard the model with --run_type fsdp"
     return (
         f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; {advice} "
-        f"({str(error).splitlines()[0]})"
+        f"({first_line(error)})"
     )

@@ -96,4 +96,4 @@ def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:
 def _largest_that_divides(global_batch: int, data_world_size: int, largest: int, at_least: int) -> int:
     share = global_batch // data_world_size if global_batch % data_world_size == 0 else 1
     largest = max(1, min(largest, share // at_least))
-    return max(size for size in range(1, largest + 1) if share % size == 0)
+    return next(size for size in range(largest, 0, -1) if share % size == 0)

@@ -1,6 +1,8 @@
-"""Checkpoints to resume from: a folder appears whole or not at all, and says what it continues.
+"""Writing checkpoints: a folder appears whole or not at all, and its manifest says what it must hold.
 
-DIR/checkpoints/step_000020/ holds what the strategy wrote, one random state per rank, and checkpoint.json.
+DIR/checkpoints/step_000020/ holds what the strategy wrote, one random state per rank, a copy of the run's metrics up to
+that step, checkpoint.json (what it continues) and manifest.json (size and SHA-256 of every file, written last). It is
+made as .step_000020.tmp, flushed to disk, files and folders, and renamed. Reading them is resume.py.
 """
 
 from __future__ import annotations
@@ -8,31 +10,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import distributed
-from testbed.automatic_choices import as_decided_before
-from testbed.earlier_settings import in_todays_terms
+from testbed.json_file import read_json
 from testbed.launch import Launch
-from testbed.metrics_file import read_metrics
-from testbed.run_directory import CHECKPOINTS, METRICS
+from testbed.manifest import write_manifest
+from testbed.run_directory import CHECKPOINTS, METRICS, now_utc
 from testbed.settings import RunSettings
-from testbed.strategies import Strategy
+
+if TYPE_CHECKING:
+    from testbed.recorder import RunRecorder
+    from testbed.strategies import Strategy
 
 DESCRIPTION = "checkpoint.json"
-KEPT = 2  # should the disk damage the newest, delete its folder and resume from the one before
-
-# what may differ between the start that saved and the start that resumes: none of it changes the work
-FREE_TO_CHANGE = (
-    "checkpoint_path stop_at_step eval_every save_every keep_best max_val_steps num_workers steps_per_print "
-    "timing_warmup_steps timing_sample_every profile profile_steps profile_mode tensorboard quiet_nccl_monitor "
-    "sample_prompt sample_tokens threads_per_rank enforce_global_batch_size deepspeed_config"
-).split()
+STEP_FOLDER = re.compile(r"step_(\d+)")
+DAMAGED, ABANDONED = ".damaged", ".abandoned"  # what a folder is called that no start goes on from
+DISCARD_WAIT_S = 5.0
+VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most so long
 
 
 class CheckpointFailed(Exception):
@@ -41,132 +46,191 @@ class CheckpointFailed(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint on disk."""
+    """What checkpoint.json says of the folder that it lies in."""
 
     directory: Path
     step: int  # optimizer steps done
-    elapsed_s: float  # wall time of training up to here
+    elapsed_s: float  # wall time since the first step began, over all starts up to here
+    useful_wall_s: float  # wall time of all starts that led to here, without what was lost on the way
     world_size: int
-    settings: dict
-    metrics: dict | None = None  # the run's file, once it was found fit to be continued
+    run_type: str
+    mesh: dict[str, int]
+    settings: dict[str, Any]
 
 
-def save(strategy: Strategy, settings: RunSettings, launch: Launch, step: int, elapsed_s: float) -> None:
-    """Write a checkpoint of optimizer step `step`. All ranks call it."""
-    folder = Path(settings.checkpoint_path) / CHECKPOINTS
-    final, temporary = folder / f"step_{step:06d}", folder / f".step_{step:06d}.tmp"
-    if launch.rank == 0:
+class CheckpointWriter:
+    """Saves a run's checkpoints, keeps the newest --keep_last of them, and records what each cost.
+
+    All ranks call its methods together, between two optimizer steps.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        settings: RunSettings,
+        launch: Launch,
+        recorder: RunRecorder,
+        resumed_step: int | None = None,
+    ):
+        """Args: resumed_step: the step of the checkpoint that this start goes on from, which needs no saving."""
+        self.strategy = strategy
+        self.settings = settings
+        self.launch = launch
+        self.recorder = recorder
+        self.saved_step = resumed_step
+        self.folder = Path(settings.checkpoint_path) / CHECKPOINTS
+        self._in_background = settings.async_mode == "async" and getattr(strategy, "saves_in_background", False)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._last: Future | None = None  # what the thread was given last
+        self._pending: tuple[Path, int, dict[str, Any], Future | None] | None = None
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint of optimizer step `step`, unless the newest is of that step.
+
+        With --async_mode async it returns when the state is copied to host memory; `wait` then waits for the rest.
+
+        Raises:
+            CheckpointFailed: on every rank; nothing of this checkpoint stays, the earlier ones stay as they were.
+        """
+        if step == self.saved_step:
+            return
+        self.wait()
+        start_s = time.perf_counter()
+        temporary = self.folder / f".step_{step:06d}.tmp"
+        row = {"step": step, "bytes": None, "blocking_s": 0.0, "total_s": None, "is_asynchronous": self._in_background}
+        try:
+            self._done_by_all(step, self._on_rank_0(self._begin, temporary, step))
+            written = _at_once(self._write, temporary)
+            self._done_by_all(step, written)
+            finished = self._on_rank_0(self._finish, temporary, step, row, start_s, written.result())
+            if self._in_background:
+                self._pending = temporary, step, row, finished or written.result()
+            else:
+                self._done_by_all(step, finished)
+        except BaseException:
+            self._discard(temporary)
+            raise
+        row["blocking_s"] = time.perf_counter() - start_s
+        self.recorder.add_checkpoint(row)
+        self.saved_step = step
+
+    def wait(self) -> None:
+        """Until a checkpoint that is being written in the background is on disk.
+
+        Raises:
+            CheckpointFailed: it could not be written.
+        """
+        if self._pending is None:
+            return
+        start_s = time.perf_counter()
+        (temporary, step, row, finished), self._pending = self._pending, None
+        try:
+            self._done_by_all(step, finished)
+        except BaseException:
+            self._discard(temporary)
+            raise
+        row["blocking_s"] += time.perf_counter() - start_s
+
+    def _on_rank_0(self, work: Callable[..., object], *arguments: object) -> Future | None:
+        self._last = self._thread.submit(work, *arguments) if self.launch.rank == 0 else None
+        return self._last
+
+    def _done_by_all(self, step: int, mine: Future | None) -> None:
+        """Wait for every rank's part; where one failed, all end with its words."""
+        distributed.wait_for_work(mine)
+        error = None if mine is None else mine.exception()
+        faults = distributed.gather_objects(None if error is None else cause(error))
+        for rank, words in enumerate(faults):
+            if words is not None:
+                raise CheckpointFailed(
+                    f"the checkpoint of step {step} could not be written in {self.folder} (rank {rank}: {words}); make "
+                    "room or make it writable, then go on with --resume"
+                ) from error
+
+    def _discard(self, temporary: Path) -> None:
+        """Half a checkpoint would keep a full disk full. But nothing is taken away from a thread that may be about to
+        give it its name: what then stays is removed when the run is resumed."""
+        if self._last is not None and wait([self._last], DISCARD_WAIT_S).done:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _begin(self, temporary: Path, step: int) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    try:
-        _write(strategy, settings, launch, step, elapsed_s, temporary)
-    except BaseException:
-        if launch.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would keep a full disk full
-        raise
-    if launch.rank == 0:
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.replace(final)
-        for old in sorted(folder.glob("step_*"))[:-KEPT]:
-            shutil.rmtree(old)
-    distributed.wait_for_everyone()
-
-
-def _write(
-    strategy: Strategy, settings: RunSettings, launch: Launch, step: int, elapsed_s: float, temporary: Path
-) -> None:
-    distributed.wait_for_everyone()
-    try:
-        strategy.save_checkpoint(temporary)
-    except CheckpointException as error:  # no Exception
-        raise CheckpointFailed(f"the checkpoint of step {step} could not be written ({_cause(error)})") from error
-    torch.save(_random_state(), temporary / f"random_state_rank{launch.rank}.pt")
-    distributed.wait_for_everyone()
-    if launch.rank == 0:
+        self.recorder.write("running")  # the rows up to here belong to the checkpoint
+        shutil.copyfile(Path(self.settings.checkpoint_path) / METRICS, temporary / METRICS)
         description = {
             "step": step,
-            "elapsed_s": elapsed_s,
-            "world_size": launch.world_size,
-            "settings": settings.as_dict(),
+            "elapsed_s": self.recorder.elapsed_s,
+            "useful_wall_s": self.recorder.useful_wall_s,
+            "world_size": self.launch.world_size,
+            "run_type": self.settings.run_type,
+            "mesh": dataclasses.asdict(self.settings.mesh),
+            "settings": self.settings.as_dict(),
+            "saved_utc": now_utc(),
         }
         (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+    def _write(self, temporary: Path) -> Future | None:
+        """This rank's part. Returns what is done when the strategy's files are, if that goes on in the background."""
+        # The strategy first: its ranks wait for each other, and for one that failed before it they would wait in vain.
+        # Saving draws no random number.
+        written = self.strategy.save_checkpoint(temporary, in_background=self._in_background)
+        torch.save(_random_state(), temporary / random_state_file(self.launch.rank))
+        return written
+
+    def _finish(self, temporary: Path, step: int, row: dict[str, Any], start_s: float, written: Future | None) -> None:
+        """What rank 0 does once all files are there: manifest, flush, rename, and the old ones go."""
+        if written is not None:
+            written.result()
+        _wait_for_files(temporary / random_state_file(rank) for rank in range(self.launch.world_size))
+        num_bytes = write_manifest(temporary)
         _flush_to_disk(temporary)
+        final = self.folder / f"step_{step:06d}"
+        remove(final)  # a damaged one: what this start went on from is not saved again
+        temporary.replace(final)
+        _flush(self.folder)
+        for old in step_folders(self.folder)[: -self.settings.keep_last]:
+            remove(old)
+        for damaged in self.folder.glob(f"step_*{DAMAGED}"):  # kept for whoever wants to look, until there is a newer
+            remove(damaged)
+        row["bytes"] = num_bytes
+        row["total_s"] = time.perf_counter() - start_s
 
 
-def newest(directory: Path) -> Checkpoint | None:
-    """The checkpoint with the most steps under a run's folder, or None."""
-    found = []
-    for description_file in (directory / CHECKPOINTS).glob(f"step_*/{DESCRIPTION}"):
-        content = json.loads(description_file.read_text(encoding="utf-8"))
-        found.append(Checkpoint(description_file.parent, **content))
-    return max(found, key=lambda checkpoint: checkpoint.step, default=None)
-
-
-def find_for_resume(settings: RunSettings, launch: Launch) -> Checkpoint:
-    """The checkpoint that --resume continues.
-
-    Raises:
-        ValueError: there is none, or it belongs to other work.
-    """
-    checkpoint = newest(Path(settings.checkpoint_path))
-    if checkpoint is None:
-        raise ValueError(
-            f"--resume: {settings.checkpoint_path} holds no checkpoint; a run writes them with --save_every or "
-            "--stop_at_step"
-        )
-    if checkpoint.world_size != launch.world_size:
-        raise ValueError(
-            f"--resume: {checkpoint.directory} was saved by {checkpoint.world_size} ranks, this start has "
-            f"{launch.world_size}; start as many"
-        )
-    now = as_decided_before(settings, checkpoint.settings).as_dict()
-    saved = in_todays_terms(checkpoint.settings)
-    now = {name: value for name, value in now.items() if value or name in saved}  # a flag that came later
-    for name in sorted(now.keys() | saved.keys()):
-        if name not in FREE_TO_CHANGE and now.get(name) != saved.get(name):
-            raise ValueError(
-                f"--resume: --{name} is {now.get(name)!r}, but {checkpoint.directory} was trained with "
-                f"{saved.get(name)!r}; give the same value"
-            )
-    if settings.last_step < checkpoint.step:
-        raise ValueError(
-            f"--resume: {checkpoint.directory} is past the last step of this start, {settings.last_step}; raise "
-            "--stop_at_step or --max_train_steps"
-        )
-    metrics = read_metrics(Path(settings.checkpoint_path) / METRICS)
-    rows = [row["step"] for row in metrics["steps"][: checkpoint.step]]
-    if rows != list(range(1, checkpoint.step + 1)):
-        raise ValueError(
-            f"--resume: {METRICS} lacks rows of the {checkpoint.step} steps that {checkpoint.directory} has done; "
-            "such a run cannot be continued without a hole in its record"
-        )
-    return dataclasses.replace(checkpoint, metrics=metrics)
-
-
-def load(checkpoint: Checkpoint, strategy: Strategy, launch: Launch) -> None:
-    """Put the strategy and this rank's random state back. All ranks call it.
-
-    Raises:
-        CheckpointFailed: a file is missing or damaged.
-    """
+def _at_once(work: Callable[..., Any], *arguments: object) -> Future:
+    """What this thread does now, as a future."""
+    future: Future = Future()
     try:
-        strategy.load_checkpoint(checkpoint.directory)
-        state = torch.load(checkpoint.directory / f"random_state_rank{launch.rank}.pt", weights_only=True)
+        future.set_result(work(*arguments))
     except (Exception, CheckpointException) as error:  # PyTorch's own is no Exception
-        raise CheckpointFailed(
-            f"{checkpoint.directory} cannot be read ({_cause(error)}); delete that folder to resume from the one before"
-        ) from error
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
+        future.set_exception(error)
+    return future
 
 
-def _cause(error: BaseException) -> str:
-    """The first line of what went wrong; PyTorch's distributed checkpoint wraps each rank's."""
-    if isinstance(error, CheckpointException) and error.failures:
-        error = next(iter(error.failures.values()))[0]
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def step_folders(folder: Path) -> list[Path]:
+    """The finished checkpoints in a folder, by step. Whether they are whole is another question."""
+    found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := STEP_FOLDER.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def read_description(directory: Path) -> Checkpoint:
+    """What a checkpoint's folder says of itself.
+
+    Raises:
+        ValueError: one sentence: checkpoint.json is missing, damaged, or of an earlier version.
+    """
+    content = read_json(directory / DESCRIPTION)
+    kinds = {"step": int, "elapsed_s": float, "useful_wall_s": float, "world_size": int}
+    kinds |= {"run_type": str, "mesh": dict, "settings": dict}
+    for name, kind in kinds.items():
+        value = content.get(name) if isinstance(content, dict) else None
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
+    return Checkpoint(directory, **{name: content[name] for name in kinds})
+
+
+def random_state_file(rank: int) -> str:
+    return f"random_state_rank{rank}.pt"
 
 
 def _random_state() -> dict[str, torch.Tensor]:
@@ -177,8 +241,46 @@ def _random_state() -> dict[str, torch.Tensor]:
     return state
 
 
+def cause(error: BaseException) -> str:
+    """The first line of what went wrong; PyTorch's distributed checkpoint wraps each rank's."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    words = next(iter(str(error).splitlines()), "")
+    if "inline_container" in words:  # PyTorch's own writer tells how far it came, not what the system said
+        words = f"the disk took only a part of a file ({words})"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint, so that at no moment half of one stands under its name."""
+    hidden = folder.with_name(f".{folder.name}.old.tmp")
+    shutil.rmtree(hidden, ignore_errors=True)
+    if folder.exists():
+        folder.replace(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _wait_for_files(paths: Iterable[Path]) -> None:
+    deadline_s = time.monotonic() + VISIBLE_WITHIN_S
+    for path in paths:
+        while not path.exists():
+            if time.monotonic() > deadline_s:
+                raise OSError(
+                    f"{path.name} was written by another node and is not to be seen on rank 0's; --checkpoint_path "
+                    "must lie on a file system that all nodes share"
+                )
+            time.sleep(0.5)
+
+
 def _flush_to_disk(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
+    """Files and the folders that name them: after a power cut both are there or the rename is not."""
+    for path in [*directory.rglob("*"), directory]:
+        _flush(path)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.flags import build_parser, checked_like_a_flag
+from testbed.json_file import parse_json
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -75,10 +76,7 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
         text = path.read_bytes()
     except OSError as error:
         raise ValueError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--deepspeed_config {path} is not valid JSON: {error}") from None
+    content = parse_json(text, f"--deepspeed_config {path}")
     if not isinstance(content, dict):
         raise ValueError(f"--deepspeed_config {path} must hold one JSON object")
     for key, reason in NOT_DECIDED_HERE.items():

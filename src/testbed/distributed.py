@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +21,9 @@ from testbed.parallelism import MeshSizes
 from testbed.step import StepResult
 from testbed.step_clock import RECORDED_PHASES, StepClock, synchronize
 
+ASK_EVERY_S = 2.0
 BUCKET_BYTES = 25 * 2**20  # as DDP's: large enough for the network's full rate, small enough to overlap
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+START_TIMEOUT = datetime.timedelta(minutes=10)  # rank 0 reads whole token files while the others wait
 
 
 def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -> str | None:
@@ -34,11 +36,37 @@ def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -
         return None
     backend = "nccl" if device.type == "cuda" else "gloo"
     if launch.is_distributed:
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=device if backend == "nccl" else None)
+        store, device_id = _store_of_this_start(launch), device if backend == "nccl" else None
     else:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+        store, device_id = dist.HashStore(), None
+    place = {"rank": launch.rank, "world_size": launch.world_size}
+    dist.init_process_group(backend, store=store, timeout=START_TIMEOUT, device_id=device_id, **place)
     return backend
+
+
+def _store_of_this_start(launch: Launch) -> dist.Store:
+    """Where the ranks find each other. torchrun keeps one store through --max-restarts, with the addresses of the ranks
+    that died in it, so each start has names of its own there.
+
+    Several nodes count their restarts apart and have no such name in common; docs/faults.md has what to set instead.
+    """
+    store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
+    store.set_timeout(START_TIMEOUT)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if launch.num_nodes == 1 else "of_all"
+    return dist.PrefixStore(f"start_{start}", store)
+
+
+def limit_waiting(timeout_s: float) -> None:
+    """From now on no collective waits longer than this for another rank, in any group there is: then gloo raises in the
+    rank that waited, and NCCL's own watchdog ends its process (TORCH_NCCL_ASYNC_ERROR_HANDLING, on by default).
+
+    Groups get their timeout when they are made, and those of meshes, pipelines and DeepSpeed would get PyTorch's own,
+    up to half an hour.
+    """
+    if dist.is_initialized():
+        for group in list(dist.distributed_c10d._world.pg_map):
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
 
 
 def stop_process_group() -> None:
@@ -121,6 +149,7 @@ class WorldStep:
     num_target_tokens: int
     per_rank_step_time_s: list[float]
     per_rank_phase_s: dict[str, list[float]]  # by phase of the step clock
+    stop: int = 0  # what a rank was asked to stop for by now (StopSignals.number); every rank has the same here
 
     @property
     def step_time_s(self) -> float:
@@ -128,17 +157,24 @@ class WorldStep:
         return max(self.per_rank_step_time_s)
 
 
-def gather_step(result: StepResult, clock: StepClock, device: torch.device) -> WorldStep:
-    """Exact mean loss and every rank's times, in one collective after the clock has stopped. All ranks call it."""
+def gather_step(result: StepResult, clock: StepClock, device: torch.device, stop: int = 0) -> WorldStep:
+    """Exact mean loss, every rank's times, and whether one was asked to stop, in one collective after the clock has
+    stopped. All ranks call it."""
     phases = [clock.phase_s[name] for name in RECORDED_PHASES]
-    numbers = [float(result.num_target_tokens), clock.step_time_s, *phases]
+    numbers = [float(result.num_target_tokens), clock.step_time_s, float(stop), *phases]
     on_device = torch.tensor(numbers, dtype=torch.float64, device=device)
     mine = torch.cat([result.loss_sum.detach().to(torch.float64).view(1), on_device])
     rows = gather_rows(mine)
     loss_sum, num_tokens = sum(row[0] for row in rows), sum(row[1] for row in rows)
     loss = loss_sum / num_tokens if num_tokens else float("nan")
-    per_phase = {name: [row[3 + place] for row in rows] for place, name in enumerate(RECORDED_PHASES)}
-    return WorldStep(loss, int(num_tokens), [row[2] for row in rows], per_phase)
+    per_phase = {name: [row[4 + place] for row in rows] for place, name in enumerate(RECORDED_PHASES)}
+    return WorldStep(loss, int(num_tokens), [row[2] for row in rows], per_phase, int(max(row[3] for row in rows)))
+
+
+def agree_on_stop(stop: int, device: torch.device) -> int:
+    """What any rank was asked to stop for, 0 for nothing; the same on every rank. All ranks call it, and not in a
+    step."""
+    return int(max(row[0] for row in gather_rows(torch.tensor([float(stop)], device=device))))
 
 
 def gather_rows(mine: torch.Tensor) -> list[list[float]]:
@@ -157,6 +193,18 @@ def gather_objects(mine: object) -> list:
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return everyone
+
+
+def wait_for_work(mine: Future | None) -> None:
+    """Wait until the work of every rank that has any is done, well or not. All ranks call it.
+
+    It may take longer than any collective is given, so the ranks ask each other every ASK_EVERY_S.
+    """
+    is_done = False
+    while not is_done:
+        if mine is not None:
+            wait([mine], ASK_EVERY_S)
+        is_done = all(gather_objects(mine is None or mine.done()))
 
 
 def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:

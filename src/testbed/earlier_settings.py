@@ -15,6 +15,7 @@ BEFORE_THE_FLAG = {
     "attention": "auto",
     "compile": False,
     "matmul": "default",
+    "async_mode": "disabled",
 }
 _SKIPPED = {True: "all", False: None}  # once a switch
 

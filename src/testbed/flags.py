@@ -7,7 +7,6 @@ in settings.py; its help says how.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +21,9 @@ from testbed.flag_values import (
     positive_or_auto,
     share,
 )
+from testbed.json_file import read_json
 from testbed.model_shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
+from testbed.recorded_environment import secret_in
 from testbed.strategies import STRATEGIES
 
 LR_SCHEDULES = {
@@ -30,7 +31,8 @@ LR_SCHEDULES = {
     "wsd": "stays at its peak, then falls in a straight line over the last --decay_share of the steps",
     "constant": "stays",
 }
-NOT_IN_CONFIG_FILES = {"config", "local_rank", "overwrite", "resume"}  # they belong to one start, not to the work
+# They belong to one start, not to the work.
+NOT_IN_CONFIG_FILES = {"config", "local_rank", "overwrite", "resume", "allow_setting_change"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,18 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         SystemExit: 0 after --help.
         ValueError: a flag does not exist or has no such value, or the --config file cannot be used.
     """
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{word!r} is not UTF-8, in which a run's files are written; rename what it names, or set a UTF-8 locale"
+            ) from None
+        if variable := secret_in(word):
+            raise ValueError(
+                f"a flag holds the value of {variable}, and flags are written into the run's files; leave it in the "
+                "environment, where every library looks for it"
+            )
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
     typed = _typed(arguments) & values.keys()
@@ -68,10 +82,7 @@ def _typed(arguments: list[str]) -> set[str]:
 
 def _read_config_file(path: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Settings from JSON, each checked by the flag of the same name."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--config {path} cannot be read as JSON: {error}") from None
+    content = read_json(path, f"--config {path}")
     if not isinstance(content, dict):
         raise ValueError(f"--config {path} must hold one JSON object of flag names and values")
     actions = {action.dest: action for action in parser._actions}
@@ -96,6 +107,8 @@ def checked_like_a_flag(action: argparse.Action, value: Any, place: str) -> Any:
         if not isinstance(value, bool):
             raise ValueError(f"{place} must be true or false, not {value!r}")
         return value
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError(f"{place} cannot be {value!r}: it holds a NUL character")
     try:
         typed = action.type(str(value)) if action.type else str(value)
     except (ValueError, argparse.ArgumentTypeError) as error:
@@ -149,6 +162,12 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
                        help="train nothing: validate the weights of --init_from and write the run's files")
     group.add_argument("--seed", type=not_negative, default=42, metavar="N",
                        help="fixes initialisation, data order and dropout (default: %(default)s)")
+    group.add_argument("--grace_seconds", type=positive_number, default=20.0, metavar="SECONDS",
+                       help="on SIGTERM or SIGUSR1: time to finish the step and save a checkpoint; then the process ends "
+                       "whatever it is doing, see docs/faults.md (default: %(default)g)")
+    group.add_argument("--collective_timeout", type=positive_number, default=120.0, metavar="SECONDS",
+                       help="a rank that waits longer for another one ends, and says for which and where; longer than what "
+                       "rank 0 does alone, such as writing the weights (default: %(default)g)")
 
 
 def _model_flags(parser: argparse.ArgumentParser) -> None:
@@ -320,10 +339,22 @@ def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--checkpoint_path", metavar="DIR",
                        help="folder of this run's files (default: checkpoint/<run_type>)")
     group.add_argument("--overwrite", action="store_true", help="replace the run that --checkpoint_path holds")
-    group.add_argument("--resume", action="store_true",
-                       help="continue the run that --checkpoint_path holds, from its newest checkpoint")
+    group.add_argument("--resume", nargs="?", const="auto", metavar="auto|PATH",
+                       help="auto, or without a word: continue the run that --checkpoint_path holds from its newest whole "
+                       "checkpoint; begin it where there is none; end with 0 where it is complete. PATH: from this checkpoint, or "
+                       "the newest of this run's folder; that of another run begins a new one in --checkpoint_path. See "
+                       "docs/checkpoints.md (default: begin, and refuse a folder that holds a run)")
+    group.add_argument("--allow-setting-change", "--allow_setting_change", action="store_true",
+                       help="let --resume go on with other settings than the checkpoint's where they change the work, and write "
+                       "each into training_metrics.json (default: refuse)")
     group.add_argument("--save_every", type=positive, metavar="STEPS",
                        help="write a checkpoint to resume from every STEPS optimizer steps (default: only at --stop_at_step)")
+    group.add_argument("--keep_last", type=positive, default=2, metavar="K",
+                       help="keep the newest K checkpoints; should the disk damage one, there is the one before (default: "
+                       "%(default)s)")
+    group.add_argument("--async_mode", choices=["disabled", "async"], default="disabled",
+                       help="async = the loop goes on as soon as a checkpoint's state is copied to host memory, and it is written "
+                       "beside the next steps, which that can slow down; not with --run_type optimized (default: %(default)s)")
     group.add_argument("--keep_best", action="store_true",
                        help="also keep the weights with the lowest validation loss, in DIR/best")
 

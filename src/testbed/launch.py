@@ -1,24 +1,35 @@
 """Who launched this process, and how it ends: the only reader of RANK, WORLD_SIZE and LOCAL_RANK. No torch.
 
 Launchers differ in what they forward. `deepspeed` on SIGTERM dies at once and leaves its child and the ranks running;
-`torchrun` on kill -9 leaves the ranks. So every rank watches the processes above it and ends itself when one is gone.
+`torchrun` on kill -9 leaves the ranks. So every rank watches the processes above it and takes their death for SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psutil
 
 PARENT_POLL_S = 0.5
 REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
+SAME_SIGNAL_S = 2.0
+INTERRUPTED, STOPPED = 130, 143  # exit codes, as shells have them: 128 + SIGINT, 128 + SIGTERM
+LAUNCHER_DIED = 1000  # among the signals' numbers, one of which each rank tells the others
+STOPS = {
+    int(signal.SIGINT): "interrupted (SIGINT, Ctrl-C)",
+    int(signal.SIGTERM): "terminated (SIGTERM)",
+    int(signal.SIGUSR1): "asked to make room (SIGUSR1)",
+    int(signal.SIGHUP): "its terminal was closed (SIGHUP)",
+    LAUNCHER_DIED: "the launcher died",
+}
 
 
 class RunStopped(BaseException):
@@ -28,6 +39,11 @@ class RunStopped(BaseException):
         super().__init__(reason)
         self.reason = reason
         self.exit_code = exit_code
+
+
+def stop_of(number: int) -> RunStopped:
+    """The stop that a signal's number, or LAUNCHER_DIED, asks for."""
+    return RunStopped(STOPS[number], INTERRUPTED if number == signal.SIGINT else STOPPED)
 
 
 @dataclass(frozen=True)
@@ -47,8 +63,14 @@ class Launch:
     def is_distributed(self) -> bool:
         return self.world_size > 1
 
+    def as_variables(self, master_address: str, master_port: int) -> dict[str, str]:
+        """What a launcher sets for this rank: `read_launch` makes this place of it again."""
+        numbers = {"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.world_size}
+        numbers |= {"LOCAL_WORLD_SIZE": self.local_world_size, "MASTER_PORT": master_port}
+        return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": master_address}
 
-def read_launch() -> Launch:
+
+def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
     """Read the variables that torchrun, deepspeed and Slurm wrappers set; none of them means one process.
 
     Raises:
@@ -56,10 +78,10 @@ def read_launch() -> Launch:
     """
     values = {}
     # torchrun says LOCAL_WORLD_SIZE, deepspeed LOCAL_SIZE; without either all ranks are on this node
-    local_size_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
-    world_size = os.environ.get("WORLD_SIZE", "1")
+    local_size_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in variables else "LOCAL_SIZE"
+    world_size = variables.get("WORLD_SIZE", "1")
     for name, default in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), (local_size_name, world_size)):
-        text = os.environ.get(name, default)
+        text = variables.get(name, default)
         if not text.isdigit() or (name.endswith("SIZE") and int(text) == 0):
             raise ValueError(
                 f"the environment variable {name}={text!r} is not a number that a launcher sets; unset it or use "
@@ -88,56 +110,108 @@ def refuse(launch: Launch | None, message: str) -> int:
     return 2
 
 
-def stop_on_signals_and_orphanhood(on_stuck: Callable[[RunStopped], None], grace_s: float = 10.0) -> Callable[[], None]:
-    """From now on Ctrl-C, SIGTERM and the death of the launcher raise RunStopped in the main thread, once.
+def end_on_signals() -> None:
+    """While PyTorch loads there is nothing to save or to mark: a stop, or the launcher's death, ends the process.
 
-    A main thread that waits inside a collective runs no Python, so a second thread, woken by the signal itself,
-    waits `grace_s` seconds and then ends the process after `on_stuck` has left its trace.
-
-    Returns:
-        What to call before closing down: a signal then no longer interrupts it, `grace_s` still bounds it.
+    `StopSignals` takes over from here.
     """
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    reasons = {
-        signal.SIGINT: RunStopped("interrupted (SIGINT, Ctrl-C)", 130),
-        signal.SIGTERM: RunStopped("terminated (SIGTERM)", 143),
-    }
-    launcher_died = threading.Event()
-    stop: list[RunStopped] = []  # the first cause; what comes later is the same stop seen twice
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a page of traceback
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: os._exit(STOPPED))
+    _watch_launcher()
 
-    def raise_stop(signal_number: int, frame: object) -> None:
-        if not stop:
-            orphaned = RunStopped("the launcher died, so this rank ended itself", 143)
-            stop.append(orphaned if launcher_died.is_set() else reasons[signal.Signals(signal_number)])
-            raise stop[0]
 
-    for signal_number in reasons:
-        signal.signal(signal_number, raise_stop)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+class StopSignals:
+    """What asks this run to end: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, the death of the launcher. One object per process.
 
-    def end_a_stuck_process() -> None:
-        received = os.read(read_end, 1)  # blocks until the first signal
-        while received and received[0] not in reasons:  # e.g. SIGCHLD
-            received = os.read(read_end, 1)
-        time.sleep(grace_s)
-        last_word = stop[0] if stop else reasons[signal.Signals(received[0])]
+    While the run starts up a stop raises RunStopped in the main thread. After `defer` it is only noted in `number`, and
+    the loop ends the run after a step on which all ranks agree; Ctrl-C raises as before. After `ignore` nothing raises.
+
+    A main thread that waits inside a collective, or saves, runs no signal handler. So a second thread, woken by the
+    signal itself, ends the process when `grace_s` are over, or at once when the signal comes again: after more than
+    SAME_SIGNAL_S, because launchers send one stop several times.
+
+    Attributes:
+        number: the first signal that this rank got, or LAUNCHER_DIED; 0: none.
+        agreed: what all ranks agreed to stop for after the step that they have just done; 0: nothing.
+    """
+
+    def __init__(self, grace_s: float, on_stuck: Callable[[RunStopped], None]):
+        """Args: on_stuck: leaves the run's mark when the process is ended from the second thread."""
+        self.number = self.agreed = 0
+        self._grace_s, self._on_stuck = grace_s, on_stuck
+        self._raising = {*STOPS} - {LAUNCHER_DIED}
+        self._read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        for number in sorted(self._raising):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, self._handle)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        threading.Thread(target=self._bound, name="bound-the-end", daemon=True).start()
+        _watch_launcher()
+
+    def defer(self) -> None:
+        """From now on a stop waits for the end of the step; Ctrl-C does not."""
+        self._raising = {signal.SIGINT}
+
+    def ignore(self) -> None:
+        """From now on nothing interrupts closing down; the grace still bounds it."""
+        self._raising = set()
+
+    def as_exception(self) -> RunStopped:
+        """The stop that was agreed on, or that this rank was asked for."""
+        return stop_of(self.agreed or self.number)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.number:
+            return  # the same stop seen twice, or a later one, which is the second thread's
+        self.number = LAUNCHER_DIED if _launcher_died.is_set() else number
+        if number in self._raising:
+            raise self.as_exception()
+
+    def _bound(self) -> None:
+        first, deadline_s, same_until_s = 0, None, 0.0
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            if not select.select([self._read_end], [], [], left_s)[0]:
+                how = f"and this rank had not ended after --grace_seconds {self._grace_s:g}"
+                break
+            numbers = [number for number in os.read(self._read_end, 64) if number in STOPS]  # not SIGCHLD
+            if numbers and first == 0:
+                first = numbers[0]
+                _asked_to_stop.set()
+                deadline_s, same_until_s = time.monotonic() + self._grace_s, time.monotonic() + SAME_SIGNAL_S
+            elif numbers and time.monotonic() > same_until_s:
+                how = "and a second time, so this rank ended at once"
+                break
+        stop = stop_of(self.number or first)
         with contextlib.suppress(Exception):  # whatever fails here, the process must end
-            on_stuck(last_word)
-        os._exit(last_word.exit_code)
+            self._on_stuck(RunStopped(f"{stop.reason}, {how}", stop.exit_code))
+        os._exit(stop.exit_code)
 
-    def watch_launcher() -> None:
+
+_launcher_died = threading.Event()
+_asked_to_stop = threading.Event()
+_launcher_watch: threading.Thread | None = None
+
+
+def _watch_launcher() -> None:
+    """From the first call on the launcher's death is a SIGTERM to this rank. A person's shell is no launcher."""
+    global _launcher_watch
+    if "RANK" not in os.environ or _launcher_watch is not None:
+        return
+
+    def watch() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):  # vanished while being looked at: it is gone
             ancestors = _launcher_processes()
             while all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in ancestors):
                 time.sleep(PARENT_POLL_S)
-        launcher_died.set()
-        os.kill(os.getpid(), signal.SIGTERM)
+        _launcher_died.set()
+        if not _asked_to_stop.is_set():  # else it would be taken for a second signal, which ends the process at once
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=end_a_stuck_process, name="end-a-stuck-process", daemon=True).start()
-    if "RANK" in os.environ:
-        threading.Thread(target=watch_launcher, name="watch-launcher", daemon=True).start()
-    return lambda: stop.append(reasons[signal.SIGTERM]) if not stop else None
+    _launcher_watch = threading.Thread(target=watch, name="watch-launcher", daemon=True)
+    _launcher_watch.start()
 
 
 def _launcher_processes() -> list[psutil.Process]:

@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import json
 import math
-import re
 import reprlib
 import sys
 from collections.abc import Iterator
@@ -18,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from testbed.atomic_file import write_text
+from testbed.json_file import read_json
 
 SCHEMA_VERSION = "2.1"
 
 _SCHEMA_FILE = "training_metrics.schema.json"
 _DEFINITIONS = {"1": "v1", "2.0": "v2_0", "2.1": "v2_1"}
-_ROW_LISTS = ("steps", "evaluations")  # can hold thousands of rows: one line of text each
+_ROW_LISTS = ("steps", "evaluations", "checkpoints")  # can hold thousands of rows: one line of text each
 # The parts of a file that readers of every version look into. Only 2.1's schema says what all of them are.
 _SECTIONS = ("training_config", "hardware", "settings", "summary")
 _OPTIONAL_SECTIONS = ("deepspeed_config", "scheduler")
 _TEXTS = ("run_id", "timestamp_utc", "git_commit", "command_line")
 _LARGEST_COUNT = 2**63 - 1  # what an array of integers holds
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, which no text can be written with
 _DEEPEST = 100  # lists and objects inside one another; a real file has six
 _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no version; these two are always there
 
@@ -73,32 +72,6 @@ def read_metrics(path: Path) -> dict:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return metrics
-
-
-def read_json(path: Path) -> Any:
-    """Whatever a JSON file holds; ValueError, one sentence that names the file, when it cannot be read as JSON."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not JSON: it is not UTF-8 text") from None
-    try:
-        content = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(content, ensure_ascii=False).encode("utf-8")
-        return content
-    except UnicodeEncodeError:
-        raise ValueError(f"{path} is not JSON that can be read: it holds half of a surrogate pair") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
-    except ValueError:  # Python reads no number of more than 4,300 digits
-        raise ValueError(f"{path} cannot be read: it holds a number with thousands of digits") from None
-    except RecursionError:
-        raise ValueError(f"{path} is not JSON that can be read: it is nested too deeply") from None
 
 
 def _to_json(metrics: dict) -> str:
@@ -156,7 +129,7 @@ def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
     if fault:
         raise ValueError(fault)
     if rows:
-        _check_rows_agree(rows, metrics["hardware"]["world_size"])
+        _check_rows_agree(rows, metrics["hardware"]["world_size"], metrics.get("segments") or [])
 
 
 def _check_schema(document: Any, rows: list, version: str) -> None:
@@ -291,13 +264,19 @@ def _first_not_finite(metrics: Any) -> str | None:
     return None
 
 
-def _check_rows_agree(rows: list[dict], world_size: int) -> None:
-    """What a schema cannot say: steps go forward, and every rank is in every row."""
+def _check_rows_agree(rows: list[dict], world_size: int, segments: list[dict]) -> None:
+    """What a schema cannot say: steps go forward, and every rank of the start that made a row is in it."""
     steps = [row["step"] for row in rows]
     for index in range(1, len(steps)):
         if steps[index] <= steps[index - 1]:
             raise ValueError(f"steps[{index}].step is {steps[index]} after {steps[index - 1]}: steps must increase")
+    if len({segment["world_size"] for segment in segments} | {world_size}) == 1:
+        segments = []
     for index, row in enumerate(rows):
+        ranks = next(
+            (start["world_size"] for start in reversed(segments) if start["first_step"] <= row["step"]), world_size
+        )
         for key, value in row.items():
-            if key.startswith("per_rank_") and value is not None and len(value) != world_size:
-                raise ValueError(f"steps[{index}].{key} has {len(value)} entries, hardware.world_size is {world_size}")
+            if key.startswith("per_rank_") and value is not None and len(value) != ranks:
+                whose = "hardware.world_size" if ranks == world_size else "world_size of its segment"
+                raise ValueError(f"steps[{index}].{key} has {len(value)} entries, {whose} is {ranks}")

@@ -6,6 +6,7 @@ and neighbours share a node. What cannot run is refused here, before a process g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized
 # Run types that --compile auto compiles, and with which --activation_checkpointing: each pair is a case of
 # tests/test_strategies_agree.py, with a named attention kernel.
 PROVEN_COMPILED = {"baseline": ("none",), "allreduce": ("none",), "ddp": ("none", "block"), "fsdp": ("none",)}
+# what decides which tensors a state has, and of what shape
+STATE_SHAPES = ("num_layers", "embedding_size", "vocab_size", "max_position_embeddings", "optimizer")
 ALL_OPTIONS = frozenset(name for entry in STRATEGIES.values() for name in entry.options)
 
 
@@ -328,6 +331,18 @@ def stages_per_rank(values: dict[str, Any]) -> int | None:
             "each rank; leave the flag out"
         )
     return number
+
+
+def why_not_resharded(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Why the state of a run with the settings `saved` cannot be put into one with the settings `now`; None where it
+    can. Run types and ranks are no reason: a state is kept by the names and in the shapes of the whole model."""
+    for name in STATE_SHAPES:
+        if name in saved and saved[name] != now[name]:
+            return (
+                f"--{name} is {now[name]}, but the checkpoint was saved with {saved[name]}: its tensors do not fit; "
+                f"give --{name} {saved[name]}"
+            )
+    return None
 
 
 def math_changes(values: dict[str, Any]) -> tuple[str, ...]:

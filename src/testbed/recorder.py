@@ -6,6 +6,7 @@ All ranks call the recorder alike; rank 0 alone keeps rows and writes. Nothing h
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 WRITE_EVERY_S = 5.0
 SHARE_OF_TIME_FOR_WRITING = 0.01
+_OF_EARLIER_STARTS = ("from step ", "steps 1 to ")  # how words of note_other_mathematics begin
 
 
 class RunRecorder:
@@ -36,6 +38,22 @@ class RunRecorder:
         self.evaluations: list[dict] = []
         self.epoch_memory: dict[int, list[dict]] = {}
         self.startup_s: float | None = None
+        self.checkpoints: list[dict] = []
+        self.earlier_segments: list[dict] = []
+        self.segment = {
+            "started_utc": facts["timestamp_utc"],
+            "first_step": 1,
+            "last_step": None,
+            "resumed_from": None,
+            "world_size": facts["hardware"]["world_size"],
+            "run_type": settings.run_type,
+            "ended": None,
+            "setting_changes": [],
+            "random_numbers": "from the seed",
+            "lost_steps": 0,
+            "lost_s": 0.0,
+            "wall_time_s": 0.0,
+        }
         self.resumed_step = 0  # where this start of the run began: its first steps are warm-up again
         self.elapsed_before_s = 0.0  # training time up to the checkpoint that this start resumed from
         self.earlier_wall_s = 0.0  # wall time of all earlier starts of the run
@@ -45,6 +63,8 @@ class RunRecorder:
         self._epoch_mark_s = 0.0
         self._started_s = time.perf_counter()
         self._next_write_s = 0.0
+        self._turn = threading.Lock()
+        self._has_failed = False
 
     def begin_training(self, startup_s: float) -> None:
         """Call right before the first step of this start; `startup_s` is what came before it."""
@@ -61,6 +81,12 @@ class RunRecorder:
         """Wall seconds since the first step began, over all starts of the run."""
         now = time.perf_counter()
         return self.elapsed_before_s + (now - self.first_step_s if self.first_step_s is not None else 0.0)
+
+    @property
+    def useful_wall_s(self) -> float:
+        """Wall seconds of all starts of the run, without those that were lost."""
+        lost_s = sum(segment["lost_s"] or 0.0 for segment in [*self.earlier_segments, self.segment])
+        return self.earlier_wall_s + time.perf_counter() - self._started_s - lost_s
 
     @property
     def train_time_s(self) -> float:
@@ -114,17 +140,51 @@ class RunRecorder:
         )
         self._epoch_mark_s = time.perf_counter()  # an epoch's wall time leaves validation out
 
-    def restore(self, earlier: dict[str, Any], step: int, elapsed_s: float) -> None:
-        """Take over the rows that the run's file held up to `step`; later ones are trained again."""
-        self.resumed_step, self.elapsed_before_s = step, elapsed_s
+    def restore(self, earlier: dict[str, Any], step: int, elapsed_s: float, useful_wall_s: float) -> None:
+        """Take over the rows that the run's file held up to `step`; later ones are trained again, and count as lost.
+
+        Args:
+            elapsed_s, useful_wall_s: of this recorder's properties when that step was saved.
+        """
+        self.begin_after(step)
+        self.elapsed_before_s = elapsed_s
         self.earlier_wall_s = earlier["summary"]["total_wall_time_sec"]  # lost steps included: they took their time
+        self.earlier_segments = earlier.get("segments") or [_segment_of(earlier)]
+        self.checkpoints = earlier.get("checkpoints", [])
+        self.segment["lost_steps"] = sum(row["step"] > step for row in earlier["steps"])
+        self.segment["lost_s"] = max(0.0, self.useful_wall_s - useful_wall_s)
         self.metrics["run_id"] = earlier["run_id"]
         self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
         self.metrics["instrumented"] |= earlier["instrumented"]  # its rows stay in the file
         self.steps = [row for row in earlier["steps"] if row["step"] <= step]
+        if not self._is_as_before():  # the headline is of what stands in the file: of this start's ranks and settings
+            self.steps = [row | {"is_warmup": True} for row in self.steps]
+        self.metrics["training_config"]["math_changes"] += [
+            words
+            for words in earlier["training_config"].get("math_changes", [])
+            if words.startswith(_OF_EARLIER_STARTS)
+        ]
         self.evaluations = [row for row in earlier["evaluations"] if row["step"] <= step]
         for row in self.steps:  # how long the lost remainder of the epoch took is not known; its steps are
             self._epoch_wall_s[row["epoch"]] = self._epoch_wall_s.get(row["epoch"], 0.0) + row["step_time_s"]
+
+    def begin_after(self, step: int) -> None:
+        """The first step of this start is the one after `step`."""
+        self.resumed_step = step
+        self.segment["first_step"] = step + 1
+
+    def note_other_mathematics(self, words: str) -> None:
+        """An earlier part of this run did other work than the settings say: it compares with no run that did theirs."""
+        self.metrics["training_config"]["math_changes"].append(words)
+
+    def _is_as_before(self) -> bool:
+        before = self.earlier_segments[-1]
+        is_spread_alike = all(before[name] == self.segment[name] for name in ("world_size", "run_type"))
+        return is_spread_alike and not self.segment["setting_changes"]
+
+    def add_checkpoint(self, row: dict[str, Any]) -> None:
+        """What a checkpoint cost. Filled in later where it is still being written."""
+        self.checkpoints.append(row)
 
     def add_measured_peak(self, flops_per_s: float, source: str) -> None:
         """The peak of a device that no data sheet is known for."""
@@ -174,9 +234,24 @@ class RunRecorder:
             self.write("running")
 
     def write(self, status: str, failure: dict | None = None, completion: dict | None = None) -> None:
-        """Write the file as it stands, checked against the schema."""
+        """Write the file as it stands, checked against the schema. A run that has failed stays failed: a second thread
+        ends a rank that does not end in time, and the first may still be on its way here.
+
+        Raises:
+            OSError: it cannot be written; the file of the last write stays.
+        """
         if not self.is_writer:
             return
+        if not self._turn.acquire(timeout=WRITE_EVERY_S):
+            raise OSError("an earlier write has not come to an end")
+        try:
+            if not self._has_failed or status == "failed":
+                self._has_failed = status == "failed"
+                self._write(status, failure, completion)
+        finally:
+            self._turn.release()
+
+    def _write(self, status: str, failure: dict | None, completion: dict | None) -> None:
         start_s = time.perf_counter()
         self.metrics.update(
             status=status,
@@ -184,6 +259,8 @@ class RunRecorder:
             completion=completion,
             steps=self.steps,
             evaluations=self.evaluations,
+            segments=self._segments(status),
+            checkpoints=self.checkpoints,
             epochs=self._epochs(),
             timing=self._timing(),
         )
@@ -192,6 +269,15 @@ class RunRecorder:
         write_metrics(self.directory / METRICS, self.metrics)
         now = time.perf_counter()
         self._next_write_s = now + max(WRITE_EVERY_S, (now - start_s) / SHARE_OF_TIME_FOR_WRITING)
+
+    def _segments(self, status: str) -> list[dict]:
+        """All starts of the run; how this one ended follows from the status of the file."""
+        ended = None if status == "running" else status
+        if status == "complete" and self.settings.last_step < self.settings.total_steps and not self.settings.eval_only:
+            ended = "stopped"
+        done = self.last_step if self.last_step > self.resumed_step else None
+        wall_time_s = time.perf_counter() - self._started_s
+        return [*self.earlier_segments, self.segment | {"last_step": done, "ended": ended, "wall_time_s": wall_time_s}]
 
     def _measured(self, rows: list[dict]) -> list[dict]:
         return [row for row in rows if not row["is_warmup"]]
@@ -278,6 +364,25 @@ class RunRecorder:
             row[f"max_cuda_mem_{kind}_bytes_rank0"] = of_ranks[0] if known else None
             row[f"max_cuda_mem_{kind}_bytes_global"] = max(of_ranks) if known else None
         return row
+
+
+def _segment_of(earlier: dict[str, Any]) -> dict:
+    """The only start of a run whose file is from before starts were listed."""
+    steps = [row["step"] for row in earlier["steps"]]
+    return {
+        "started_utc": earlier["timestamp_utc"],
+        "first_step": 1,
+        "last_step": steps[-1] if steps else None,
+        "resumed_from": None,
+        "world_size": earlier["hardware"]["world_size"],
+        "run_type": earlier["training_config"]["run_type"],
+        "ended": earlier["status"] if earlier["status"] != "running" else None,
+        "setting_changes": [],
+        "random_numbers": "from the seed",
+        "lost_steps": 0,
+        "lost_s": 0.0,
+        "wall_time_s": earlier["summary"]["total_wall_time_sec"],
+    }
 
 
 def _distribution(times: list[float]) -> dict[str, float | None]:

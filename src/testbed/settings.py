@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 from testbed.batch import batch_arithmetic
 from testbed.deepspeed_config import DeepSpeedFile, merge_into_flags, read_deepspeed_file, values_of
+from testbed.error_text import one_line
 from testbed.flag_values import AUTO
 from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
-from testbed.launch import Launch, read_launch, refuse, threads_per_rank
+from testbed.launch import Launch, end_on_signals, read_launch, refuse, threads_per_rank
 from testbed.model_shape import ModelShape
 from testbed.parallelism import (
     MeshSizes,
@@ -56,6 +56,8 @@ class RunSettings:
     eval_every: int | None
     eval_only: bool
     seed: int
+    grace_seconds: float
+    collective_timeout: float
     model: str
     num_layers: int
     num_heads: int
@@ -112,8 +114,11 @@ class RunSettings:
     matmul: str
     checkpoint_path: str
     overwrite: bool
-    resume: bool
+    resume: str | None  # "auto" or the path of a checkpoint or a run
+    allow_setting_change: bool
     save_every: int | None
+    keep_last: int
+    async_mode: str
     keep_best: bool
     steps_per_print: int
     timing_warmup_steps: int
@@ -190,13 +195,16 @@ class CheckedRun:
 
 def start(arguments: list[str]) -> tuple[CheckedRun, Launch]:
     """From the command line to a checked run; --help and what was typed wrong end the process here, in a second."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while PyTorch loads ends without a page of traceback
+    end_on_signals()
     launch = None
     try:
         launch = read_launch()
         return check_run(parse_command_line(arguments), launch), launch
     except ValueError as error:
-        raise SystemExit(refuse(launch, str(error))) from None
+        raise SystemExit(refuse(launch, one_line(str(error)))) from None
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        said = f"{error.filename} cannot be looked at ({error.strerror}); name another"
+        raise SystemExit(refuse(launch, one_line(said))) from None
 
 
 def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
@@ -242,6 +250,7 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     _check_measuring(values)
     if values["overwrite"] and values["resume"]:
         raise ValueError("--overwrite replaces the run and --resume continues it; give one of them")
+    _check_saving(values)
     names = {field.name for field in dataclasses.fields(RunSettings)}
     values["given"] = command_line.explicit | (values_of(deepspeed_file).keys() if deepspeed_file else set())
     settings = RunSettings(**{name: value for name, value in values.items() if name in names})
@@ -275,6 +284,27 @@ def _batch(values: dict[str, Any], mesh: MeshSizes) -> dict[str, int]:
     if values["run_type"] == "model_parallel":  # the whole batch passes through the stages at once
         return batch_arithmetic(values, mesh.data, largest_micro_batch=sys.maxsize)
     return batch_arithmetic(values, mesh.data, at_least=mesh.pipeline)
+
+
+def _check_saving(values: dict[str, Any]) -> None:
+    """What can be said of saving and resuming before a checkpoint is looked at."""
+    if values["allow_setting_change"] and not values["resume"]:
+        raise ValueError(
+            "--allow-setting-change is about a run that --resume continues; give --resume too, or leave it out"
+        )
+    if values["eval_only"] and values["resume"]:
+        raise ValueError("--eval_only trains nothing, so there is nothing to --resume; leave one of them out")
+    if values["async_mode"] == "async" and values["run_type"] == "optimized":
+        raise ValueError(
+            "--async_mode async with --run_type optimized: DeepSpeed writes its checkpoints while the loop waits; "
+            "leave --async_mode out, or use --run_type fsdp"
+        )
+    given = values["resume"]
+    if given not in (None, AUTO) and not Path(given).is_dir():
+        raise ValueError(
+            f"--resume {given} is no folder; give auto, a checkpoint such as {values['checkpoint_path']}"
+            "/checkpoints/step_000020, or a run's folder"
+        )
 
 
 def _check_measuring(values: dict[str, Any]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
+import reprlib
 from pathlib import Path
 from typing import Any
 
+from testbed.flag_values import LARGEST_COUNT
+from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.token_file import TokenFile
+
+MOST_PARAMETERS = 10**12  # 4 TB in fp32
 
 
 def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
@@ -48,6 +53,12 @@ def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: To
             f"--embedding_size {shape['embedding_size']} is not a multiple of --num_heads {shape['num_heads']}; "
             "every head takes an equal share of the channels"
         )
+    if ModelShape(**shape).num_parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"the model would have {ModelShape(**shape).num_parameters:.1e} parameters, and every rank begins with all "
+            "of them in its host's memory; lower --num_layers, --embedding_size, --vocab_size or "
+            "--max_position_embeddings"
+        )
     if values["seq_length"] > shape["max_position_embeddings"]:
         raise ValueError(
             f"--seq_length {values['seq_length']} is longer than the {shape['max_position_embeddings']} positions of "
@@ -68,7 +79,7 @@ def _starting_shape(values: dict[str, Any]) -> ModelShape:
 
 def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
     """The weights that a run begins with must not lie where it writes its own."""
-    start, run = init_from.resolve(), checkpoint_path.resolve()
+    start, run = (Path(os.path.realpath(path)) for path in (init_from, checkpoint_path))
     if init_from.is_dir() and (start == run or run in start.parents):
         raise ValueError(
             f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
@@ -80,10 +91,12 @@ def _tokenizer_of_weights(init_from: str) -> str | None:
     """The tokenizer whose ids the weights know; None where that is not written down."""
     if init_from in MODEL_SIZES:
         return "gpt2"
-    config_file = Path(init_from) / "config.json"
-    if init_from == "scratch" or not config_file.is_file():
+    if init_from == "scratch":
         return None
-    return json.loads(config_file.read_text(encoding="utf-8")).get("tokenizer")
+    tokenizer = _config_of_folder(Path(init_from)).get("tokenizer")
+    if not isinstance(tokenizer, str | None):
+        raise ValueError(f"--init_from {init_from}: config.json has the tokenizer {reprlib.repr(tokenizer)}, no name")
+    return tokenizer
 
 
 def shape_of_folder(folder: Path) -> ModelShape:
@@ -92,17 +105,26 @@ def shape_of_folder(folder: Path) -> ModelShape:
     Raises:
         ValueError: there is no such file, or it describes no GPT-2.
     """
+    config, lead = _config_of_folder(folder), f"--init_from {folder}: config.json does not describe a GPT-2:"
+    if config.get("model_type") != "gpt2":
+        raise ValueError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
+    numbers = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    numbers["n_positions"] = config.get("n_positions", 1024)
+    for name, number in numbers.items():
+        if type(number) is not int or not 0 < number <= LARGEST_COUNT:
+            raise ValueError(f"{lead} {name} is {reprlib.repr(number)}, not a whole number from 1 to {LARGEST_COUNT}")
+    return ModelShape(*numbers.values())
+
+
+def _config_of_folder(folder: Path) -> dict[str, Any]:
+    """What config.json in `folder` holds. ValueError: there are no weights, or it holds something else."""
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         raise ValueError(
             f"--init_from {folder} is neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder "
             "with config.json and model.safetensors"
         )
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-        if config["model_type"] != "gpt2":
-            raise ValueError(f"its model_type is {config['model_type']!r}, not gpt2")
-        positions = config.get("n_positions", 1024)
-        return ModelShape(config["n_layer"], config["n_head"], config["n_embd"], config["vocab_size"], positions)
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"--init_from {folder}: config.json does not describe a GPT-2: {error}") from None
+    config = read_json(config_file, f"--init_from {folder}: config.json")
+    if not isinstance(config, dict):
+        raise ValueError(f"--init_from {folder}: config.json does not describe a GPT-2: it holds no JSON object")
+    return config

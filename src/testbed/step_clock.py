@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 from torch.profiler import record_function
 
+from testbed import watchdog
+
 Read = TypeVar("Read")
 
 # phase -> the name of its range in a trace; these are the names that earlier tools look for
@@ -81,11 +83,14 @@ class StepClock:
         """What happens inside belongs to the phase `name`, a key of RANGES."""
         with named_range(RANGES[name], self.emits_nvtx):
             self._open.append(name)
+            watchdog.enter(name)
             self._mark()
             try:
                 yield
             finally:
                 self._open.pop()
+                if self._open:  # back in the schedule, which may wait for another stage
+                    watchdog.enter(self._open[-1])
                 self._mark()
 
     def _mark(self) -> None:

@@ -7,6 +7,7 @@ a file, sweep_run.py carries it out.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ class Cell:
 
 def work_arguments(command: Sequence[str]) -> list[str]:
     """The flags of gpt2.py in a command, without the folder: what two runs of the same command have in common."""
-    program = next(index for index, word in enumerate(command) if Path(word).name == "gpt2.py")
+    program = next((index for index, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
+    if program is None:
+        raise ValueError(f"no call of gpt2.py: {shlex.join(command)[:200]!r}")
     arguments = list(command[program + 1 :])
     if "--checkpoint_path" in arguments:
         place = arguments.index("--checkpoint_path")

@@ -39,6 +39,7 @@ SET_BY_SWEEP = {
     "seed": "use --seed",
     "overwrite": "a run that is not finished is made again by itself",
     "resume": "a run that is not finished is made again by itself",
+    "allow_setting_change": "a run that is not finished is made again by itself",
     "eval_only": "a sweep trains",
 }
 

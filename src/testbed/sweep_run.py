@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from testbed.flops import flops_per_token_palm
 from testbed.run_directory import FAILED as FAILED_MARK
+from testbed.run_directory import PREEMPTED as PREEMPTED_MARK
 from testbed.run_directory import WEIGHTS, now_utc
 from testbed.settings import RunSettings
 from testbed.sweep import COMPLETE, FAILED, PENDING, RUNNING, Cell
@@ -36,7 +37,7 @@ from testbed.sweep_state import Sweep, is_run_of, metrics_of
 LOG = "train.log"
 LOCK = ".sweep.lock"
 POLL_S = 0.2
-# gpt2.py gives itself 10 s to end on SIGTERM, torchrun gives its ranks 30 s
+# gpt2.py gives itself 20 s to end on SIGTERM, torchrun gives its ranks 30 s
 PATIENCE_S = 45.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -179,7 +180,8 @@ class Runner:
         """One run from start to end. Returns its status, the reason when it failed, and its seconds."""
         folder = self.out_dir / cell.folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FAILED_MARK).unlink(missing_ok=True)  # of an earlier try; a run that is refused would leave it there
+        for mark in (FAILED_MARK, PREEMPTED_MARK):  # of an earlier try; a run that is refused would leave it there
+            (folder / mark).unlink(missing_ok=True)
         command = [sys.executable if word == "python" else word for word in cell.command]
         started_s = time.perf_counter()
         with log.open("wb") as output:
@@ -321,7 +323,7 @@ def _send_to_group(process: subprocess.Popen, number: int) -> None:
 def reason_of_failure(folder: Path, log: Path, code: int) -> str:
     """Why a run failed: the sentence in its RUN_FAILED.txt or of its refusal, else the last error in its log."""
     with contextlib.suppress(OSError):
-        mark = (folder / FAILED_MARK).read_text(encoding="utf-8")
+        mark = (folder / FAILED_MARK).read_text(encoding="utf-8", errors="replace")
         found = re.search(r"reason=(.*?)(?: timestamp_utc=\S*)?$", mark.strip(), re.DOTALL)
         if found:
             return found[1]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import reprlib
 import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from testbed.atomic_file import write_text
+from testbed.json_file import holding_together, read_json
 from testbed.metrics_file import metrics_version, read_metrics
 from testbed.run_directory import METRICS, now_utc
 from testbed.sweep import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, work_arguments
@@ -48,21 +52,36 @@ class Sweep:
 def read_sweep(out_dir: Path) -> Sweep | None:
     """The sweep that the folder holds; None when it holds none. ValueError: sweep.json is there and cannot be read."""
     path = out_dir / SWEEP_FILE
+    if not os.path.lexists(path):
+        return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, "it")
         if content["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {content['schema']!r}, known is {SCHEMA}")
+            raise ValueError(f"its schema is {reprlib.repr(content['schema'])}, known is {SCHEMA}")
         names = [each.name for each in dataclasses.fields(Sweep)]
         cells = [Cell(**{name: row[name] for name in _CELL_FIELDS}) for row in content["cells"]]
         names = [name for name in names if name in content or name not in _ADDED_LATER]
-        return Sweep(**{name: content[name] for name in names} | {"cells": cells})
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        sweep = Sweep(**{name: content[name] for name in names} | {"cells": cells})
+        for each in (sweep, *cells):
+            _check_types(each)
+        return sweep
     except (ValueError, KeyError, TypeError) as error:
         fault = f"lacks {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is not a sweep's file ({fault}); give another --out_dir") from None
+
+
+def _check_types(found: Sweep | Cell) -> None:
+    """ValueError when a field is not of its type."""
+    for name, kind in get_type_hints(type(found)).items():
+        value = getattr(found, name)
+        if not any(_is_a(value, each) for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))):
+            raise ValueError(f"{name} is {reprlib.repr(value)}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is_a(each, get_args(kind)[0]) for each in value)
+    return type(value) in ((int, float) if kind is float else (get_origin(kind) or kind,))
 
 
 def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
@@ -112,7 +131,8 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
                 f"--out_dir {out_dir} holds a sweep with {old.variant} on {old.ranks} ranks, batch size "
                 f"{old.batch_size}, {kind} {old.repeat}, which this call does not ask for; {way_out} or more"
             )
-        difference = _differing_flags(work_arguments(old.command), work_arguments(new.command))
+        with holding_together(out_dir / SWEEP_FILE):
+            difference = _differing_flags(work_arguments(old.command), work_arguments(new.command))
         if difference:
             raise ValueError(f"--out_dir {out_dir} holds a sweep with {difference}; {way_out}")
         if old.status != NOT_APPLICABLE:  # that can change: more devices, say
@@ -221,7 +241,7 @@ def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
         return False
     try:
         made_by = work_arguments(shlex.split(metrics["command_line"]))
-    except (ValueError, StopIteration):  # quotes that do not close; not gpt2.py's
+    except ValueError:  # quotes that do not close; not gpt2.py's
         return False
     is_same = made_by == cell.gpt2_arguments and metrics["hardware"].get("num_devices") == cell.ranks
     return is_same and metrics["status"] == COMPLETE

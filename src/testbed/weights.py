@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from testbed.atomic_file import replacing, write_text
+from testbed.error_text import one_line
 from testbed.model import from_transformers, to_transformers
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.network import status_of
@@ -37,7 +38,8 @@ def read_initial_weights(init_from: str, shape: ModelShape) -> dict[str, torch.T
     try:
         return from_transformers(load_file(Path(init_from) / "model.safetensors"), shape)
     except (OSError, SafetensorError, ValueError) as error:
-        raise ValueError(f"--init_from {init_from}: model.safetensors cannot be used: {error}") from None
+        fault = one_line(str(error), 300)
+        raise ValueError(f"--init_from {init_from}: model.safetensors cannot be used: {fault}") from None
 
 
 def _published_weights(name: str) -> dict[str, torch.Tensor]:
@@ -47,7 +49,11 @@ def _published_weights(name: str) -> dict[str, torch.Tensor]:
     is_reachable = status_of(os.environ.get("HF_ENDPOINT", HUB)) is not None
 
     try:
-        return GPT2LMHeadModel.from_pretrained(name, local_files_only=not is_reachable).state_dict()
+        return GPT2LMHeadModel.from_pretrained(
+            name,
+            local_files_only=not is_reachable,
+            use_safetensors=True,  # never a pickle, which could run anything
+        ).state_dict()
     except OSError as error:
         first_line = str(error).strip().splitlines()[0]
         raise WeightsUnavailable(

@@ -159,7 +159,7 @@ def nanogpt_loop(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def nanogpt_validation(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The loss of the weights that nanoGPT's train.py left, on our validation windows, by its own model."""
     checked, settings = _checked(work)
-    saved = torch.load(Path(work["checkpoint"]) / CHECKPOINT, map_location="cpu", mmap=True)
+    saved = torch.load(Path(work["checkpoint"]) / CHECKPOINT, map_location="cpu", mmap=True, weights_only=True)
     model = _nanogpt(work, settings)
     model.load_state_dict({name.removeprefix("_orig_mod."): tensor for name, tensor in saved["model"].items()})
     model.to(device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ class Strategy(Protocol):
     data_rank: int  # which share of the global batch this rank reads; not the rank: pipeline stages share one
     data_world_size: int
     optimizer: torch.optim.Optimizer  # the one that updates this rank's weights, for hooks; engines wrap it
+    saves_in_background: bool  # whether `save_checkpoint` can go on writing while training does
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         """Forward, backward, synchronise, clip, update."""
@@ -39,11 +41,17 @@ class Strategy(Protocol):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's fp32 weights on the CPU, named as in model.GPT2, on rank 0; empty on the others."""
 
-    def save_checkpoint(self, directory: Path) -> None:
-        """Write what `load_checkpoint` needs to go on bit for bit into an existing folder."""
+    def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
+        """Write what `load_checkpoint` needs to go on bit for bit into an existing folder. With `in_background`, where
+        `saves_in_background`, it returns once the state is copied to host memory; rank 0's future is done when every
+        rank's files are written, and until then no other may begin."""
 
     def load_checkpoint(self, directory: Path) -> None:
-        """Put back what `save_checkpoint` wrote."""
+        """Put back what `save_checkpoint` wrote, into the same strategy on the same ranks that has done no step."""
+
+    def load_full_state(self, directory: Path) -> None:
+        """Put back weights, moments and step counters by name (state_files.py), whatever strategy wrote them on
+        however many ranks."""
 
     def model_states(self) -> dict[str, list[torch.Tensor]]:
         """The tensors alive on this rank by what they hold: "parameters", "gradients", "optimizer" (moments and, where

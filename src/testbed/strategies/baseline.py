@@ -6,26 +6,26 @@ The other PyTorch strategies are this one with something added: each overrides t
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from testbed.model import GPT2
 from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm, local_tensor, set_learning_rate
 from testbed.step import MicroBatch, StepResult
 from testbed.step_clock import phase
+from testbed.strategies import state_files
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
-BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by number: numbers differ between stages
 
 
 class Baseline:
@@ -40,6 +40,7 @@ class Baseline:
 
     data_rank = 0
     data_world_size = 1
+    saves_in_background = True
     keeps_casts = True
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
@@ -134,25 +135,31 @@ class Baseline:
             return {}
         return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
 
-    def save_checkpoint(self, directory: Path) -> None:
-        """Each rank writes its part by PyTorch's distributed checkpoint; what is replicated is written once."""
-        dcp.save(self._state(), checkpoint_id=directory, no_dist=not dist.is_initialized())
+    def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
+        """Each rank writes its part; what is replicated is written once."""
+        return state_files.save(self.state(), directory, self.file_group, self.host_copy if in_background else None)
 
     def load_checkpoint(self, directory: Path) -> None:
-        state = self._state()
-        dcp.load(state, checkpoint_id=directory, no_dist=not dist.is_initialized())
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=BY_NAME,
-        )
-        self.scaler.load_state_dict(state["scaler"])
+        state = self.state()
+        state_files.load(state, directory, self.file_group)  # into the weights and moments themselves
+        state_files.put_scaler_back(self.scaler, state)
 
-    def _state(self) -> dict:
-        weights, optimizer = get_state_dict(self.model, self.optimizer, options=BY_NAME)
-        return {"model": weights, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+    @functools.cached_property
+    def file_group(self) -> dist.ProcessGroup | None:
+        return state_files.file_group()
+
+    @functools.cached_property
+    def host_copy(self) -> state_files.HostCopy:
+        """Where the state lies while it is written in the background."""
+        return state_files.HostCopy()
+
+    def load_full_state(self, directory: Path) -> None:
+        """The own form is by name and in the whole model's shapes already."""
+        self.load_checkpoint(directory)
+
+    def state(self) -> state_files.State:
+        """What this rank holds of the state, by the names and in the shapes of the whole model."""
+        return state_files.state_of(self.model, self.optimizer, self.scaler)
 
     def model_states(self) -> dict[str, list[torch.Tensor]]:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]

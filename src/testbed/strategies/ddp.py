@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed.model import GPT2
+from testbed.step import MicroBatch
 from testbed.strategies.replicated import Replicated
 
 if TYPE_CHECKING:
@@ -39,6 +41,26 @@ class DDP(Replicated):
         # would be there only at its very end, and nothing would be averaged meanwhile. So this one casts anew.
         torch.clear_autocast_cache()
         return contextlib.nullcontext()
+
+    def load_checkpoint(self, directory: Path) -> None:
+        super().load_checkpoint(directory)
+        self._settle_buckets()
+
+    def _settle_buckets(self) -> None:
+        """Go through one backward pass, so that the first step finds the buckets as every later one does.
+
+        DDP lays its buckets out anew after the first backward pass, in the order in which the gradients were ready. A
+        sum over three ranks or more depends on where in its bucket a number lies, so a run that went on with DDP's
+        first layout would part from the uninterrupted one by a bit. The pass is a step's last micro batch in all but
+        its tokens: same shapes, so nothing is compiled for it alone; the random state stays.
+        """
+        shape = self.settings.micro_batch_size_per_gpu, self.settings.seq_length
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        devices = [self.device] if self.device.type == "cuda" else []
+        self.model.train()
+        with torch.random.fork_rng(devices), self.accumulation(is_last=True):
+            self.loss_sum(MicroBatch(tokens, tokens, tokens.numel())).backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def average_in_bf16(group, bucket):  # DDP compares annotations with its types, and here they would be strings

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +20,13 @@ from testbed.model import GPT2
 from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
 from testbed.step import MicroBatch, StepResult
 from testbed.step_clock import phase
+from testbed.strategies import state_files, zero_state
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
 CHECKPOINT_TAG = "deepspeed"
+FULL_STATE = "full_state"  # beside it: the same state in the form that all strategies read
 
 
 class DeepSpeedZero:
@@ -30,6 +34,8 @@ class DeepSpeedZero:
 
     DeepSpeed divides by the accumulation and averages over the ranks itself, so each micro batch brings its mean loss.
     """
+
+    saves_in_background = False  # its engine writes while the ranks wait
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         deepspeed = _import_deepspeed(device)
@@ -46,6 +52,7 @@ class DeepSpeedZero:
             config=effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings),
             dist_init_required=False,
         )
+        zero_state.load_only_tensors(self.engine)
         self._gathered_parameters = deepspeed.zero.GatheredParameters
         self._master_weight = deepspeed.utils.safe_get_full_fp32_param
 
@@ -110,13 +117,23 @@ class DeepSpeedZero:
         seen: set[tuple] = set()
         return {kind: _whole_allocations(tensors, seen) for kind, tensors in held.items()}
 
-    def save_checkpoint(self, directory: Path) -> None:
-        self.engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+    def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
+        """DeepSpeed's own files, for as many ranks and the same stage, and the whole state by name for any others."""
+        zero_state.save_own_files(self.engine, directory, CHECKPOINT_TAG, self.file_group)
+        zero_state.save(self.engine, directory / FULL_STATE, self.file_group)
+        return None
 
     def load_checkpoint(self, directory: Path) -> None:
         path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise ValueError(f"DeepSpeed found no checkpoint in {directory}")
+
+    def load_full_state(self, directory: Path) -> None:
+        zero_state.load(self.engine, directory, self.file_group)
+
+    @functools.cached_property
+    def file_group(self) -> dist.ProcessGroup | None:
+        return state_files.file_group()
 
     def close(self) -> None:
         self.engine.destroy()

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleOutput,
@@ -33,6 +34,7 @@ from testbed.distributed import average_, device_mesh
 from testbed.model import GPT2
 from testbed.optimizer import local_tensor
 from testbed.step import MicroBatch, StepResult
+from testbed.strategies import state_files
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
@@ -82,6 +84,28 @@ class TensorParallel(Baseline):
             if ".attn.c_attn." in name:
                 weights[name] = _exchange_order(tensor, self.settings.mesh.tensor, 3)
         return weights
+
+    def state(self) -> state_files.State:
+        """c_attn's rows lie here in the order of the ranks; in the files they lie in the model's."""
+        return {
+            section: {
+                name: _as_pieces(tensor) if ".attn.c_attn." in name and isinstance(tensor, DTensor) else tensor
+                for name, tensor in tensors.items()
+            }
+            for section, tensors in super().state().items()
+        }
+
+
+def _as_pieces(tensor: DTensor) -> DTensor:
+    """The same memory, and where in the model's own order its rows lie: this rank's queries, keys and values are three
+    pieces of the whole matrix. torch.distributed.checkpoint reads and writes such pieces one by one."""
+    of_rank = tensor.to_local().detach().chunk(3)
+    first = tensor.device_mesh.get_local_rank() * len(of_rank[0])
+    columns = (0,) * (tensor.dim() - 1)
+    starts = [(part * (len(tensor) // 3) + first, *columns) for part in range(3)]
+    layout = {"shape": tensor.shape, "stride": tensor.stride()}
+    pieces = LocalShardsWrapper(list(of_rank), starts)
+    return DTensor.from_local(pieces, tensor.device_mesh, tensor.placements, run_check=False, **layout)
 
 
 def shard_model_(model: GPT2, mesh: DeviceMesh) -> None:

@@ -1,0 +1,53 @@
+"""Which variables of the environment may stand in a file: those named here, so no secret lands in one. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+
+# They change how a run communicates or which devices it sees.
+_RECORDED = frozenset("CUDA_VISIBLE_DEVICES MASTER_ADDR MASTER_PORT OMP_NUM_THREADS GLOO_SOCKET_IFNAME".split())
+_NCCL = frozenset(
+    "NCCL_ALGO NCCL_BUFFSIZE NCCL_COLLNET_ENABLE NCCL_COLLNET_NODE_THRESHOLD NCCL_COMM_BLOCKING NCCL_CROSS_NIC "
+    "NCCL_CTA_POLICY NCCL_CUMEM_ENABLE NCCL_CUMEM_HOST_ENABLE NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_DMABUF_ENABLE "
+    "NCCL_GRAPH_MIXING_SUPPORT NCCL_GRAPH_REGISTER NCCL_IB_ADAPTIVE_ROUTING NCCL_IB_AR_THRESHOLD NCCL_IB_DISABLE "
+    "NCCL_IB_GID_INDEX NCCL_IB_HCA NCCL_IB_MERGE_NICS NCCL_IB_PCI_RELAXED_ORDERING NCCL_IB_QPS_PER_CONNECTION "
+    "NCCL_IB_RETRY_CNT NCCL_IB_SL NCCL_IB_SPLIT_DATA_ON_QPS NCCL_IB_TC NCCL_IB_TIMEOUT NCCL_IGNORE_CPU_AFFINITY "
+    "NCCL_LAUNCH_MODE NCCL_LOCAL_REGISTER NCCL_MAX_CTAS NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MIN_NCHANNELS "
+    "NCCL_MNNVL_ENABLE NCCL_NET NCCL_NET_GDR_LEVEL NCCL_NET_GDR_READ NCCL_NET_PLUGIN NCCL_NET_SHARED_BUFFERS "
+    "NCCL_NSOCKS_PERTHREAD NCCL_NTHREADS NCCL_NVB_DISABLE NCCL_NVLS_ENABLE NCCL_P2P_DIRECT_DISABLE NCCL_P2P_DISABLE "
+    "NCCL_P2P_LEVEL NCCL_P2P_NET_CHUNKSIZE NCCL_PROTO NCCL_PXN_DISABLE NCCL_RUNTIME_CONNECT NCCL_SHM_DISABLE "
+    "NCCL_SOCKET_FAMILY NCCL_SOCKET_IFNAME NCCL_SOCKET_NTHREADS NCCL_TOPO_FILE NCCL_TUNER_PLUGIN "
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_AVOID_RECORD_STREAMS TORCH_NCCL_BLOCKING_WAIT "
+    "TORCH_NCCL_CUDA_EVENT_CACHE TORCH_NCCL_DESYNC_DEBUG TORCH_NCCL_DUMP_ON_TIMEOUT TORCH_NCCL_ENABLE_MONITORING "
+    "TORCH_NCCL_ENABLE_TIMING TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC TORCH_NCCL_HIGH_PRIORITY TORCH_NCCL_NAN_CHECK "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_USE_COMM_NONBLOCKING".split()
+)
+_NAMES_A_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)")
+_SHORTEST_SECRET = 8  # a shorter value would be found in words that have nothing to do with it
+
+
+def recorded_variables() -> dict[str, str]:
+    """The variables of launcher and device that are set, by name."""
+    return {name: value for name, value in os.environ.items() if name in _RECORDED and value}
+
+
+def nccl_variables() -> dict[str, str | None]:
+    """Every NCCL_ and TORCH_NCCL_ variable that is set; of one that is not known here only the name, its value None."""
+    return {
+        name: value if name in _NCCL else None
+        for name, value in os.environ.items()
+        if name.startswith(("NCCL_", "TORCH_NCCL_")) and value and not _NAMES_A_SECRET.search(name)
+    }
+
+
+def secret_in(text: str) -> str | None:
+    """The variable, named like a secret, whose value stands in `text`; None where there is none."""
+    return next(
+        (
+            name
+            for name, value in os.environ.items()
+            if len(value) >= _SHORTEST_SECRET and _NAMES_A_SECRET.search(name.upper()) and value in text
+        ),
+        None,
+    )

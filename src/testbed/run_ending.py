@@ -1,0 +1,210 @@
+"""How a start of a run ends: with which reason, mark and exit code. docs/faults.md has the table of them all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from testbed import distributed, run_directory, watchdog
+from testbed.announce import out_of_memory_advice
+from testbed.automatic_choices import ChoiceContradicts
+from testbed.checkpoint import CheckpointFailed, step_folders
+from testbed.error_text import first_line
+from testbed.launch import Launch, RunStopped, StopSignals
+from testbed.settings import RunSettings
+from testbed.weights import WeightsUnavailable
+
+if TYPE_CHECKING:
+    from testbed.recorder import RunRecorder
+
+
+class TrainingDiverged(Exception):
+    """The loss or the gradient is no longer a number: nothing of that step is kept."""
+
+
+class RunPreempted(Exception):
+    """All ranks stopped after the same step, and its checkpoint is on disk."""
+
+
+# they say it in a sentence of their own
+EXPECTED = (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, CheckpointFailed, ChoiceContradicts)
+EXPECTED += (run_directory.RunAlreadyFailed,)
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
+BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+class RunEnding:
+    """Ends this rank's part of a run: the marks in its folder, the last state of its metrics, the exit code.
+
+    Attributes:
+        signals: what may ask the run to end, from now on.
+        recorder: once there is one, so that its rows are kept.
+    """
+
+    def __init__(self, settings: RunSettings, launch: Launch):
+        self.settings, self.launch = settings, launch
+        self.signals = StopSignals(settings.grace_seconds, self._mark_in_time)
+        self.recorder: RunRecorder | None = None
+        self._owned: Path | None = None  # the folder, once this rank may leave its mark in it
+
+    def owns(self, directory: Path) -> None:
+        """The folder is this run's: from now on each rank shows there where it is, and looks after the others."""
+        self._owned = directory
+        watchdog.begin(directory, self.launch.rank)
+        if self.launch.is_distributed:
+            timeout_s = self.settings.collective_timeout
+            watchdog.Watch(directory, self.launch.rank, self.launch.world_size, timeout_s, self._end_without)
+
+    def after(self, error: Exception | RunStopped) -> int:
+        """Mark what ended the run, then leave. Returns the exit code."""
+        self.signals.ignore()  # from here on nothing interrupts closing down
+        if isinstance(error, RunPreempted):
+            try:
+                return self._leave_preempted()
+            except Exception as failure:
+                error = failure
+        return self.leave(self._mark_failed(*self._reason_and_code(error)))
+
+    def leave(self, exit_code: int) -> int:
+        """End the process group after a success; after a failure the other ranks may be gone, so do not wait for them.
+
+        With a group it does not return: gloo's threads sometimes abort the interpreter's own way out.
+        """
+        self.signals.ignore()
+        watchdog.end(is_good=exit_code == 0)
+        if torch.distributed.is_initialized():
+            if exit_code == 0:
+                with contextlib.suppress(Exception):  # all is written, whatever becomes of the other ranks now
+                    distributed.wait_for_everyone()
+                    distributed.stop_process_group()
+                    if self.recorder is not None:
+                        self.recorder.note_process_group_ended()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_code)
+        return exit_code
+
+    def _leave_preempted(self) -> int:
+        """Rank 0 writes the mark, last of all; the others wait for it, so that no launcher ends rank 0 before."""
+        stop = self.signals.as_exception()
+        if self.launch.rank == 0:
+            saved = step_folders(self._owned / run_directory.CHECKPOINTS)
+            if not saved:  # it began with another run's checkpoint, and no step since
+                raise CheckpointFailed("this start has done no step yet")
+            run_directory.check_not_failed(self._owned)
+            step = self.recorder.last_step
+            self.recorder.write("preempted")
+            run_directory.mark_preempted(self._owned, stop.reason, step, saved[-1])
+            print(f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume", flush=True)
+        distributed.wait_for_everyone()
+        watchdog.end(is_good=True)
+        return self.leave(stop.exit_code)
+
+    def _reason_and_code(self, error: Exception | RunStopped) -> tuple[str, int]:
+        """One sentence for what ended the run. After a stop the exit code is the stop's, whatever else went wrong."""
+        if isinstance(error, RunStopped):
+            return error.reason, error.exit_code
+        exit_code = 2 if isinstance(error, ChoiceContradicts) else 1
+        reason = self._reason_of(error)
+        if self.signals.agreed or self.signals.number:
+            stop = self.signals.as_exception()
+            return f"{stop.reason}, and nothing could be saved: {reason}", stop.exit_code
+        return reason, exit_code
+
+    def _reason_of(self, error: Exception) -> str:
+        if isinstance(error, EXPECTED):
+            return str(error)
+        if is_out_of_memory(error):
+            settings = self.settings if self.recorder is None else self.recorder.settings  # with what was chosen
+            return out_of_memory_advice(settings, error)
+        if is_broken_collective(error):
+            missing = self._missing_soon() or self._level() or "another rank is gone or does not answer"
+            return f"{missing}; {self._waited()} ({first_line(error)})"
+        traceback.print_exc()
+        return first_line(error)
+
+    def _missing(self) -> str | None:
+        if self._owned is None or not self.launch.is_distributed:
+            return None
+        return watchdog.who_is_missing(self._owned, self.launch.world_size, self.launch.rank)
+
+    def _missing_soon(self) -> str | None:
+        """A connection breaks a moment before the kernel shows that the process at its other end is dead."""
+        deadline_s = time.monotonic() + 1
+        while (missing := self._missing()) is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return missing
+
+    def _level(self) -> str | None:
+        if self._owned is None or not self.launch.is_distributed:
+            return None
+        return watchdog.who_is_level(self._owned, self.launch.world_size, self.launch.rank)
+
+    def _waited(self) -> str:
+        if self._owned is None:
+            return f"rank {self.launch.rank} waited for the others to start"
+        return f"rank {self.launch.rank} waited in {watchdog.own_place(self._owned, self.launch.rank)}"
+
+    def _mark_in_time(self, stop: RunStopped) -> None:
+        """From the second thread of StopSignals, which then ends the process."""
+        missing = self._missing()
+        words = f"; {missing}" if missing else ""
+        self._mark_failed(f"{stop.reason}; {self._waited()}{words}" if self._owned else stop.reason, stop.exit_code)
+
+    def _end_without(self, missing: str) -> None:
+        """From the watching thread: a rank is dead or stopped, and this one would wait for ever."""
+        exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
+        with contextlib.suppress(Exception):  # whatever fails here, the process must end
+            reason = f"{missing}; {self._waited()}, longer than --collective_timeout allows"
+            self._mark_failed(reason, exit_code)
+        os._exit(exit_code)
+
+    def _mark_failed(self, reason: str, exit_code: int) -> int:
+        """Mark the run as failed, keep its rows, say where the last good checkpoint is. Returns the exit code.
+
+        What goes wrong after a run has closed its files changes nothing about them.
+        """
+        rank, folder = self.launch.rank, self._owned
+        closed = run_directory.closing_mark(folder) if folder else None
+        if closed:
+            print(f"rank {rank}: {reason}; the run's files were closed before ({closed})", file=sys.stderr, flush=True)
+            return exit_code
+        reason = reason.splitlines()[0]
+        if folder is not None:
+            reason = f"{reason}; {last_checkpoint(folder)}"
+        print(f"rank {rank} failed: {reason}", file=sys.stderr, flush=True)
+        standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
+        watchdog.enter("ended")
+        try:
+            if self.recorder is not None:
+                step = self.recorder.last_step or None
+                self.recorder.write("failed", failure={"reason": standing_reason, "step": step})
+        except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
+            print(f"rank {rank}: the metrics could not be updated: {error}", file=sys.stderr, flush=True)
+        return exit_code
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of the device or of the host: PyTorch says it in three ways, NumPy in a fourth."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def is_broken_collective(error: Exception) -> bool:
+    """A collective that breaks or times out: another rank is gone, or does not come."""
+    is_named = isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE)
+    return is_named or isinstance(error, torch.distributed.DistError)
+
+
+def last_checkpoint(folder: Path) -> str:
+    """Where to resume from, in words. Whether it is whole, --resume looks at."""
+    found = step_folders(folder / run_directory.CHECKPOINTS)
+    return f"last checkpoint: {found[-1]}" if found else "no checkpoint was saved"

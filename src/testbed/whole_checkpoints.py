@@ -1,0 +1,70 @@
+"""Which checkpoints of a run are whole, and out of the way with those that no start should take for it. Rank 0's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed import run_directory
+from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, remove, step_folders
+from testbed.manifest import MANIFEST, why_damaged
+
+
+def newest_whole(directory: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The checkpoint with the most steps in a run's folder whose files are what its manifest says, or None; and those
+    after it that are not, each with the reason, which is also said.
+
+    Raises:
+        ValueError: none is whole, and of one it is not known, as it cannot be read: nothing should begin anew then.
+    """
+    skipped: dict[Path, str] = {}
+    unreadable = None
+    for folder in reversed(step_folders(directory / run_directory.CHECKPOINTS)):
+        try:
+            reason = why_damaged(folder)
+        except OSError as error:
+            reason = unreadable = f"{error.filename or folder} cannot be read ({error.strerror or error})"
+        if reason is None:
+            return folder, skipped
+        skipped[folder] = reason
+        print(f"--resume: {folder} is skipped: {reason}", flush=True)
+    if unreadable is not None:
+        raise ValueError(
+            f"--resume: no whole checkpoint in {directory}, and {unreadable}; make it readable, or give --overwrite "
+            "instead to begin anew"
+        )
+    return None, skipped
+
+
+def named(path: Path) -> tuple[Path, dict[Path, str]]:
+    """The checkpoint that --resume PATH names: a checkpoint's own folder, or the newest whole one of a run's folder and
+    those that were skipped.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    if not (path / DESCRIPTION).exists() and not (path / MANIFEST).exists():
+        folder, skipped = newest_whole(path)
+        if folder is None:
+            raise ValueError(
+                f"--resume {path} holds no whole checkpoint; give a folder such as {path}/checkpoints/step_000020, a "
+                "run's folder, or auto"
+            )
+        return folder, skipped
+    try:
+        reason = why_damaged(path)
+    except OSError as error:
+        reason = f"{error.filename or path} cannot be read ({error.strerror or error})"
+    if reason is not None:
+        raise ValueError(f"--resume {path} is damaged: {reason}; give another checkpoint, or auto")
+    return path, {}
+
+
+def set_aside(directory: Path, step: int, skipped: dict[Path, str]) -> None:
+    """Take from later checkpoints their names: damaged ones, and those of steps that are now trained again."""
+    for folder in step_folders(directory / run_directory.CHECKPOINTS):
+        ending = DAMAGED if folder in skipped else ABANDONED
+        if folder in skipped or int(folder.name.removeprefix("step_")) > step:
+            aside = folder.with_name(folder.name + ending)
+            remove(aside)
+            folder.replace(aside)
+            print(f"--resume: {folder} is now {aside.name}", flush=True)

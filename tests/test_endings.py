@@ -1,0 +1,540 @@
+"""How a run ends: asked to, without another rank, without memory. Each test does it to real processes where it can."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import PROGRAM, REPOSITORY, TINY_RUN, data_flags, python_command, write_token_files
+from metrics_examples import example_metrics
+
+from testbed import build_locks, distributed, run_directory, run_ending, watchdog
+from testbed.analysis.verification import verify
+from testbed.flags import parse_command_line
+from testbed.launch import Launch
+from testbed.metrics_file import check_metrics, read_metrics, write_metrics
+from testbed.settings import check_run
+from testbed.token_file import sidecar_path
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
+ENDLESS = ["--max_train_steps", "100000", "--epochs", "99999", "--global_batch_size", "16", "--max_val_steps", "0"]
+FAILED, PREEMPTED, COMPLETE = "RUN_FAILED.txt", "RUN_PREEMPTED.txt", "RUN_COMPLETE.txt"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[Path, Path]:
+    """A validation file that takes about a second, so that a signal can meet it."""
+    return write_token_files(tmp_path_factory.mktemp("tokens"), val_tokens=100_000)
+
+
+class Started:
+    """Processes of one run, what they say, and where their ranks are."""
+
+    def __init__(self, folder: Path, commands: list[list[str]], environments: list[dict[str, str]]):
+        self.folder, self.said = folder, folder.with_suffix(f".{time.monotonic_ns()}.txt")
+        with self.said.open("w") as output:
+            self.processes = [
+                subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
+                for command, variables in zip(commands, environments, strict=True)
+            ]
+
+    def wait_until(self, is_so: Callable[[], object], timeout_s: float = 150) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not is_so():
+            assert time.monotonic() < deadline_s, f"waited in vain\n{self.text}"
+            assert any(process.poll() is None for process in self.processes), self.text
+            time.sleep(0.005)
+
+    def is_at(self, step: int, phase: str | None = None, rank: int = 0) -> bool:
+        place = watchdog.read_place(self.folder, rank)
+        return place is not None and place.step >= step and phase in (None, place.phase)
+
+    def process_of(self, rank: int) -> int | None:
+        place = watchdog.read_place(self.folder, rank)
+        return None if place is None else place.process
+
+    def codes(self, timeout_s: float = 150) -> list[int]:
+        deadline_s = time.monotonic() + timeout_s
+        return [process.wait(max(0.1, deadline_s - time.monotonic())) for process in self.processes]
+
+    @property
+    def text(self) -> str:
+        return self.said.read_text()[-6000:]
+
+    def mark(self, name: str) -> str:
+        there = {mark for mark in (FAILED, PREEMPTED, COMPLETE) if (self.folder / mark).exists()}
+        assert there == {name}, self.text
+        return (self.folder / name).read_text()
+
+
+@contextlib.contextmanager
+def started(folder: Path, commands: list[list[str]], environments: list[dict] | None = None) -> Iterator[Started]:
+    run = Started(folder, commands, environments or [{} for _ in commands])
+    try:
+        yield run
+    finally:
+        for process in run.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def ranks(folder: Path, flags: list[str], of_rank_1: tuple[str, ...] = (), **variables: str):
+    """Two ranks without a launcher, so that each one's exit code is seen and nobody ends the other."""
+    port = free_port()
+    environments = [Launch(rank, rank, 2, 2).as_variables("127.0.0.1", port) | variables for rank in range(2)]
+    commands = [[*python_command(), *flags], [*python_command(), *flags, *of_rank_1]]
+    return started(folder, commands, environments)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def flags_of(files, folder: Path, *more: str) -> list[str]:
+    return [*TINY_RUN, *data_flags(files), "--timing_warmup_steps", "1", "--checkpoint_path", str(folder), *more]
+
+
+# --- asked to end
+
+
+def test_a_stop_in_validation_loses_nothing(files, tmp_path):
+    """SIGTERM in the validation after step 4, and again while the resumed start writes its last files: weights, rows
+    and validations are those of the run that nobody disturbed."""
+    work = ["--dropout", "0.1", "--global_batch_size", "16", "--max_train_steps", "6", "--eval_every", "4"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with started(whole, [[*python_command(), *flags_of(files, whole, *work)]]) as run:
+        assert run.codes() == [0], run.text
+    command = [*python_command(), *flags_of(files, parts, *work)]
+    with started(parts, [command]) as run:
+        run.wait_until(lambda: run.is_at(4, "validation"))
+        run.processes[0].send_signal(signal.SIGTERM)
+        assert run.codes(20) == [143], run.text
+        mark = run.mark(PREEMPTED)
+    assert (
+        "reason=terminated (SIGTERM) step=4" in mark and f"checkpoint={parts / 'checkpoints' / 'step_000004'}" in mark
+    )
+    metrics = read_metrics(parts / "training_metrics.json")
+    assert metrics["status"] == "preempted" and metrics["failure"] is None and len(metrics["steps"]) == 4
+    assert metrics["evaluations"] == [] and metrics["segments"][-1]["ended"] == "preempted"
+    assert not list(parts.glob(watchdog.FILES)), "after a good end no rank's place is of interest"
+    with started(parts, [[*command, "--resume", "auto"]]) as run:
+        run.wait_until(lambda: run.is_at(0, "finish"))
+        run.processes[0].send_signal(signal.SIGTERM)
+        assert run.codes() == [0], run.text
+        run.mark(COMPLETE)
+    first, again = (read_metrics(path / "training_metrics.json") for path in (whole, parts))
+    for rows, columns in (("steps", ("step", "loss", "grad_norm")), ("evaluations", ("step", "val_loss"))):
+        assert [[row[name] for name in columns] for row in again[rows]] == [
+            [row[name] for name in columns] for row in first[rows]
+        ]
+    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+
+
+def test_ranks_stop_after_the_same_step_when_one_alone_is_asked(files, tmp_path):
+    folder = tmp_path / "run"
+    with ranks(folder, flags_of(files, folder, *ENDLESS, "--run_type", "ddp")) as run:
+        run.wait_until(lambda: run.is_at(20))
+        os.kill(run.process_of(1), signal.SIGUSR1)
+        assert run.codes(20) == [143, 143], run.text
+        mark = run.mark(PREEMPTED)
+    metrics = read_metrics(folder / "training_metrics.json")
+    last = metrics["steps"][-1]["step"]
+    assert f"reason=asked to make room (SIGUSR1) step={last} " in mark
+    saved = folder / "checkpoints" / f"step_{last:06d}"
+    assert {path.name for path in saved.glob("random_state_rank*")} == {
+        "random_state_rank0.pt",
+        "random_state_rank1.pt",
+    }
+
+
+def test_a_signal_again_within_two_seconds_is_the_same_and_later_ends_at_once(files, tmp_path):
+    """Rank 1 is stopped, so rank 0 cannot finish its step: only the third signal, or the grace of 60 s, ends it."""
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "allreduce", "--grace_seconds", "60")
+    with ranks(folder, flags) as run:
+        run.wait_until(lambda: run.is_at(5))
+        os.kill(run.process_of(1), signal.SIGSTOP)
+        time.sleep(0.5)
+        for wait_s in (0, 1, 1.5):
+            time.sleep(wait_s)
+            assert run.processes[0].poll() is None, run.text
+            run.processes[0].send_signal(signal.SIGTERM)
+        assert run.processes[0].wait(5) == 143, run.text
+        mark = run.mark(FAILED)
+        assert "terminated (SIGTERM), and a second time" in mark and "rank 1 is stopped (SIGSTOP): it is in" in mark
+    assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
+
+
+def test_the_grace_bounds_a_stop_that_does_not_come_to_an_end(files, tmp_path):
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS[:-2], "--eval_every", "2", "--grace_seconds", "0.01")
+    with started(folder, [[*python_command(), *flags]]) as run:
+        run.wait_until(lambda: run.is_at(2, "validation"))
+        run.processes[0].send_signal(signal.SIGTERM)
+        assert run.codes(10) == [143], run.text
+        mark = run.mark(FAILED)
+        assert "had not ended after --grace_seconds 0.01" in mark and "no checkpoint was saved" in mark
+    metrics = read_metrics(folder / "training_metrics.json")
+    assert metrics["status"] == "failed" and len(metrics["steps"]) == 2, "its rows are kept"
+    assert watchdog.read_place(folder, 0).step == 2, "after a bad end the last place stays"
+
+
+def test_a_stop_that_cannot_save_is_a_failure_with_the_signals_exit_code(files, tmp_path):
+    folder = tmp_path / "run"
+    with started(folder, [[*python_command(), *flags_of(files, folder, *ENDLESS)]]) as run:
+        run.wait_until(lambda: run.is_at(1))
+        (folder / "checkpoints").write_text("a file where the folder should be")
+        run.processes[0].send_signal(signal.SIGTERM)
+        assert run.codes(20) == [143], run.text
+        mark = run.mark(FAILED)
+    assert "terminated (SIGTERM), and nothing could be saved: the checkpoint of step" in mark
+
+
+def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
+    folder = tmp_path / "run"
+    with started(folder, [[*python_command(), *flags_of(files, folder, *ENDLESS)]]) as run:
+        run.wait_until(lambda: "loading PyTorch" in run.text)
+        run.processes[0].send_signal(signal.SIGUSR1)
+        assert run.codes(20) == [143]
+    assert not folder.exists() and "Traceback" not in run.text
+
+
+# --- without another rank
+
+
+def test_a_stopped_rank_is_named_within_the_timeout(files, tmp_path):
+    """And the rank that waited goes, though nobody tells it to. The progress file has the place to the step."""
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--collective_timeout", "6")
+    with ranks(folder, flags) as run:
+        run.wait_until(lambda: run.is_at(20))
+        os.kill(run.process_of(1), signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        assert run.processes[0].wait(20) == 1, run.text
+        seconds = time.monotonic() - stopped_s
+        place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
+    assert 3 < seconds < 7.5
+    assert f"rank 1 is stopped (SIGSTOP): it is in {place.words} since" in mark
+    assert "rank 0 waited in" in mark and "Traceback" not in run.text
+    assert abs(place.step - read_metrics(folder / "training_metrics.json")["steps"][-1]["step"]) <= 1
+
+
+# On SIGUSR2 the main thread stands still in its next forward or backward pass, while the process and its threads run.
+STAND_STILL = """
+import signal, time
+def stand_still(number, frame):
+    while frame and frame.f_code.co_name != "train_step":
+        frame = frame.f_back
+    time.sleep(600) if frame else signal.setitimer(signal.ITIMER_REAL, 0.0005)
+for number in (signal.SIGUSR2, signal.SIGALRM):
+    signal.signal(number, stand_still)
+"""
+
+
+def test_a_rank_that_runs_and_does_not_come_is_named_when_the_collective_times_out(files, tmp_path):
+    """Its progress file shows signs of life, so the watch leaves it alone."""
+    folder, patch = tmp_path / "run", tmp_path / "patch"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(STAND_STILL)
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--collective_timeout", "6")
+    with ranks(folder, flags, PYTHONPATH=f"{patch}:{os.environ.get('PYTHONPATH', '')}") as run:
+        run.wait_until(lambda: run.is_at(20))
+        os.kill(run.process_of(1), signal.SIGUSR2)
+        stopped_s = time.monotonic()
+        assert run.processes[0].wait(20) == 1, run.text
+        assert 5 < time.monotonic() - stopped_s < 9
+        place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
+    assert f"rank 1 is in {place.words} since" in mark and "rank 0 waited in" in mark and "imed out" in mark
+
+
+def test_a_dead_rank_is_named_at_once(files, tmp_path):
+    folder = tmp_path / "run"
+    with ranks(folder, flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "5")) as run:
+        run.wait_until(lambda: run.is_at(12))
+        os.kill(run.process_of(1), signal.SIGKILL)
+        killed_s = time.monotonic()
+        assert run.codes(20) == [1, -signal.SIGKILL], run.text
+        assert time.monotonic() - killed_s < 5
+        mark = run.mark(FAILED)
+    assert "rank 1 is dead, its last sign was from" in mark and "rank 0 waited in" in mark
+    assert "last checkpoint: " in mark and "step_0000" in mark
+
+
+def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
+    """Rank 1 alone reads a token that the model does not know; rank 0 checks its own files only."""
+    beyond = tmp_path / "beyond.bin"
+    shutil.copy(sidecar_path(files[0]), sidecar_path(beyond))
+    np.full_like(np.fromfile(files[0], dtype="<u2"), 60_000).tofile(beyond)
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp")
+    with ranks(folder, flags, of_rank_1=("--train_data_path", str(beyond))) as run:
+        assert run.codes() == [1, 1], run.text
+        mark = run.mark(FAILED)
+    assert "[Rank 1] RUN_FAILED reason=IndexError: " in mark, "the first to fail knows the cause"
+    assert "rank 0 failed: rank 1 has ended itself, its own message says why; rank 0 waited in" in run.text
+
+
+def test_the_documented_torchrun_starts_again_without_a_rank_and_saves_when_told_to_make_room(files, tmp_path):
+    """Rank 1 is killed: all start again from the last checkpoint. Then SIGUSR1 to the launcher, which passes it on."""
+    guide = (REPOSITORY / "docs" / "faults.md").read_text(encoding="utf-8")
+    documented = (
+        re.search(r"^torchrun (.*?)src/gpt2\.py", guide, re.DOTALL | re.MULTILINE)[1].replace("\\\n", "").split()
+    )
+    assert {"--max-restarts", "--signals-to-handle", "--shutdown-timeout"} < {*documented}
+    launcher = [sys.executable, "-m", "torch.distributed.run", *documented, f"--master-port={free_port()}"]
+    folder = tmp_path / "run"
+    flags = [*ENDLESS, "--run_type", "ddp", "--save_every", "10", "--resume", "auto"]
+    with started(folder, [[*launcher, str(PROGRAM), *flags_of(files, folder, *flags)]]) as run:
+        run.wait_until(lambda: (folder / "checkpoints" / "step_000010").exists())
+        killed = run.process_of(1)
+        os.kill(killed, signal.SIGKILL)
+        run.wait_until(lambda: run.process_of(1) not in (None, killed) and run.is_at(12))
+        assert f"local_rank: 1 (pid: {killed})" in run.text, "the launcher's own report"
+        run.processes[0].send_signal(signal.SIGUSR1)
+        assert run.codes(30) == [1], run.text
+        run.mark(PREEMPTED)
+    metrics = read_metrics(folder / "training_metrics.json")
+    assert [row["step"] for row in metrics["steps"]] == list(range(1, metrics["steps"][-1]["step"] + 1))
+    assert [segment["ended"] for segment in metrics["segments"]][1:] == ["preempted"]
+    assert metrics["segments"][1]["first_step"] > 10
+
+
+def test_a_start_again_does_not_find_what_the_ranks_before_left_in_the_store(monkeypatch):
+    """torchrun keeps one store through --max-restarts, and in it the addresses of the dead."""
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    here, of_two_nodes = Launch(0, 0, 2, 2), Launch(0, 0, 2, 1)
+    for name, value in here.as_variables("127.0.0.1", server.port).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    def store(launch: Launch, restarts: int) -> torch.distributed.Store:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        return distributed._store_of_this_start(launch)
+
+    store(here, 0).set("address", "of the dead")
+    assert store(here, 0).check(["address"]) and not store(here, 1).check(["address"])
+    store(of_two_nodes, 0).set("address", "of a rank whose node has not lost any")
+    assert store(of_two_nodes, 1).check(["address"]), "nodes that count apart must find each other"
+
+
+# --- who is missing
+
+
+@pytest.fixture
+def other():
+    """A process that can be stopped and killed in a rank's stead."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def place_of(folder: Path, rank: int, phase: str, step: int, process: int | None = None) -> watchdog.ProgressFile:
+    file = watchdog.ProgressFile(folder, rank)
+    file.enter(phase, step)
+    if process is not None:
+        watchdog._WHO.pack_into(file._map, watchdog._WHO_AT, process, socket.gethostname().encode())
+    return file
+
+
+def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_path, other):
+    place_of(tmp_path, 0, "exchange", 12)
+    file = place_of(tmp_path, 1, "exchange", 12, other.pid)
+    missing = lambda: watchdog.who_is_missing(tmp_path, 2, 0)  # noqa: E731
+    assert missing() is None, "both wait at one place"
+    assert watchdog.who_is_level(tmp_path, 2, 0).startswith("no rank is behind, and rank 1 is in the exchange of the")
+    file.enter("data_wait")
+    assert missing() == "rank 1 is in reading data of step 12 since 0 s"
+    file.enter("forward", 13)
+    assert missing() is None is watchdog.who_is_level(tmp_path, 2, 0), "ahead is not missing"
+    file.enter("backward", 12)
+    os.kill(other.pid, signal.SIGSTOP)
+    time.sleep(0.1)
+    assert missing() == "rank 1 is stopped (SIGSTOP): it is in backward of step 12 since 0 s"
+    other.kill()  # and nobody has asked for its exit code: a zombie is dead too
+    time.sleep(0.1)
+    assert missing().startswith("rank 1 is dead, its last sign was from backward of step 12")
+    file.enter("ended")
+    assert missing() == "rank 1 has ended itself, its own message says why"
+    watchdog.path_of(tmp_path, 1).write_bytes(b"\xff" * 200)
+    assert missing() is None, "what is no progress file says nothing"
+
+
+def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, monkeypatch):
+    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
+    mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other.pid)
+    watch = watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print)
+    for _ in range(30):
+        file.beat()
+        assert watch.look(1.0) is None, "slow, perhaps, but running: the collective's own timeout decides"
+    found = [watch.look(1.0) for _ in range(9)]
+    assert found[:7] == [None] * 7 and "rank 1" in found[-1], "it has not run for ten seconds"
+    mine.enter("barrier", 4)
+    assert watch.look(1.0) is None, "this rank goes on, so it waits for nobody"
+
+
+def test_where_a_rank_is_costs_microseconds(tmp_path):
+    """No system call and no flush: measured as the best of five thousand calls each, on a machine that may be busy."""
+    file = watchdog.ProgressFile(tmp_path, 0)
+    seconds = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        for step in range(5000):
+            file.enter("forward", step)
+        seconds.append((time.perf_counter() - start_s) / 5000)
+    assert min(seconds) < 10e-6
+
+
+def test_a_folder_without_room_is_no_reason_to_end(tmp_path):
+    (tmp_path / "file").write_text("")
+    file = watchdog.ProgressFile(tmp_path / "file" / "folder", 0)
+    file.enter("forward", 1)
+    file.beat()
+    file.remove()
+
+
+# --- without memory, and the rest
+
+
+def ending_of(files, *flags: str) -> run_ending.RunEnding:
+    """The ending of a run without its signals, which would be the test program's own."""
+    arguments = [*TINY_RUN, *data_flags(files), "--micro_batch_size_per_gpu", "2", *flags]
+    ending = object.__new__(run_ending.RunEnding)
+    ending.settings = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1)).settings
+    ending.launch, ending._owned, ending.recorder = Launch(0, 0, 1, 1), None, None
+    ending.signals = SimpleNamespace(agreed=0, number=0)
+    return ending
+
+
+def exhaust_torch():
+    torch.empty(2**58)
+
+
+def exhaust_numpy():
+    import numpy as np
+
+    np.ones(2**45)
+
+
+def exhaust_python():
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, limits[1]))
+    try:
+        bytearray(2**40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.parametrize("exhaust", [exhaust_torch, exhaust_numpy, exhaust_python])
+def test_memory_that_ran_out_gets_advice_on_the_micro_batch(files, exhaust):
+    """Real errors of the libraries, whose words change with their versions."""
+    with pytest.raises((RuntimeError, MemoryError)) as raised:
+        exhaust()
+    reason = ending_of(files)._reason_of(raised.value)
+    assert reason.startswith("out of memory with --micro_batch_size_per_gpu 2; give a smaller one, or auto")
+
+
+def test_what_is_no_lack_of_memory_gets_no_such_advice(files, capsys):
+    ending = ending_of(files)
+    assert ending._reason_of(RuntimeError("mat1 and mat2 shapes cannot be multiplied")).startswith("RuntimeError: mat1")
+    assert "out of memory" in ending._reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert "another rank is gone" in ending._reason_of(RuntimeError("[gloo/transport] Connection closed by peer"))
+
+
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+# where a moment is written down for people; nothing is computed from it
+TIMESTAMPS = {
+    ("src/testbed/run_directory.py", "now_utc"),
+    ("src/testbed/run_facts.py", "facts_of_run"),
+    ("src/testbed/corpus.py", "write_corpus"),
+    ("src/testbed/analysis/profiles/summary.py", "summarize"),
+}
+
+
+def test_nothing_measured_reads_a_clock_that_can_be_set_back():
+    """Durations come from the monotonic clocks. Held by reading every program: a clock cannot be set in a test."""
+    found = set()
+    for path in sorted(
+        {*REPOSITORY.glob("*.py"), *REPOSITORY.glob("src/**/*.py"), *REPOSITORY.glob("scripts/**/*.py")}
+    ):
+        name = str(path.relative_to(REPOSITORY))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module)]:
+            inner = [node for child in ast.iter_child_nodes(function) for node in _outside_functions(child)]
+            if any(isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS for node in inner):
+                found.add((name, getattr(function, "name", "<module>")))
+    assert found <= TIMESTAMPS, f"{found - TIMESTAMPS}: use time.perf_counter or time.monotonic"
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    if not isinstance(node, ast.FunctionDef):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _outside_functions(child)
+
+
+def test_a_run_has_one_end(tmp_path):
+    saved = tmp_path / "checkpoints" / "step_000003"
+    run_directory.mark_failed(tmp_path, 1, "first")
+    assert "reason=first" in run_directory.mark_failed(tmp_path, 0, "second")
+    with pytest.raises(run_directory.RunAlreadyFailed):
+        run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
+    assert not (tmp_path / PREEMPTED).exists() and run_directory.closing_mark(tmp_path) is None
+    (tmp_path / FAILED).unlink()
+    run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, saved)
+    assert run_directory.closing_mark(tmp_path) == PREEMPTED
+
+
+def test_a_preempted_run_is_not_finished_for_whoever_reads_it(tmp_path):
+    metrics = example_metrics(status="preempted", completion=None)
+    check_metrics(metrics)
+    with pytest.raises(ValueError, match="failure"):
+        check_metrics(metrics | {"failure": {"reason": "it did not fail", "step": 3}})
+    write_metrics(tmp_path / "training_metrics.json", metrics)
+    run_directory.mark_preempted(tmp_path, "terminated (SIGTERM)", 3, tmp_path)
+    (tmp_path / "launcher_metadata.json").write_text('{"world_size": 2}')
+    assert [verdict.status for verdict in verify(tmp_path)] == ["incomplete"]
+    (tmp_path / COMPLETE).write_text("x")
+    assert [verdict.status for verdict in verify(tmp_path)] == ["contradicting_marks"]
+
+
+@pytest.mark.parametrize("flag", ["--grace_seconds", "--collective_timeout"])
+def test_a_time_to_wait_is_positive(files, flag):
+    with pytest.raises(ValueError, match=flag):
+        parse_command_line([*TINY_RUN, *data_flags(files), flag, "0"])
+
+
+def test_a_lock_of_a_killed_build_is_told_from_one_that_is_held(tmp_path, monkeypatch):
+    """As PyTorch makes it: created and kept open by the process that builds."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "cpu_adam").mkdir()
+    lock = tmp_path / "cpu_adam" / "lock"
+    code = (
+        f"import os, time; os.open({str(lock)!r}, os.O_CREAT | os.O_EXCL); print('held', flush=True); time.sleep(600)"
+    )
+    builder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert builder.stdout.readline() == b"held\n"
+    assert build_locks.abandoned_locks(build_locks.cache_folder()) == []
+    builder.kill()
+    builder.wait()
+    assert build_locks.abandoned_locks(build_locks.cache_folder()) == [lock]
+    assert [str(lock) in line for line in build_locks.warnings_of_locks("optimized")] == [True]
+    assert build_locks.warnings_of_locks("ddp") == []
