@@ -103,7 +103,7 @@ def test_what_is_whole_is_kept_and_anything_else_is_refused(tmp_path):
         (lambda folder: (folder / "documents.jsonl").unlink(), "is missing though its manifest is there"),
         (lambda folder: (folder / "documents.jsonl").write_text("x"), "has 1 bytes, its manifest says"),
         (lambda folder: flip_a_byte(folder / "documents.jsonl"), "does not have the sha256"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "is not a readable manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "is not JSON"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "is not a manifest of format 1"),
         (lambda folder: (folder / "manifest.json").unlink(), r"has no manifest.json; pass --overwrite"),
     ],

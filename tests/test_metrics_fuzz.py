@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import foreign_examples as foreign
@@ -20,6 +19,7 @@ from conftest import REPOSITORY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metrics_examples import example_metrics, v1_metrics, v20_metrics
+from mutations import ODD_VALUES, broken_json, broken_words
 
 from testbed.analysis.arms import group_into_arms
 from testbed.analysis.audit.claims import audit
@@ -51,138 +51,7 @@ for optional in ("per_rank_forward_s", "per_rank_backward_s", "per_rank_synchron
     for row in VALID["2.1"][2]["steps"][1:]:  # not in every row
         row[optional] = [0.01, 0.02]
 REFERENCE = v1_metrics(1)
-ODD_VALUES = [
-    *(None, True, False, 0, -1, 1, 0.0, -0.0, 0.5, -2.5, 1e-320, 1e300, 10**18, -(10**18), 10**400, 2**63),
-    *(
-        float("nan"),
-        float("inf"),
-        float("-inf"),
-        "",
-        "text",
-        "2.1",
-        "unknown",
-        "\n",
-        "a\nb",
-        "\x00",
-        "\ud800",
-        "ü" * 40,
-    ),
-    *("--run_type", "n_layer=x, n_head=" + "9" * 30, [], [None], [[]], [1, "a", None], {}, {"": None}, {"a\nb": 1}),
-    json.loads("[" * 150 + "]" * 150),
-]
-ODD_KEYS = ["", "status", "steps", "a\nb", "schema_version", "ü", "\ud800", "x" * 300, "training_config"]
-
-
-def members(value: object) -> Iterator[tuple[object, object]]:
-    """(container, key) of every value inside, so that each can be replaced."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, member in list(pairs):
-        yield value, key
-        yield from members(member)
-
-
-def delete(container, key, draw) -> None:
-    del container[key]
-
-
-def replace(container, key, draw) -> None:
-    container[key] = copy.deepcopy(draw(st.sampled_from(ODD_VALUES)))
-
-
-def rename(container, key, draw) -> None:
-    if isinstance(container, dict):
-        container[draw(st.sampled_from(ODD_KEYS))] = container.pop(key)
-    else:
-        container.append(copy.deepcopy(container[key]))
-
-
-def reshape(container, key, draw) -> None:
-    """Another length or nesting: lists shorter, empty, doubled, reversed; anything else put into a list or object."""
-    value = container[key]
-    if isinstance(value, list):
-        shapes = [[], value[:1], value + copy.deepcopy(value), value[::-1], {"rows": value}, [value]]
-    else:
-        shapes = [[value], {"value": value}, [value] * 3, str(value)]
-    container[key] = draw(st.sampled_from(shapes))
-
-
-def scale(container, key, draw) -> None:
-    """The same kind of number, of another size: what a schema cannot see."""
-    value = container[key]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return replace(container, key, draw)
-    factor = draw(st.sampled_from([0, -1, 2, 1000, 10**9, 10**30, 1e-9, 1e21]))
-    container[key] = value * factor if isinstance(factor, int) or abs(value) < 1e300 else value
-    return None
-
-
-def nullify(container, key, draw) -> None:
-    """The whole branch becomes null, or all of the values in it."""
-    if draw(st.booleans()):
-        container[key] = None
-        return
-    for inner, name in list(members(container[key])):
-        if not isinstance(inner[name], dict | list):
-            inner[name] = None
-
-
-# Most of the others are refused; another size of a number passes every schema and must be read.
-MUTATIONS: list[Callable] = [delete, replace, rename, reshape, nullify, *[scale] * 4]
-
-
-def truncate(text: bytes, draw) -> bytes:
-    return text[: draw(st.integers(0, len(text)))]
-
-
-def garble(text: bytes, draw) -> bytes:
-    at = draw(st.integers(0, max(0, len(text) - 1)))
-    return text[:at] + draw(st.binary(min_size=1, max_size=8)) + text[at + draw(st.integers(0, 8)) :]
-
-
-def repeat_a_key(text: bytes, draw) -> bytes:
-    """JSON may name a key twice; Python takes the second."""
-    at = draw(st.sampled_from([index for index, byte in enumerate(text) if byte == ord("{")] or [0]))
-    key = draw(st.sampled_from([b"steps", b"epochs", b"hardware", b"step", b"train_loss_per_epoch"]))
-    value = draw(st.sampled_from([b"null", b"[]", b"{}", b"7", b'"x"']))
-    return text[: at + 1] + b'"' + key + b'": ' + value + b", " + text[at + 1 :]
-
-
-def nest(text: bytes, draw) -> bytes:
-    depth = draw(st.sampled_from([2, 50, 900, 100_000]))
-    opening, closing = draw(st.sampled_from([(b"[", b"]"), (b'{"steps":', b"}")]))
-    return opening * depth + text + closing * depth
-
-
-def write_odd_number(text: bytes, draw) -> bytes:
-    """Numbers that Python's json takes and JSON has not, or that no float can hold."""
-    digits = draw(st.sampled_from([b"NaN", b"-Infinity", b"9" * 5000, b"1e999", b"-1e-999", b"0x10", b"01"]))
-    at = draw(st.sampled_from([index for index, byte in enumerate(text) if byte == ord(":")] or [0]))
-    end = min((index for mark in (b",", b"}", b"]") if (index := text.find(mark, at)) > 0), default=len(text))
-    return text[: at + 1] + b" " + digits + text[end:]
-
-
-def other_encoding(text: bytes, draw) -> bytes:
-    codec = draw(st.sampled_from(["utf-16", "utf-8-sig", "latin-1"]))
-    return (text.decode("utf-8", "replace") + "ü").encode(codec, "replace")
-
-
-TEXT_MUTATIONS: list[Callable] = [truncate, garble, repeat_a_key, nest, write_odd_number, other_encoding]
-
-
-@st.composite
-def broken_files(draw) -> bytes:
-    metrics = copy.deepcopy(draw(st.sampled_from(VALID[draw(st.sampled_from(sorted(VALID)))])))
-    for mutate in draw(st.lists(st.sampled_from(MUTATIONS), max_size=3)):
-        places = list(members(metrics))
-        if places:
-            # A quarter of the draws hit the branches near the root, of which there are few among hundreds of leaves.
-            near = [place for place in places if place[0] is metrics or place[0] in metrics.values()]
-            container, key = draw(st.sampled_from(near if near and draw(st.integers(0, 3)) == 0 else places))
-            mutate(container, key, draw)
-    text = json.dumps(metrics).encode("utf-8")
-    if draw(st.integers(0, 3)) == 0:
-        text = draw(st.sampled_from(TEXT_MUTATIONS))(text, draw)
-    return text
+broken_files = st.sampled_from(sorted(VALID)).flatmap(lambda name: st.sampled_from(VALID[name])).flatmap(broken_json)
 
 
 def read_everything(run: Run) -> None:
@@ -231,7 +100,7 @@ def test_no_file_breaks_the_readers(tmp_path_factory):
 
     @settings(max_examples=NUM_FILES, derandomize=True, database=None, deadline=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(broken_files())
+    @given(broken_files)
     def one_file(text: bytes) -> None:
         path.write_bytes(text)
         outcomes[outcome_of(path, reference)] += 1
@@ -242,22 +111,6 @@ def test_no_file_breaks_the_readers(tmp_path_factory):
 
 
 NUM_FOREIGN_FILES = 300
-ODD_TEXTS = [
-    b"",
-    b"-",
-    b"nan",
-    b"inf",
-    b"-1",
-    b"0",
-    b"1e400",
-    b"9" * 5000,
-    b"0.1.2",
-    b"\xff",
-    b'"',
-    b"\n",
-    b"null",
-    b"[]",
-]
 
 
 def foreign_files(folder: Path) -> list[Path]:
@@ -275,17 +128,6 @@ def foreign_files(folder: Path) -> list[Path]:
     ]
 
 
-@st.composite
-def replaced_numbers(draw, text: bytes) -> bytes:
-    """Up to three numbers or words of `text` replaced, and perhaps the bytes themselves broken."""
-    for _ in range(draw(st.integers(1, 3))):
-        words = list(re.finditer(rb"[\w.-]+", text))
-        word = draw(st.sampled_from(words)) if words else None
-        if word:
-            text = text[: word.start()] + draw(st.sampled_from(ODD_TEXTS)) + text[word.end() :]
-    return draw(st.sampled_from(TEXT_MUTATIONS))(text, draw) if draw(st.integers(0, 3)) == 0 else text
-
-
 def test_no_file_of_another_program_breaks_the_audit(tmp_path_factory):
     """The same for what the audit reads beside the metrics file: findings, or one sentence that names the file."""
     files = foreign_files(tmp_path_factory.mktemp("valid"))
@@ -294,7 +136,7 @@ def test_no_file_of_another_program_breaks_the_audit(tmp_path_factory):
 
     @settings(max_examples=NUM_FOREIGN_FILES, derandomize=True, database=None, deadline=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(st.sampled_from(files).flatmap(lambda path: st.tuples(st.just(path), replaced_numbers(valid[path]))))
+    @given(st.sampled_from(files).flatmap(lambda path: st.tuples(st.just(path), broken_words(valid[path]))))
     def one_file(drawn: tuple[Path, bytes]) -> None:
         path = folder / drawn[0].name
         path.write_bytes(drawn[1])

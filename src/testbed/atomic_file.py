@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Whatever fails, an earlier `path` stays as it was and no temporary file stays behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # by thread, as a process that is ended from a second thread writes its last file while the first may be writing it
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     try:
         yield temporary
         put_in_place(temporary, path)

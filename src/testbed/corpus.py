@@ -12,7 +12,9 @@ import json
 import os
 import platform
 import re
+import reprlib
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from typing import Any
 
 from testbed.atomic_file import put_in_place, write_text
 from testbed.hub import SHORTHANDS, TinyShakespeare
+from testbed.json_file import read_json
 from testbed.sources import Source
 
 DOCUMENTS = "documents.jsonl"
@@ -29,6 +32,12 @@ MANIFEST = "manifest.json"
 _PARTIAL_DOCUMENTS = "documents.jsonl.partial"
 _PARTIAL_STATE = "partial.json"
 FORMAT_VERSION = 1
+_MANIFEST_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "source", "sha256"), str),
+    **dict.fromkeys(("revision", "text_field"), str | None),
+    **dict.fromkeys(("documents", "bytes"), int),
+    "limits": dict,
+}
 _CHECKPOINT_BYTES = 8_000_000  # what a cut connection costs at most, written again
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -59,7 +68,10 @@ def parse_size(text: str, flag: str = "--max_bytes") -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS or float(match[1]) * _UNITS[match[2].upper()] < 1:
         raise ValueError(f"{flag} {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size > sys.maxsize:
+        raise ValueError(f"{flag} {text} is larger than any disk; write for example 100MB, 1.5GiB or 5000000")
+    return int(size)
 
 
 def existing_corpus(source: Source, limits: Limits, directory: Path) -> dict[str, Any] | None:
@@ -151,7 +163,8 @@ def write_corpus(
                     file.flush()
                     os.fsync(file.fileno())
                     counts = {"documents": documents, "text_bytes": text_bytes, "bytes": file.tell()}
-                    _write_json(state_file, {"identity": identity, "position": position} | counts)
+                    note = {"identity": identity, "position": position} | counts
+                    _write_json(state_file, note | {"sha256": _hash_of_note(note)})
         if documents == 0:
             raise ValueError(f"--dataset: {source.source} holds no text; name another one")
         manifest = {
@@ -187,13 +200,15 @@ def load_manifest(path: Path) -> dict[str, Any]:
     """A manifest's fields. Raises CorpusError when it is damaged."""
     way_out = "pass --overwrite to download_data.py to make it again"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorpusError(f"{path} is not a readable manifest ({error}); {way_out}") from error
-    needed = ("name", "source", "revision", "text_field", "documents", "bytes", "sha256", "limits")
-    missing = [field for field in needed if not isinstance(manifest, dict) or field not in manifest]
+        manifest = read_json(path)
+    except ValueError as error:
+        raise CorpusError(f"{error}; {way_out}") from error
+    missing = [field for field in _MANIFEST_FIELDS if not isinstance(manifest, dict) or field not in manifest]
     if missing or manifest.get("format_version") != FORMAT_VERSION:
         raise CorpusError(f"{path} is not a manifest of format {FORMAT_VERSION} (missing: {missing}); {way_out}")
+    for field, types in _MANIFEST_FIELDS.items():
+        if not isinstance(manifest[field], types):
+            raise CorpusError(f"{path} has {field} {reprlib.repr(manifest[field])}; {way_out}")
     return manifest
 
 
@@ -238,7 +253,7 @@ def read_documents(path: Path) -> Iterator[str]:
         for number, line in enumerate(file, start=1):
             try:
                 text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise CorpusError(
                     f'{path} line {number} is not {{"text": ...}} ({type(error).__name__}: {error}); bring other files '
                     f"into this form with: python download_data.py --dataset {path}"
@@ -265,11 +280,19 @@ def _resumable_state(state_file: Path, partial: Path, identity: dict[str, Any]) 
     """Where an interrupted download of the very same thing stopped, if it left that in a usable state."""
     try:
         state = json.loads(state_file.read_text(encoding="utf-8"))
-        if state["identity"] == identity and partial.stat().st_size >= state["bytes"]:
+        is_whole = state.pop("sha256") == _hash_of_note(state)
+        # a link could lead anywhere, and what it leads to would be cut and written to
+        is_ours = not partial.is_symlink() and partial.stat().st_size >= state["bytes"]
+        if is_whole and is_ours and state["identity"] == identity:
             return state
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass  # nothing to go on from: the download begins at the start, which is always right
     return None
+
+
+def _hash_of_note(note: dict[str, Any]) -> str:
+    as_read = json.loads(json.dumps(note))  # keys that were numbers are text there, and sort otherwise
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def _verify(documents: Path, manifest: dict[str, Any]) -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 
 AUTO = "auto"
+LARGEST_COUNT = 2**63 - 1  # what PyTorch and the metrics file hold
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if abs(number) > LARGEST_COUNT:
+        raise argparse.ArgumentTypeError(f"{text} is larger than any count, which ends at {LARGEST_COUNT}")
+    return number
 
 
 def positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return number
@@ -27,7 +35,7 @@ def on_off_or_auto(text: str) -> bool | None:
 
 
 def not_negative(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
     return number

@@ -80,7 +80,8 @@ class HubDataset(DatasetsSource):
         offline = huggingface_hub.constants.is_offline_mode()
         if offline or status_of(endpoint) is None:
             reason = "is not asked because HF_HUB_OFFLINE is set" if offline else "cannot be reached"
-            raise SourceError(f"--dataset {self._dataset}: {endpoint} {reason}; {_WAY_OUT}")
+            shown = endpoint.rpartition("@")[2]  # an address can hold a password
+            raise SourceError(f"--dataset {self._dataset}: {shown} {reason}; {_WAY_OUT}")
         if self._data_files is not None and importlib.util.find_spec("zstandard") is None:
             raise SourceError(
                 f"--dataset {self._dataset} is compressed with Zstandard; install it first: pip install zstandard"

@@ -56,8 +56,12 @@ def find_source(
 
     Raises ValueError for a path that does not exist and for flags that mean nothing for this source.
     """
-    path = Path(dataset).expanduser()
-    if dataset in SHORTHANDS or (dataset not in ("stdlib", "shakespeare") and not path.exists()):
+    try:
+        path = Path(dataset).expanduser()
+        is_there = path.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~name, and nobody of that name has a home
+        raise ValueError(f"--dataset {dataset} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if dataset in SHORTHANDS or (dataset not in ("stdlib", "shakespeare") and not is_there):
         if dataset not in SHORTHANDS and (path.suffix in _BUILDERS or dataset[:1] in "./~" or dataset.count("/") > 1):
             raise ValueError(f"--dataset {dataset} does not exist; name a file ({_SUFFIXES}) or a folder of such files")
         return HubDataset(dataset, config, split, text_field)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from testbed.atomic_file import put_in_place
+from testbed.json_file import read_json
 
 FORMAT_VERSION = 1
 GPT2_VOCAB_SIZE = 50257
@@ -156,20 +158,23 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     off inside a token, or disagrees with its sidecar.
     """
     path = Path(path)
-    if not path.exists():
-        raise ValueError(f"{flag} {path} does not exist; make it with: {_HOW_TO_MAKE}")
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError:
+        raise ValueError(f"{flag} {path} does not exist; make it with: {_HOW_TO_MAKE}") from None
+    except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
+        raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
         raise ValueError(
             f"{flag} {path} is not a file; name the .bin inside it, for example {path / 'train_small.bin'}"
         )
     if not os.access(path, os.R_OK):
         raise ValueError(f"{flag} {path} cannot be read; change its permissions or make it again with: {_HOW_TO_MAKE}")
-    num_bytes = path.stat().st_size
     if num_bytes == 0:
         raise ValueError(f"{flag} {path} is empty; make it again with: {_HOW_TO_MAKE}")
 
     sidecar_file = sidecar_path(path)
-    has_sidecar = sidecar_file.is_file()
+    has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
     fields = _read_sidecar(sidecar_file, flag) if has_sidecar else _gpt2_fields()
     dtype = np.dtype(fields["dtype"]).newbyteorder("<")
     if num_bytes % dtype.itemsize:
@@ -259,16 +264,14 @@ def _read_sidecar(path: Path, flag: str) -> dict[str, Any]:
     """The sidecar's fields, types checked; ValueError names the first one that is wrong."""
     way_out = f"make it again with: {_HOW_TO_MAKE}"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{flag}: the sidecar {path} cannot be read ({error.strerror}); {way_out}") from error
-    except ValueError as error:  # malformed JSON, or bytes that are no UTF-8
-        raise ValueError(f"{flag}: the sidecar {path} is not valid JSON ({error}); {way_out}") from error
+        fields = read_json(path, f"{flag}: the sidecar {path}")
+    except ValueError as error:
+        raise ValueError(f"{error}; {way_out}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{flag}: the sidecar {path} holds no JSON object; {way_out}")
     if fields.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{flag}: the sidecar {path} has format_version {fields.get('format_version')!r}, "
+            f"{flag}: the sidecar {path} has format_version {reprlib.repr(fields.get('format_version'))}, "
             f"this program reads {FORMAT_VERSION}; {way_out}"
         )
 
@@ -279,11 +282,13 @@ def _read_sidecar(path: Path, flag: str) -> dict[str, Any]:
         return isinstance(value, str) and len(value) == 64
 
     def is_plain_name(value: object) -> bool:
-        return value is None or (isinstance(value, str) and value != "" and Path(value).name == value)
+        if not isinstance(value, str):
+            return value is None
+        return value not in ("", "..") and Path(value).name == value and "\0" not in value
 
     rules: dict[str, tuple[Callable[[Any], bool], str]] = {
         "dtype": (lambda value: value in ("uint16", "uint32"), "uint16 or uint32"),
-        "vocab_size": (lambda value: is_count(value) and value > 0, "a whole number above 0"),
+        "vocab_size": (lambda value: is_count(value) and 0 < value <= 1 << 32, "a whole number above 0, at most 2^32"),
         "tokenizer": (lambda value: value is None or isinstance(value, str), "a name or null"),
         "tokenizer_file": (is_plain_name, "a file name without folders, or null"),
         "end_of_text_id": (is_count, "a whole number"),
@@ -293,9 +298,8 @@ def _read_sidecar(path: Path, flag: str) -> dict[str, Any]:
     }
     for name, (holds, rule) in rules.items():
         if name not in fields or not holds(fields[name]):
-            raise ValueError(
-                f"{flag}: the sidecar {path} has {name} {fields.get(name, 'missing')!r}, must be {rule}; {way_out}"
-            )
+            found = reprlib.repr(fields[name]) if name in fields else "missing"
+            raise ValueError(f"{flag}: the sidecar {path} has {name} {found}, must be {rule}; {way_out}")
     if fields["end_of_text_id"] >= fields["vocab_size"]:
         raise ValueError(
             f"{flag}: the sidecar {path} has end_of_text_id {fields['end_of_text_id']}, "

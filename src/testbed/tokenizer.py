@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import re
 import tempfile
@@ -28,6 +29,7 @@ END_OF_TEXT = "<|endoftext|>"
 DEFAULT_BPE = "bpe:8192"
 # 256 bytes and end-of-text: with fewer ids some text could not be written.
 SMALLEST_BPE_VOCABULARY = 257
+LARGEST_BPE_VOCABULARY = 1 << 20
 # GPT-2's pattern in the form tiktoken uses: possessive, same matches as the published one, several times faster.
 _PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
@@ -145,7 +147,7 @@ def load_gpt2_tokenizer() -> Tokenizer:
 
 def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
     """N of "bpe:N". Raises ValueError for anything else."""
-    match = re.fullmatch(r"bpe:(\d+)", name)
+    match = re.fullmatch(r"bpe:(\d{1,18})", name)
     if match is None:
         raise ValueError(f"{flag} {name} is none of auto, gpt2 and bpe:N; for example {flag} {DEFAULT_BPE}")
     vocab_size = int(match[1])
@@ -153,6 +155,10 @@ def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
         raise ValueError(
             f"{flag} {name} is too small: 256 bytes and end-of-text need N of at least {SMALLEST_BPE_VOCABULARY}; "
             f"for example {flag} {DEFAULT_BPE}"
+        )
+    if vocab_size > LARGEST_BPE_VOCABULARY:  # room for all of it is taken before the first text is read
+        raise ValueError(
+            f"{flag} {name} is too large: N can be {LARGEST_BPE_VOCABULARY} at most; for example {flag} {DEFAULT_BPE}"
         )
     return vocab_size
 
@@ -215,21 +221,27 @@ def load_bpe(path: Path) -> Tokenizer:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         vocabulary: dict[str, int] = content["model"]["vocab"]
-        (end_of_text,) = (token["id"] for token in content["added_tokens"] if token["content"] == END_OF_TEXT)
+        (added,) = (token for token in content["added_tokens"] if token["content"] == END_OF_TEXT)
+        end_of_text = operator.index(added["id"])
         byte_of = _byte_of_character()
         ranks = {
             bytes(byte_of[character] for character in token): rank
             for token, rank in vocabulary.items()
             if rank != end_of_text
         }
+        is_numbered = len(ranks) == end_of_text and sorted(ranks.values()) == list(range(end_of_text))
     except OSError as error:
         raise ValueError(f"the tokenizer file {path} cannot be read ({error.strerror}); {way_out}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"the tokenizer file {path} holds no byte-level BPE; {way_out}") from error
     # tiktoken merges the pair whose product has the lowest rank. `tokenizers` merges in the order of its list; both
     # agree because a product's id is its place in that list.
-    if sorted(ranks.values()) != list(range(end_of_text)):
+    if not is_numbered:
         raise ValueError(f"the tokenizer file {path} does not number its tokens 0..{end_of_text - 1}; {way_out}")
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing or b"" in ranks:  # tiktoken aborts at the first text that needs it
+        fault = f"the byte {missing[0]}" if missing else "only tokens of some text"
+        raise ValueError(f"the tokenizer file {path} lacks {fault}; {way_out}")
     name = f"bpe:{end_of_text + 1}"
     encoding = tiktoken.Encoding(
         name, pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: end_of_text}

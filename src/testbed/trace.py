@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from testbed.error_text import first_line
+
 MICROSECOND = 1e-6
 STEP = "train/step"
 SCHEDULE = "train/schedule"
@@ -120,7 +122,7 @@ def read_trace(path: Path, is_of_device: bool = False) -> Trace:
     except FileNotFoundError:
         raise TraceUnreadable(f"{path} is not there: the profiler's window was not reached") from None
     except Exception as error:  # whatever a damaged file does to the arithmetic: it must not cost a finished run
-        raise TraceUnreadable(f"{path} is not a trace of torch.profiler: {type(error).__name__}: {error}") from None
+        raise TraceUnreadable(f"{path} is not a trace of torch.profiler: {first_line(error)}") from None
 
 
 def _read(path: Path, is_of_device: bool) -> Trace:

@@ -19,7 +19,7 @@ from testbed.earlier_settings import BEFORE_THE_FLAG
 # protocol may vary on purpose (whether two arms then did equal work is another question, see comparability.py).
 NOT_PART_OF_AN_ARM = frozenset(
     "checkpoint_path seed steps_per_print sample_prompt sample_tokens train_data_path val_data_path save_every "
-    "keep_best timing_sample_every tensorboard".split()
+    "keep_last keep_best timing_sample_every tensorboard grace_seconds collective_timeout".split()
 )
 # Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
 _FOLLOW_RANKS = frozenset(
@@ -38,7 +38,8 @@ _CHOSEN_ALIKE = ("attention", "compile", "num_workers")
 _DEFAULT_BEFORE = {"compile": False, "num_workers": 0}  # in files from before the program chose
 # How a run is looked at, not what it does; and what is compared as hardware.
 _LOOKING = frozenset(
-    "profile profile_mode profile_steps timing_warmup_steps quiet_nccl_monitor device config overwrite resume".split()
+    "profile profile_mode profile_steps timing_warmup_steps quiet_nccl_monitor device config overwrite resume "
+    "allow_setting_change".split()
 )
 # Of the effective DeepSpeed configuration what says the same as settings of the three kinds above.
 _SETTINGS_OF_DEEPSPEED = frozenset(

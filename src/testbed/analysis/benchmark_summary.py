@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from testbed.analysis.arms import rank_count
 from testbed.analysis.runs import Run, find_runs, load_run
 from testbed.flops import mfu
-from testbed.metrics_file import read_json, read_metrics
+from testbed.json_file import holding_together, read_json
+from testbed.metrics_file import read_metrics
 
 NOT_PASSED = ("failed", "late", "interrupted")
 FIELDS = ("name", "status", "seconds", "exit_code", "reason", "command")
@@ -23,13 +25,18 @@ def summary(folder: Path) -> dict[str, Any]:
     and checks that do not hold. A check of runs that are not there holds or fails nothing (its step says why), and what
     was left out because it cannot be had here is no failure.
     """
-    steps = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
-    for step in steps:
-        step["seconds"] = int(step["seconds"])
-        step["exit_code"] = None if step["exit_code"] == "-" else int(step["exit_code"])
-        step["reason"] = step["reason"] or None
+    with holding_together(folder / "steps.tsv"):
+        steps = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
+        for step in steps:
+            step["seconds"] = int(step["seconds"])
+            step["exit_code"] = None if step["exit_code"] == "-" else int(step["exit_code"])
+            step["reason"] = step["reason"] or None
     runs = {path.parent.name: load_run(path) for path in find_runs(folder / "runs")}
-    checks = [agreement(runs, reference, name, float(most)) for reference, name, most in _rows(folder / "checks.tsv")]
+    with holding_together(folder / "checks.tsv"):
+        asked = [(reference, name, float(most)) for reference, name, most in _rows(folder / "checks.tsv")]
+        if not all(0 <= most < math.inf for *_, most in asked):
+            raise ValueError("a tolerance is no number")
+    checks = [agreement(runs, *each) for each in asked]
     rates = matrix_rates(folder / "matrix_rate.json")
     failed = [step["name"] for step in steps if step["status"] in NOT_PASSED]
     failed += [f"{check['run']} against {check['reference']}" for check in checks if check["holds"] is False]
@@ -45,7 +52,14 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def matrix_rates(path: Path) -> dict[str, Any]:
     """{precision: {"flops_per_s", "source"}} of a large matrix product here; empty where none was measured."""
-    return read_json(path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    rates = read_json(path)
+    with holding_together(path):
+        for rate in rates.values():
+            if not 0 < rate["flops_per_s"] < math.inf:
+                raise ValueError(f"flops_per_s is {rate['flops_per_s']}")
+    return rates
 
 
 def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:

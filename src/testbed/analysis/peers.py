@@ -21,7 +21,7 @@ from typing import Any
 from testbed.analysis.chart_style import rate
 from testbed.analysis.statistics import MIN_REPEATS, NOT_ENOUGH, compare, median_interval
 from testbed.atomic_file import write_text
-from testbed.metrics_file import read_json
+from testbed.json_file import read_json
 
 PEERS_FILE = "peers.json"
 OURS = "ours"

@@ -6,7 +6,7 @@ settings, the number of ranks with the plan, the launcher's record and RUN_COMPL
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import re
 import shlex
@@ -18,8 +18,9 @@ from typing import Any
 
 from testbed.analysis.runs import METRICS_FILE
 from testbed.analysis.sweep_file import SWEEP_FILE, read_sweep
+from testbed.json_file import read_json
 from testbed.metrics_file import metrics_version, read_metrics
-from testbed.run_directory import COMPLETE, FAILED, LAUNCHER
+from testbed.run_directory import COMPLETE, FAILED, LAUNCHER, PREEMPTED
 
 LOG = "train.log"
 OK, NOT_APPLICABLE = "ok", "not_applicable"
@@ -62,7 +63,7 @@ def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
     for root in sweeps:
         sweep = read_sweep(root)
         planned |= {root / cell["folder"]: (cell, sweep["protocol"]) for cell in sweep["cells"]}
-    marks = (METRICS_FILE, COMPLETE, FAILED, LAUNCHER, *(() if metrics_only else (LOG,)))
+    marks = (METRICS_FILE, COMPLETE, FAILED, PREEMPTED, LAUNCHER, *(() if metrics_only else (LOG,)))
     folders = {path.parent for name in marks for path in directory.rglob(name)} | set(planned)
     if not folders:
         raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
@@ -120,26 +121,30 @@ def _read_launcher(folder: Path, faults: list[Fault], metrics_only: bool) -> dic
         if not metrics_only:
             faults.append(("missing_launcher_metadata", f"no {LAUNCHER}"))
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        found = error
-    if isinstance(found, dict):
-        return found
+    with contextlib.suppress(ValueError):
+        found = read_json(path)
+        if isinstance(found, dict):
+            return found
     faults.append(("invalid_launcher_metadata", f"{LAUNCHER} cannot be read"))
     return {}
 
 
 def _mark_faults(folder: Path, metrics: dict, needs_log: bool) -> Iterator[Fault]:
-    """RUN_COMPLETE.txt and RUN_FAILED.txt against each other and against the metrics; the log of a sweep's run."""
-    complete, failed, log = folder / COMPLETE, folder / FAILED, folder / LOG
-    if failed.exists():
-        both = f" beside {COMPLETE}" if complete.exists() else ""
-        yield "contradicting_marks" if both else "failed", f"{FAILED} is there{both}"
+    """The marks of how a run ended against each other and against the metrics; the log of a sweep's run."""
+    complete, log = folder / COMPLETE, folder / LOG
+    there = [mark for mark in (FAILED, PREEMPTED, COMPLETE) if (folder / mark).exists()]
+    if len(there) > 1:
+        yield "contradicting_marks", f"{there[0]} is there beside {' and '.join(there[1:])}"
+    elif there == [FAILED] or there == [PREEMPTED]:
+        yield "failed" if there == [FAILED] else "incomplete", f"{there[0]} is there"
     if not complete.exists():
         yield "missing_mark", f"no {COMPLETE}"
     else:
-        line = complete.read_text(encoding="utf-8", errors="replace")
+        try:
+            line = complete.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            yield "invalid_mark", f"{COMPLETE} cannot be read ({error.strerror})"
+            return
         stated = dict(re.findall(r"(world_size|tokens_per_sec)=(\S+)", line))
         throughput = metrics.get("summary", {}).get("mean_tokens_per_sec_global")
         if stated.get("world_size") != str(metrics.get("hardware", {}).get("world_size")):
@@ -169,7 +174,7 @@ def _content_faults(metrics: dict) -> Iterator[Fault]:
         return
     if metrics["status"] != "complete":
         why = f": {metrics['failure']['reason']}" if metrics["failure"] else ""
-        yield "incomplete" if metrics["status"] == "running" else "failed", f"status is {metrics['status']}{why}"
+        yield "failed" if metrics["status"] == "failed" else "incomplete", f"status is {metrics['status']}{why}"
     elif metrics["completion"] is None:
         yield "missing_mark", "status is complete, but completion is null"
     if not metrics["settings"].get("eval_only"):
@@ -190,10 +195,12 @@ def _epoch_rate_faults(epochs: list[dict]) -> Iterator[Fault]:
 def _step_faults(metrics: dict) -> Iterator[Fault]:
     rows, config, timing = metrics["steps"], metrics["training_config"], metrics["timing"]
     planned = min(limit for limit in (config["total_steps"], config["stop_at_step"]) if limit is not None)
-    if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
-        yield "missing_steps", "the rows of steps are not 1, 2, 3 without a gap"
-    if len(rows) != planned:
-        yield "wrong_number_of_steps", f"{len(rows)} steps, the settings say {planned}"
+    # a run that began from another's checkpoint has the rows after it
+    first = next((start["first_step"] for start in metrics.get("segments", [])[:1] if start["resumed_from"]), 1)
+    if [row["step"] for row in rows] != list(range(first, first + len(rows))):
+        yield "missing_steps", f"the rows of steps are not {first}, {first + 1}, {first + 2} without a gap"
+    if len(rows) != planned - first + 1:
+        yield "wrong_number_of_steps", f"{len(rows)} steps, the settings say {planned - first + 1}"
     if sum(epoch["optimizer_steps"] for epoch in metrics["epochs"]) != len(rows):
         yield "wrong_number_of_steps", f"epochs[].optimizer_steps do not add up to the {len(rows)} rows"
     warmup = timing["warmup_steps"]

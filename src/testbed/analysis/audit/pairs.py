@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -154,7 +155,9 @@ def rates_of_v1_are_of_all_ranks(pair: Pair) -> Iterator[Finding]:
         return
     epochs = [len(item.run.record["train_time_per_epoch"]) for item in (base, other)]
     tokens = [item.rate * item.time_s / count for item, count in zip((base, other), epochs, strict=True)]
-    ratio = tokens[0] / tokens[1]
+    ratio = tokens[0] / tokens[1] if tokens[1] else math.inf
+    if not math.isfinite(ratio):  # numbers that no run measured
+        return
     if ratio < 1 - RATE_TOLERANCE:  # whichever was named first
         return (yield from rates_of_v1_are_of_all_ranks(pair.turned))
     ranks = round(ratio)

@@ -15,7 +15,7 @@ from typing import Any
 from testbed.analysis.arms import rank_count
 from testbed.analysis.runs import METRICS_FILE, Run, load_run
 from testbed.analysis.sweep_file import SWEEP_FILE
-from testbed.metrics_file import read_json
+from testbed.json_file import read_json
 
 RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
 PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed.analysis.audit.reported import Reported
-from testbed.metrics_file import read_json
+from testbed.json_file import read_json
 
 FAILS = "claim does not stand"
 NOTE = "note"

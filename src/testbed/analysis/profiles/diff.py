@@ -4,12 +4,12 @@ Totals of profiles of different lengths compare the lengths, and percentages of 
 neither is used. Each profile is one instrumented run: a difference is what these two runs did, and no verdict.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
 from testbed.analysis.profiles.text import milliseconds, number, table_lines
+from testbed.json_file import read_json
 
 # OS runtime is left out: its time is that of idle threads.
 COMPARED = {
@@ -34,12 +34,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     if path.is_dir():
         candidates = [path / PROFILES / SUMMARY_FILE, path / SUMMARY_FILE]
         path = next((found for found in candidates if found.exists()), candidates[0])
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; scripts/profiling/parse_nsys_stats.py --run_dir writes it") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; scripts/profiling/parse_nsys_stats.py --run_dir writes it")
+    summary = read_json(path)
     parts = [summary.get(name) for name in ("tables", "nccl")] if isinstance(summary, dict) else [None]
     if not all(isinstance(part, dict) for part in parts):
         raise ValueError(f"{path} has no tables per step: write it anew with scripts/profiling/parse_nsys_stats.py")

@@ -2,10 +2,12 @@
 
 import json
 import re
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.json_file import holding_together, read_json
 from testbed.metrics_file import metrics_version, read_metrics
 
 _METRICS, _LAUNCHER = "training_metrics.json", "launcher_metadata.json"
@@ -122,7 +124,7 @@ class Facts:
             found.append(f"The profile covers {num_ranks} of {self.world_size} ranks.")
         if ((self.metrics.get("deepspeed_config") or {}).get("selected") or {}).get("wall_clock_breakdown"):
             found.append("wall_clock_breakdown was on: DeepSpeed waited for the device after every part of a step.")
-        if (self.launcher.get("nccl_env") or {}).get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE"):
+        if str((self.launcher.get("nccl_env") or {}).get("NCCL_DEBUG")).upper() in ("INFO", "TRACE"):
             found.append("NCCL_DEBUG was on: NCCL wrote a log while it was measured.")
         return found
 
@@ -132,10 +134,13 @@ def read_facts(run_dir: Path) -> Facts:
     metrics = read_metrics(run_dir / _METRICS) if (run_dir / _METRICS).exists() else {}
     launcher: Any = {}
     if (run_dir / _LAUNCHER).exists():
-        try:
-            launcher = json.loads((run_dir / _LAUNCHER).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{run_dir / _LAUNCHER} is not JSON: {error}") from None
+        launcher = read_json(run_dir / _LAUNCHER)
         if not isinstance(launcher, dict):
             raise ValueError(f"{run_dir / _LAUNCHER} is not a JSON object")
+        for name, kind in {"world_size": int, "nccl_env": dict, "slurm": dict}.items():
+            value = launcher.get(name)
+            if value is not None and (type(value) is not kind or (kind is int and value < 1)):
+                raise ValueError(f"{run_dir / _LAUNCHER}: {name} is {reprlib.repr(value)}")
+        with holding_together(run_dir / _LAUNCHER):
+            json.dumps(launcher, allow_nan=False)  # the summary repeats parts of it
     return Facts(metrics, launcher)

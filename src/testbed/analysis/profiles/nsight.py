@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.analysis.profiles.nsight_numbers import Number, NumberStyle, number_style
+from testbed.error_text import one_line
+from testbed.json_file import holding_together
 
 _STATISTICS = ("Avg", "Med", "Min", "Max", "StdDev")
 _TIMES = tuple(f"{name} (ns)" for name in _STATISTICS)
@@ -104,7 +106,13 @@ def read_stats(path: Path) -> Stats:
 
     ValueError names file and line of what does not fit, or says that there is no table.
     """
-    path = Path(path)
+    try:
+        return _read(Path(path))
+    except ValueError as error:  # it repeats cells of the file, which can hold anything
+        raise ValueError(one_line(str(error))) from None
+
+
+def _read(path: Path) -> Stats:
     lines, is_whole = _lines(path)
     is_csv = any(line.startswith(("Time (%),", "Total (MB),")) for line in lines)
     cells, without_data, not_read = (_csv_tables if is_csv else _text_tables)(path, lines)
@@ -120,7 +128,8 @@ def read_stats(path: Path) -> Stats:
                 f"{path} line {table.line}: a second {table.report} table; keep one trace per file, so that "
                 "it is known what belongs together"
             )
-        tables[table.report] = _checked_table(path, table, style)
+        with holding_together(path):  # a number of thousands of digits, say
+            tables[table.report] = _checked_table(path, table, style)
     traces = {Path(found["trace"].replace("\\", "/")).stem for found in map(_SOURCE.search, lines) if found}
     if len(traces) > 1:
         raise ValueError(f"{path} is made of several traces ({', '.join(sorted(traces))}); keep one trace per file")

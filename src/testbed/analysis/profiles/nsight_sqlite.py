@@ -19,6 +19,7 @@ import numpy as np
 
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Row, Stats, Table
+from testbed.json_file import holding_together
 from testbed.trace import intersect, subtract, union
 
 STEP = ":train/step"
@@ -107,7 +108,8 @@ def read_export(path: Path) -> Export:
                     raise ValueError(
                         f"{path}: table {name} lacks {', '.join(sorted(missing))}; export it with a newer nsys"
                     )
-            return _read(path, database, tables)
+            with holding_together(path):  # a column of SQLite can hold values of any type
+                return _read(path, database, tables)
     except sqlite3.Error as error:
         raise ValueError(f"{path} is not an SQLite export of Nsight Systems: {error}") from None
 

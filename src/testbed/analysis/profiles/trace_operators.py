@@ -13,6 +13,7 @@ from pathlib import Path
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Table
 from testbed.analysis.profiles.nsight_sqlite import table_of
+from testbed.error_text import first_line
 
 _STEP = "train/step"
 _STEP_OF_PROFILER = "ProfilerStep#"  # traces of other programs have these alone
@@ -34,25 +35,30 @@ def read_operators(path: Path) -> OperatorTrace:
     """
     path = Path(path)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-        steps = [_span(event) for event in events if event["name"] == _STEP]
-        steps = steps or [_span(event) for event in events if event["name"].startswith(_STEP_OF_PROFILER)]
-        by_thread: dict[tuple, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
-        on_device: dict[str, list] = defaultdict(list)
-        for event in events:
-            category = event.get("cat")
-            if category == "cpu_op":
-                by_thread[event["pid"], event["tid"]].append((event["name"], _span(event)))
-            elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
-                report = "cuda_gpu_kern_sum" if category == "kernel" else "cuda_gpu_mem_time_sum"
-                start, end = _span(event)
-                if _is_inside(start, steps):
-                    on_device[report].append(((event["name"], None), end - start))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a trace of torch.profiler: {error}") from None
-    if not steps:
+        trace = _read(path)
+    except Exception as error:  # zlib, json and the arithmetic each have errors of their own for a damaged file
+        raise ValueError(f"{path} is not a trace of torch.profiler: {first_line(error)}") from None
+    if not trace.num_steps:
         raise ValueError(f"{path} holds no optimizer step: no range {_STEP} or {_STEP_OF_PROFILER}<n>")
+    return trace
+
+
+def _read(path: Path) -> OperatorTrace:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    steps = [_span(event) for event in events if event["name"] == _STEP]
+    steps = steps or [_span(event) for event in events if event["name"].startswith(_STEP_OF_PROFILER)]
+    by_thread: dict[tuple, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
+    on_device: dict[str, list] = defaultdict(list)
+    for event in events:
+        category = event.get("cat")
+        if category == "cpu_op":
+            by_thread[event["pid"], event["tid"]].append((event["name"], _span(event)))
+        elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            report = "cuda_gpu_kern_sum" if category == "kernel" else "cuda_gpu_mem_time_sum"
+            start, end = _span(event)
+            if _is_inside(start, steps):
+                on_device[report].append(((event["name"], None), end - start))
     for called in by_thread.values():
         parts = innermost([span for _, span in called])
         for (name, (start, _)), own in zip(called, parts, strict=True):

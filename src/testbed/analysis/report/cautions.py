@@ -46,7 +46,7 @@ def warnings_of(subject: Subject) -> list[Caution]:
             subject,
             "Not complete",
             lambda run: run.status != "complete",
-            "did not finish (failed, killed or still running): they enter no figure.",
+            "did not finish (failed, preempted, killed or still running): they enter no figure.",
         ),
         _about(
             subject,

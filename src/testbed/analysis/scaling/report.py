@@ -22,6 +22,7 @@ from testbed.analysis.scaling.strategies import ScalingArm, rank_count, referenc
 from testbed.analysis.statistics import MIN_REPEATS
 from testbed.analysis.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.atomic_file import write_text
+from testbed.json_file import read_json
 
 REPORT_FILE = "scaling_report.json"
 SCHEMA = 2  # 2: names for readers beside the variants of a sweep
@@ -136,10 +137,7 @@ def report_on_files(
 
 def read_report_file(path: Path) -> dict[str, Any]:
     """A scaling_report.json that this module wrote; ValueError, one sentence, for any other file."""
-    try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--report {path} cannot be read: {error}") from None
+    report = read_json(path, f"--report {path}")
     needed = {"protocol", "arms", "strategies", "mismatches", "warnings", "status"}
     if not isinstance(report, dict) or report.get("schema") != SCHEMA or not needed <= set(report):
         raise ValueError(f"--report {path} is not a scaling_report.json of this version; use --dir on the sweep")
