@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Strike runs with faults at random moments, resume them, and see whether anything was lost.
+
+    python scripts/fault_drill.py --dry_run               # every fault that would strike, and the time it may take
+    python scripts/fault_drill.py --faults 200 --seed 1   # about an hour on two cores
+    python scripts/fault_drill.py --seed 1 --only 17      # one of them again
+
+A drill is a run of a few steps on two ranks that is killed, stopped, signalled, denied its disk or damaged in its
+files, and started again with the same command until it says that it is complete. It has survived when its weights and
+losses are those of the undisturbed run bit for bit, its metrics hold every step once, no process, no lock and no
+half-written file is left, and every start ended in time. Faults and their moments follow from --seed alone.
+
+Drills that are done are kept: the same command goes on. Files: DIR/fault_drill.json, DIR/lost/ with the folders of runs
+that lost something, DIR/logs/. docs/fault_drill.md says what strikes how.
+
+Exit code: 0 all survived, 1 one was lost or none could be made, 2 what was typed cannot be run, 130 or 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PROGRAM = REPOSITORY / "src" / "gpt2.py"
+sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+
+if TYPE_CHECKING:
+    from testbed.drill.drills import Drills
+    from testbed.drill.faults import Fault
+    from testbed.sweep_request import Variant
+
+RUN_TYPES = "ddp,fsdp,optimized,pipeline,tensor:dropout=0,fsdp:async_mode=async"
+BEGAN_S = time.perf_counter()
+DRILLS_PER_REFERENCE = 2.5  # seconds of a drill over those of the undisturbed run, before any drill was made
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    what = parser.add_argument_group("what strikes")
+    what.add_argument("--faults", type=int, default=200, metavar="N", help="how many (default: %(default)s)")
+    what.add_argument("--seed", type=int, default=1, metavar="N", help="what strikes when (default: %(default)s)")
+    what.add_argument(
+        "--only", metavar="LIST", help="make only the faults with these numbers, again if they were made before"
+    )
+    work = parser.add_argument_group("what is struck")
+    work.add_argument(
+        "--run_types",
+        default=RUN_TYPES,
+        metavar="LIST",
+        help="run types of gpt2.py, each with flags of its own where wanted: optimized:zero_stage=3 (default: "
+        "%(default)s)",
+    )
+    work.add_argument(
+        "--model",
+        choices=["nano", "tiny"],
+        default="nano",
+        help="tiny = 2 layers of 32 channels, for a quick look (default: %(default)s)",
+    )
+    work.add_argument("--steps", type=int, default=12, metavar="N", help="optimizer steps (default: %(default)s)")
+    work.add_argument(
+        "--save_every", type=int, default=3, metavar="STEPS", help="a checkpoint every STEPS (default: %(default)s)"
+    )
+    work.add_argument(
+        "--collective_timeout",
+        type=int,
+        default=15,
+        metavar="SECONDS",
+        help="of every run: how long a rank waits for another (default: %(default)s)",
+    )
+    work.add_argument(
+        "--grace_seconds",
+        type=int,
+        default=10,
+        metavar="SECONDS",
+        help="of every run: how long it may take to end after a signal (default: %(default)s)",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="drills side by side; two cores each (default: %(default)s)"
+    )
+    how.add_argument(
+        "--out_dir", type=Path, default=Path("checkpoint/fault_drill"), metavar="DIR", help="(default: %(default)s)"
+    )
+    how.add_argument("--overwrite", action="store_true", help="forget the drill that --out_dir holds")
+    how.add_argument("--dry_run", action="store_true", help="say what would strike, and run nothing")
+    how.add_argument("--program", type=Path, default=PROGRAM, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    arguments = parse_arguments(sys.argv[1:])
+    try:
+        check_numbers(arguments)
+        return drill(arguments)
+    except ValueError as error:
+        print(f"fault_drill.py: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = error.filename or arguments.out_dir
+        print(
+            f"fault_drill.py: error: {where}: {error.strerror or error}; drills that are done are kept", file=sys.stderr
+        )
+        return 1
+
+
+def check_numbers(arguments: argparse.Namespace) -> None:
+    least = {
+        "faults": 1,
+        "seed": 0,
+        "steps": 2,
+        "save_every": 1,
+        "collective_timeout": 1,
+        "grace_seconds": 1,
+        "jobs": 1,
+    }
+    for name, bound in least.items():
+        if getattr(arguments, name) < bound:
+            raise ValueError(f"--{name} {getattr(arguments, name)} is below {bound}")
+    for name, bound in {"faults": 100_000, "steps": 10_000, "jobs": 64}.items():
+        if getattr(arguments, name) > bound:
+            raise ValueError(f"--{name} {getattr(arguments, name)} is above {bound:,}, more than any machine does")
+    if 2 * arguments.save_every > arguments.steps:
+        raise ValueError(
+            f"--save_every {arguments.save_every} saves less than twice in --steps {arguments.steps}; a drill needs an "
+            "earlier checkpoint and a later one"
+        )
+
+
+def drill(arguments: argparse.Namespace) -> int:
+    """Plan, make the undisturbed runs, strike, and say what came out."""
+    from testbed.drill.damage import way_to_fill_a_disk
+    from testbed.drill.drills import DrillFailed, Drills, Interrupted
+    from testbed.drill.faults import plan
+    from testbed.drill.record import DRILL_FILE, beginning, read_drill, table, take_over
+    from testbed.drill.work import Work
+    from testbed.sweep_request import parse_numbers, parse_variants
+    from testbed.sweep_run import Stop, in_words, only_sweep_in
+
+    variants = parse_variants(arguments.run_types)
+    work = Work(
+        arguments.program, arguments.out_dir.resolve() / "data", arguments.model, arguments.steps, arguments.save_every,
+        arguments.collective_timeout, arguments.grace_seconds,
+    )  # fmt: skip
+    numbers = parse_numbers(arguments.only, "--only") if arguments.only else range(1, arguments.faults + 1)
+    faults = [plan(arguments.seed, number, variants, work.steps, work.save_every) for number in numbers]
+    if arguments.dry_run:
+        return say_plan(faults, variants)
+    with Stop() as stop, only_sweep_in(arguments.out_dir):
+        work.write_data()
+        work.check(variants)
+        file = arguments.out_dir / DRILL_FILE
+        content = beginning(
+            shlex.join(["scripts/fault_drill.py", *sys.argv[1:]]), arguments.seed, arguments.faults,
+            [variant.text for variant in variants], work, arguments.jobs, way_to_fill_a_disk(),
+        )  # fmt: skip
+        if not arguments.overwrite:
+            take_over(content, file)
+        made = set() if arguments.only else {row["number"] for row in content["faults"]}
+        faults = [fault for fault in faults if fault.number not in made]
+        by_text = {variant.text: variant for variant in variants}
+        drills = Drills(work, by_text, arguments.out_dir, content["disk_method"], stop, arguments.jobs)
+        try:
+            make_references(drills, faults, content)
+            strike(drills, faults, content, file)
+        except DrillFailed as error:
+            print(f"fault_drill.py: {error}", file=sys.stderr)
+            return 1
+        except Interrupted:
+            pass
+        if stop.exit_code is not None:
+            print("interrupted: drills that are done are kept, the same command goes on from here", file=sys.stderr)
+            return stop.exit_code
+        shutil.rmtree(arguments.out_dir / "runs", ignore_errors=True)
+        content = read_drill(file)
+        in_all = f"{len(content['faults'])} faults, {in_words(content['wall_s'])} in all"
+        print(f"\n{table(content['summary'])}\n\n{in_all}; disk full by {content['disk_method']}; file: {file}")
+        return 1 if any(row["survived"] is False for row in content["faults"]) else 0
+
+
+def say_plan(faults: list[Fault], variants: tuple[Variant, ...]) -> int:
+    from testbed.sweep_run import in_words
+
+    for fault in faults:
+        print(f"{fault.number:>4}  {fault}")
+    guess = in_words(12 * len(faults) + 15 * len(variants))
+    print(f"\n# {len(faults)} faults and {len(variants)} undisturbed runs: about {guess} on two cores")
+    return 0
+
+
+def make_references(drills: Drills, faults: list[Fault], content: dict[str, Any]) -> None:
+    """The undisturbed run of every run type that a fault will strike, and what it says of the code."""
+    from testbed.drill.drills import DrillFailed
+    from testbed.drill.record import add_code
+
+    for text in dict.fromkeys(fault.run_type for fault in faults):
+        print(f"undisturbed run of {text} ...", flush=True)
+        metrics = drills.make_reference(text)
+        reference, earlier = drills.references[text], content["references"].get(text)
+        print(f"  {reference.seconds:.1f} s, weights {reference.weights_sha256[:12]}", flush=True)
+        if earlier is not None and earlier["weights_sha256"] != reference.weights_sha256:
+            raise DrillFailed(
+                f"the undisturbed run of {text} ends with other weights than when this drill began "
+                f"({earlier['weights_sha256'][:12]}): the code has changed; give --overwrite, or another --out_dir"
+            )
+        content["references"][text] = dataclasses.asdict(reference)
+        add_code(content, metrics)
+
+
+def strike(drills: Drills, faults: list[Fault], content: dict[str, Any], file: Path) -> None:
+    """Drill after drill; the file is up to date after each."""
+    from tqdm import tqdm
+
+    from testbed.drill.record import write_drill
+    from testbed.sweep_run import in_words
+
+    references = [drills.references[fault.run_type].seconds for fault in faults]
+    expected_s = DRILLS_PER_REFERENCE * sum(references) / max(1, len(references))
+    seconds, started_s, lost, earlier_s = [], time.perf_counter(), 0, content["wall_s"]
+    with tqdm(total=len(faults), unit="fault", disable=not sys.stderr.isatty(), dynamic_ncols=True) as bar:
+        for done, row in enumerate(drills.run_all(faults), start=1):
+            content["faults"] = [each for each in content["faults"] if each["number"] != row["number"]] + [row]
+            missing = set(range(1, content["num_faults"] + 1)) - {each["number"] for each in content["faults"]}
+            content["status"] = "interrupted" if missing else "complete"
+            content["wall_s"] = earlier_s + time.perf_counter() - BEGAN_S
+            write_drill(file, content)
+            seconds.append(row["seconds"])
+            lost += row["survived"] is False
+            mean_s = (expected_s + sum(seconds)) / (1 + done)  # the guess weighs as much as one drill
+            left = in_words(mean_s * (len(faults) - done) / drills.jobs)
+            outcome = {True: "survived", False: "LOST", None: "came too late"}[row["survived"]]
+            problems = f": {'; '.join(row['problems'])}" if row["survived"] is False else ""
+            line = f"{row['number']:>4} {row['kind']} {row['run_type']} {row['target']}, {len(row['starts'])} starts, "
+            bar.write(f"[{done}/{len(faults)}] {line}{row['seconds']:.0f} s: {outcome}{problems}; about {left} left")
+            bar.set_postfix_str(f"{lost} lost", refresh=False)
+            bar.update()
+            sys.stdout.flush()
+    print(f"{len(seconds)} drills in {in_words(time.perf_counter() - started_s)}, {lost} lost", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
