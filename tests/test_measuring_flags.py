@@ -83,7 +83,8 @@ def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
     """Its slowed rows stay among the measured ones."""
     for before, now, expected in ((True, False, True), (False, True, True), (False, False, False)):
         settings = SimpleNamespace(run_type="baseline")
-        recorder = RunRecorder(tmp_path, settings, facts=example_metrics(instrumented=now), is_writer=True)
+        facts = example_metrics(instrumented=now, training_config={"math_changes": []})
+        recorder = RunRecorder(tmp_path, settings, facts, is_writer=True)
         recorder.restore(example_metrics(instrumented=before), step=10, elapsed_s=1.0, useful_wall_s=1.0)
         assert recorder.metrics["instrumented"] is expected
 
