@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from statistics import median
 
 import pytest
 from conftest import REPOSITORY
@@ -115,6 +116,32 @@ def test_the_table_of_learning_rates_is_what_the_files_say():
     best = {name: min((row for row in rows if row[0] == name), key=lambda row: row[3]) for name in ("AdamW", "Muon")}
     assert best["AdamW"][1] == LEARNING_RATES["nano"]
     assert best["Muon"][1:3] == (MUON_LEARNING_RATES["nano"],) * 2
+
+
+def test_what_saving_in_the_background_hides_is_what_the_files_say():
+    """Three pairs of runs; at least four fifths are hidden in the middle one."""
+    lines = [
+        "| pair | stood still without | with | hidden of it | hidden of its own time | median step without | with |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
+    hidden = []
+    for pair in range(1, 4):
+        folder = REPOSITORY / "docs" / "results" / "saving"
+        plain, behind = (
+            read_metrics(folder / f"{mode}_{pair}/training_metrics.json") for mode in ("disabled", "async")
+        )
+        assert not plain["git_dirty"] and plain["git_commit"] == behind["git_commit"]
+        assert [row["is_asynchronous"] for row in plain["checkpoints"] + behind["checkpoints"]] == [False] * 20 + [
+            True
+        ] * 20
+        stood_s, still_s = (sum(row["blocking_s"] for row in run["checkpoints"]) for run in (plain, behind))
+        in_all_s = sum(row["total_s"] for row in behind["checkpoints"])
+        steps_s = [f"{run['timing']['step_time_median_s']:.3f} s" for run in (plain, behind)]
+        hidden.append(1 - still_s / stood_s)
+        shares = f"{hidden[-1]:.0%} | {1 - still_s / in_all_s:.0%}"
+        lines.append(f"| {pair} | {stood_s:.2f} s | {still_s:.2f} s | {shares} | {steps_s[0]} | {steps_s[1]} |")
+    assert "\n".join(lines) in (REPOSITORY / "docs" / "checkpoints.md").read_text(), "\n".join(lines)
+    assert median(hidden) >= 0.8
 
 
 def test_start_up_and_data_wait_are_what_the_sweep_says():
