@@ -288,13 +288,13 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
         raise TrainingDiverged(f"the validation loss after step {step} is {world.loss}; lower --learning_rate")
     run.recorder.add_memory(step, distributed.gather_objects(peak_memory(run.device)))
     seconds = time.perf_counter() - start_s
+    if world.loss < run.best_val_loss:
+        run.best_val_loss = world.loss
+        if run.settings.keep_best:  # before the row: if this fails, the start that resumes validates again
+            export(run, strategy.full_state_dict(), run.directory / run_directory.BEST)
     run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
     run.scalars.add_validation(step, world.loss)
     run.progress.say(f"step {step:>5}  validation loss {world.loss:.4f}  ({seconds:.1f} s)")
-    if world.loss < run.best_val_loss:
-        run.best_val_loss = world.loss
-        if run.settings.keep_best:
-            export(run, strategy.full_state_dict(), run.directory / run_directory.BEST)
 
 
 def peak_rate(run: Run) -> PeakRate | None:

@@ -39,7 +39,7 @@ def main() -> int:
     flags, _ = parser.parse_known_args()
     directory, rank = Path(flags.checkpoint_path), int(os.environ["RANK"])
     stop: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in () if FLAW == "dies_of_a_signal" else (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _: stop.append(received))
     partner = Partner(directory, rank, float(flags.collective_timeout))
     if not partner.meets():
@@ -180,7 +180,7 @@ def save(directory: Path, step: int, weights: bytes, losses: list[float]) -> Non
     content = {"weights.bin": weights * 1000, "more.bin": bytes(200_000)}
     for name, data in content.items():
         (temporary / name).write_bytes(data)
-        time.sleep(0.02)
+        time.sleep(0.1)
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
     (temporary / "manifest.json").write_text(json.dumps({**hashes, "step": step, "losses": losses}))
     final = temporary.with_name(f"step_{step:06d}")

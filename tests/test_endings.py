@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import PROGRAM, REPOSITORY, TINY_RUN, data_flags, python_command, write_token_files
@@ -25,6 +26,7 @@ from metrics_examples import example_metrics
 
 from testbed import build_locks, distributed, run_directory, run_ending, watchdog
 from testbed.analysis.verification import verify
+from testbed.drill.work import free_port
 from testbed.flags import parse_command_line
 from testbed.launch import Launch
 from testbed.metrics_file import check_metrics, read_metrics, write_metrics
@@ -40,6 +42,13 @@ FAILED, PREEMPTED, COMPLETE = "RUN_FAILED.txt", "RUN_PREEMPTED.txt", "RUN_COMPLE
 def files(tmp_path_factory) -> tuple[Path, Path]:
     """A validation file that takes about a second, so that a signal can meet it."""
     return write_token_files(tmp_path_factory.mktemp("tokens"), val_tokens=100_000)
+
+
+def wait_for(is_so: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 class Started:
@@ -100,12 +109,6 @@ def ranks(folder: Path, flags: list[str], of_rank_1: tuple[str, ...] = (), **var
     environments = [Launch(rank, rank, 2, 2).as_variables("127.0.0.1", port) | variables for rank in range(2)]
     commands = [[*python_command(), *flags], [*python_command(), *flags, *of_rank_1]]
     return started(folder, commands, environments)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def flags_of(files, folder: Path, *more: str) -> list[str]:
@@ -173,11 +176,12 @@ def test_a_signal_again_within_two_seconds_is_the_same_and_later_ends_at_once(fi
         run.wait_until(lambda: run.is_at(5))
         os.kill(run.process_of(1), signal.SIGSTOP)
         time.sleep(0.5)
-        for wait_s in (0, 1, 1.5):
-            time.sleep(wait_s)
-            assert run.processes[0].poll() is None, run.text
+        first_s = time.monotonic()
+        while run.processes[0].poll() is None and time.monotonic() < first_s + 30:
             run.processes[0].send_signal(signal.SIGTERM)
-        assert run.processes[0].wait(5) == 143, run.text
+            time.sleep(0.5)
+        assert run.processes[0].wait(1) == 143, run.text
+        assert 2 <= time.monotonic() - first_s < 30, "within two seconds it is the same signal"
         mark = run.mark(FAILED)
         assert "terminated (SIGTERM), and a second time" in mark and "rank 1 is stopped (SIGSTOP): it is in" in mark
     assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
@@ -208,6 +212,26 @@ def test_a_stop_that_cannot_save_is_a_failure_with_the_signals_exit_code(files, 
     assert "terminated (SIGTERM), and nothing could be saved: the checkpoint of step" in mark
 
 
+@pytest.mark.parametrize(("sent", "code", "mark"), [(signal.SIGINT, 130, FAILED), (signal.SIGHUP, 143, PREEMPTED)])
+def test_that_nobody_reads_any_more_costs_no_mark(files, tmp_path, sent, code, mark):
+    """As after Ctrl-C with `2>&1 | tee`, or when a terminal is closed: the reader is gone before the run is."""
+    folder = tmp_path / "run"
+    reader, writer = os.pipe()
+    command = [*python_command(), *flags_of(files, folder, *ENDLESS)]
+    process = subprocess.Popen(command, stdout=writer, stderr=writer)
+    os.close(writer)
+    try:
+        wait_for(lambda: (place := watchdog.read_place(folder, 0)) is not None and place.step >= 2, 150)
+        os.close(reader)
+        process.send_signal(sent)
+        assert process.wait(30) == code
+    finally:
+        process.kill()
+        process.wait()
+    assert [path.name for path in folder.glob("RUN_*.txt")] == [mark]
+    assert read_metrics(folder / "training_metrics.json")["status"] == mark.removesuffix(".txt")[4:].lower()
+
+
 def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
     folder = tmp_path / "run"
     with started(folder, [[*python_command(), *flags_of(files, folder, *ENDLESS)]]) as run:
@@ -228,10 +252,10 @@ def test_a_stopped_rank_is_named_within_the_timeout(files, tmp_path):
         run.wait_until(lambda: run.is_at(20))
         os.kill(run.process_of(1), signal.SIGSTOP)
         stopped_s = time.monotonic()
-        assert run.processes[0].wait(20) == 1, run.text
+        assert run.processes[0].wait(30) == 1, run.text
         seconds = time.monotonic() - stopped_s
         place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
-    assert 3 < seconds < 7.5
+    assert 3 < seconds < 20  # the default is 120
     assert f"rank 1 is stopped (SIGSTOP): it is in {place.words} since" in mark
     assert "rank 0 waited in" in mark and "Traceback" not in run.text
     assert abs(place.step - read_metrics(folder / "training_metrics.json")["steps"][-1]["step"]) <= 1
@@ -259,8 +283,8 @@ def test_a_rank_that_runs_and_does_not_come_is_named_when_the_collective_times_o
         run.wait_until(lambda: run.is_at(20))
         os.kill(run.process_of(1), signal.SIGUSR2)
         stopped_s = time.monotonic()
-        assert run.processes[0].wait(20) == 1, run.text
-        assert 5 < time.monotonic() - stopped_s < 9
+        assert run.processes[0].wait(30) == 1, run.text
+        assert 5 < time.monotonic() - stopped_s < 20
         place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
     assert f"rank 1 is in {place.words} since" in mark and "rank 0 waited in" in mark and "imed out" in mark
 
@@ -272,7 +296,7 @@ def test_a_dead_rank_is_named_at_once(files, tmp_path):
         os.kill(run.process_of(1), signal.SIGKILL)
         killed_s = time.monotonic()
         assert run.codes(20) == [1, -signal.SIGKILL], run.text
-        assert time.monotonic() - killed_s < 5
+        assert time.monotonic() - killed_s < 20  # not after --collective_timeout
         mark = run.mark(FAILED)
     assert "rank 1 is dead, its last sign was from" in mark and "rank 0 waited in" in mark
     assert "last checkpoint: " in mark and "step_0000" in mark
@@ -362,15 +386,15 @@ def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_p
     assert missing() is None, "both wait at one place"
     assert watchdog.who_is_level(tmp_path, 2, 0).startswith("no rank is behind, and rank 1 is in the exchange of the")
     file.enter("data_wait")
-    assert missing() == "rank 1 is in reading data of step 12 since 0 s"
+    assert re.fullmatch(r"rank 1 is in reading data of step 12 since \d s", missing())
     file.enter("forward", 13)
     assert missing() is None is watchdog.who_is_level(tmp_path, 2, 0), "ahead is not missing"
     file.enter("backward", 12)
     os.kill(other.pid, signal.SIGSTOP)
-    time.sleep(0.1)
-    assert missing() == "rank 1 is stopped (SIGSTOP): it is in backward of step 12 since 0 s"
+    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
+    assert re.fullmatch(r"rank 1 is stopped \(SIGSTOP\): it is in backward of step 12 since \d s", missing())
     other.kill()  # and nobody has asked for its exit code: a zombie is dead too
-    time.sleep(0.1)
+    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE)
     assert missing().startswith("rank 1 is dead, its last sign was from backward of step 12")
     file.enter("ended")
     assert missing() == "rank 1 has ended itself, its own message says why"

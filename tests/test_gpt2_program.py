@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -25,15 +24,10 @@ from conftest import (
     write_token_files,
 )
 
+from testbed.drill.work import free_port
 from testbed.metrics_file import read_metrics
 
 SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def flags_of(token_files, directory: Path, *more: str) -> list[str]:

@@ -90,7 +90,7 @@ def start(folder: Path, tasks: list[dict], ranks: int) -> list[dict]:
     (folder / "tasks.json").write_text(json.dumps(tasks))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *launcher, str(WORKER), str(folder / "out.json"), str(folder / "tasks.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)  # a first start builds DeepSpeed's Adam
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "out.json").read_text())
 

@@ -80,6 +80,8 @@ class CheckpointWriter:
         self.saved_step = resumed_step
         self.folder = Path(settings.checkpoint_path) / CHECKPOINTS
         self._in_background = settings.async_mode == "async" and getattr(strategy, "saves_in_background", False)
+        # made here, by all ranks and before `limit_waiting`: --collective_timeout holds for it as for all others
+        _ = getattr(strategy, "file_group", None)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future | None = None  # what the thread was given last
         self._pending: tuple[Path, int, dict[str, Any], Future | None] | None = None

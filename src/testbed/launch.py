@@ -21,6 +21,7 @@ import psutil
 PARENT_POLL_S = 0.5
 REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
 SAME_SIGNAL_S = 2.0
+MARK_WITHIN_S = 5.0  # after the grace: then the process ends without a mark
 INTERRUPTED, STOPPED = 130, 143  # exit codes, as shells have them: 128 + SIGINT, 128 + SIGTERM
 LAUNCHER_DIED = 1000  # among the signals' numbers, one of which each rank tells the others
 STOPS = {
@@ -185,6 +186,9 @@ class StopSignals:
                 how = "and a second time, so this rank ended at once"
                 break
         stop = stop_of(self.number or first)
+        last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [stop.exit_code])  # the disk itself may hang
+        last_resort.daemon = True
+        last_resort.start()
         with contextlib.suppress(Exception):  # whatever fails here, the process must end
             self._on_stuck(RunStopped(f"{stop.reason}, {how}", stop.exit_code))
         os._exit(stop.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from tqdm import tqdm
@@ -23,10 +24,12 @@ class Progress:
             )
 
     def say(self, message: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar where there is one. A run goes on when nobody reads any more (a closed terminal,
+        the end of a pipe)."""
         if self.is_speaking:
-            tqdm.write(message, file=sys.stdout)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                tqdm.write(message, file=sys.stdout)
+                sys.stdout.flush()
 
     def show_step(self, step: int, loss: float, learning_rate: float, step_time_s: float) -> None:
         tokens_per_s = self.settings.tokens_per_step / step_time_s

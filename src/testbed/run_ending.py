@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 
@@ -79,6 +79,7 @@ class RunEnding:
         """
         self.signals.ignore()
         watchdog.end(is_good=exit_code == 0)
+        empty_streams()
         if torch.distributed.is_initialized():
             if exit_code == 0:
                 with contextlib.suppress(Exception):  # all is written, whatever becomes of the other ranks now
@@ -86,8 +87,7 @@ class RunEnding:
                     distributed.stop_process_group()
                     if self.recorder is not None:
                         self.recorder.note_process_group_ended()
-            sys.stdout.flush()
-            sys.stderr.flush()
+            empty_streams()
             os._exit(exit_code)
         return exit_code
 
@@ -102,7 +102,7 @@ class RunEnding:
             step = self.recorder.last_step
             self.recorder.write("preempted")
             run_directory.mark_preempted(self._owned, stop.reason, step, saved[-1])
-            print(f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume", flush=True)
+            say(f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume", sys.stdout)
         distributed.wait_for_everyone()
         watchdog.end(is_good=True)
         return self.leave(stop.exit_code)
@@ -127,7 +127,7 @@ class RunEnding:
         if is_broken_collective(error):
             missing = self._missing_soon() or self._level() or "another rank is gone or does not answer"
             return f"{missing}; {self._waited()} ({first_line(error)})"
-        traceback.print_exc()
+        say("".join(traceback.format_exception(error)))
         return first_line(error)
 
     def _missing(self) -> str | None:
@@ -174,12 +174,12 @@ class RunEnding:
         rank, folder = self.launch.rank, self._owned
         closed = run_directory.closing_mark(folder) if folder else None
         if closed:
-            print(f"rank {rank}: {reason}; the run's files were closed before ({closed})", file=sys.stderr, flush=True)
+            say(f"rank {rank}: {reason}; the run's files were closed before ({closed})")
             return exit_code
         reason = reason.splitlines()[0]
         if folder is not None:
             reason = f"{reason}; {last_checkpoint(folder)}"
-        print(f"rank {rank} failed: {reason}", file=sys.stderr, flush=True)
+        say(f"rank {rank} failed: {reason}")
         standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
         watchdog.enter("ended")
         try:
@@ -187,8 +187,23 @@ class RunEnding:
                 step = self.recorder.last_step or None
                 self.recorder.write("failed", failure={"reason": standing_reason, "step": step})
         except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
-            print(f"rank {rank}: the metrics could not be updated: {error}", file=sys.stderr, flush=True)
+            say(f"rank {rank}: the metrics could not be updated: {error}")
         return exit_code
+
+
+def say(words: str, stream: TextIO | None = None) -> None:
+    """Print to stderr, or `stream`. That nobody reads it (a closed terminal, `| tee` after Ctrl-C) costs no mark."""
+    with contextlib.suppress(OSError):
+        print(words, file=stream or sys.stderr, flush=True)
+
+
+def empty_streams() -> None:
+    """Flush. Where nobody reads any more, what is left goes nowhere: Python itself would fail over it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -8,6 +8,8 @@ from testbed import run_directory
 from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, remove, step_folders
 from testbed.manifest import MANIFEST, why_damaged
 
+PERHAPS_WHOLE = "perhaps whole, but "  # how the reason begins of a checkpoint that the disk does not show
+
 
 def newest_whole(directory: Path) -> tuple[Path | None, dict[Path, str]]:
     """The checkpoint with the most steps in a run's folder whose files are what its manifest says, or None; and those
@@ -22,7 +24,8 @@ def newest_whole(directory: Path) -> tuple[Path | None, dict[Path, str]]:
         try:
             reason = why_damaged(folder)
         except OSError as error:
-            reason = unreadable = f"{error.filename or folder} cannot be read ({error.strerror or error})"
+            unreadable = f"{error.filename or folder} cannot be read ({error.strerror or error})"
+            reason = PERHAPS_WHOLE + unreadable
         if reason is None:
             return folder, skipped
         skipped[folder] = reason
@@ -60,9 +63,10 @@ def named(path: Path) -> tuple[Path, dict[Path, str]]:
 
 
 def set_aside(directory: Path, step: int, skipped: dict[Path, str]) -> None:
-    """Take from later checkpoints their names: damaged ones, and those of steps that are now trained again."""
+    """Take from later checkpoints their names: damaged ones, and those of steps that are now trained again. Only the
+    damaged are deleted later on."""
     for folder in step_folders(directory / run_directory.CHECKPOINTS):
-        ending = DAMAGED if folder in skipped else ABANDONED
+        ending = DAMAGED if not skipped.get(folder, PERHAPS_WHOLE).startswith(PERHAPS_WHOLE) else ABANDONED
         if folder in skipped or int(folder.name.removeprefix("step_")) > step:
             aside = folder.with_name(folder.name + ending)
             remove(aside)

@@ -34,6 +34,7 @@ from testbed.sweep import folder_name
 from testbed.sweep_request import Variant
 from testbed.sweep_run import Stop
 
+IN_ORDER = ("preempted", "complete")  # marks of a run that lost nothing when it was told to end
 MOST_STARTS = 5  # the struck ones included
 TRIES = 3  # a fault that comes too late is tried again earlier
 START_LIMIT_S = 180.0  # of a start that nobody disturbs: then it hangs
@@ -250,6 +251,9 @@ class Drills:
             found.append("torchrun --max-restarts did not bring the run to its end by itself")
         if fault.kind in ENDS_IN_ORDER and fault.moments[0].after != LAUNCH and lost_steps:
             found.append(f"{lost_steps} steps were trained again, though a signal ends a run in order")
+        is_training = fault.moments and fault.moments[0].after.startswith("save")  # all ranks have begun: one is saved
+        if fault.kind in (*ENDS_IN_ORDER, "kill_launcher") and is_training and starts[0]["mark"] not in IN_ORDER:
+            found.append(f"a signal, or the launcher's death, did not end the run in order: mark {starts[0]['mark']}")
         return found
 
     def _begin(

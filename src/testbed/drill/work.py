@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import sys
 from collections.abc import Sequence
@@ -77,12 +79,12 @@ class Work:
         program = [str(self.program), *arguments]
         python = [sys.executable, *program]
         if launcher == PROCESSES:
-            port = _free_port()
+            port = free_port()
             ranks = [Launch(rank, rank, NUM_RANKS, NUM_RANKS) for rank in range(NUM_RANKS)]
             return [(python, rank.as_variables("127.0.0.1", port)) for rank in ranks]
         if launcher == DEEPSPEED:
             runner = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(NUM_RANKS)]
-            return [([*runner, "--master_port", str(_free_port()), *program], {})]
+            return [([*runner, "--master_port", str(free_port()), *program], {})]
         assert launcher in (TORCHRUN, RESTARTING), launcher
         # by module: the console script of another environment may come first on PATH
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
@@ -101,7 +103,10 @@ def surroundings(extensions: Path, marker: tuple[str, str]) -> dict[str, str]:
     return kept | told | dict([marker])
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def free_port() -> int:
+    """A port to meet at. Not one that the system gives to whoever asks for any: gloo of a run beside this one does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
