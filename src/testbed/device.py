@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
+from pathlib import Path
 
 import torch
 
@@ -31,6 +33,28 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
+    """Bind this process, all threads that it has and will have, to its share of the node's cores: those beside each
+    other in the kernel's numbering.
+
+    Raises:
+        ValueError: the system cannot bind, or the share has fewer cores than the rank has threads.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError("--bind_cores needs Linux, where a process can be bound to cores; leave it out")
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // launch.local_world_size
+    if share < num_threads:
+        raise ValueError(
+            f"--bind_cores: each of {launch.local_world_size} ranks would have {share} of the {len(cores)} cores that "
+            f"this one may use, fewer than its {num_threads} threads; lower --threads_per_rank, start fewer ranks, or "
+            "leave it out where the launcher binds ranks itself"
+        )
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores[launch.local_rank * share : (launch.local_rank + 1) * share])
+
+
 def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     """The device of this rank; sets its CPU threads.
 
@@ -38,6 +62,8 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
         ValueError: the device is not there, or cannot compute in the asked precision or kernel.
     """
     torch.set_num_threads(settings.threads_per_rank)
+    if settings.bind_cores:
+        keep_to_own_cores(settings.threads_per_rank, launch)
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
         raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")

@@ -16,6 +16,7 @@ BEFORE_THE_FLAG = {
     "compile": False,
     "matmul": "default",
     "async_mode": "disabled",
+    "bind_cores": False,
 }
 _SKIPPED = {True: "all", False: None}  # once a switch
 

@@ -279,6 +279,8 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
                        "Hopper or newer, recorded as changing the mathematics (default: %(default)s, what --precision says)")
     group.add_argument("--threads_per_rank", type=positive, metavar="N",
                        help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)")
+    group.add_argument("--bind_cores", action="store_true",
+                       help="keep each rank to its share of the node's cores (Linux; not where the launcher binds ranks itself)")
     group.add_argument("--local_rank", "--local-rank", type=int, default=-1, help=argparse.SUPPRESS)
     group.add_argument("--quiet_nccl_monitor", action="store_true",
                        help="switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)")

@@ -92,6 +92,7 @@ class RunSettings:
     device: str
     precision: str
     threads_per_rank: int
+    bind_cores: bool
     quiet_nccl_monitor: bool
     mixed_precision: str | None  # this and what follows to tensor_parallel_size: None where the run type has it not
     skip_gradient_sync: str | None

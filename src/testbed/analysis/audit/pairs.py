@@ -156,13 +156,11 @@ def rates_of_v1_are_of_all_ranks(pair: Pair) -> Iterator[Finding]:
     epochs = [len(item.run.record["train_time_per_epoch"]) for item in (base, other)]
     tokens = [item.rate * item.time_s / count for item, count in zip((base, other), epochs, strict=True)]
     ratio = tokens[0] / tokens[1] if tokens[1] else math.inf
-    if not math.isfinite(ratio):  # numbers that no run measured
+    if not math.isfinite(ratio) or abs(ratio - 1) <= RATE_TOLERANCE:  # infinite: numbers that no run measured
         return
     if ratio < 1 - RATE_TOLERANCE:  # whichever was named first
         return (yield from rates_of_v1_are_of_all_ranks(pair.turned))
     ranks = round(ratio)
-    if abs(ratio - 1) <= RATE_TOLERANCE:
-        return
     arithmetic = (
         f"{base.rate:,.1f} x {base.time_s:,.2f} s = {tokens[0] * epochs[0]:,.0f} tokens against {other.rate:,.1f} x "
         f"{other.time_s:,.2f} s = {tokens[1] * epochs[1]:,.0f}"
