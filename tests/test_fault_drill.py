@@ -273,7 +273,7 @@ def test_what_a_program_loses_is_found(flaw, honest, monkeypatch, tmp_path):
     kind, words = FLAWS[flaw]
     monkeypatch.setenv("STAND_IN_FLAW", flaw)
     monkeypatch.setattr(drills_module, "SPARE_S", 2.0)
-    monkeypatch.setattr(drills_module, "START_LIMIT_S", 6.0 if flaw == "hangs" else 60.0)
+    monkeypatch.setattr(drills_module, "START_LIMIT_S", 6.0 if flaw in ("hangs", "leaves_a_process") else 60.0)
     monkeypatch.setattr(drills_module, "MOST_STARTS", 2)
     drills = dataclasses.replace(honest, out_dir=tmp_path, session=f"flaw-{flaw}")
     (tmp_path / "torch_extensions").mkdir()
