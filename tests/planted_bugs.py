@@ -19,6 +19,7 @@ WHERE = {  # bug -> the flags of the run that has it, and the number of ranks
     "data_ranks_of_a_pipeline_not_averaged": (["--run_type", "pipeline", "--pipeline_stages", "2"], 4),
     "identical_batches": (["--run_type", "fsdp"], 2),
     "shards_clip_by_their_own_norm": (["--run_type", "fsdp"], 2),
+    "each_rank_by_its_own_targets": (["--run_type", "ddp", "PAIRS"], 2),
 }
 
 
@@ -106,3 +107,17 @@ def identical_batches() -> None:
 @planted
 def shards_clip_by_their_own_norm() -> None:
     patch("testbed.optimizer._groups_of_shards", lambda tensor: ())
+
+
+@planted
+def each_rank_by_its_own_targets() -> None:
+    """The mean of means: right of text, where every rank has as many targets."""
+    from testbed import data
+
+    honest = data.micro_batches
+
+    def own_mean(windows, numbers, *arguments):
+        mine = arguments if len(arguments) == 3 else (*arguments[:3], windows.num_target_tokens(numbers))
+        return honest(windows, numbers, *mine)
+
+    patch("testbed.data.micro_batches", own_mean)

@@ -12,6 +12,8 @@ import torch
 
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.step import NOT_A_TARGET
+from testbed.token_file import TokenFileWriter, open_token_file
+from testbed.windows import Windows, longest_pair, num_windows
 
 CPU = torch.device("cpu")
 SEQUENCE = 8
@@ -34,7 +36,16 @@ class Settings:
 
 def counting_file(num_windows: int, odd_tokens: int = 5) -> SimpleNamespace:
     """Token i is i, so a window's first token says which window it is; a rest that fills no window follows."""
-    return SimpleNamespace(tokens=np.arange(num_windows * SEQUENCE + 1 + odd_tokens), path=Path("counting.bin"))
+    tokens = np.arange(num_windows * SEQUENCE + 1 + odd_tokens)
+    return SimpleNamespace(tokens=tokens, path=Path("counting.bin"), targets=None, end_of_text_id=0)
+
+
+def pairs_file(folder: Path, lengths: list[tuple[int, int]]):
+    """Pair i: its prompt holds 100 + i, its reference 200 + i. Lengths of (prompt, reference), without end-of-text."""
+    with TokenFileWriter(folder / "pairs.bin", 1000, "bpe:1000", 999, has_targets=True) as writer:
+        for number, (prompt, reference) in enumerate(lengths):
+            writer.append_document([100 + number] * prompt + [200 + number] * reference, prompt)
+    return open_token_file(folder / "pairs.bin")
 
 
 def windows_in(micro_batches) -> list[int]:
@@ -70,6 +81,7 @@ def test_targets_are_the_inputs_shifted_by_one():
     for batch in TrainingBatches(counting_file(100), Settings(), 0, CPU).of_step(0):
         assert torch.equal(batch.targets, batch.inputs + 1)
         assert batch.num_target_tokens == batch.targets.numel()
+        assert batch.loss_divisor == 24 * SEQUENCE
 
 
 def test_the_seed_decides_the_order():
@@ -109,3 +121,43 @@ def test_max_val_steps_counts_global_batches():
     batches = ValidationBatches(counting_file(61), Settings(max_val_steps=2), 0, CPU)
     assert len(batches) == 2 and batches.num_sequences == 48
     assert ValidationBatches(counting_file(61), Settings(max_val_steps=100), 0, CPU).num_sequences == 61
+
+
+def test_a_window_holds_one_whole_pair_and_only_its_reference_is_learned(tmp_path):
+    """With windows of 8 a pair has 9 tokens at most: the third fills one, the second and the fifth fit into none."""
+    file = pairs_file(tmp_path, [(2, 3), (6, 3), (7, 1), (1, 1), (20, 20)])
+    settings = Settings(global_batch_size=3, micro_batch_size_per_gpu=3, max_val_steps=None)
+    (batch,) = ValidationBatches(file, settings, 0, CPU).of_batch(0)
+    N = NOT_A_TARGET
+    assert batch.inputs.tolist() == [
+        [100, 100, 200, 200, 200, 999, 999, 999],
+        [102, 102, 102, 102, 102, 102, 102, 202],
+        [103, 203, 999, 999, 999, 999, 999, 999],
+    ]
+    assert batch.targets.tolist() == [
+        [N, 200, 200, 200, 999, N, N, N],
+        [N, N, N, N, N, N, 202, 999],
+        [203, 999, N, N, N, N, N, N],
+    ]
+    assert batch.num_target_tokens == 4 + 2 + 2 and batch.loss_divisor is None
+    assert num_windows(file, SEQUENCE) == 3 and num_windows(file, 9) == 4
+    assert longest_pair(file) == 40 and num_windows(file, 40) == 5 and num_windows(file, 39) == 4
+    assert Windows(file, SEQUENCE).num_target_tokens() == 8
+    assert Windows(file, 40).num_target_tokens(np.array([4, 0])) == 21 + 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_rank_divides_by_the_targets_of_the_global_batch(tmp_path, world_size):
+    """The mean over ranks of (sum of a rank's losses / divisor) is the mean over all targets of the batch."""
+    random = np.random.default_rng(0)
+    file = pairs_file(tmp_path, [(1, int(length)) for length in random.integers(1, 7, 50)])
+    settings = Settings(global_batch_size=8, data_world_size=world_size, steps_per_epoch=6)
+    ranks = [TrainingBatches(file, settings, rank, CPU) for rank in range(world_size)]
+    unequal = 0
+    for step in range(8):
+        of_ranks = [rank.of_step(step) for rank in ranks]
+        counts = [sum(batch.num_target_tokens for batch in batches) for batches in of_ranks]
+        assert counts == [sum(int((b.targets != NOT_A_TARGET).sum()) for b in batches) for batches in of_ranks]
+        assert {b.loss_divisor for batches in of_ranks for b in batches} == {sum(counts) / world_size}
+        unequal += len(set(counts)) > 1
+    assert world_size == 1 or unequal > 4, "the case tests what it says"

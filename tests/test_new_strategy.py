@@ -52,5 +52,5 @@ def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
 
     assert "flat_sum = one vector, summed and divided" in " ".join(run("src/gpt2.py", "--help").split())
     agreement = run("-m", "pytest", "-q", "tests/test_strategies_agree.py", "-k", "flat_sum")
-    assert "3 passed" in agreement, "with clipping active and inactive, and from a checkpoint"
+    assert "5 passed" in agreement, "of text and of pairs with clipping active and inactive, and from a checkpoint"
     run("-m", "pytest", "-q", "tests/test_house.py", "tests/test_parallelism.py", "-k", "place or arrows or belongs")

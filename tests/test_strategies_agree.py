@@ -7,11 +7,12 @@ is active, and a wrong norm does nothing while it is not. Run types come from th
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from agreement import CLIPPING, STEPS, TOLERANCE, case_flags, disagreements, distances, run_cases
+from agreement import CLIPPING, PAIRS, STEPS, TOLERANCE, case_flags, disagreements, distances, run_cases
 from conftest import SEQUENCE, VOCABULARY
 from planted_bugs import PLANTED_BUGS, WHERE
 from test_model import reference_model
@@ -83,7 +84,16 @@ VARIANTS = {
         )
     },
     "tensor, recomputed but products": ("tensor", 2, "--activation_checkpointing selective", None),
+    **{
+        f"{run_type}, pairs": (run_type, 2 if entry.is_distributed else 1, PAIRS, None)
+        for run_type, entry in STRATEGIES.items()
+        if run_type != "baseline"
+    },
+    "ZeRO 3, pairs": ("optimized", 2, f"--zero_stage 3 {PAIRS}", None),
+    "1f1b x data, pairs": ("pipeline", 4, f"--pipeline_stages 2 {PAIRS}", "data=2 pipeline=2 tensor=1"),
+    "tensor x data, pairs": ("tensor", 4, f"--tensor_parallel_size 2 {PAIRS}", "data=2 pipeline=1 tensor=2"),
 }
+RECIPES = ("", "--optimizer muon", PAIRS)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
 LARGEST_SHARE = {
     **dict.fromkeys((name for name in VARIANTS if name.startswith(("fsdp", "ZeRO 3"))), 0.5),
@@ -141,7 +151,7 @@ BF16 = {
 
 
 @pytest.fixture(scope="module")
-def train(token_files, tmp_path_factory):
+def train(token_files, pair_files, tmp_path_factory):
     """One launch for all variants of a run type on a number of ranks, each with clipping active and inactive."""
 
     @functools.cache
@@ -150,7 +160,7 @@ def train(token_files, tmp_path_factory):
         keys = [(flags, clipping) for flags in further for clipping in list(CLIPPING)[: 1 if "bf16" in flags else 2]]
         cases = [
             (
-                case_flags(token_files, ["--run_type", run_type, *flags.split()], CLIPPING[clipping]),
+                case_flags(token_files, pair_files, ["--run_type", run_type, *flags.split()], CLIPPING[clipping]),
                 None,
                 clipping == "clipping" and (run_type, ranks, flags) in {VARIANTS[v][:3] for v in WITH_CHECKPOINT},
             )
@@ -160,7 +170,7 @@ def train(token_files, tmp_path_factory):
         return dict(zip(keys, results, strict=True))
 
     def result_of(run_type: str, ranks: int, flags: str, clipping: str) -> dict:
-        fp32 = [v[2] for v in VARIANTS.values() if v[:2] == (run_type, ranks)]
+        fp32 = RECIPES if run_type == "baseline" else [v[2] for v in VARIANTS.values() if v[:2] == (run_type, ranks)]
         bf16 = [v[1] for v in BF16.values() if v[0] == run_type]
         group = next((flags_of for flags_of in (fp32, bf16) if flags in flags_of), [flags])
         return launch(run_type, ranks, tuple(dict.fromkeys(group)))[flags, clipping]
@@ -172,7 +182,7 @@ def train(token_files, tmp_path_factory):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_strategy_follows_the_single_process(train, variant, clipping):
     run_type, ranks, flags, mesh = VARIANTS[variant]
-    recipe = "--optimizer muon" if "--optimizer muon" in flags else ""
+    recipe = next((recipe for recipe in RECIPES if recipe and recipe in flags), "")
     expected, actual = train("baseline", 1, recipe, clipping), train(run_type, ranks, flags, clipping)
     limit = float(CLIPPING[clipping])
     assert (min(expected["grad_norms"]) > limit) == (clipping == "clipping"), "the case tests what it says"
@@ -228,14 +238,16 @@ def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(tra
 
 
 @pytest.fixture(scope="module")
-def train_with_bugs(token_files, tmp_path_factory):
+def train_with_bugs(token_files, pair_files, tmp_path_factory):
     """One launch for all bugs on a number of ranks: for each bug, the runs with clipping active and inactive."""
 
     @functools.cache
     def launch(ranks: int) -> dict[str, list[dict]]:
         bugs = [bug for bug in PLANTED_BUGS if WHERE[bug][1] == ranks]
         cases = [
-            (case_flags(token_files, WHERE[bug][0], limit), bug, False) for bug in bugs for limit in CLIPPING.values()
+            (case_flags(token_files, pair_files, WHERE[bug][0], limit), bug, False)
+            for bug in bugs
+            for limit in CLIPPING.values()
         ]
         results = iter(run_cases(tmp_path_factory.mktemp("bugs"), cases, ranks))
         return {bug: [next(results) for _ in CLIPPING] for bug in bugs}
@@ -246,7 +258,7 @@ def train_with_bugs(token_files, tmp_path_factory):
 @pytest.mark.parametrize("bug", PLANTED_BUGS)
 def test_a_planted_bug_is_found(train, train_with_bugs, bug):
     broken = train_with_bugs(WHERE[bug][1])[bug]
-    sound = [train("baseline", 1, "", clipping) for clipping in CLIPPING]
+    sound = [train("baseline", 1, PAIRS if PAIRS in WHERE[bug][0] else "", clipping) for clipping in CLIPPING]
     assert any(disagreements(expected, actual) for expected, actual in zip(sound, broken, strict=True))
 
 
@@ -254,7 +266,7 @@ def test_a_planted_bug_is_found(train, train_with_bugs, bug):
 def test_the_single_process_follows_transformers(train, token_files, clipping):
     """The same initial weights in GPT2LMHeadModel, its own loss, the whole batch at once, PyTorch's plain AdamW and
     clipping: no part of the step is ours. This is what a broken tie, scale or data order fails on."""
-    flags = case_flags(token_files, ["--run_type", "baseline"], CLIPPING[clipping])
+    flags = case_flags(token_files, None, ["--run_type", "baseline"], CLIPPING[clipping])
     checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
     settings = checked.settings
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
@@ -282,3 +294,30 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
         optimizer.step()
         assert loss.item() == pytest.approx(expected["losses"][step], abs=TOLERANCE), f"loss of step {step}"
         assert norm.item() == pytest.approx(expected["grad_norms"][step], abs=TOLERANCE), f"norm of step {step}"
+
+
+def test_of_pairs_the_single_process_learns_what_transformers_does_of_each_pair_alone(train, pair_files):
+    """The first step: each pair goes through GPT2LMHeadModel by itself, without filling, and every token behind its
+    prompt counts once. So filling changes nothing, and no pair sees another."""
+    flags = case_flags(None, pair_files, ["--run_type", "baseline", PAIRS], CLIPPING["clipping"])
+    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    shape = ModelShape(2, 2, 32, VOCABULARY, 64)
+    model = reference_model(shape)
+    torch.manual_seed(checked.settings.seed)
+    model.load_state_dict(to_transformers(GPT2(shape).state_dict(), shape), strict=False)
+    tokens = np.fromfile(pair_files[0], "<u2").astype(np.int64)
+    is_target = np.fromfile(pair_files[0].with_suffix(".targets.bin"), np.uint8).astype(bool)
+    ends = [0, *(np.flatnonzero(tokens == VOCABULARY - 1) + 1)]
+    fitting = [slice(a, b) for a, b in itertools.pairwise(ends) if b - a <= SEQUENCE + 1]
+    assert 0 < len(ends) - 1 - len(fitting) < 40, "some pairs are too long"
+    losses = []
+    for window in TrainingBatches(checked.train_file, checked.settings, 0, torch.device("cpu")).windows_of_step(0):
+        ids, learned = torch.from_numpy(tokens[fitting[window]]), torch.from_numpy(is_target[fitting[window]])
+        log_probabilities = model(ids[None, :-1]).logits[0].log_softmax(-1)
+        losses.append(-log_probabilities.gather(1, ids[1:, None])[learned[1:], 0])
+    loss = torch.cat(losses).mean()
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters()))
+    expected = train("baseline", 1, PAIRS, "clipping")
+    assert loss.item() == pytest.approx(expected["losses"][0], abs=TOLERANCE)
+    assert norm.item() == pytest.approx(expected["grad_norms"][0], abs=TOLERANCE)

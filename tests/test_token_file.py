@@ -6,7 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from testbed.token_file import TokenFileWriter, check_token_file, open_token_file, scan_token_file, sidecar_path
+from testbed.token_file import (
+    TokenFileWriter,
+    check_token_file,
+    open_token_file,
+    scan_token_file,
+    sidecar_path,
+    targets_path,
+)
 
 SOURCE = {"name": "stdlib", "revision": "CPython 3.11.7", "sha256": "0" * 64}
 
@@ -102,7 +109,9 @@ def change_sidecar(path, **changes):
         (lambda path: sidecar_path(path).write_text("{"), "is not JSON"),
         (lambda path: sidecar_path(path).write_bytes(b"\xff"), "is not JSON"),
         (lambda path: sidecar_path(path).write_text("[]"), "holds no JSON object"),
-        (lambda path: change_sidecar(path, format_version=2), "format_version 2"),
+        (lambda path: change_sidecar(path, format_version=3), "format_version 3, this program reads 1 and 2"),
+        (lambda path: change_sidecar(path, format_version=True), "format_version True"),
+        (lambda path: change_sidecar(path, format_version=2), "targets_file missing, must be a file name without"),
         (lambda path: change_sidecar(path, dtype="float32"), "dtype 'float32', must be uint16 or uint32"),
         (lambda path: change_sidecar(path, dtype=["uint16"]), r"dtype \['uint16'\], must be"),
         (lambda path: change_sidecar(path, vocab_size="300"), "vocab_size '300', must be a whole number"),
@@ -156,3 +165,91 @@ def test_changed_tokens_are_found_by_the_hash(tmp_path):
     path.write_bytes(data)
     with pytest.raises(ValueError, match="the tokens changed after they were written"):
         check_token_file(open_token_file(path), 300)
+
+
+def write_pairs(path):
+    with TokenFileWriter(path, 300, "bpe:300", 299, has_targets=True) as writer:
+        writer.append_document([1, 2, 10, 11], 2)
+        writer.append_document([3, 10], 1)
+    return path
+
+
+def test_targets_are_a_byte_per_token_and_the_sidecar_is_one_that_readers_of_version_1_refuse(tmp_path):
+    path = write_pairs(tmp_path / "a.bin")
+    assert targets_path(path).read_bytes() == bytes([0, 0, 1, 1, 1, 0, 1, 1])
+    sidecar = json.loads((tmp_path / "a.json").read_text())
+    assert sidecar["format_version"] == 2 and sidecar["num_target_tokens"] == 5
+    assert sidecar["targets_file"] == "a.targets.bin"
+    assert sidecar["targets_sha256"] == hashlib.sha256(targets_path(path).read_bytes()).hexdigest()
+    file = open_token_file(path)
+    assert file.targets.tolist() == [0, 0, 1, 1, 1, 0, 1, 1] and not file.targets.flags.writeable
+    assert [each.tolist() for each in file.documents] == [[0, 5], [5, 8]]
+    scan = check_token_file(file, 300)
+    assert scan.sha256 == sidecar["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    both = path.read_bytes() + targets_path(path).read_bytes()
+    assert scan.data_sha256 == hashlib.sha256(both).hexdigest(), "other targets are other work"
+    text = write(tmp_path / "b.bin", [[1, 2]])
+    scan = check_token_file(open_token_file(text), 300)
+    assert open_token_file(text).targets is None
+    assert scan.data_sha256 == scan.sha256
+
+
+def test_the_targets_themselves_are_no_tokens(tmp_path):
+    path = write_pairs(tmp_path / "a.bin")
+    with pytest.raises(
+        ValueError, match=r"a.targets.bin says which tokens of a file are learned; name the .bin beside"
+    ):
+        open_token_file(targets_path(path))
+
+
+def test_an_exception_leaves_earlier_pairs_whole(tmp_path):
+    path = write_pairs(tmp_path / "a.bin")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with (
+        pytest.raises(KeyboardInterrupt),
+        TokenFileWriter(path, 300, "bpe:300", 299, has_targets=True) as writer,
+    ):
+        writer.append_document([4] * 100_000, 50)
+        raise KeyboardInterrupt
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def change_targets(path, *targets):
+    """Other targets, with a sidecar that says they are these."""
+    targets_path(path).write_bytes(bytes(targets))
+    change_sidecar(path, targets_sha256=hashlib.sha256(bytes(targets)).hexdigest())
+
+
+def change_tokens(path, *tokens):
+    """Other tokens, with a sidecar that knows no hash of them."""
+    path.write_bytes(np.array(tokens, "<u2").tobytes())
+    change_sidecar(path, sha256=None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda path: targets_path(path).unlink(), r"a.targets.bin cannot be read \(No such file"),
+        (lambda path: (targets_path(path).unlink(), targets_path(path).mkdir()), "not one for each of 8 tokens"),
+        (lambda path: targets_path(path).write_bytes(bytes(7)), "have 7 bytes, not one for each of 8 tokens"),
+        (lambda path: sidecar_path(path).unlink(), "is a file of pairs, for a.targets.bin lies beside it, but its"),
+        (lambda path: change_sidecar(path, targets_file="../a.bin"), "targets_file '../a.bin', must be a file name"),
+        (lambda path: change_sidecar(path, targets_file=None), "targets_file None, must be a file name"),
+        (lambda path: change_sidecar(path, targets_sha256=None), "targets_sha256 None, must be 64"),
+        (lambda path: change_sidecar(path, num_documents=None), "num_documents None, must be a whole number"),
+        (lambda path: targets_path(path).write_bytes(bytes([0, 0, 0, 1, 1, 0, 1, 1])), "changed after they were"),
+        (lambda path: change_targets(path, 0, 0, 1, 1, 2, 0, 1, 1), "hold the byte 2, must be 0 or 1"),
+        (lambda path: change_targets(path, 0, 0, 1, 1, 1, 0, 0, 0), "leave a pair without any"),
+        (lambda path: change_targets(path, 0, 0, 1, 1, 1, 1, 1, 1), "begin with the first token of a pair"),
+        (lambda path: change_tokens(path, 1, 2, 10, 11, 299, 3, 10, 10), "belong to 2 pairs, but the .bin holds 1"),
+        (lambda path: change_tokens(path, 1, 2, 10, 299, 11, 3, 299, 10), "must end with one"),
+        (lambda path: change_tokens(path, *range(8)), "belong to 2 pairs, but the .bin holds 0"),
+    ],
+)
+def test_damaged_targets_are_one_sentence_with_the_flag(tmp_path, damage, sentence):
+    path = write_pairs(tmp_path / "a.bin")
+    damage(path)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        check_token_file(open_token_file(path, "--val_data_path"), 300, "--val_data_path")
+    message = str(caught.value)
+    assert message.startswith("--val_data_path") and "\n" not in message and "preprocess_small.py" in message

@@ -9,12 +9,23 @@ from testbed.model_shape import size_name
 from testbed.progress import Progress
 from testbed.settings import RunSettings
 from testbed.stages import balanced_stages
+from testbed.windows import Windows, longest_pair
 
 
 def say_what_runs(
-    progress: Progress, settings: RunSettings, world_size: int, device_type: str, first_step: int, directory: Path
+    progress: Progress,
+    settings: RunSettings,
+    windows: Windows,
+    world_size: int,
+    device_type: str,
+    first_step: int,
+    directory: Path,
 ) -> None:
-    """The mesh, the stages, the model, the batch and the steps."""
+    """The mesh, the stages, the model, the batch and the steps; of pairs, how many are learned.
+
+    Args:
+        windows: of the training file.
+    """
     mesh = settings.mesh
     progress.say(str(mesh))
     if mesh.pipeline > 1:
@@ -34,6 +45,21 @@ def say_what_runs(
         f"{settings.grad_accum_steps} x {settings.data_world_size} data ranks of {settings.seq_length} tokens; "
         f"{steps}; files in {directory}"
     )
+    if windows.token_file.targets is not None:
+        progress.say(_pairs_in_words(windows))
+
+
+def _pairs_in_words(windows: Windows) -> str:
+    """How many pairs fit, and how much of what is computed is learned."""
+    num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
+    words = f"pairs: all {num_pairs:,} fit whole into --seq_length {windows.seq_length}; the longest needs {longest}"
+    if len(windows) < num_pairs:
+        words = (
+            f"pairs: {len(windows):,} of {num_pairs:,} fit whole into --seq_length {windows.seq_length}, the others "
+            f"are left out; the longest needs {longest}"
+        )
+    share = windows.num_target_tokens() / max(1, len(windows) * windows.seq_length)
+    return f"{words}. {share:.1%} of what passes through the model is learned, the rest are prompts and filling"
 
 
 def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:

@@ -1,7 +1,7 @@
 """Token file -> the micro batches of one data rank.
 
 The global batch of an optimizer step depends on the seed and the step alone: never on the world size, the micro batch
-or the strategy. Window i holds tokens [i x T, i x T + T] (T inputs and the same shifted by one as targets).
+or the strategy. What a window is, windows.py says.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from testbed.schedule import num_windows
 from testbed.settings import RunSettings
 from testbed.step import NOT_A_TARGET, MicroBatch
 from testbed.token_file import TokenFile
+from testbed.windows import Windows
 
 
 class TrainingBatches:
     """Micro batches of one data rank, by optimizer step counted from 0."""
 
     def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
-        self.token_file = token_file
+        self.windows = Windows(token_file, settings.seq_length)
         self.settings = settings
         self.data_rank = data_rank
         self.device = device
@@ -51,29 +51,30 @@ class TrainingBatches:
         """Indices of the whole global batch's windows. The incomplete last batch of an epoch is dropped."""
         epoch, step_in_epoch = divmod(step, self.settings.steps_per_epoch)
         if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            windows = num_windows(self.token_file, self.settings.seq_length)
-            self._order_of_epoch = (epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(windows))
+            order = np.random.default_rng([self.settings.seed, epoch]).permutation(len(self.windows))
+            self._order_of_epoch = (epoch, order)
         first = step_in_epoch * self.settings.global_batch_size
         return self._order_of_epoch[1][first : first + self.settings.global_batch_size]
 
     def _read(self, step: int) -> list[MicroBatch]:
         share = self.settings.global_batch_size // self.settings.data_world_size
-        mine = self.windows_of_step(step)[self.data_rank * share : (self.data_rank + 1) * share]
-        return micro_batches(self.token_file, mine, share, self.settings, self.device)
+        everyones = self.windows_of_step(step)
+        mine = everyones[self.data_rank * share : (self.data_rank + 1) * share]
+        loss_divisor = self.windows.num_target_tokens(everyones) / self.settings.data_world_size
+        return micro_batches(self.windows, mine, share, self.settings, self.device, loss_divisor)
 
 
 class ValidationBatches:
     """The same windows in file order for every world size; the partial last global batch is kept."""
 
     def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
-        self.token_file = token_file
+        self.windows = Windows(token_file, settings.seq_length)
         self.settings = settings
         self.data_rank = data_rank
         self.device = device
-        windows = num_windows(token_file, settings.seq_length)
+        self.num_sequences = len(self.windows)
         if settings.max_val_steps is not None:
-            windows = min(windows, settings.max_val_steps * settings.global_batch_size)
-        self.num_sequences = windows
+            self.num_sequences = min(self.num_sequences, settings.max_val_steps * settings.global_batch_size)
 
     def __len__(self) -> int:
         """Global batches."""
@@ -86,25 +87,27 @@ class ValidationBatches:
         windows = np.arange(first, min(first + self.settings.global_batch_size, self.num_sequences))
         share = -(-len(windows) // self.settings.data_world_size)
         mine = windows[self.data_rank * share : (self.data_rank + 1) * share]
-        return micro_batches(self.token_file, mine, share, self.settings, self.device)
+        return micro_batches(self.windows, mine, share, self.settings, self.device)
 
 
 def micro_batches(
-    token_file: TokenFile, windows: np.ndarray, num_sequences: int, settings: RunSettings, device: torch.device
+    windows: Windows,
+    numbers: np.ndarray,
+    num_sequences: int,
+    settings: RunSettings,
+    device: torch.device,
+    loss_divisor: float | None = None,
 ) -> list[MicroBatch]:
     """Read windows and cut them into micro batches; missing ones up to `num_sequences` carry no targets."""
-    length = settings.seq_length
-    tokens = np.zeros((num_sequences, length + 1), dtype=np.int64)
-    for row, window in enumerate(windows):
-        tokens[row] = token_file.tokens[window * length : window * length + length + 1]
-    inputs, targets = torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
-    targets[len(windows) :] = NOT_A_TARGET
+    tokens, is_target = windows.read(numbers, num_sequences)
+    inputs = torch.from_numpy(tokens[:, :-1].copy())
+    targets = torch.from_numpy(np.where(is_target, tokens[:, 1:], NOT_A_TARGET))
     if device.type == "cuda":  # pinned, so that the copy does not stop the host
         inputs, targets = inputs.pin_memory(), targets.pin_memory()
     inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
     batches = []
     for first in range(0, num_sequences, settings.micro_batch_size_per_gpu):
         rows = slice(first, min(first + settings.micro_batch_size_per_gpu, num_sequences))
-        with_targets = max(0, min(rows.stop, len(windows)) - rows.start)
-        batches.append(MicroBatch(inputs[rows], targets[rows], with_targets * length))
+        num_target_tokens = int(np.count_nonzero(is_target[rows]))
+        batches.append(MicroBatch(inputs[rows], targets[rows], num_target_tokens, loss_divisor))
     return batches

@@ -258,5 +258,7 @@ def _step(strategy: Baseline, settings: RunSettings, micro_batch: int) -> None:
     """An optimizer step; of two micro batches if the run's has several, as the second finds the first's gradients."""
     share = settings.global_batch_size // settings.data_world_size
     tokens = torch.zeros(micro_batch, settings.seq_length, dtype=torch.int64, device=strategy.device)
-    batch = MicroBatch(tokens, tokens, tokens.numel())
-    strategy.train_step([batch] * min(2, share // micro_batch), learning_rate=0.0)
+    count = min(2, share // micro_batch)
+    # every token a target: one that is none takes as much memory
+    batch = MicroBatch(tokens, tokens, tokens.numel(), count * tokens.numel())
+    strategy.train_step([batch] * count, learning_rate=0.0)

@@ -1,4 +1,4 @@
-"""Documents -> token files: split by document, tokenize in parallel, stream to disk; the texts a BPE is trained on."""
+"""Documents or pairs -> token files: split, tokenize, stream to disk; the texts a BPE is trained on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from testbed.pairs import Pair, encode_pair
 from testbed.token_file import TokenFileWriter
 from testbed.tokenizer import Tokenizer
 
@@ -24,46 +25,56 @@ _BORDER_SAMPLE = 10_000
 BPE_TRAINING_BYTES = 32 * 2**20
 # A batch for one thread: large enough that handing it over costs nothing, small enough that all of them fit in memory.
 _BATCH_CHARACTERS = 256 * 1024
+Item = TypeVar("Item", str, Pair)
+# (is for validation, UTF-8 bytes, token ids) of a document; of a pair also where its targets begin
+Encoded = tuple[bool, int, np.ndarray] | tuple[bool, int, list[int], int]
 
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Which documents are for validation: those whose text hashes below `border`.
+    """Which documents are for validation: those whose text hashes below `border`; of pairs, whose prompt does.
 
     The hash decides, not the place: a text that occurs twice is on the same side both times, and a document stays on
-    its side when the limits change. Each side ends at its limit of documents.
+    its side when the limits change. Each side ends at its limit of documents. No prompt is on both sides, whatever its
+    references.
     """
 
     border: int
     max_train_docs: int
     max_val_docs: int
 
-    def assign(self, documents: Iterable[str]) -> Iterator[tuple[bool, str]]:
-        """(is for validation, text) in order, until both sides have their documents."""
+    def assign(self, documents: Iterable[Item]) -> Iterator[tuple[bool, Item]]:
+        """(is for validation, text or pair) in order, until both sides have their documents."""
         room = {False: self.max_train_docs, True: self.max_val_docs}
-        for text in documents:
+        for document in documents:
+            text = document.prompt if isinstance(document, Pair) else document
             validation = _hash(text) < self.border
             if room[validation]:
                 room[validation] -= 1
-                yield validation, text
+                yield validation, document
                 if not any(room.values()):
                     return
 
 
 def split_documents(
-    documents: Iterable[str], val_fraction: float, max_train_docs: int, max_val_docs: int
+    documents: Iterable[str],
+    val_fraction: float,
+    max_train_docs: int,
+    max_val_docs: int,
+    too_few: str = "--input holds {} different documents, but training and validation need one each; add some "
+    "(python download_data.py cuts .txt files above 64 KiB into many)",
 ) -> DocumentSplit:
     """Place the border so that `val_fraction` of the different texts, rounded up, is below it.
 
     Measured on the first 10,000 documents, so both sides get one at least as soon as two different texts are among
-    them. Raises ValueError otherwise.
+    them. Raises ValueError, which says `too_few`, otherwise.
+
+    Args:
+        documents: what is hashed: texts, or the prompts of pairs.
     """
     hashes = sorted({_hash(text) for text in itertools.islice(documents, _BORDER_SAMPLE)})
     if len(hashes) < 2:
-        raise ValueError(
-            f"--input holds {len(hashes)} different documents, but training and validation need one each; add some "
-            "(python download_data.py cuts .txt files above 64 KiB into many)"
-        )
+        raise ValueError(too_few.format(len(hashes)))
     num_validation = min(max(1, math.ceil(val_fraction * len(hashes))), len(hashes) - 1)
     return DocumentSplit(hashes[num_validation], max_train_docs, max_val_docs)
 
@@ -106,8 +117,15 @@ def encode_in_order(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
+def encode_pairs(assigned: Iterable[tuple[bool, Pair]], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """What `write_token_files` takes of every pair, in order. In one thread: pairs are short and seldom millions."""
+    for validation, pair in assigned:
+        token_ids, first_target = encode_pair(tokenizer, pair)
+        yield validation, len(pair.text.encode()), token_ids, first_target
+
+
 def write_token_files(
-    encoded: Iterable[tuple[bool, int, np.ndarray]],
+    encoded: Iterable[Encoded],
     train_path: Path,
     val_path: Path,
     tokenizer: Tokenizer,
@@ -115,20 +133,21 @@ def write_token_files(
     source: dict[str, Any] | None,
     progress: Callable[[int], None] | None = None,
     before_commit: Callable[[], None] | None = None,
+    has_targets: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Stream both token files to disk and return their sidecars; `progress` is called with a document's bytes.
 
-    `before_commit` runs when everything is written and nothing has its final name yet.
+    `before_commit` runs when everything is written and nothing has its final name yet. `has_targets`: of pairs.
     """
 
     def writer(path: Path) -> TokenFileWriter:
         return TokenFileWriter(
-            path, tokenizer.vocab_size, tokenizer.name, tokenizer.end_of_text_id, tokenizer_file, source
+            path, tokenizer.vocab_size, tokenizer.name, tokenizer.end_of_text_id, tokenizer_file, source, has_targets
         )
 
     with writer(val_path) as val, writer(train_path) as train:
-        for validation, num_bytes, token_ids in encoded:
-            (val if validation else train).append_document(token_ids)
+        for validation, num_bytes, *document in encoded:
+            (val if validation else train).append_document(*document)
             if progress is not None:
                 progress(num_bytes)
         if train.num_documents == 0 or val.num_documents == 0:

@@ -19,8 +19,8 @@ from testbed.launch import Launch
 from testbed.metrics_file import SCHEMA_VERSION
 from testbed.model_shape import size_name
 from testbed.run_directory import now_utc
-from testbed.schedule import num_windows
 from testbed.settings import CheckedRun, RunSettings
+from testbed.windows import Windows, num_windows
 
 STEPS_NOTE = "epochs[].steps counts micro steps, as in 2.0; read micro_steps and optimizer_steps instead"
 RECORDED_AS_NAMED = (
@@ -38,7 +38,7 @@ def facts_of_run(
     """The file as it stands before training; the recorder adds rows and what follows from them.
 
     Args:
-        sha256: of the token files, under "train" and "val".
+        sha256: of the token files, targets included, under "train" and "val".
     """
     settings = checked.settings
     commit, is_dirty = environment.commit()
@@ -107,7 +107,7 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.
     }
 
 
-def _data(checked: CheckedRun) -> dict[str, int]:
+def _data(checked: CheckedRun) -> dict[str, int | None]:
     settings = checked.settings
     used = settings.steps_per_epoch * settings.global_batch_size
     return {
@@ -116,7 +116,14 @@ def _data(checked: CheckedRun) -> dict[str, int]:
         "sequences_per_epoch": used,
         "sequences_dropped_per_epoch": num_windows(checked.train_file, settings.seq_length) - used,
         "steps_per_epoch": settings.steps_per_epoch,
+        "target_tokens_train": _target_tokens(Windows(checked.train_file, settings.seq_length)),
+        "target_tokens_val": _target_tokens(Windows(checked.val_file, settings.seq_length)),
     }
+
+
+def _target_tokens(windows: Windows) -> int | None:
+    """What is learned of a file of pairs; None of text, where every token that is read is learned."""
+    return None if windows.token_file.targets is None else windows.num_target_tokens()
 
 
 def _breaks_down_wall_clock(settings: RunSettings) -> bool:

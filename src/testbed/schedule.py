@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES, ModelShape, size_name
 from testbed.token_file import TokenFile
+from testbed.windows import longest_pair, num_windows
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -74,12 +75,23 @@ def schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile)
     """
     sequence, global_batch = values["seq_length"], values["global_batch_size"]
     if num_windows(val_file, sequence) == 0 and values["max_val_steps"] != 0:
+        if val_file.targets is not None:
+            raise ValueError(
+                f"--val_data_path {val_file.path} holds no pair that fits whole into --seq_length {sequence}; the "
+                f"longest needs {longest_pair(val_file)}: use a longer sequence, or --max_val_steps 0"
+            )
         raise ValueError(
             f"--val_data_path {val_file.path} holds {len(val_file.tokens):,} tokens, fewer than one window of "
             f"--seq_length {sequence} + 1; use more text, a shorter sequence, or --max_val_steps 0"
         )
     steps_per_epoch = num_windows(train_file, sequence) // global_batch
     if steps_per_epoch == 0 and not values["eval_only"]:
+        if train_file.targets is not None:
+            raise ValueError(
+                f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} pairs that fit whole "
+                f"into --seq_length {sequence}, fewer than the global batch of {global_batch}; use more pairs, a "
+                f"longer sequence (the longest pair needs {longest_pair(train_file)}) or a smaller --global_batch_size"
+            )
         raise ValueError(
             f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} windows of --seq_length "
             f"{sequence}, fewer than the global batch of {global_batch}; use more text, a shorter sequence or a "
@@ -143,8 +155,3 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
     progress = min(1.0, (step - falls_from) / falling_steps) if falling_steps > 0 else 1.0
     left = 1 - progress if settings.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
     return settings.min_learning_rate + left * (settings.learning_rate - settings.min_learning_rate)
-
-
-def num_windows(token_file: TokenFile, seq_length: int) -> int:
-    """Non-overlapping windows of seq_length + 1 tokens that start every seq_length tokens."""
-    return max(0, (len(token_file.tokens) - 1) // seq_length)

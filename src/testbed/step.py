@@ -18,6 +18,10 @@ class MicroBatch:
     inputs: torch.Tensor  # (B, T) int64 token ids
     targets: torch.Tensor  # (B, T) the same shifted by one; NOT_A_TARGET where nothing is to be predicted
     num_target_tokens: int  # targets that count, known on the host so that nobody has to ask the device
+    # In training, what the loss sum is divided by: the target tokens of the whole global batch / data ranks. Data ranks
+    # average their gradients, so the average is that of the mean over the global batch, also where micro batches and
+    # ranks have unequal numbers of targets. None in validation, which divides nothing.
+    loss_divisor: float | None = None
 
 
 @dataclass(frozen=True)

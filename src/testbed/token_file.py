@@ -4,15 +4,19 @@
 end-of-text id after every document. `train_small.json` beside it is the sidecar. A .bin without a sidecar is read as
 GPT-2 uint16, which is what nanoGPT and its descendants write.
 
+In a file of pairs (format version 2) every document is a prompt and its reference, and `train_pairs.targets.bin` has a
+byte per token: 1 for what is to be learned, 0 for what is only read. A program that knows no targets would learn the
+prompts too; it knows no version 2 either, and says so.
+
 Numpy and the standard library only, so that every program can look at a token file without loading torch.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +26,25 @@ from typing import Any
 import numpy as np
 
 from testbed.atomic_file import put_in_place
-from testbed.json_file import read_json
+from testbed.sidecar import (
+    FORMAT_VERSION,
+    FORMAT_VERSION_WITH_TARGETS,
+    HOW_TO_MAKE,
+    HOW_TO_MAKE_PAIRS,
+    TARGETS_SUFFIX,
+    gpt2_fields,
+    read_sidecar,
+    sidecar_path,
+    targets_path,
+)
 
-FORMAT_VERSION = 1
-GPT2_VOCAB_SIZE = 50257
-GPT2_END_OF_TEXT_ID = 50256
-_HOW_TO_MAKE = "python download_data.py && python preprocess_small.py"
+_PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
 _SCAN_TOKENS = 1 << 23  # 16 MiB of uint16 at a time: large enough for full disk speed, small enough for any machine
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """Item type of a token file: uint16 while every id fits in it, little-endian on every machine."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-
-
-def sidecar_path(path: Path) -> Path:
-    """`train_small.bin` -> `train_small.json`."""
-    return path.with_suffix(".json")
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,14 @@ class TokenFile:
     num_documents: int | None
     sha256: str | None
     has_sidecar: bool
+    targets: np.memmap | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
+    targets_sha256: str | None = None
+
+    @functools.cached_property
+    def documents(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each document begins and where it ends, end-of-text included. Reads the whole file, once."""
+        ends = np.flatnonzero(self.tokens == self.end_of_text_id) + 1
+        return np.append(0, ends)[:-1], ends
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,9 @@ class TokenScan:
     """What one pass over all ids found."""
 
     max_token_id: int
-    sha256: str
+    sha256: str  # of the .bin
+    data_sha256: str  # of all that a run learns from: the .bin, followed by the targets where it has some
+    targets_sha256: str | None = None
 
 
 class TokenFileWriter:
@@ -69,6 +85,7 @@ class TokenFileWriter:
 
     A context manager: leaving it normally puts the .bin and its sidecar in place, leaving it with an exception removes
     what was written and leaves earlier files as they were. `tokenizer_file` is a name relative to the .bin's folder.
+    With `has_targets` the file is one of pairs.
     """
 
     def __init__(
@@ -79,6 +96,7 @@ class TokenFileWriter:
         end_of_text_id: int,
         tokenizer_file: str | None = None,
         source: Mapping[str, Any] | None = None,
+        has_targets: bool = False,
     ) -> None:
         self.path = Path(path)
         self.vocab_size = vocab_size
@@ -86,21 +104,31 @@ class TokenFileWriter:
         self.end_of_text_id = end_of_text_id
         self.tokenizer_file = tokenizer_file
         self.source = None if source is None else dict(source)
+        self.has_targets = has_targets
         self.num_tokens = 0
+        self.num_target_tokens = 0
         self.num_documents = 0
         self.max_token_id = 0
         self._dtype = token_dtype(vocab_size)
         self._hash = hashlib.sha256()
+        self._targets_hash = hashlib.sha256()
         # The process id keeps two runs into one folder from writing into each other's file; the suffix stays, so that
         # what a killed run leaves is ignored by git like every .bin.
         self._temporary = self.path.with_name(f".{os.getpid()}.{self.path.name}")
+        self._temporary_targets = targets_path(self._temporary)
 
     def __enter__(self) -> TokenFileWriter:
         self._file = self._temporary.open("wb")
+        self._targets_file = self._temporary_targets.open("wb") if self.has_targets else None
         return self
 
-    def append_document(self, token_ids: np.ndarray | Sequence[int]) -> None:
-        """Append one document's ids (without end-of-text) and the end-of-text id. Ids must be below `vocab_size`."""
+    def append_document(self, token_ids: np.ndarray | Sequence[int], first_target: int | None = None) -> None:
+        """Append one document's ids (without end-of-text) and the end-of-text id. Ids must be below `vocab_size`.
+
+        Args:
+            first_target: in a file of pairs the place of the reference's first token, at least 1: this one and all
+                after it are targets, end-of-text included.
+        """
         document = np.empty(len(token_ids) + 1, dtype=np.int64)
         document[:-1] = token_ids
         document[-1] = self.end_of_text_id
@@ -114,14 +142,21 @@ class TokenFileWriter:
         data = document.astype(self._dtype).tobytes()
         self._file.write(data)
         self._hash.update(data)
+        assert (self._targets_file is None) == (first_target is None), "a file of pairs has targets in every document"
+        if self._targets_file is not None:
+            assert 0 < first_target < len(document), "a target has a token before it, from which it is predicted"
+            targets = (np.arange(len(document)) >= first_target).astype(np.uint8).tobytes()
+            self._targets_file.write(targets)
+            self._targets_hash.update(targets)
+            self.num_target_tokens += len(document) - first_target
         self.num_tokens += len(document)
         self.num_documents += 1
         self.max_token_id = max(self.max_token_id, largest)
 
     def sidecar(self) -> dict[str, Any]:
         """The sidecar's fields for what has been written so far."""
-        return {
-            "format_version": FORMAT_VERSION,
+        fields = {
+            "format_version": FORMAT_VERSION_WITH_TARGETS if self.has_targets else FORMAT_VERSION,
             "dtype": self._dtype.name,
             "vocab_size": self.vocab_size,
             "tokenizer": self.tokenizer,
@@ -133,22 +168,33 @@ class TokenFileWriter:
             "sha256": self._hash.hexdigest(),
             "source": self.source,
         }
+        if self.has_targets:
+            fields |= {
+                "targets_file": targets_path(self.path).name,
+                "targets_sha256": self._targets_hash.hexdigest(),
+                "num_target_tokens": self.num_target_tokens,
+            }
+        return fields
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
+        if self._targets_file is not None:
+            self._targets_file.close()
         final_sidecar = sidecar_path(self.path)
         temporary_sidecar = final_sidecar.with_name(f".{final_sidecar.name}.{os.getpid()}.tmp")
         try:
             if kind is None:
                 temporary_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
-                # The counts and the hash in the sidecar expose the one mix a crash between these two lines can leave.
+                # The counts and hashes in the sidecar expose any mix that a crash between these lines can leave.
+                if self.has_targets:
+                    put_in_place(self._temporary_targets, targets_path(self.path))
                 put_in_place(self._temporary, self.path)
                 put_in_place(temporary_sidecar, final_sidecar)
         finally:
-            self._temporary.unlink(missing_ok=True)
-            temporary_sidecar.unlink(missing_ok=True)
+            for temporary in (self._temporary, self._temporary_targets, temporary_sidecar):
+                temporary.unlink(missing_ok=True)
 
 
 def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenFile:
@@ -161,7 +207,7 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     try:
         num_bytes = path.stat().st_size
     except FileNotFoundError:
-        raise ValueError(f"{flag} {path} does not exist; make it with: {_HOW_TO_MAKE}") from None
+        raise ValueError(f"{flag} {path} does not exist; make it with: {HOW_TO_MAKE}") from None
     except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
         raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
@@ -169,25 +215,33 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
             f"{flag} {path} is not a file; name the .bin inside it, for example {path / 'train_small.bin'}"
         )
     if not os.access(path, os.R_OK):
-        raise ValueError(f"{flag} {path} cannot be read; change its permissions or make it again with: {_HOW_TO_MAKE}")
+        raise ValueError(f"{flag} {path} cannot be read; change its permissions or make it again with: {HOW_TO_MAKE}")
     if num_bytes == 0:
-        raise ValueError(f"{flag} {path} is empty; make it again with: {_HOW_TO_MAKE}")
+        raise ValueError(f"{flag} {path} is empty; make it again with: {HOW_TO_MAKE}")
 
     sidecar_file = sidecar_path(path)
     has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
-    fields = _read_sidecar(sidecar_file, flag) if has_sidecar else _gpt2_fields()
+    if not has_sidecar and os.path.lexists(targets_path(path)):  # else the prompts would be learned too
+        raise ValueError(
+            f"{flag} {path} is a file of pairs, for {targets_path(path).name} lies beside it, but its sidecar "
+            f"{sidecar_file.name} is missing; {_PAIRS_AGAIN}"
+        )
+    if not has_sidecar and path.name.endswith(TARGETS_SUFFIX):
+        raise ValueError(f"{flag} {path} says which tokens of a file are learned; name the .bin beside it")
+    fields = read_sidecar(sidecar_file, flag) if has_sidecar else gpt2_fields()
     dtype = np.dtype(fields["dtype"]).newbyteorder("<")
     if num_bytes % dtype.itemsize:
         raise ValueError(
             f"{flag} {path} has {num_bytes} bytes, not a multiple of the {dtype.itemsize} bytes of a token: "
-            f"it was cut off; make it again with: {_HOW_TO_MAKE}"
+            f"it was cut off; make it again with: {HOW_TO_MAKE}"
         )
     num_tokens = num_bytes // dtype.itemsize
     if has_sidecar and num_tokens != fields["num_tokens"]:
         raise ValueError(
             f"{flag} {path} holds {num_tokens} tokens but its sidecar {sidecar_file.name} says {fields['num_tokens']}: "
-            f"one of them is not the original; make both again with: {_HOW_TO_MAKE}"
+            f"one of them is not the original; make both again with: {HOW_TO_MAKE}"
         )
+    targets_file = fields["targets_file"]
     return TokenFile(
         path=path,
         tokens=np.memmap(path, dtype=dtype, mode="r"),
@@ -198,11 +252,27 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         num_documents=fields["num_documents"],
         sha256=fields["sha256"],
         has_sidecar=has_sidecar,
+        targets=None if targets_file is None else _open_targets(path.parent / targets_file, num_tokens, flag),
+        targets_sha256=fields["targets_sha256"],
     )
 
 
+def _open_targets(path: Path, num_tokens: int, flag: str) -> np.memmap:
+    """Map the targets of a token file into memory. ValueError: they are missing, unreadable or not one per token."""
+    try:
+        num_bytes = path.stat().st_size
+        if not path.is_file() or num_bytes != num_tokens:
+            raise ValueError(
+                f"{flag}: the targets {path} have {num_bytes} bytes, not one for each of {num_tokens} tokens; "
+                f"{_PAIRS_AGAIN}"
+            )
+        return np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError as error:
+        raise ValueError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
+
+
 def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | None = None) -> TokenScan:
-    """Largest id and sha256 in one pass; `progress` is called with the bytes of each chunk."""
+    """Largest id and hashes in one pass; `progress` is called with the bytes of each chunk of the .bin."""
     digest = hashlib.sha256()
     max_token_id = 0
     for start in range(0, len(token_file.tokens), _SCAN_TOKENS):
@@ -211,7 +281,11 @@ def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | Non
         max_token_id = max(max_token_id, int(chunk.max()))
         if progress is not None:
             progress(chunk.nbytes)
-    return TokenScan(max_token_id=max_token_id, sha256=digest.hexdigest())
+    sha256 = digest.hexdigest()
+    if token_file.targets is None:
+        return TokenScan(max_token_id, sha256, sha256)
+    digest.update(token_file.targets)
+    return TokenScan(max_token_id, sha256, digest.hexdigest(), hashlib.sha256(token_file.targets).hexdigest())
 
 
 def check_token_file(
@@ -230,14 +304,35 @@ def check_token_file(
         raise ValueError(
             f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
             f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; pass --vocab_size "
-            f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {_HOW_TO_MAKE}"
+            f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {HOW_TO_MAKE}"
         )
     if token_file.sha256 is not None and scan.sha256 != token_file.sha256:
         raise ValueError(
             f"{flag} {token_file.path} has sha256 {scan.sha256[:12]}… but its sidecar says {token_file.sha256[:12]}…: "
-            f"the tokens changed after they were written; make both again with: {_HOW_TO_MAKE}"
+            f"the tokens changed after they were written; make both again with: {HOW_TO_MAKE}"
         )
+    if token_file.targets is not None:
+        _check_targets(token_file, scan, flag)
     return scan
+
+
+def _check_targets(token_file: TokenFile, scan: TokenScan, flag: str) -> None:
+    """ValueError: the targets are not those that were written, or a pair teaches nothing: a whole global batch of such
+    pairs would have no loss."""
+    fault = None
+    starts, ends = token_file.documents
+    if scan.targets_sha256 != token_file.targets_sha256:
+        fault = "changed after they were written"
+    elif token_file.targets.max() > 1:
+        fault = f"hold the byte {token_file.targets.max()}, must be 0 or 1"
+    elif len(starts) != token_file.num_documents or not len(ends) or ends[-1] != len(token_file.tokens):
+        fault = f"belong to {token_file.num_documents} pairs, but the .bin holds {len(starts)} and must end with one"
+    elif token_file.targets[starts].any():
+        fault = "begin with the first token of a pair, which nothing predicts"
+    elif not np.add.reduceat(token_file.targets, starts, dtype=np.int64).all():
+        fault = "leave a pair without any"
+    if fault is not None:
+        raise ValueError(f"{flag}: the targets {token_file.targets.filename} {fault}; {_PAIRS_AGAIN}")
 
 
 def _first_position_at_least(tokens: np.memmap, limit: int) -> int:
@@ -246,63 +341,3 @@ def _first_position_at_least(tokens: np.memmap, limit: int) -> int:
         if len(found):
             return start + int(found[0])
     raise AssertionError("only called when the scan saw such an id")
-
-
-def _gpt2_fields() -> dict[str, Any]:
-    return {
-        "dtype": "uint16",
-        "vocab_size": GPT2_VOCAB_SIZE,
-        "tokenizer": "gpt2",
-        "tokenizer_file": None,
-        "end_of_text_id": GPT2_END_OF_TEXT_ID,
-        "num_documents": None,
-        "sha256": None,
-    }
-
-
-def _read_sidecar(path: Path, flag: str) -> dict[str, Any]:
-    """The sidecar's fields, types checked; ValueError names the first one that is wrong."""
-    way_out = f"make it again with: {_HOW_TO_MAKE}"
-    try:
-        fields = read_json(path, f"{flag}: the sidecar {path}")
-    except ValueError as error:
-        raise ValueError(f"{error}; {way_out}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{flag}: the sidecar {path} holds no JSON object; {way_out}")
-    if fields.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{flag}: the sidecar {path} has format_version {reprlib.repr(fields.get('format_version'))}, "
-            f"this program reads {FORMAT_VERSION}; {way_out}"
-        )
-
-    def is_count(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-    def is_sha256(value: object) -> bool:
-        return isinstance(value, str) and len(value) == 64
-
-    def is_plain_name(value: object) -> bool:
-        if not isinstance(value, str):
-            return value is None
-        return value not in ("", "..") and Path(value).name == value and "\0" not in value
-
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "dtype": (lambda value: value in ("uint16", "uint32"), "uint16 or uint32"),
-        "vocab_size": (lambda value: is_count(value) and 0 < value <= 1 << 32, "a whole number above 0, at most 2^32"),
-        "tokenizer": (lambda value: value is None or isinstance(value, str), "a name or null"),
-        "tokenizer_file": (is_plain_name, "a file name without folders, or null"),
-        "end_of_text_id": (is_count, "a whole number"),
-        "num_tokens": (is_count, "a whole number"),
-        "num_documents": (lambda value: value is None or is_count(value), "a whole number or null"),
-        "sha256": (lambda value: value is None or is_sha256(value), "64 hexadecimal digits or null"),
-    }
-    for name, (holds, rule) in rules.items():
-        if name not in fields or not holds(fields[name]):
-            found = reprlib.repr(fields[name]) if name in fields else "missing"
-            raise ValueError(f"{flag}: the sidecar {path} has {name} {found}, must be {rule}; {way_out}")
-    if fields["end_of_text_id"] >= fields["vocab_size"]:
-        raise ValueError(
-            f"{flag}: the sidecar {path} has end_of_text_id {fields['end_of_text_id']}, "
-            f"must be below its vocab_size {fields['vocab_size']}; {way_out}"
-        )
-    return fields

@@ -137,4 +137,6 @@ def why_missing(peers: Sequence[str], nanogpt_dir: Path | None, train_file: Toke
             missing[peer] = f"no --nanogpt_dir was given; clone {NANOGPT_SOURCE} and give its folder"
         elif peer == "nanogpt" and train_file.tokens.dtype.itemsize != 2:
             missing[peer] = f"nanoGPT reads uint16 tokens, and {train_file.path} holds uint32 (over 65,536 tokens)"
+        elif train_file.targets is not None:
+            missing[peer] = f"it learns every token, and of the pairs in {train_file.path} only references are learned"
     return missing

@@ -12,7 +12,7 @@ from testbed.peers import PEERS, nanogpt
 from testbed.peers.plan import Plan, merged_sets
 from testbed.peers.running import Runner
 from testbed.run_directory import now_utc
-from testbed.schedule import num_windows
+from testbed.windows import num_windows
 
 PEERS_FILE, SCHEMA_VERSION = "peers.json", "1.1"
 

@@ -56,8 +56,6 @@ class Baseline:
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
-        # Strategies average gradients over data ranks, each a mean over its own tokens: right because a training batch
-        # gives every rank as many. data.py fills no training window up.
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         loss_sum = torch.zeros((), device=self.device)
         with self.casts_kept(len(micro_batches)):
@@ -66,7 +64,7 @@ class Baseline:
                     with phase("forward"):
                         micro_loss_sum = self.loss_sum(micro_batch)
                     with phase("backward"):
-                        self.scaler.scale(micro_loss_sum / num_tokens).backward()
+                        self.scaler.scale(micro_loss_sum / micro_batch.loss_divisor).backward()
                 loss_sum += micro_loss_sum.detach()
         with phase("synchronise"):
             self.synchronise_gradients()

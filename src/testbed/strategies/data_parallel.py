@@ -45,6 +45,7 @@ class DataParallel(Baseline):
                 torch.cat([part.inputs for part in group]),
                 torch.cat([part.targets for part in group]),
                 sum(part.num_target_tokens for part in group),
+                group[0].loss_divisor,
             )
             for group in groups
         ]

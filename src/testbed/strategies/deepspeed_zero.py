@@ -32,13 +32,14 @@ FULL_STATE = "full_state"  # beside it: the same state in the form that all stra
 class DeepSpeedZero:
     """`deepspeed.initialize` around the same model and the same optimizer as the baseline's.
 
-    DeepSpeed divides by the accumulation and averages over the ranks itself, so each micro batch brings its mean loss.
+    DeepSpeed divides by the accumulation and averages over the ranks itself. So that this gives the mean over the
+    global batch, each micro batch brings its loss sum over the target tokens that a micro batch has on average.
     """
 
     saves_in_background = False  # its engine writes while the ranks wait
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        deepspeed = _import_deepspeed(device)
+        deepspeed = import_deepspeed(device)
         self.settings = settings
         self.device = device
         self.data_rank = dist.get_rank()
@@ -65,7 +66,7 @@ class DeepSpeedZero:
             with phase("forward"):
                 micro_loss_sum = self.engine(micro_batch.inputs, micro_batch.targets)
             with phase("backward"):
-                self.engine.backward(micro_loss_sum / micro_batch.num_target_tokens)
+                self.engine.backward(micro_loss_sum / (micro_batch.loss_divisor / self.settings.grad_accum_steps))
             loss_sum += micro_loss_sum.detach()
             with phase("optimizer"):
                 if self.settings.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
@@ -202,7 +203,7 @@ def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[tuple])
     return found
 
 
-def _import_deepspeed(device: torch.device):
+def import_deepspeed(device: torch.device):
     """Import DeepSpeed for this device, without its banner and without a build that training does not need."""
     os.environ["DS_ACCELERATOR"] = device.type
     # its own calls of functions that PyTorch 2.13 renamed; nothing a user could do about

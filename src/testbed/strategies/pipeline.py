@@ -60,7 +60,7 @@ class Pipeline(Baseline):
         self.stages = {number: _StageModule(self, stage) for number, stage in mine.items()}
         is_split = self._holder_of(0) != self._holder_of(self.num_stages - 1)
         self.tie_group = _group_of_both_ends(mesh.mesh) if is_split else None
-        self._num_tokens = 0  # of the step, for the loss
+        self._loss_divisor = 1.0  # of the step
         self.schedule = self._build_schedule()
 
     def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
@@ -84,17 +84,18 @@ class Pipeline(Baseline):
             stages[0] if takes_one else stages,
             self.micro_batches_per_pass,
             loss_fn=self._mean_loss,
-            scale_grads=False,  # the loss is a sum over the step's tokens, divided by their number
+            scale_grads=False,  # each micro batch's loss is divided by the tokens of the whole step
         )
 
     def _mean_loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """A micro batch's part of the mean over the step."""
         with phase("forward"):
-            return token_loss_sum(logits, targets) / max(1, self._num_tokens)
+            return token_loss_sum(logits, targets) / self._loss_divisor
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
-        self._num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
+        self._loss_divisor = micro_batches[0].loss_divisor
+        num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         losses: list[torch.Tensor] = []
         with self.casts_kept(len(micro_batches)):  # else each micro batch in flight would hold its own
             for first in range(0, len(micro_batches), self.micro_batches_per_pass):
@@ -105,12 +106,12 @@ class Pipeline(Baseline):
                 with phase("schedule"):
                     self.schedule.step(*inputs, target=targets, losses=of_pass, return_outputs=False)
                 losses += [loss.detach() for loss in of_pass]
-        loss_sum = sum(losses, torch.zeros((), device=self.device)) * self._num_tokens
+        loss_sum = sum(losses, torch.zeros((), device=self.device)) * self._loss_divisor
         with phase("synchronise"):
             self.synchronise_gradients()
         with phase("optimizer"):
             grad_norm = self.update(learning_rate)
-        return StepResult(loss_sum, self._num_tokens if self.has_last else 0, grad_norm)
+        return StepResult(loss_sum, num_tokens if self.has_last else 0, grad_norm)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
