@@ -1,8 +1,10 @@
-"""A sample of what the trained model writes, at the end of a run."""
+"""A sample of what the trained model writes, at the end of a run; and new tokens as text while they come."""
 
 from __future__ import annotations
 
+import codecs
 import time
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -10,31 +12,55 @@ from testbed.inference.generate import generate
 from testbed.model import GPT2
 from testbed.settings import RunSettings
 from testbed.token_file import TokenFile
-from testbed.tokenizer import load_tokenizer
+from testbed.tokenizer import Tokenizer, load_tokenizer
 
 
 def sample_text(
     state_dict: dict[str, torch.Tensor], settings: RunSettings, token_file: TokenFile
 ) -> tuple[dict | None, str]:
-    """Continue --sample_prompt with the trained weights.
+    """Continue --sample_prompt with the trained weights, up to --sample_tokens or to the model's last position.
 
     Returns:
-        The `sample` field of training_metrics.json (None without a tokenizer), and a line for the screen.
+        The `sample` field of training_metrics.json (None where there is none), and a line for the screen.
     """
     if settings.sample_tokens == 0:
         return None, ""
     try:
         tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file)
-    except (OSError, ValueError) as error:
+        prompt = tokenizer.encode(settings.sample_prompt) or [tokenizer.end_of_text_id]
+        room = settings.shape.max_position_embeddings - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"the {len(prompt)} tokens of --sample_prompt leave none of the "
+                f"{settings.shape.max_position_embeddings} positions free"
+            )
+        model = GPT2(settings.shape)
+        model.load_state_dict(state_dict)
+        start_s = time.perf_counter()
+        new = min(settings.sample_tokens, room)
+        (ids,) = generate(model.eval(), [prompt], new, temperature=0.8, top_k=50, seed=settings.seed)
+        seconds = time.perf_counter() - start_s
+    except (OSError, ValueError, ArithmeticError) as error:  # a run is no worse for it
         return None, f"no sample: {error}"
-    model = GPT2(settings.shape)
-    model.load_state_dict(state_dict)
-    prompt = tokenizer.encode(settings.sample_prompt) or [tokenizer.end_of_text_id]
-    start_s = time.perf_counter()
-    ids = generate(model, prompt, settings.sample_tokens, seed=settings.seed)
-    seconds = time.perf_counter() - start_s
-    # a vocabulary may be larger than the tokenizer's: such ids mean nothing
-    text = tokenizer.decode(token for token in ids if token < tokenizer.vocab_size)
-    shown = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+    text = "".join(text_of(ids, tokenizer))
     sample = {"prompt": settings.sample_prompt, "text": text, "num_tokens": len(ids), "seconds": seconds}
-    return sample, f"sample: {settings.sample_prompt}{shown}"
+    return sample, f"sample: {settings.sample_prompt}{printable(text)}"
+
+
+def text_of(token_ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of tokens, piece by piece as they come. Together it is `tokenizer.decode` of all of them.
+
+    A token may end inside a character: its bytes then wait for those of the next. A vocabulary may be larger than the
+    tokenizer's: such ids mean nothing and are left out.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for token in token_ids:
+        if token < tokenizer.vocab_size and (piece := decoder.decode(tokenizer.decode_bytes([token]))):
+            yield piece
+    if rest := decoder.decode(b"", final=True):
+        yield rest
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey: a model may have learned escape sequences, or make them up."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

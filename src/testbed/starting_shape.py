@@ -11,6 +11,7 @@ from typing import Any
 from testbed.flag_values import LARGEST_COUNT
 from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.run_directory import TOKENIZER
 from testbed.token_file import TokenFile
 
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
@@ -33,6 +34,8 @@ def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: To
             f"is written with {train_file.tokenizer}; tokenize the text with preprocess_small.py --tokenizer "
             f"{expected_tokenizer}"
         )
+    if values["init_from"] != "scratch":
+        _check_same_bpe(Path(values["init_from"]), train_file)
     shape = {name: values[name] or base[name] for name in base}
     if values["vocab_size"] is None and values["init_from"] == "scratch":
         shape["vocab_size"] = train_file.vocab_size
@@ -77,6 +80,21 @@ def _starting_shape(values: dict[str, Any]) -> ModelShape:
     return shape_of_folder(Path(init_from))
 
 
+def _check_same_bpe(init_from: Path, train_file: TokenFile) -> None:
+    """Two BPEs of one size have one name, and their ids mean different text.
+
+    Raises:
+        ValueError: the weights were trained with another file than the tokens were made with.
+    """
+    ours, theirs = train_file.tokenizer_file, init_from / TOKENIZER
+    if ours is None or not ours.is_file() or not theirs.is_file() or ours.read_bytes() == theirs.read_bytes():
+        return
+    raise ValueError(
+        f"--init_from {init_from} reads ids of its own {TOKENIZER}, but {train_file.path} is written with another "
+        f"{train_file.tokenizer}, {ours.name}; tokenize the text with preprocess_small.py --tokenizer {theirs}"
+    )
+
+
 def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
     """The weights that a run begins with must not lie where it writes its own."""
     start, run = (Path(os.path.realpath(path)) for path in (init_from, checkpoint_path))
@@ -91,21 +109,36 @@ def _tokenizer_of_weights(init_from: str) -> str | None:
     """The tokenizer whose ids the weights know; None where that is not written down."""
     if init_from in MODEL_SIZES:
         return "gpt2"
-    if init_from == "scratch":
-        return None
-    tokenizer = _config_of_folder(Path(init_from)).get("tokenizer")
+    return None if init_from == "scratch" else tokenizer_of_folder(Path(init_from))
+
+
+def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:
+    """The name of the tokenizer that a folder's weights were trained with; None where config.json does not say.
+
+    Args:
+        name: what the folder is called in a sentence about it (default: --init_from and the folder).
+
+    Raises:
+        ValueError: as `shape_of_folder`.
+    """
+    name = name or f"--init_from {folder}"
+    tokenizer = _config_of_folder(folder, name).get("tokenizer")
     if not isinstance(tokenizer, str | None):
-        raise ValueError(f"--init_from {init_from}: config.json has the tokenizer {reprlib.repr(tokenizer)}, no name")
+        raise ValueError(f"{name}: config.json has the tokenizer {reprlib.repr(tokenizer)}, no name")
     return tokenizer
 
 
-def shape_of_folder(folder: Path) -> ModelShape:
+def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
     """The shape that a `config.json` in the form of `transformers` describes.
+
+    Args:
+        name: what the folder is called in a sentence about it (default: --init_from and the folder).
 
     Raises:
         ValueError: there is no such file, or it describes no GPT-2.
     """
-    config, lead = _config_of_folder(folder), f"--init_from {folder}: config.json does not describe a GPT-2:"
+    name = name or f"--init_from {folder}"
+    config, lead = _config_of_folder(folder, name), f"{name}: config.json does not describe a GPT-2:"
     if config.get("model_type") != "gpt2":
         raise ValueError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
     numbers = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
@@ -116,15 +149,15 @@ def shape_of_folder(folder: Path) -> ModelShape:
     return ModelShape(*numbers.values())
 
 
-def _config_of_folder(folder: Path) -> dict[str, Any]:
+def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     """What config.json in `folder` holds. ValueError: there are no weights, or it holds something else."""
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         raise ValueError(
-            f"--init_from {folder} is neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder "
+            f"{name} is neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder "
             "with config.json and model.safetensors"
         )
-    config = read_json(config_file, f"--init_from {folder}: config.json")
+    config = read_json(config_file, f"{name}: config.json")
     if not isinstance(config, dict):
-        raise ValueError(f"--init_from {folder}: config.json does not describe a GPT-2: it holds no JSON object")
+        raise ValueError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")
     return config

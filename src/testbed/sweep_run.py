@@ -28,7 +28,7 @@ from tqdm import tqdm
 from testbed.flops import flops_per_token_palm
 from testbed.run_directory import FAILED as FAILED_MARK
 from testbed.run_directory import PREEMPTED as PREEMPTED_MARK
-from testbed.run_directory import WEIGHTS, now_utc
+from testbed.run_directory import TOKENIZER, WEIGHTS, now_utc
 from testbed.settings import RunSettings
 from testbed.sweep import COMPLETE, FAILED, PENDING, RUNNING, Cell
 from testbed.sweep_request import Machine
@@ -206,7 +206,7 @@ class Runner:
         metrics, code = metrics_of(cell, self.out_dir), process.returncode
         if code == 0 and metrics is not None and is_run_of(metrics, cell):
             if not self.keeps_weights:
-                for name in WEIGHTS:
+                for name in (*WEIGHTS, TOKENIZER):
                     (folder / name).unlink(missing_ok=True)
             return COMPLETE, None, seconds
         return FAILED, reason_of_failure(folder, log, code), seconds

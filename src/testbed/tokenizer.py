@@ -71,11 +71,21 @@ class Tokenizer:
         """uint32 ids of each text. Threads may call this at the same time."""
         return [self.encode_to_array(text) for text in texts]
 
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of text that each id stands for, (vocab_size,) int64; 0 for end-of-text."""
+        lengths = [len(self._encoding.decode_single_token_bytes(token)) for token in range(self.vocab_size)]
+        lengths[self.end_of_text_id] = 0
+        return np.array(lengths, dtype=np.int64)
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of ids; ids cut inside a character give U+FFFD. Raises ValueError for an id the tokenizer lacks."""
+        return self.decode_bytes(token_ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
+        """`decode` before it is text: a token may end, or begin, inside a character."""
         ids = [int(token_id) for token_id in token_ids]
         try:
-            return self._encoding.decode(ids)
+            return self._encoding.decode_bytes(ids)
         except (KeyError, OverflowError) as error:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
             raise ValueError(
@@ -129,17 +139,26 @@ def gpt2_reachable(timeout_s: float = 5.0) -> bool:
     return status_of(_GPT2_URL + "vocab.bpe", timeout_s) == 200
 
 
-def load_gpt2_tokenizer() -> Tokenizer:
-    """GPT-2's tokenizer. Raises OSError when its files are neither in tiktoken's cache nor reachable within 5 s."""
+def load_gpt2_tokenizer(
+    name: str = "--tokenizer gpt2", instead: str = f"use --tokenizer {DEFAULT_BPE}, which is trained here"
+) -> Tokenizer:
+    """GPT-2's tokenizer.
+
+    Args:
+        name, instead: what needs it, and what else would do, in the sentence that says that it cannot be had.
+
+    Raises:
+        OSError: its files are neither in tiktoken's cache nor reachable within 5 s.
+    """
     import tiktoken
 
     # tiktoken downloads without a timeout, so the network is tried before.
     if not gpt2_files_at_hand() and not gpt2_reachable():
         names = " and ".join(f"{name} as {gpt2_cache_name(name)}" for name in GPT2_FILES)
         raise OSError(
-            f"--tokenizer gpt2 needs GPT-2's vocab.bpe and encoder.json, which are not in tiktoken's cache, and "
+            f"{name} needs GPT-2's vocab.bpe and encoder.json, which are not in tiktoken's cache, and "
             f"{_GPT2_URL} cannot be reached; copy them from a machine with a network into a folder that "
-            f"TIKTOKEN_CACHE_DIR names ({names}), or use --tokenizer {DEFAULT_BPE}, which is trained here"
+            f"TIKTOKEN_CACHE_DIR names ({names}), or {instead}"
         )
     encoding = tiktoken.get_encoding("gpt2")
     return Tokenizer("gpt2", encoding, encoding.eot_token)
@@ -163,9 +182,9 @@ def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
     return vocab_size
 
 
-def bpe_file_name(vocab_size: int) -> str:
+def bpe_file_name(vocab_size: int, stem: str = "bpe") -> str:
     """Name of a trained BPE beside the token files."""
-    return f"bpe_{vocab_size}.json"
+    return f"{stem}_{vocab_size}.json"
 
 
 def resolve_tokenizer(name: str) -> tuple[str, str]:

@@ -15,34 +15,39 @@ from testbed.error_text import one_line
 from testbed.model import from_transformers, to_transformers
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.network import status_of
+from testbed.run_directory import TOKENIZER
 from testbed.settings import RunSettings
 
 HUB = "https://huggingface.co"
 
 
-class WeightsUnavailable(Exception):
+class WeightsUnavailable(OSError):
     """Published weights could not be had. One sentence that says what to do; not a mistake in what was typed."""
 
 
-def read_initial_weights(init_from: str, shape: ModelShape) -> dict[str, torch.Tensor] | None:
+def read_initial_weights(init_from: str, shape: ModelShape, name: str | None = None) -> dict[str, torch.Tensor] | None:
     """The state dict that --init_from asks for: a folder's model.safetensors, a published GPT-2, or None for scratch.
+
+    Args:
+        name: what is read, in a sentence about it (default: --init_from and its value).
 
     Raises:
         ValueError: the folder's file is damaged or belongs to another model.
         WeightsUnavailable: the hub could not be reached.
     """
+    name = name or f"--init_from {init_from}"
     if init_from == "scratch":
         return None
     if init_from in MODEL_SIZES:
-        return from_transformers(_published_weights(init_from), shape)
+        return from_transformers(_published_weights(init_from, name), shape)
     try:
         return from_transformers(load_file(Path(init_from) / "model.safetensors"), shape)
     except (OSError, SafetensorError, ValueError) as error:
         fault = one_line(str(error), 300)
-        raise ValueError(f"--init_from {init_from}: model.safetensors cannot be used: {fault}") from None
+        raise ValueError(f"{name}: model.safetensors cannot be used: {fault}") from None
 
 
-def _published_weights(name: str) -> dict[str, torch.Tensor]:
+def _published_weights(size: str, name: str) -> dict[str, torch.Tensor]:
     from transformers import GPT2LMHeadModel  # several seconds, and only needed here
 
     # where the hub does not answer, cached files or nothing: its own retries take a minute to say so
@@ -50,14 +55,14 @@ def _published_weights(name: str) -> dict[str, torch.Tensor]:
 
     try:
         return GPT2LMHeadModel.from_pretrained(
-            name,
+            size,
             local_files_only=not is_reachable,
             use_safetensors=True,  # never a pickle, which could run anything
         ).state_dict()
     except OSError as error:
         first_line = str(error).strip().splitlines()[0]
         raise WeightsUnavailable(
-            f"--init_from {name}: the published weights could not be fetched from the Hugging Face hub ({first_line}); "
+            f"{name}: the published weights could not be fetched from the Hugging Face hub ({first_line}); "
             "connect once so that they are cached, or copy a folder with config.json and model.safetensors here and "
             "give its path"
         ) from None
@@ -69,8 +74,14 @@ def export_weights(
     settings: RunSettings,
     end_of_text_id: int | None,
     tokenizer: str | None,
+    tokenizer_file: Path | None = None,
 ) -> None:
-    """Write a folder that `GPT2LMHeadModel.from_pretrained` opens. The vocabulary is the real one, without padding."""
+    """Write a folder that `GPT2LMHeadModel.from_pretrained` opens. The vocabulary is the real one, without padding.
+
+    Args:
+        tokenizer_file: of a trained BPE; copied, so that the folder is all that `testbed.inference` needs. Where it has
+            gone meanwhile, the weights are still worth having, so there is no copy then.
+    """
     shape, dropout = settings.shape, settings.dropout
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / "model.safetensors") as temporary:
@@ -96,3 +107,5 @@ def export_weights(
         "tokenizer": tokenizer,  # not theirs: which tokenizer the ids belong to
     }
     write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")
+    if tokenizer_file is not None and tokenizer_file.is_file():
+        write_text(directory / TOKENIZER, tokenizer_file.read_text(encoding="utf-8"))

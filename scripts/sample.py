@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Continue a prompt with a trained model; the text appears as it is made.
+
+    python scripts/sample.py --checkpoint checkpoint/baseline --prompt "def main("
+    python scripts/sample.py --checkpoint checkpoint/baseline --prompt "import " --temperature 0   # greedy
+    python scripts/sample.py --from_pretrained gpt2 --prompt "The meaning of life is" --top_p 0.9  # published weights
+
+The text goes to the standard output, how long it took to the standard error.
+
+Exit code: 0 the text ended (end-of-text, --max_new_tokens, or the model's last position); 1 it could not be made;
+2 what was typed cannot be used; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.inference.loading import PUBLISHED, load_model, shape_of_config, tokenizer_of
+from testbed.inference.sampling import Sampling
+from testbed.tokenizer import Tokenizer
+
+DEFAULT_NEW_TOKENS = 200
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    head, _, examples = __doc__.partition("\n")
+    parser = argparse.ArgumentParser(
+        description=head, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of a run that has ended, or its best/")
+    model.add_argument(
+        "--from_pretrained",
+        metavar="NAME|DIR",
+        help=f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved",
+    )
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
+    parser.add_argument(
+        "--max_new_tokens",
+        type=int,
+        metavar="TOKENS",
+        help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the model's positions end)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0 = always the likeliest token; 1 = as the model predicts; "
+        "more = more surprising (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top_k",
+        type=int,
+        default=50,
+        metavar="TOKENS",
+        help="draw from the so many likeliest tokens; 0 = from all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top_p",
+        type=float,
+        metavar="SHARE",
+        help="of these, draw from the fewest whose probabilities reach this (default: from all)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text (default: %(default)s)")
+    parser.add_argument(
+        "--tokenizer_file",
+        type=Path,
+        metavar="FILE.json",
+        help="the bpe_N.json of the training data (default: the folder's tokenizer.json, or GPT-2's tokenizer)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto = CUDA where PyTorch finds it (default: %(default)s)",
+    )
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    try:
+        return continue_prompt(parse_arguments(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read the text has gone; the interpreter must not find out once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ValueError as error:
+        print(f"sample.py: error: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ArithmeticError) as error:
+        print(f"sample.py: error: {error}", file=sys.stderr)
+        return 1
+
+
+def continue_prompt(arguments: argparse.Namespace) -> int:
+    """Check all that was typed, load the model, write the text."""
+    sampling = {
+        "temperature": arguments.temperature,
+        "top_k": arguments.top_k or None,
+        "top_p": arguments.top_p,
+        "seed": arguments.seed,
+    }
+    with naming("--", between=""):
+        Sampling(**sampling)
+    flag, source = "--checkpoint", arguments.checkpoint
+    if source is None:
+        flag, source = "--from_pretrained", arguments.from_pretrained
+    with naming(flag):
+        positions = shape_of_config(source).max_position_embeddings
+        tokenizer = tokenizer_of(source, arguments.tokenizer_file)
+    prompt = ids_of_prompt(arguments.prompt, tokenizer)
+    new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions)
+    device = chosen_device(arguments.device)  # from here on torch is needed
+    with naming(flag):
+        model = load_model(source, device)
+
+    from testbed.inference.generate import stream
+    from testbed.sample import printable, text_of
+
+    sys.stdout.reconfigure(errors="replace")
+    shown = printable if sys.stdout.isatty() else str
+    clock = Clock(stream(model, prompt, new_tokens, stop_id=tokenizer.end_of_text_id, **sampling))
+    texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)
+    print(shown(arguments.prompt), end="", flush=True)
+    for piece in texts:
+        print(shown(piece), end="", flush=True)
+    print(flush=True)
+    print(clock.summary(len(prompt)), file=sys.stderr)
+    return 0
+
+
+@contextlib.contextmanager
+def naming(flag: str, between: str = " ") -> Iterator[None]:
+    """Put the flag before the sentence that says what is wrong with its value."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{flag}{between}{error}") from None
+
+
+def ids_of_prompt(text: str, tokenizer: Tokenizer) -> list[int]:
+    """ValueError where there is nothing to begin with, or what cannot be text."""
+    if not text:
+        raise ValueError('--prompt is empty; give some text to begin with, for example --prompt "import "')
+    try:
+        return tokenizer.encode(text)
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8 arrive as lone surrogates
+        raise ValueError("--prompt is not UTF-8 text; type it again") from None
+
+
+def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int) -> int:
+    """New tokens that were asked for, or that have room. ValueError where they have none."""
+    if prompt_tokens >= positions:
+        raise ValueError(
+            f"--prompt has {prompt_tokens} tokens, and the model has {positions} positions for them and the new ones; "
+            "shorten it"
+        )
+    room = positions - prompt_tokens
+    if asked is None:
+        return min(DEFAULT_NEW_TOKENS, room)
+    if not 1 <= asked <= room:
+        raise ValueError(
+            f"--max_new_tokens {asked} must be from 1 to {room}: the model has {positions} positions, and --prompt "
+            f"takes {prompt_tokens}"
+        )
+    return asked
+
+
+def chosen_device(name: str) -> str:
+    """The device that --device stands for. ValueError where it is not there."""
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
+    return "cuda" if has_cuda and name != "cpu" else "cpu"
+
+
+def without(tokens: Iterable[int], end_of_text_id: int) -> Iterator[int]:
+    """The tokens but for end-of-text, which ends a text and is no part of it."""
+    return (token for token in tokens if token != end_of_text_id)
+
+
+class Clock:
+    """Passes tokens on and notes when they came."""
+
+    def __init__(self, tokens: Iterable[int]):
+        self._tokens = tokens
+        self._start_s = time.perf_counter()
+        self._came_s: list[float] = []
+
+    def __iter__(self) -> Iterator[int]:
+        for token in self._tokens:
+            self._came_s.append(time.perf_counter() - self._start_s)
+            yield token
+
+    def summary(self, prompt_tokens: int) -> str:
+        """One line: how many tokens, the first one's time, the others' rate."""
+        first_s, last_s, number = self._came_s[0], self._came_s[-1], len(self._came_s)
+        rate = f", then {(number - 1) / (last_s - first_s):,.0f} tokens/s" if number > 1 else ""
+        return f"[{prompt_tokens} + {number} tokens; the first after {first_s:.3f} s{rate}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""--run_inference_benchmark: what generation takes with the weights of a run that has just ended.
+
+Always the plain module, whatever strategy trained it: the weights are one state dict by then. What wrapping the same
+weights with DeepSpeed does to generation is another question, which scripts/evaluate.py --wrapped answers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from testbed import distributed
+from testbed.inference.cached_model import CachedModel
+from testbed.inference.latency import time_in_turn
+from testbed.launch import Launch
+from testbed.model import GPT2
+from testbed.settings import BENCHMARK_NEW_TOKENS, BENCHMARK_PROMPT_TOKENS, RunSettings
+from testbed.token_file import TokenFile
+
+WARMUP, REPEATS = 2, 7
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def benchmark_generation(
+    state_dict: dict[str, torch.Tensor],
+    settings: RunSettings,
+    token_file: TokenFile,
+    device: torch.device,
+    launch: Launch,
+) -> tuple[dict[str, Any] | None, str]:
+    """Time the same request several times on rank 0, while the others wait for as long as it takes. All ranks call it.
+
+    The prompt is the beginning of the training data: runs of equal work have the same one, and it needs no tokenizer.
+
+    Args:
+        state_dict: of the whole model; only rank 0's is looked at.
+
+    Returns:
+        The `inference` field of training_metrics.json (None where the model does not fit onto rank 0's device beside
+        what trained it, and on other ranks), and a line for the screen.
+    """
+    prompt = [int(token) for token in token_file.tokens[:BENCHMARK_PROMPT_TOKENS]]
+    with ThreadPoolExecutor(1, "inference-benchmark") as thread:
+        mine = thread.submit(_measure, state_dict, settings, prompt, device) if launch.rank == 0 else None
+        distributed.wait_for_work(mine)
+    if mine is None:
+        return None, ""
+    try:
+        found = mine.result()
+    except torch.OutOfMemoryError:  # a model that was trained in shards; the run itself lacks nothing
+        return None, f"no inference benchmark: the whole model does not fit onto {device} beside what trained it"
+    latency_s = statistics.median(found["latency_s"])
+    first_s = statistics.median(found["time_to_first_token_s"])
+    return found, (
+        f"generation: {BENCHMARK_NEW_TOKENS} greedy tokens in {latency_s:.3f} s, the first after {first_s:.4f} s "
+        f"(median of {REPEATS}): {BENCHMARK_NEW_TOKENS / latency_s:,.1f} tokens/s"
+    )
+
+
+def _measure(
+    state_dict: dict[str, torch.Tensor], settings: RunSettings, prompt: list[int], device: torch.device
+) -> dict[str, Any]:
+    torch.set_num_threads(settings.threads_per_rank)  # OpenMP keeps it per thread, and this one is new
+    model = GPT2(settings.shape)
+    model.load_state_dict(state_dict)
+    model.to(device, DTYPES[settings.precision])
+    prompts = [prompt] * (WARMUP + REPEATS)
+    plain = {"plain": CachedModel(model).eval()}
+    answers = time_in_turn(plain, settings.shape, prompts, BENCHMARK_NEW_TOKENS, WARMUP, device)["plain"]
+    return {
+        "module": "plain",
+        "precision": settings.precision,
+        "batch_size": 1,
+        "uses_cache": True,
+        "prompt_ids": prompt,
+        "new_tokens": BENCHMARK_NEW_TOKENS,
+        "new_ids": answers[0].tokens,
+        "warmup": WARMUP,
+        "latency_s": [answer.latency_s for answer in answers],
+        "time_to_first_token_s": [answer.time_to_first_token_s for answer in answers],
+    }

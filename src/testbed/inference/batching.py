@@ -1,0 +1,227 @@
+"""Continuous batching: requests arrive, join the running batch and leave it between two steps.
+
+A step emits one token of every request in the batch: requests that join get their first token from one padded prefill,
+those that run already from one decode step over the cache (iteration-level scheduling, Yu et al. 2022, "Orca").
+
+Running requests fill the cache's slots from 0 on without a gap, so a decode step reads views of the cache and copies
+nothing. When one leaves, the last one moves into its slot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from testbed.inference.cached_model import CachedModel
+from testbed.inference.kv_cache import KVCache
+from testbed.inference.sampling import GREEDY, NOT_A_TOKEN, Sampling, next_tokens
+from testbed.model import GPT2
+from testbed.model_shape import ModelShape
+
+WAITING, RUNNING, FINISHED, CANCELLED = "waiting", "running", "finished", "cancelled"
+STOP, LENGTH = "stop", "length"  # why a request finished
+PADDING_ID = 0  # any id will do: no sequence's own tokens see what stands behind them
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence to be continued. The engine fills in what is below `stop_id`.
+
+    Attributes:
+        stop_id: the token that ends it, usually end-of-text; it is the last of `tokens` then.
+        id: given by `submit`, in order of arrival.
+        tokens: new token ids so far.
+        state: "waiting", "running", "finished" or "cancelled".
+        finish_reason: "stop" or "length" once it is finished.
+    """
+
+    prompt: list[int]
+    max_new_tokens: int
+    sampling: Sampling = GREEDY
+    stop_id: int | None = None
+    id: int | None = field(default=None, init=False)
+    tokens: list[int] = field(default_factory=list, init=False)
+    state: str = field(default=WAITING, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and new ones."""
+        return len(self.prompt) + len(self.tokens)
+
+
+class QueueFull(Exception):
+    """As many requests wait as may; submit it again later."""
+
+
+class BatchingEngine:
+    """Runs requests in one batch. Not for several threads at once; the same calls in the same order give the same
+    tokens, and a request's tokens do not depend on its neighbours.
+
+    Args:
+        module: a GPT2, a CachedModel, or a wrapper that passes a CachedModel's call on (then give `shape`).
+        max_batch: slots, thus requests that run at a time.
+        max_queue: requests that may wait for a slot.
+        max_length: positions of a slot: of a prompt and its new tokens together (default: all of the model's).
+        device, dtype: of the cache (default: those of the module's first parameter).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        max_batch: int = 8,
+        max_queue: int = 64,
+        max_length: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        shape: ModelShape | None = None,
+    ):
+        self.module = CachedModel(module) if isinstance(module, GPT2) else module
+        self.shape = self.module.shape if shape is None else shape
+        positions = self.shape.max_position_embeddings
+        self.max_length = positions if max_length is None else max_length
+        for name, number in {"max_batch": max_batch, "max_queue": max_queue, "max_length": self.max_length}.items():
+            if number < 1:
+                raise ValueError(f"{name} {number} must be at least 1")
+        if self.max_length > positions:
+            raise ValueError(f"max_length {self.max_length} is more than the {positions} positions of the model")
+        parameter = next(self.module.parameters())
+        self.device = parameter.device if device is None else torch.device(device)
+        self.max_batch, self.max_queue = max_batch, max_queue
+        self.cache = KVCache(self.shape, max_batch, self.max_length, self.device, dtype or parameter.dtype)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # the request in slot i stands at place i
+        self._random: dict[Request, random.Random] = {}  # of each request under way
+        self._ids = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_free_slots(self) -> int:
+        return self.max_batch - len(self._running)
+
+    def submit(self, request: Request) -> Request:
+        """Put a new request into the queue. Returns it.
+
+        Raises:
+            ValueError: it can never run here: an empty prompt, too long, an id that the model does not know.
+            QueueFull: not now.
+        """
+        self._check(request)
+        if len(self._waiting) >= self.max_queue:
+            raise QueueFull(f"{self.max_queue} requests wait already; submit it again later")
+        request.id = next(self._ids)
+        self._random[request] = random.Random(request.sampling.seed)
+        self._waiting.append(request)
+        return request
+
+    def _check(self, request: Request) -> None:
+        prompt, new = request.prompt, request.max_new_tokens
+        if request.id is not None:
+            raise ValueError(f"request {request.id} was submitted before; make a new one")
+        if not prompt:
+            raise ValueError("the prompt is empty; give at least one token, for example end-of-text")
+        if new < 1:
+            raise ValueError(f"max_new_tokens {new} must be at least 1")
+        unknown = next((token for token in prompt if not 0 <= token < self.shape.vocab_size), None)
+        if unknown is not None:
+            raise ValueError(
+                f"the prompt holds token id {unknown}, but the model knows 0 to {self.shape.vocab_size - 1}; it was "
+                "made with another tokenizer"
+            )
+        if len(prompt) + new > self.max_length:
+            limit, whole = self.max_length, self.max_length == self.shape.max_position_embeddings
+            raise ValueError(
+                f"{len(prompt)} tokens of prompt and {new} new ones are {len(prompt) + new}, more than the {limit} "
+                f"positions of {'the model' if whole else 'a slot of the cache'}; shorten the prompt or ask for fewer"
+            )
+
+    def cancel(self, request: Request) -> bool:
+        """End a request that waits or runs; its slot is free at once. False: it had ended before, or is not known."""
+        if request not in self._random:
+            return False
+        if request.state == RUNNING:
+            self._leave(self._running.index(request), CANCELLED)
+        else:
+            self._waiting.remove(request)
+            self._end(request, CANCELLED)
+        return True
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, int]]:
+        """Admit waiting requests into free slots, and emit one token of every request that now runs.
+
+        The host waits for the device once, for the tokens. When a step fails, every request stays where it was.
+
+        Returns:
+            Each request with its new token, in the order of the slots. Those that end with it have left already.
+
+        Raises:
+            ArithmeticError: the model's logits are not numbers.
+        """
+        joining = list(itertools.islice(self._waiting, self.num_free_slots))
+        batch = self._running + joining
+        if not batch:
+            return []
+        logits = []
+        if self._running:
+            logits.append(self._forward([request.tokens[-1:] for request in self._running], 0, self._running))
+        if joining:
+            logits.append(self._forward([request.prompt for request in joining], len(self._running), joining))
+        samplings = [request.sampling for request in batch]
+        uniforms = [self._random[request].random() if request.sampling.temperature else 0.0 for request in batch]
+        chosen = next_tokens(logits[0] if len(logits) == 1 else torch.cat(logits), samplings, uniforms)
+        tokens = chosen.tolist()  # the only wait for the device
+        if NOT_A_TOKEN in tokens:
+            raise ArithmeticError(
+                "the model's logits are not numbers: its training diverged, or its weights are damaged"
+            )
+        for request in joining:
+            self._waiting.popleft()
+            request.state = RUNNING
+        self._running += joining
+        for request, token in zip(batch, tokens, strict=True):
+            request.tokens.append(token)
+        for slot in reversed(range(len(batch))):  # from the end: whoever moves into a slot was looked at before
+            request = batch[slot]
+            if request.tokens[-1] == request.stop_id:
+                self._leave(slot, FINISHED, STOP)
+            elif len(request.tokens) == request.max_new_tokens:
+                self._leave(slot, FINISHED, LENGTH)
+        return list(zip(batch, tokens, strict=True))
+
+    def _forward(self, rows: Sequence[Sequence[int]], first_slot: int, requests: Sequence[Request]) -> torch.Tensor:
+        """(R, V) logits after the tokens of `rows`, which are filled up to the longest one."""
+        longest = max(map(len, rows))
+        ids = torch.tensor([[*row, *[PADDING_ID] * (longest - len(row))] for row in rows])
+        lengths = [request.length for request in requests]
+        return self.module(ids.to(self.device, non_blocking=True), self.cache, first_slot, lengths)
+
+    def _leave(self, slot: int, state: str, reason: str | None = None) -> None:
+        """End the request in a slot; the last running one takes its place."""
+        request, last = self._running[slot], self._running.pop()
+        if last is not request:
+            self.cache.copy_slot(len(self._running), slot, last.length - 1)  # its newest token is not read yet
+            self._running[slot] = last
+        self._end(request, state, reason)
+
+    def _end(self, request: Request, state: str, reason: str | None = None) -> None:
+        request.state, request.finish_reason = state, reason
+        del self._random[request]

@@ -1,0 +1,213 @@
+"""The parts of an evaluation, one after the other; what each found is in the file before the next begins."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from testbed.error_text import first_line
+from testbed.inference.batching import BatchingEngine
+from testbed.inference.cached_model import CachedModel
+from testbed.inference.latency import latency_fields, time_in_turn
+from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
+from testbed.inference.loading import load_model
+from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
+from testbed.inference.prompts import draw_prompt
+from testbed.inference.quantize import Quantized, quantize
+from testbed.inference.record import scheme_entry, write_record
+from testbed.inference.schemes import NONE
+from testbed.inference.subject import Subject
+from testbed.inference.wrapped import PLAIN, compare_wrapped
+from testbed.model import GPT2
+from testbed.weights import WeightsUnavailable, read_initial_weights
+
+Compare = Callable[[Sequence[float], Sequence[float]], Any]  # testbed.analysis.statistics.compare
+
+
+def model_of(subject: Subject, device: torch.device) -> GPT2:
+    """The model on its device, in fp32.
+
+    Raises:
+        ValueError: its file is damaged.
+        OSError: the hub cannot be reached.
+    """
+    if subject.directory is not None:
+        try:
+            return load_model(subject.directory, device)
+        except ValueError as error:
+            raise ValueError(f"{subject.flag.split()[0]}: {error}") from None
+    model = GPT2(subject.shape)
+    try:
+        model.load_state_dict(read_initial_weights(subject.name, subject.shape, name=subject.flag))
+    except WeightsUnavailable as error:
+        raise OSError(str(error)) from None
+    return model.to(device).eval()
+
+
+class Evaluation:
+    """What was asked for, measured part by part into `content`.
+
+    Args:
+        arguments: the flags of scripts/evaluate.py.
+        content: `record.beginning`, with an entry of each scheme.
+        compare: rates of two arms to a ratio with its interval (testbed.analysis.statistics.compare).
+        check: raises ValueError where `content` breaks the schema (testbed.analysis.inference.check_inference).
+    """
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        subject: Subject,
+        device: torch.device,
+        content: dict[str, Any],
+        compare: Compare,
+        check: Callable[[dict[str, Any]], None],
+    ):
+        self.arguments, self.subject, self.device, self.content = arguments, subject, device, content
+        self.compare, self.check = compare, check
+
+    def run(self, model: GPT2, schemes: Sequence[str]) -> None:
+        """Measure all parts. Whatever ends it early, an interruption included, is in the file, and raised again."""
+        self.save()
+        try:
+            self._measure(model, schemes)
+        except BaseException as error:
+            is_interrupted = not isinstance(error, Exception)
+            self.content["status"] = "failed"
+            self.content["failure"] = "interrupted" if is_interrupted else first_line(error)
+            self.save()
+            raise
+        self.content["status"] = "complete"
+        self.save()
+
+    def _measure(self, model: GPT2, schemes: Sequence[str]) -> None:
+        quantized = self.measure_sizes(model, schemes)
+        if self.subject.data is not None and self.arguments.perplexity:
+            self.measure_perplexity(quantized)
+        if self.arguments.bleu is not None:
+            self.measure_bleu(model)
+        if self.arguments.latency:
+            self.measure_latency(quantized)
+        if self.arguments.load:
+            self.measure_load(quantized[self.arguments.load_scheme].model)
+        if self.arguments.wrapped:
+            self.measure_wrapped(model)
+
+    def save(self) -> None:
+        self.check(self.content)
+        write_record(self.subject.out, self.content)
+
+    def bar(self, total: int, what: str) -> tqdm:
+        """Progress on a terminal; elsewhere a line when a part begins."""
+        if not sys.stderr.isatty():
+            print(f"{what} ...", flush=True)
+        return tqdm(total=total, desc=what, leave=False, dynamic_ncols=True, disable=None)
+
+    def measure_sizes(self, model: GPT2, schemes: Sequence[str]) -> dict[str, Quantized]:
+        found = {}
+        with self.bar(len(schemes), "quantizing") as bar:
+            for scheme in schemes:
+                found[scheme] = quantize(model, scheme)
+                self.content["schemes"][scheme] = scheme_entry(scheme, **found[scheme].size)
+                bar.update()
+        self.save()
+        return found
+
+    def measure_perplexity(self, quantized: dict[str, Quantized]) -> None:
+        subject, tokens = self.subject, self.subject.data.tokens
+        windows = sliding_windows(len(tokens), subject.window, subject.stride, subject.max_windows)
+        num_bytes = None if subject.tokenizer is None else scored_bytes(tokens, windows, subject.tokenizer)
+        self.content["data"] = {
+            "name": subject.data.path.name, "sha256": subject.data_sha256, "num_tokens": len(tokens),
+            "window": subject.window, "stride": subject.stride, "num_windows": len(windows),
+            "num_target_tokens": sum(window.scored for window in windows), "num_bytes": num_bytes,
+        }  # fmt: skip
+        for scheme, of in quantized.items():
+            with self.bar(len(windows), f"perplexity of {scheme}") as bar:
+                entry = self.content["schemes"][scheme]
+                entry["perplexity"] = perplexity(window_nats(of.model, tokens, windows, bar.update), windows, num_bytes)
+            if scheme != NONE:
+                against = self.content["schemes"][NONE]["perplexity"]
+                entry["perplexity_ratio"] = perplexity_ratio(entry["perplexity"], against)
+            self.save()
+
+    def measure_latency(self, quantized: dict[str, Quantized]) -> None:
+        prompts, warmup = self.prompts(), self.arguments.warmup
+        modules = {scheme: CachedModel(of.model).eval() for scheme, of in quantized.items()}
+        with self.bar(len(prompts) * len(modules), "latency") as bar:
+            answers = time_in_turn(
+                modules, self.subject.shape, prompts, self.arguments.new_tokens, warmup, self.device, bar.update
+            )
+        rates = {scheme: [answer.decode_tokens_per_s for answer in of] for scheme, of in answers.items()}
+        for scheme, of in answers.items():
+            entry = self.content["schemes"][scheme]
+            entry["latency"] = latency_fields(of, len(prompts[0]), warmup)
+            if scheme != NONE:
+                entry["speed_ratio"] = self.comparison(rates[scheme], rates[NONE])
+        self.save()
+
+    def measure_load(self, model: GPT2) -> None:
+        arguments = self.arguments
+        names = ("prompt_tokens", "new_tokens", "max_batch", "max_queue", "seed")
+        facts = {"scheme": arguments.load_scheme, **{name: getattr(arguments, name) for name in names}}
+        traffic = Traffic(
+            self.tokens(), arguments.prompt_tokens, arguments.new_tokens, arguments.requests, arguments.seed
+        )
+        longest = arguments.prompt_tokens + arguments.new_tokens
+        batch, queue = arguments.max_batch, arguments.max_queue
+
+        def save(found: dict[str, Any]) -> None:
+            self.content["load"] = {**facts, **found}
+            self.save()
+
+        loops = len(arguments.concurrency) + len(arguments.rates or SHARES_OF_CAPACITY)
+        with self.bar(loops * arguments.requests, "load") as bar:
+            load_test(
+                lambda: BatchingEngine(model, max_batch=batch, max_queue=queue, max_length=longest),
+                traffic, arguments.concurrency, arguments.rates, self.device, bar.update, save,
+            )  # fmt: skip
+
+    def measure_wrapped(self, model: GPT2) -> None:
+        prompts, arguments = self.prompts(), self.arguments
+        with self.bar(len(prompts) * 3, "wrapped") as bar:
+            found = compare_wrapped(model, prompts, arguments.new_tokens, arguments.warmup, self.device, bar.update)
+        found["comparisons"] = {}
+        for name, arm in found["arms"].items():
+            if name != PLAIN and arm["unavailable"] is None:
+                plain = found["arms"][PLAIN]["decode_tokens_per_s"]
+                found["comparisons"][name] = self.comparison(arm["decode_tokens_per_s"], plain)
+        self.content["wrapped"] = found
+        self.save()
+
+    def measure_bleu(self, model: GPT2) -> None:
+        from testbed.inference.bleu import score_pairs  # and sacrebleu with it
+
+        with self.bar(1, "bleu"):
+            self.content["bleu"] = score_pairs(
+                model, self.subject.tokenizer, self.arguments.bleu, self.arguments.bleu_max_new_tokens
+            )
+        self.save()
+
+    def comparison(self, of: Sequence[float], against: Sequence[float]) -> dict[str, Any]:
+        """A ratio of rates as the file has it."""
+        found = self.compare(of, against)
+        return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": found.verdict}
+
+    def tokens(self) -> np.ndarray:
+        """Ids to cut prompts from: the data's, or random ones."""
+        if self.subject.data is not None:
+            return self.subject.data.tokens
+        random = np.random.default_rng(self.arguments.seed)
+        return random.integers(0, self.subject.shape.vocab_size, 100 * self.arguments.prompt_tokens)
+
+    def prompts(self) -> list[list[int]]:
+        """One for each repeat, warm-up included."""
+        random, tokens = np.random.default_rng(self.arguments.seed), self.tokens()
+        number = self.arguments.warmup + self.arguments.repeats
+        return [draw_prompt(tokens, self.arguments.prompt_tokens, random) for _ in range(number)]

@@ -1,0 +1,33 @@
+"""Keys and values of the tokens that were read already, allocated once.
+
+Shapes: L layers, S slots, H heads, M positions of a slot, D channels of a head. A slot is the place of one sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from testbed.model_shape import ModelShape
+
+
+class KVCache:
+    """A preallocated cache. Who fills which slot how far is the caller's to know (`CachedModel`, `BatchingEngine`).
+
+    `data` is (L, 2, S, H, M, D): keys, then values. What lies beyond a sequence's length means nothing, but is always
+    finite: attention gives it the weight zero, and zero times NaN is NaN.
+    """
+
+    def __init__(
+        self, shape: ModelShape, num_slots: int, max_length: int, device: torch.device | str, dtype: torch.dtype
+    ):
+        sizes = (shape.num_layers, 2, num_slots, shape.num_heads, max_length, shape.embedding_size // shape.num_heads)
+        self.data = torch.zeros(sizes, device=device, dtype=dtype)
+        self.num_slots, self.max_length = num_slots, max_length
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
+
+    def copy_slot(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot into another."""
+        self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]

@@ -1,0 +1,112 @@
+"""A model opened for use: out of a finished run's folder, one that `transformers` saved, or the hub. No torch before
+`load_model` is called, so that a program can look at the files first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.run_directory import TOKENIZER, WEIGHTS
+from testbed.sidecar import GPT2_VOCAB_SIZE
+from testbed.starting_shape import shape_of_folder, tokenizer_of_folder
+from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from testbed.model import GPT2
+
+PUBLISHED = tuple(name for name in MODEL_SIZES if name.startswith("gpt2"))
+
+
+def load_model(source: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> GPT2:
+    """A model in eval mode.
+
+    Args:
+        source: a folder with config.json and model.safetensors, or a str of PUBLISHED, from the Hugging Face hub.
+        dtype: of its weights (default: torch.float32).
+
+    Raises:
+        ValueError: a file is missing or damaged, or does not belong to the other. One sentence that begins with the
+            folder.
+        OSError: the hub cannot be reached.
+    """
+    from testbed.model import GPT2
+    from testbed.weights import read_initial_weights
+
+    shape = shape_of_config(source)
+    # a path that no published name is equal to: a folder may be called gpt2
+    init_from = source if is_published(source) else str(Path(source).absolute())
+    weights = read_initial_weights(init_from, shape, name=str(source))
+    model = GPT2(shape)
+    model.load_state_dict(weights)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def is_published(source: Path | str) -> bool:
+    """Whether `source` names weights on the hub. A Path is a folder, and so is a str where there is such a folder."""
+    return isinstance(source, str) and source in PUBLISHED and not Path(source).is_dir()
+
+
+def shape_of_config(source: Path | str) -> ModelShape:
+    """The shape of a model, from its config.json. `source` and errors as in `load_model`."""
+    if is_published(source):
+        return MODEL_SIZES[source]
+    directory = Path(source)
+    missing = [name for name in WEIGHTS if not (directory / name).is_file()]
+    if missing:
+        raise ValueError(
+            f"{directory} has no {missing[0]}; give the folder of a run that has ended, or one that transformers saved"
+        )
+    shape = shape_of_folder(directory, name=str(directory))
+    if shape.embedding_size % shape.num_heads:
+        raise ValueError(
+            f"{directory}: config.json does not describe a GPT-2: n_embd {shape.embedding_size} is not a multiple of "
+            f"n_head {shape.num_heads}"
+        )
+    num_bytes = (directory / "model.safetensors").stat().st_size
+    if num_bytes < 2 * shape.num_parameters:  # two bytes each in half precision
+        raise ValueError(
+            f"{directory}: model.safetensors has {num_bytes:,} bytes, too few for the {shape.num_parameters:,} "
+            "parameters that config.json describes; one of them is damaged or belongs to another model"
+        )
+    return shape
+
+
+def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -> Tokenizer:
+    """The tokenizer that a model was trained with: its folder's tokenizer.json, or GPT-2's.
+
+    Args:
+        source: as in `load_model`.
+        tokenizer_path: take this bpe_N.json instead.
+
+    Raises:
+        ValueError: there is none, it is damaged, or it is another one than the model's.
+        OSError: GPT-2's files cannot be had.
+    """
+    shape, path = shape_of_config(source), tokenizer_path
+    if is_published(source):
+        name = "gpt2"
+    else:
+        name = tokenizer_of_folder(Path(source), name=str(source))
+        if path is None and (Path(source) / TOKENIZER).is_file():
+            path = Path(source) / TOKENIZER
+    if path is None:
+        if name == "gpt2" or (name is None and shape.vocab_size == GPT2_VOCAB_SIZE):
+            return load_gpt2_tokenizer(str(source), "name a copy of GPT-2's tokenizer.json as the tokenizer's file")
+        raise ValueError(
+            f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; name the "
+            "tokenizer's file, which lies beside the token files (bpe_N.json)"
+        )
+    try:
+        tokenizer = load_bpe(Path(path))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    expected = f"bpe:{GPT2_VOCAB_SIZE}" if name == "gpt2" else name  # a BPE in a file is called by its size
+    if tokenizer.name != (expected or tokenizer.name) or tokenizer.vocab_size > shape.vocab_size:
+        raise ValueError(
+            f"{source} reads ids of {name or f'at most {shape.vocab_size} tokens'}, but the tokenizer file {path} "
+            f"holds {tokenizer.name}; give the one that its training data was made with"
+        )
+    return tokenizer

@@ -1,0 +1,138 @@
+"""Perplexity over a sliding window, bits per byte, and what another scheme changes in them.
+
+The first window scores all of its targets, each later one only the last `stride`: every target is scored once, and all
+but those of the first window with at least `window - stride` tokens before them. Windows run over the ends of
+documents, as in training. The interval resamples windows (percentile bootstrap): it says how far the figure depends on
+which windows of this file were read. Neighbouring windows are alike, so for another text it is too narrow. The ratio to
+another scheme resamples pairs, the same windows under both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from testbed.model import GPT2
+from testbed.tokenizer import Tokenizer
+
+NUM_RESAMPLES = 4_999
+MIN_WINDOWS = 5  # fewer have no interval
+LOGITS_BYTES = 256 * 2**20  # of one forward pass: small models read many windows at once, large ones do not swap
+
+
+@dataclass(frozen=True)
+class Window:
+    """`length` inputs from token `start` on, and as many targets, one further; the last `scored` of them count."""
+
+    start: int
+    length: int
+    scored: int
+
+
+def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None = None) -> list[Window]:
+    """The first `most` windows over `num_tokens` tokens, or all. The last one ends with the file and may score fewer.
+
+    Raises:
+        ValueError: nothing can be scored, or the stride would leave targets out.
+    """
+    if num_tokens < 2:
+        raise ValueError(f"{num_tokens} tokens hold no target: each is predicted from those before it")
+    if not 1 <= stride <= window:
+        raise ValueError(f"a stride of {stride} with windows of {window} tokens would leave targets out")
+    num_targets = num_tokens - 1
+    windows = [Window(0, min(window, num_targets), min(window, num_targets))]
+    while windows[-1].start + windows[-1].length < num_targets and (most is None or len(windows) < most):
+        end = windows[-1].start + windows[-1].length
+        new_end = min(end + stride, num_targets)
+        windows.append(Window(new_end - window, window, new_end - end))
+    return windows
+
+
+@torch.no_grad()
+def window_nats(
+    model: GPT2, tokens: np.ndarray, windows: Sequence[Window], progress: Callable[[int], Any] = lambda number: None
+) -> list[float]:
+    """The sum of the losses of each window's scored targets, in nats. Losses are float32, sums float64.
+
+    Args:
+        tokens: (N,) ids.
+        progress: called with the number of windows just read.
+    """
+    model.eval()
+    device, found = model.wte.weight.device, []
+    per_row = max(window.length for window in windows) * model.shape.padded_vocab_size * 4
+    most = max(1, LOGITS_BYTES // per_row)
+    for batch in _alike(windows, most):
+        ids = np.stack([tokens[each.start : each.start + each.length + 1].astype(np.int64) for each in batch])
+        ids = torch.from_numpy(ids).to(device)  # (B, T + 1)
+        logits = model(ids[:, :-1]).float()
+        nats = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").double()
+        found += [float(row[-each.scored :].sum()) for row, each in zip(nats.view(len(batch), -1), batch, strict=True)]
+        progress(len(batch))
+    return found
+
+
+def _alike(windows: Sequence[Window], most: int) -> list[list[Window]]:
+    """Neighbours of equal length together, at most `most`."""
+    batches: list[list[Window]] = []
+    for window in windows:
+        if batches and len(batches[-1]) < most and batches[-1][0].length == window.length:
+            batches[-1].append(window)
+        else:
+            batches.append([window])
+    return batches
+
+
+def scored_bytes(tokens: np.ndarray, windows: Sequence[Window], tokenizer: Tokenizer) -> int:
+    """Bytes of text that the scored targets stand for. End-of-text stands for none, though predicting it costs bits."""
+    lengths = tokenizer.byte_lengths()
+    ends = [window.start + window.length + 1 for window in windows]
+    return sum(int(lengths[tokens[end - window.scored : end]].sum()) for end, window in zip(ends, windows, strict=True))
+
+
+def perplexity(nats: Sequence[float], windows: Sequence[Window], num_bytes: int | None) -> dict[str, Any]:
+    """The `perplexity` field of a scheme in inference_metrics.json. ArithmeticError when a loss is not finite."""
+    if not np.isfinite(nats).all():
+        raise ArithmeticError("the model's losses are not finite numbers")
+    scored = [window.scored for window in windows]
+    low, high = _interval(np.asarray(nats), np.asarray(scored))
+    nats_per_token = sum(nats) / sum(scored)
+    return {
+        "value": math.exp(nats_per_token),
+        "low": low,
+        "high": high,
+        "nats_per_token": nats_per_token,
+        "bits_per_byte": None if num_bytes in (None, 0) else sum(nats) / math.log(2) / num_bytes,
+        "window_nats": list(nats),
+        "window_tokens": scored,
+    }
+
+
+def perplexity_ratio(of: dict[str, Any], against: dict[str, Any]) -> dict[str, float | None]:
+    """A perplexity over another's, from two `perplexity` fields of the same windows."""
+    scored = np.asarray(of["window_tokens"])
+    difference = np.asarray(of["window_nats"]) - np.asarray(against["window_nats"])
+    low, high = _interval(difference, scored)
+    return {"value": math.exp(difference.sum() / scored.sum()), "low": low, "high": high}
+
+
+def _interval(nats: np.ndarray, scored: np.ndarray) -> tuple[float | None, float | None]:
+    """95 % of exp(sum of nats / sum of tokens) over resampled windows."""
+    if len(nats) < MIN_WINDOWS:
+        return None, None
+    from scipy import stats  # half a second
+
+    def statistic(nats: np.ndarray, scored: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.exp(nats.sum(axis=axis) / scored.sum(axis=axis))
+
+    resampled = stats.bootstrap(
+        (nats, scored.astype(np.float64)), statistic, paired=True, vectorized=True, n_resamples=NUM_RESAMPLES,
+        method="percentile", rng=0,
+    )  # fmt: skip
+    return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)

@@ -1,0 +1,88 @@
+"""inference_metrics.json: its beginning, before anything is measured, and its way to disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testbed import environment
+from testbed.atomic_file import write_text
+from testbed.inference.schemes import SCHEMES
+from testbed.inference.subject import Subject
+from testbed.launch import Launch
+from testbed.model import GPT2
+from testbed.run_directory import now_utc
+
+SCHEMA_VERSION = "1.0"
+MEASURED = (
+    "num_parameters num_quantized_parameters num_products num_quantized_products bytes_in_memory bytes_on_disk "
+    "bytes_expected perplexity perplexity_ratio latency speed_ratio"
+).split()
+
+
+def beginning(command_line: str, device: torch.device, subject: Subject, model: GPT2) -> dict[str, Any]:
+    """The file without measurements."""
+    commit, is_dirty = environment.commit()
+    shape = subject.shape
+    try:
+        torchao_version = metadata.version("torchao")
+    except metadata.PackageNotFoundError:
+        torchao_version = None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "running",
+        "failure": None,
+        "timestamp_utc": now_utc(),
+        "command_line": command_line,
+        "git_commit": commit,
+        "git_dirty": is_dirty,
+        "environment": {
+            "env": {**environment.versions(), "torchao_version": torchao_version},
+            "host": environment.host(),
+            "hardware": environment.hardware(device, Launch(0, 0, 1, 1), None),
+        },
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "checkpoint": {
+            "name": subject.name,
+            "model_size": shape.describe(),
+            "num_parameters": shape.num_parameters,
+            "vocab_size": shape.vocab_size,
+            "max_position_embeddings": shape.max_position_embeddings,
+            "weights_sha256": _weights_sha256(subject, model),
+        },
+        "data": None,
+        "schemes": {},
+        "load": None,
+        "wrapped": None,
+        "bleu": None,
+    }
+
+
+def _weights_sha256(subject: Subject, model: GPT2) -> str:
+    """Of the file; of weights from the hub, whose file we do not know, of the tensors in the order of their names."""
+    if subject.directory is not None:
+        with (subject.directory / "model.safetensors").open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def scheme_entry(scheme: str, unavailable: str | None = None, **measured: Any) -> dict[str, Any]:
+    """An entry of `schemes`: what was measured, null for all else. `unavailable`: why it does not run here."""
+    facts = {"unavailable": unavailable, "summary": SCHEMES[scheme].summary, "bits": SCHEMES[scheme].bits}
+    return facts | dict.fromkeys(MEASURED) | measured
+
+
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace `path` in one move. ValueError when it holds a number that is not finite."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,199 @@
+"""Many requests at once, and one at a time: nothing lost or doubled, waiting counted, the clock where it should be."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from testbed.inference.batching import BatchingEngine
+from testbed.inference.cached_model import CachedModel
+from testbed.inference.generate import generate
+from testbed.inference.latency import latency_fields, time_in_turn
+from testbed.inference.load_test import Traffic, closed_loop, load_test, open_loop, saturation
+from testbed.model import GPT2
+from testbed.model_shape import ModelShape
+
+CPU = torch.device("cpu")
+SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=16, vocab_size=300, max_position_embeddings=64)
+TOKENS = np.random.default_rng(0).integers(0, 300, 5000).astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2:
+    torch.manual_seed(0)
+    return GPT2(SHAPE).eval()
+
+
+class Recording(BatchingEngine):
+    """Keeps the requests that it accepted."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.accepted = []
+
+    def submit(self, request):
+        super().submit(request)
+        self.accepted.append(request)
+        return request
+
+
+def test_a_thousand_requests_through_a_bounded_queue(model):
+    """All arrive within 0.2 s: each is answered once and whole or rejected, and answers are not mixed up."""
+    traffic = Traffic(TOKENS, prompt_tokens=10, new_tokens=6, requests=1000, seed=3)
+    engine = Recording(model, max_batch=16, max_queue=32)
+    point = open_loop(engine, traffic, rate_per_s=5000.0)
+    assert point["requests"] == 1000 == point["completed"] + point["rejected"]
+    assert 0 < point["rejected"] < 1000  # else the queue was not tried
+    assert len(engine.accepted) == point["completed"] == len({request.id for request in engine.accepted})
+    assert not engine.has_work and engine.num_free_slots == 16
+    assert [each["new_tokens"] for each in point["samples"]] == [each.max_new_tokens for each in engine.accepted]
+    for request in engine.accepted[::50]:
+        assert request.tokens == generate(model, [request.prompt], request.max_new_tokens)[0]
+    assert all(each["arrival_s"] <= each["first_token_s"] <= each["end_s"] for each in point["samples"])
+
+
+def test_a_closed_loop_keeps_its_concurrency_and_loses_nothing(model):
+    class Counting(Recording):
+        most = 0
+
+        def step(self):
+            self.most = max(self.most, self.num_running + self.num_waiting)
+            return super().step()
+
+    traffic = Traffic(TOKENS, 10, 6, requests=1000)
+    engine = Counting(model, max_batch=8, max_queue=64)
+    point = closed_loop(engine, traffic, concurrency=20)
+    assert engine.most == 20
+    assert (point["completed"], point["rejected"], point["concurrency"]) == (1000, 0, 20)
+    expected = [(len(each.prompt), each.max_new_tokens) for each in traffic.make_requests()]
+    assert [(each["prompt_tokens"], each["new_tokens"]) for each in point["samples"]] == expected
+    assert point["tokens_per_s"] == pytest.approx(sum(new for _, new in expected) / point["wall_s"])
+
+
+def test_throughput_grows_with_concurrency(model):
+    """A step of this model costs Python, not products, so eight at once must be far more than one."""
+    rates = {}
+    for concurrency in (1, 8):
+        engine = BatchingEngine(model, max_batch=8)
+        rates[concurrency] = closed_loop(engine, Traffic(TOKENS, 10, 12, 60), concurrency)["tokens_per_s"]
+    assert rates[8] > 1.5 * rates[1]
+
+
+def test_a_stall_counts_for_everybody_who_arrived_in_it(model):
+    """Half a second at 100 requests/s are 50 requests that wait 250 ms on average. Clocks that start when the loop gets
+    round to submitting would see one slow request (coordinated omission)."""
+
+    class Stalling(BatchingEngine):
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+            if self.steps == 20:
+                time.sleep(0.5)
+            return super().step()
+
+    point = open_loop(Stalling(model, max_batch=16, max_queue=100), Traffic(TOKENS, 10, 2, 150), rate_per_s=100.0)
+    waited = [each["end_s"] - each["arrival_s"] for each in point["samples"]]
+    assert sum(latency_s > 0.1 for latency_s in waited) >= 25
+    assert point["latency_s"]["p95"] > 0.3
+
+
+def test_arrivals_are_poisson_and_drawn_from_the_seed(model):
+    def arrivals(seed: int, rate: float) -> np.ndarray:
+        engine = BatchingEngine(model, max_batch=16, max_queue=1000)
+        samples = open_loop(engine, Traffic(TOKENS, 4, 2, 1000, seed), rate)["samples"]
+        return np.array([each["arrival_s"] for each in samples])
+
+    one, again, other, slower = arrivals(1, 2000), arrivals(1, 2000), arrivals(2, 2000), arrivals(1, 1000)
+    assert (one == again).all() and (one != other).any()
+    assert slower == pytest.approx(2 * one)  # the same requests at every rate
+    gaps = np.diff(one)
+    assert gaps.mean() == pytest.approx(1 / 2000, rel=0.1)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)  # as an exponential distribution has it
+
+
+def closed_point(concurrency: int, tokens_per_s: float) -> dict:
+    return {"concurrency": concurrency, "tokens_per_s": tokens_per_s, "completed": 100, "wall_s": 10.0}
+
+
+def open_point(rate_per_s: float, waits_s: float, growth: float = 0.0, rejected: int = 0) -> dict:
+    """100 requests in even distance; each takes `waits_s`, and `growth` seconds more than the one before."""
+    samples = [
+        {"arrival_s": number / rate_per_s, "end_s": number / rate_per_s + waits_s + growth * number}
+        for number in range(100)
+    ]
+    return {"rate_per_s": rate_per_s, "rejected": rejected, "samples": samples}
+
+
+def test_where_the_engine_saturates():
+    closed = [closed_point(1, 400), closed_point(2, 700), closed_point(4, 960), closed_point(8, 1000)]
+    # 10 requests/s of 0.3 s each: 3 in the engine on average; 40/s of 0.15 s: 6, and 12 where they wait for each other
+    keeps_up, also, grows = open_point(10, 0.3), open_point(40, 0.15), open_point(50, 0.15, growth=0.02)
+    found = saturation(closed, [keeps_up, grows, also], max_batch=8)
+    assert found == {"tokens_per_s": 1000, "concurrency": 4, "rate_per_s": 40}
+    found = saturation(closed, [open_point(10, 0.3, rejected=1), also], max_batch=8)
+    assert found["rate_per_s"] is None  # a lower rate was too much
+    assert saturation([], [grows], 8) == {"tokens_per_s": None, "concurrency": None, "rate_per_s": None}
+
+
+def test_rates_come_from_the_capacity_that_closed_loops_found(model):
+    saved = []
+    found = load_test(
+        lambda: BatchingEngine(model, max_batch=4, max_queue=2),
+        Traffic(TOKENS, 6, 4, 20),
+        [1, 2],
+        None,
+        CPU,
+        save=lambda load: saved.append((len(load["closed"]), len(load["open"]))),
+    )
+    capacity = max(point["completed"] / point["wall_s"] for point in found["closed"])
+    assert [point["rate_per_s"] / capacity for point in found["open"]] == pytest.approx(
+        [0.25, 0.5, 0.75, 0.9, 1.1], rel=0.01
+    )
+    assert saved == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (2, 5)]
+
+
+class Slow(nn.Module):
+    """A model whose prefill takes 30 ms and a decode step 10 ms longer."""
+
+    def __init__(self, cached: CachedModel):
+        super().__init__()
+        self.cached = cached
+
+    def forward(self, ids, *arguments):
+        time.sleep(0.03 if ids.shape[1] > 1 else 0.01)
+        return self.cached(ids, *arguments)
+
+
+def test_prefill_and_decode_are_timed_apart_and_warm_up_is_left_out(model):
+    cached, order = CachedModel(model).eval(), []
+
+    class Named(nn.Module):
+        def __init__(self, name, inner):
+            super().__init__()
+            self.name, self.inner = name, inner
+
+        def forward(self, ids, *arguments):
+            if ids.shape[1] > 1:
+                order.append(self.name)
+            return self.inner(ids, *arguments)
+
+    prompts = [TOKENS[start : start + 12].tolist() for start in range(0, 96, 12)]
+    modules = {"plain": Named("plain", cached), "slow": Named("slow", Slow(cached))}
+    answers = time_in_turn(modules, SHAPE, prompts, new_tokens=6, warmup=2, device=CPU)
+    for name in modules:
+        assert [each.tokens for each in answers[name]] == generate(model, prompts[2:], 6)
+    # every module once a round, not always in the same order
+    assert all(set(order[start : start + 2]) == set(modules) for start in range(0, 16, 2))
+    assert len({tuple(order[start : start + 2]) for start in range(0, 16, 2)}) == 2
+    slow, plain = (latency_fields(answers[name], 12, 2) for name in ("slow", "plain"))
+    assert slow["repeats"] == 6 and slow["new_tokens"] == 6 and [len(row) for row in slow["per_token_s"]] == [5] * 6
+    assert min(slow["prefill_s"]) > 0.03 and min(slow["prefill_s"]) < min(slow["time_to_first_token_s"])
+    assert 0.01 < slow["percentiles"]["per_token_s"]["p50"] < 0.03 > plain["percentiles"]["prefill_s"]["p50"]
+    assert slow["decode_tokens_per_s"] < 100 < plain["decode_tokens_per_s"]
+    everything = [time_s for row in slow["per_token_s"] for time_s in row]
+    assert slow["percentiles"]["per_token_s"]["p95"] == pytest.approx(np.percentile(everything, 95))
