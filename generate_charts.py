@@ -1,4 +1,5 @@
-"""Draw charts of runs from their training_metrics.json files, print a table that compares them, write a report."""
+"""Draw charts of runs from their training_metrics.json files, print a table that compares them, write a report; draw
+what scripts/evaluate.py measured of a checkpoint."""
 
 import argparse
 import sys
@@ -24,12 +25,20 @@ def parse_arguments() -> argparse.Namespace:
         help="any number of runs instead of these two; a directory that holds no run itself stands for all runs below "
         "it, so the --out_dir of a sweep is enough",
     )
+    which.add_argument(
+        "--inference",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="an inference_metrics.json or the directory that holds one: quality against bytes, decode rate, latency "
+        "against load, and tables; several get a folder each. Alone it draws no runs",
+    )
     written = parser.add_argument_group("what is written")
     written.add_argument(
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="PNG files go here (default: docs/charts; beside --report or --markdown only if given)",
+        help="PNG files go here (default: docs/charts; beside --report or --markdown only if given or --inference is)",
     )
     written.add_argument(
         "--report",
@@ -64,7 +73,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             f"--target_val_loss {arguments.target_val_loss:g} is no loss: it is a positive number of nats per token"
         )
-    if arguments.output_dir is None and not (arguments.report or arguments.markdown):
+    names_runs = bool(arguments.runs or arguments.baseline_json)
+    if arguments.inference and not names_runs and (arguments.report or arguments.markdown):
+        parser.error("--report and --markdown are about runs: name them with --runs DIR beside --inference")
+    if arguments.output_dir is None and (arguments.inference or not (arguments.report or arguments.markdown)):
         arguments.output_dir = Path("docs/charts")
     return arguments
 
@@ -104,6 +116,35 @@ def has_repeats(runs: list) -> bool:
     return any(len(arm.runs) > 1 for arm in group_into_arms(runs))
 
 
+def named_inference(paths: list[Path], output_dir: Path | None) -> dict[Path, tuple[Path, dict]]:
+    """What is to be drawn into which folder: file and content of each path, in a folder of its own where there are
+    several. ValueError, one sentence, where a file cannot be read or two would share a folder."""
+    from testbed.analysis.inference import read_inference
+
+    found = {}
+    for path in paths:
+        content = read_inference(path)
+        checkpoint = (path if path.is_dir() else path.parent).resolve()
+        folder = output_dir if len(paths) == 1 else output_dir / checkpoint.name
+        if folder in found:
+            raise ValueError(f"--inference {path} would be drawn into {folder} too; draw it in a call of its own")
+        found[folder] = path, content
+    return found
+
+
+def write_inference(found: dict[Path, tuple[Path, dict]]) -> None:
+    """Print the tables, write them and the pictures, and say where they are. OSError when that fails."""
+    from testbed.analysis.inference import report
+    from testbed.analysis.inference_charts import write_inference_charts
+    from testbed.json_file import holding_together
+
+    for folder, (path, content) in found.items():
+        with holding_together(path):
+            print(report(content) + "\n")
+            for name, written in write_inference_charts(content, folder).items():
+                print(f"Saved {name}{'' if name == 'tables' else ' chart'} to {written}")
+
+
 def write(arguments: argparse.Namespace, runs: list) -> None:
     """Write what was asked for, and say where it is. OSError when that fails."""
     if arguments.output_dir:
@@ -132,6 +173,7 @@ def main() -> int:
     from testbed.analysis.charts import comparison_table
 
     named = arguments.runs or [path for path in (arguments.baseline_json, arguments.optimized_json) if path]
+    draws_runs = bool(named or not arguments.inference)
     folders = {
         "--output-dir": arguments.output_dir,
         "--report": arguments.report and arguments.report.parent,
@@ -139,7 +181,10 @@ def main() -> int:
     }
     try:
         train = "train one with src/gpt2.py, or name runs with --runs DIR"
-        runs = named_runs(named) if named else runs_under(Path("checkpoint"), train)
+        runs = named_runs(named)
+        if draws_runs and not named:
+            runs = runs_under(Path("checkpoint"), train)
+        inference = named_inference(arguments.inference or [], arguments.output_dir)
         for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
             if path and path.is_dir():
                 raise ValueError(f"{flag} {path} is a directory; name a file in it")
@@ -153,6 +198,9 @@ def main() -> int:
         print(f"generate_charts.py: error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
         return 2
     try:
+        write_inference(inference)
+        if not draws_runs:
+            return 0
         if len(runs) <= COLUMNS:
             labelled = run_files.with_distinct_labels(runs)
             print(comparison_table(labelled) + "\n")

@@ -40,6 +40,7 @@ from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device
 from testbed.float8 import convert_to_float8_
 from testbed.flops import peak_from_table
+from testbed.inference.after_training import benchmark_generation
 from testbed.launch import Launch, RunStopped, StopSignals, refuse
 from testbed.measure import PeakRate, peak_memory
 from testbed.model import GPT2
@@ -131,10 +132,14 @@ def main(checked: CheckedRun, launch: Launch) -> int:
 
 
 def check_data(checked: CheckedRun) -> dict[str, str]:
-    """Read both token files once: every id is in the vocabulary, and the bytes are those that were written."""
+    """Read both token files once: every id is in the vocabulary, and the bytes are those that were written.
+
+    Returns:
+        The sha256 of what each of them teaches, by name.
+    """
     settings = checked.settings
     return {
-        name: check_token_file(token_file, settings.vocab_size, f"--{name}_data_path").sha256
+        name: check_token_file(token_file, settings.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in (("train", checked.train_file), ("val", checked.val_file))
     }
 
@@ -176,7 +181,9 @@ def train(run: Run, begun: resume.Start) -> None:
     )
     batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
-    say_what_runs(run.progress, settings, run.launch.world_size, device.type, run.first_step, run.directory)
+    say_what_runs(
+        *(run.progress, settings, batches.windows, run.launch.world_size, device.type, run.first_step, run.directory)
+    )
     peak = peak_rate(run)
     distributed.limit_waiting(settings.collective_timeout)
     sampler = UtilizationSampler(device)
@@ -314,7 +321,7 @@ def peak_rate(run: Run) -> PeakRate | None:
 
 
 def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: checkpoint.CheckpointWriter) -> None:
-    """Leave the weights, a sample, where the time went, the closed metrics file and RUN_COMPLETE.txt."""
+    """Leave the weights, a sample, where the time went, what generation takes, the closed metrics file and the mark."""
     settings, recorder = run.settings, run.recorder
     watchdog.enter("finish")
     recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
@@ -329,6 +336,10 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: che
     if settings.profile:
         traces = run.directory / run_directory.PROFILER_LOGS
         recorder.add_attribution(attribution(settings, traces, run.launch.rank, run.first_step, run.device))
+    if settings.run_inference_benchmark:
+        found, line = benchmark_generation(state_dict, settings, run.checked.train_file, run.device, run.launch)
+        recorder.add_inference(found)
+        run.progress.say(line)
     if run.launch.rank == 0:
         run.progress.close()
         sample, line = sample_text(state_dict, settings, run.checked.train_file)
@@ -345,7 +356,8 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
     """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that trained apart none."""
     if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
         token_file = run.checked.train_file
-        export_weights(directory, state_dict, run.settings, token_file.end_of_text_id, token_file.tokenizer)
+        tokenizer = (token_file.end_of_text_id, token_file.tokenizer, token_file.tokenizer_file)
+        export_weights(directory, state_dict, run.settings, *tokenizer)
 
 
 def as_json(content: dict) -> str:

@@ -56,6 +56,27 @@ def token_files(tmp_path_factory) -> tuple[Path, Path]:
     return write_token_files(tmp_path_factory.mktemp("tokens"))
 
 
+def write_pair_files(folder: Path, train_pairs: int = 170, val_pairs: int = 21) -> tuple[Path, Path]:
+    """Pairs of very unequal lengths, so that no two ranks or micro batches have as many targets; some fit into no
+    window of SEQUENCE."""
+    from testbed.token_file import TokenFileWriter
+
+    paths = folder / "train_pairs.bin", folder / "val_pairs.bin"
+    for path, num_pairs, seed in zip(paths, (train_pairs, val_pairs), (3, 4), strict=True):
+        random = np.random.default_rng(seed)
+        with TokenFileWriter(path, VOCABULARY, f"bpe:{VOCABULARY}", VOCABULARY - 1, has_targets=True) as writer:
+            for number in range(num_pairs):
+                prompt, reference = int(random.integers(1, 26)), int(random.integers(1, 14))
+                writer.append_document(tokens_with_structure(prompt + reference, 1000 * seed + number), prompt)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def pair_files(tmp_path_factory) -> tuple[Path, Path]:
+    """A training and a validation file of pairs; no test may change them."""
+    return write_pair_files(tmp_path_factory.mktemp("pairs"))
+
+
 def data_flags(token_files: tuple[Path, Path]) -> list[str]:
     return ["--train_data_path", str(token_files[0]), "--val_data_path", str(token_files[1])]
 

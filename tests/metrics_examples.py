@@ -218,6 +218,27 @@ def example_metrics(
     )
 
 
+def inference_fields(latencies_s: list[float]) -> dict:
+    """What --run_inference_benchmark adds to a 2.1 file, for repeats that took so long."""
+    median_s = statistics.median(latencies_s)
+    return {
+        "inference": {
+            "module": "plain",
+            "precision": "fp32",
+            "batch_size": 1,
+            "uses_cache": True,
+            "prompt_ids": [1, 2, 3],
+            "new_tokens": 100,
+            "new_ids": [4] * 100,
+            "warmup": 2,
+            "latency_s": latencies_s,
+            "time_to_first_token_s": [each / 50 for each in latencies_s],
+        },
+        "inference_latency": median_s,
+        "inference_throughput": 100 / median_s,
+    }
+
+
 def v1_metrics(num_gpus: int = 1) -> dict:
     """What seed 000 recorded on 1 and on 4 T4; the throughput is per rank, because the world size was read as 1."""
     if num_gpus == 1:

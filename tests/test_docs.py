@@ -13,6 +13,7 @@ from conftest import REPOSITORY
 from testbed.analysis.agreement import agreement_table
 from testbed.analysis.charts import comparison_table
 from testbed.analysis.exposed import exposed_communication, exposed_table
+from testbed.analysis.inference import INFERENCE_FILE, measured_schemes, read_inference, report
 from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.metrics_file import read_metrics
@@ -25,6 +26,7 @@ RUN_TYPES = REPOSITORY / "docs" / "results" / "run_types"
 SWEEP = REPOSITORY / "docs" / "results" / "sweep"
 PERFORMANCE = REPOSITORY / "docs" / "results" / "performance"
 EXPOSED = REPOSITORY / "docs" / "results" / "exposed"
+INFERENCE = REPOSITORY / "docs" / "results" / "inference"
 STRATEGIES_PAGE = REPOSITORY / "docs" / "strategies.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "checkpoint" / "README.md"]
 
@@ -172,6 +174,29 @@ def test_the_table_of_exposed_communication_is_what_the_files_say():
     assert allreduce.verdict == ddp.verdict == "agree"
     page = (EXPOSED / "README.md").read_text()
     assert all(read_metrics(path)["git_commit"] in page for path in EXPOSED.rglob("training_metrics.json"))
+
+
+def test_the_tables_of_inference_are_what_the_file_says():
+    """Whole, of a clean commit; each scheme's bytes are within 5 % of what its bits say, and each has its intervals.
+    Where nothing was measured yet, the page says so and has no table."""
+    text = (REPOSITORY / "docs" / "inference.md").read_text()
+    block = re.search(r"<!-- inference tables:.*?-->\n(.*?)\n<!-- end of inference tables -->", text, re.DOTALL).group(
+        1
+    )
+    if not (INFERENCE / INFERENCE_FILE).exists():
+        assert block.startswith("Not measured yet") and "|" not in block
+        return
+    content = read_inference(INFERENCE)
+    assert block == report(content)
+    assert content["status"] == "complete" and content["git_dirty"] is False
+    assert content["git_commit"] in (INFERENCE / "README.md").read_text()
+    schemes = measured_schemes(content)
+    assert {"none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only"} <= schemes.keys()
+    for name, scheme in schemes.items():
+        assert scheme["bytes_in_memory"] == pytest.approx(scheme["bytes_expected"], rel=0.05), name
+        if name != "none":
+            assert None not in (*scheme["perplexity_ratio"].values(), *scheme["speed_ratio"].values()), name
+    assert len(content["load"]["closed"]) > 2 and len(content["load"]["open"]) > 2 and content["wrapped"] is not None
 
 
 def test_the_guide_tells_of_every_run_type():

@@ -138,7 +138,8 @@ def test_no_environment_of_a_launcher_breaks_gpt2(tmp_path, token_files):
 PLACES = ["run", "old.json", "run/training_metrics.json", "nowhere", "text.txt", "empty", "loop", ".", "", "a" * 300]
 # program -> its flags, each with whether it takes a value; "" is a place on its own
 PROGRAMS = {
-    "generate_charts.py": "--baseline-json= --optimized-json= --runs= --target_val_loss= --report= --markdown=",
+    "generate_charts.py": "--baseline-json= --optimized-json= --runs= --target_val_loss= --report= --markdown= "
+    "--inference=",
     "preprocess_small.py": "--input= --max_train_docs= --max_val_docs= --val_fraction= --tokenizer= --num_workers=",
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
     "scripts/audit_runs.py": "= = --baseline=",

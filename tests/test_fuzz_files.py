@@ -24,7 +24,7 @@ import nsys_examples
 import numpy as np
 import pytest
 import scaling_examples
-from conftest import REPOSITORY, TINY_RUN, VOCABULARY, write_token_files
+from conftest import REPOSITORY, SEQUENCE, TINY_RUN, VOCABULARY, write_pair_files, write_token_files
 from corpus_cases import ALL, Documents
 from fuzz import Fuzz, Refused, bad_places, draw_many, gpt2_accepts, run_in_process, say_how_many
 from hypothesis import strategies as st
@@ -48,6 +48,7 @@ from testbed.deepspeed_config import effective_config, sha256_of
 from testbed.manifest import write_manifest
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
+from testbed.pairs import read_pairs
 from testbed.starting_shape import shape_of_folder
 from testbed.sweep_state import table, take_over
 from testbed.token_file import TokenFileWriter, check_token_file, open_token_file, sidecar_path
@@ -55,6 +56,7 @@ from testbed.tokenizer import load_tokenizer, train_bpe
 from testbed.trace import TraceUnreadable, read_trace
 from testbed.weights import export_weights, read_initial_weights
 from testbed.whole_checkpoints import newest_whole
+from testbed.windows import Windows
 
 AT_LEAST = 5000
 SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=VOCABULARY, max_position_embeddings=64)
@@ -118,6 +120,28 @@ def read_tokens(folder: Path) -> None:
         if os.path.lexists(folder / name):
             file = open_token_file(folder / name, "--train_data_path")
             check_token_file(file, file.vocab_size)
+
+
+def tiny_pairs(folder: Path) -> None:
+    write_pair_files(folder, train_pairs=20, val_pairs=2)
+
+
+def read_pair_tokens(folder: Path) -> None:
+    file = open_token_file(folder / "train_pairs.bin", "--train_data_path")
+    check_token_file(file, file.vocab_size)
+    windows = Windows(file, SEQUENCE)
+    _, is_target = windows.read(range(len(windows)), len(windows))
+    assert is_target.sum() == windows.num_target_tokens()
+
+
+def pairs_of_texts(folder: Path) -> None:
+    lines = [{"prompt": "one", "reference": "two \ud83d\ude42"}, {"prompt": "a", "reference": ["b", "c"], "more": [1]}]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read_all_pairs(folder: Path) -> None:
+    for pair in read_pairs(folder / "pairs.jsonl"):
+        "".join([pair.prompt, *pair.references]).encode()
 
 
 def odd_ids(dtype: str, length: int, limits: list[int]) -> Any:
@@ -389,6 +413,9 @@ READERS = {
         wide_tokens, "train.bin", read_tokens, 100,
         lambda content: odd_ids("<u4", 64, [69_999, 70_000, 2**31, 2**32 - 1]),
     ),
+    "sidecar of pairs": Reader(tiny_pairs, "train_pairs.json", read_pair_tokens, 200, is_named=False),
+    "targets of pairs": Reader(tiny_pairs, "train_pairs.targets.bin", read_pair_tokens, 60, in_bytes, least_read=0),
+    "pairs": Reader(pairs_of_texts, "pairs.jsonl", read_all_pairs, 200, both),
     "--config": Reader(
         config_file, "run.json", lambda folder: gpt2_accepts(["--config", str(folder / "run.json")]), 400,
         errors=(Refused,), is_named=False,

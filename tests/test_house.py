@@ -28,18 +28,22 @@ LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
     "json_file recorded_environment",
-    "metrics_file manifest token_file run_directory flops flag_values flags streams parallelism stages "
+    "metrics_file manifest sidecar token_file run_directory flops flag_values flags streams parallelism stages "
     "memory_model trace",
-    "deepspeed_config tokenizer hub sources corpus preprocess schedule starting_shape",
+    "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
     "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills",
     "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
     "scalars attribution announce",
-    "model muon optimizer data weights inference inference.generate sample recorder",
+    "model muon optimizer data weights recorder "
+    "inference inference.loading inference.kv_cache inference.cached_model inference.sampling inference.batching "
+    "inference.generate inference.peers sample "
+    "inference.schemes inference.prompts inference.subject inference.record inference.quantize inference.perplexity "
+    "inference.latency inference.load_test inference.after_training inference.bleu",
     # and the strategies: whatever lies in their folder
     "largest_micro_batch automatic_choices run_ending checkpoint whole_checkpoints setting_changes resume "
-    "model_states peers.worker trials",
+    "model_states peers.worker trials inference.wrapped inference.evaluation",
 ]
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
 LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
@@ -93,7 +97,7 @@ def test_what_answers_help_and_refusals_loads_no_torch():
     """torch costs seconds. Asked of the interpreter itself, so that no import hides."""
     code = (
         "import sys, json; import testbed.settings, testbed.analysis.charts, testbed.corpus, testbed.preprocess, "
-        "testbed.metrics_file, testbed.run_directory, testbed.sweep_run; "
+        "testbed.metrics_file, testbed.run_directory, testbed.sweep_run, testbed.inference.subject; "
         "print(json.dumps([m for m in ('torch', 'deepspeed', 'transformers') if m in sys.modules]))"
     )
     said = subprocess.run(

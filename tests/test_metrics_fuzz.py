@@ -18,7 +18,7 @@ import pytest
 from conftest import REPOSITORY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metrics_examples import example_metrics, v1_metrics, v20_metrics
+from metrics_examples import example_metrics, inference_fields, v1_metrics, v20_metrics
 from mutations import ODD_VALUES, broken_json, broken_words
 
 from testbed.analysis.arms import group_into_arms
@@ -43,7 +43,7 @@ VALID = {
             settings={"pipeline_schedule": "1f1b", "attention": "flash", "compile": True, "skip_gradient_sync": "all"},
             training_config={"mesh": {"data": 1, "pipeline": 2, "tensor": 1, "shard": 1}, "math_changes": [],
                              "automatic_choices": {"compile": True}, "attention": "sdpa flash"},
-            utilization={"interval_s": 0.5, "per_rank": []},
+            utilization={"interval_s": 0.5, "per_rank": []}, **inference_fields([1.0, 1.1, 0.9]),
         ),
     ],
 }  # fmt: skip

@@ -17,6 +17,7 @@ BEFORE_THE_FLAG = {
     "matmul": "default",
     "async_mode": "disabled",
     "bind_cores": False,
+    "run_inference_benchmark": False,
 }
 _SKIPPED = {True: "all", False: None}  # once a switch
 

@@ -384,3 +384,6 @@ def _report_flags(parser: argparse.ArgumentParser) -> None:
                        help="start of the sample generated at the end (default: %(default)r)")
     group.add_argument("--sample_tokens", type=not_negative, default=64, metavar="TOKENS",
                        help="length of that sample; 0 = none (default: %(default)s)")
+    group.add_argument("--run_inference_benchmark", action="store_true",
+                       help="at the end rank 0 times generation with the trained weights (100 greedy tokens, batch 1, key-value "
+                       "cache) and writes inference_latency and inference_throughput, see docs/inference.md (default: do not)")

@@ -199,6 +199,12 @@ class RunRecorder:
         """Where the time of the profiled steps went."""
         self.metrics["attribution"] = attribution
 
+    def add_inference(self, found: dict | None) -> None:
+        """What generation with the trained weights took, and its median under the names of v1."""
+        latency_s = statistics.median(found["latency_s"]) if found else None
+        self.metrics.update(inference=found, inference_latency=latency_s)
+        self.metrics["inference_throughput"] = found["new_tokens"] / latency_s if found else None
+
     def close(self, sample: dict | None) -> None:
         """Write the closed file and RUN_COMPLETE.txt."""
         self.metrics["sample"] = sample

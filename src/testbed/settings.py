@@ -41,6 +41,8 @@ FOLLOWS = frozenset(
 )
 # What automatic_choices.py chooses for the device and the run type: the file of one run is used with others.
 CHOSEN_ANEW = frozenset({"attention", "compile", "num_workers"})
+# Of --run_inference_benchmark: v1's 100 greedy tokens, after a prompt from the training data, which equal work shares.
+BENCHMARK_PROMPT_TOKENS, BENCHMARK_NEW_TOKENS = 16, 100
 DEFAULT_DEEPSPEED_CONFIG = Path(__file__).parent.parent / "deepspeed_config.json"
 
 
@@ -130,6 +132,7 @@ class RunSettings:
     tensorboard: bool
     sample_prompt: str
     sample_tokens: int
+    run_inference_benchmark: bool
     # worked out, not flags
     finds_micro_batch: bool  # micro_batch_size_per_gpu stands for "auto" and is still to be found on the device
     mesh: MeshSizes
@@ -321,7 +324,25 @@ def _check_measuring(values: dict[str, Any]) -> None:
         raise ValueError(
             "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume"
         )
+    if values["run_inference_benchmark"]:
+        _check_inference_benchmark(values)
     if values["matmul"] == "fp8" and importlib.util.find_spec("torchao") is None:
         raise ValueError("--matmul fp8 needs the package torchao; install it with pip install -e '.[fp8]'")
     if values["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
         raise ValueError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")
+
+
+def _check_inference_benchmark(values: dict[str, Any]) -> None:
+    """There will be weights to generate with, and positions for all tokens."""
+    if values["skip_gradient_sync"]:
+        raise ValueError(
+            "--run_inference_benchmark measures the trained weights, and --skip_gradient_sync leaves none; leave one "
+            "of them out"
+        )
+    needed = BENCHMARK_PROMPT_TOKENS + BENCHMARK_NEW_TOKENS
+    if values["max_position_embeddings"] < needed:
+        raise ValueError(
+            f"--run_inference_benchmark generates {BENCHMARK_NEW_TOKENS} tokens after a prompt of "
+            f"{BENCHMARK_PROMPT_TOKENS}, and this model reads {values['max_position_embeddings']} at most; give "
+            f"--max_position_embeddings {needed} or more, or leave it out"
+        )

@@ -18,8 +18,9 @@ from testbed.earlier_settings import BEFORE_THE_FLAG
 # Settings in which repeats of one configuration may differ: where they wrote, what they said, and the seed, which a
 # protocol may vary on purpose (whether two arms then did equal work is another question, see comparability.py).
 NOT_PART_OF_AN_ARM = frozenset(
-    "checkpoint_path seed steps_per_print sample_prompt sample_tokens train_data_path val_data_path save_every "
-    "keep_last keep_best timing_sample_every tensorboard grace_seconds collective_timeout".split()
+    "checkpoint_path seed steps_per_print sample_prompt sample_tokens run_inference_benchmark train_data_path "
+    "val_data_path save_every keep_last keep_best timing_sample_every tensorboard grace_seconds "
+    "collective_timeout".split()
 )
 # Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
 _FOLLOW_RANKS = frozenset(

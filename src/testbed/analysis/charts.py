@@ -5,6 +5,7 @@ Figures are built without pyplot: no window system, no global state. Panels neve
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,13 @@ __all__ = [
     "write_charts",
 ]
 
-QUANTITY_OF = {"training time": "training_time", "training throughput": "tokens_per_second", "memory": "peak_memory"}
+QUANTITY_OF = {
+    "training time": "training_time",
+    "training throughput": "tokens_per_second",
+    "memory": "peak_memory",
+    "inference performance": "inference",
+}
+TITLE_CHARACTERS = 72  # of the title's type in a figure's width
 MAX_DOTS = 2000  # per run; median and p95 are of all steps
 
 
@@ -97,16 +104,42 @@ def memory_figure(runs: Sequence[Run]) -> Figure | None:
 
 
 def inference_figure(runs: Sequence[Run]) -> Figure | None:
-    """Generated tokens per second, from v1 files, which alone carry inference."""
+    """Generated tokens per second. v1 measured once and without a cache, runs with --run_inference_benchmark several
+    times with one: panels of their own. A dot is one repeat."""
 
     def text(run: Run, unit: str, size: float) -> str:
         latency_s = run.inference_latency_s
         return digits(run.inference_tokens_per_s) + (f"  ({latency_s:.3f} s in all)" if latency_s else "")
 
-    meaning = "v1: 100 greedy tokens, batch 1, no key-value cache, no warm-up, measured once"
-    bars = [(run, meaning, run.inference_tokens_per_s) for run in runs if run.inference_tokens_per_s]
-    units = (("tokens/s", 1, 0),)
-    return _bars_by_meaning(runs, "Inference performance", "{unit}, higher is better", bars, text, units)
+    bars = [(run, run.inference_meaning, run.inference_tokens_per_s) for run in runs if run.inference_tokens_per_s]
+    note = "A dot is one repeat of the same request in one process: their spread says nothing of another start."
+    units, title = (("tokens/s", 1, 0),), _inference_title([run for run, _, _ in bars])
+    repeats = attrgetter("inference_repeats_tokens_per_s")
+    return _bars_by_meaning(runs, title, "{unit}, higher is better", bars, text, units, repeats, note)
+
+
+def _inference_title(runs: Sequence[Run]) -> str:
+    """What two runs show, and no more than that: one run each has no interval, so a difference is only of these runs,
+    and one that their own repeats do not tell from noise is none."""
+    title = "Inference performance"
+    if len(runs) != 2 or runs[0].inference_meaning != runs[1].inference_meaning:
+        return title
+    first, second = runs
+    repeats = [run.inference_repeats_tokens_per_s for run in (second, first)]
+    if min(map(len, repeats)) > 1:
+        from testbed.analysis.statistics import NO_DIFFERENCE, compare  # scipy: a second that v1 alone does not owe
+
+        if compare(*repeats).verdict == NO_DIFFERENCE:
+            return f"{title}: {NO_DIFFERENCE} between two runs"
+    ratio = second.inference_tokens_per_s / first.inference_tokens_per_s
+    if f"{ratio:.2f}" == "1.00":
+        return f"{title}: two runs within half a per cent"
+    how = f"{'faster' if ratio > 1 else 'slower'} than"
+    names = [run.label.partition(",")[0] for run in (first, second)]
+    said = f"Inference: {names[1]} {how} {names[0]}, {ratio:.2f}x (one run each)"
+    if len(said) > TITLE_CHARACTERS or names[0] == names[1]:
+        said = f"Inference: the second run {how} the first, {ratio:.2f}x (one run each)"
+    return said
 
 
 def step_time_figure(runs: Sequence[Run]) -> Figure | None:
@@ -211,6 +244,10 @@ def comparison_table(runs: Sequence[Run]) -> str:
     def number(value: float | None, form: str, factor: float = 1) -> str:
         return "n/a" if value is None else format(value * factor, form)
 
+    def generated(run: Run) -> str:
+        said = number(run.inference_tokens_per_s, ",.1f")
+        return f"{said} no cache" if run.version == "1" and run.inference_tokens_per_s else said
+
     def kind_of_memory(run: Run) -> str:
         return "" if not run.memory_bytes_per_rank else " RSS" if "RSS" in run.memory_meaning else " CUDA"
 
@@ -230,6 +267,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
             "final validation loss": number(run.final_validation_loss, ".4f"),
             "peak memory (MiB, largest rank)": number(run.peak_memory_bytes, ",.0f", 2**-20) + kind_of_memory(run),
             "MFU": number(run.mfu, ".1%"),
+            **({"generated tokens/s, batch 1": generated(run)} if any(r.inference_tokens_per_s for r in runs) else {}),
         }
         for index, (run, speed_up) in enumerate(zip(runs, speed_ups(runs), strict=True), start=1)
     ]
@@ -272,7 +310,7 @@ def _bars_by_meaning(
     with rc_context(STYLE):
         figure, axes = figure_with_footer(runs, title, [0.35 + 0.58 * len(panel) for panel in panels.values()], notes)
         for axis, (meaning, panel) in zip(axes, panels.items(), strict=True):
-            largest = max(value for _, value in panel)
+            largest = max(max([value, *dots(run)]) for run, value in panel)
             unit, size = unit_for(largest)
             for row, (run, value) in enumerate(panel):
                 unfit = run.instrumented or run.status != "complete"
@@ -285,7 +323,7 @@ def _bars_by_meaning(
                 axis.scatter(ranks, row + offsets, s=16, color="white", edgecolors="#222222", linewidths=0.9, zorder=3)
                 label = text(run, *unit_for(largest if value >= size else value))
                 axis.annotate(
-                    label, (value / size, row), xytext=(7, 0), textcoords="offset points",
+                    label, (max([value / size, *ranks]), row), xytext=(7, 0), textcoords="offset points",
                     va="center", fontsize=9.5, color="#222222",
                 )  # fmt: skip
             name_rows(axis, [run for run, _ in panel])

@@ -33,6 +33,7 @@ QUANTITIES = {
     "training_time": ("Training time", "seconds, lower is better", "training_time_s", "training_time_meaning"),
     "tokens_per_second": ("Training throughput", "tokens/s, higher is better", "tokens_per_s", "tokens_per_s_meaning"),
     "peak_memory": ("Peak memory", "MiB, largest rank", "peak_memory_mib", "memory_meaning"),
+    "inference": ("Inference performance", "tokens/s, higher is better", "inference_tokens_per_s", "inference_meaning"),
 }
 MEANING_OF_MARKS = "Bar: median over runs. Dot: one run. Whisker: 95 % interval of the median, from five runs on."
 
@@ -100,7 +101,7 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         metrics: label -> its repeats: a list of `Run`s, of paths to training_metrics.json files (or the folders that
             hold one), or of plain numbers, seconds, tokens/s or MiB; a single one stands for a list of one. Instead of
             repeats a label may have {quantity: repeats}, of which those of `quantity` are drawn.
-        quantity: "training_time", "tokens_per_second" or "peak_memory".
+        quantity: "training_time", "tokens_per_second", "peak_memory" or "inference".
         path: where the picture is saved as a PNG, replacing what is there in one move; None: nowhere.
 
     Returns:

@@ -71,6 +71,8 @@ class Run:
     mfu: float | None = None
     inference_latency_s: float | None = None
     inference_tokens_per_s: float | None = None
+    inference_meaning: str = "not recorded"
+    inference_repeats_tokens_per_s: tuple[float, ...] = ()  # of the same request in one process; v1 has none
 
     # Measured steps, warm-up left out, the slowest rank's; empty: the file has no rows.
     step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
@@ -228,6 +230,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
         validation_losses=tuple(
             Point(row["step"], row["train_time_s"], row["val_loss"], row["elapsed_s"]) for row in evaluations
         ),
+        **_inference(metrics),
         memory_bytes_per_rank=tuple(
             row[memory_field] for row in metrics["memory"]["per_rank"] if row[memory_field] is not None
         ),
@@ -343,7 +346,25 @@ def _from_v1(path: Path, metrics: dict) -> Run:
         validation_losses=_points([], times, metrics.get("val_loss_per_epoch") or []),
         inference_latency_s=metrics.get("inference_latency"),
         inference_tokens_per_s=metrics.get("inference_throughput"),
+        inference_meaning="v1: 100 greedy tokens, batch 1, no key-value cache, no warm-up, measured once",
     )
+
+
+def _inference(metrics: dict) -> dict[str, Any]:
+    """The fields of a Run that --run_inference_benchmark gives; none without it, or where it could not be measured."""
+    found = metrics.get("inference")
+    if found is None:
+        return {}
+    repeats = tuple(found["new_tokens"] / latency_s for latency_s in found["latency_s"])
+    cache = "key-value cache" if found["uses_cache"] else "no key-value cache"
+    return {
+        "inference_latency_s": metrics.get("inference_latency"),
+        "inference_tokens_per_s": metrics.get("inference_throughput"),
+        "inference_meaning": f"{found['new_tokens']} greedy tokens after {len(found['prompt_ids'])}, batch "
+        f"{found['batch_size']}, {cache}, {found['precision']}, {found['module']} module: median of {len(repeats)} "
+        "after warm-up",
+        "inference_repeats_tokens_per_s": repeats,
+    }
 
 
 def _running_sum(values: Any) -> list:
