@@ -108,7 +108,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         help="first steps that are kept but not counted: compiling, first touches of memory (default: 3, on CUDA 10, "
         "at most half of --steps)",
     )
-    work.add_argument("--learning_rate", default="6e-4", metavar="LR", help="constant (default: %(default)s)")
+    work.add_argument(
+        "--learning_rate", metavar="LR", help="constant (default: the peak that src/gpt2.py takes for --model)"
+    )
     work.add_argument("--seed", default="42", metavar="N", help="(default: %(default)s)")
     work.add_argument("--train_data_path", default="train_small.bin", metavar="FILE.bin", help="(default: %(default)s)")
     work.add_argument("--val_data_path", default="val_small.bin", metavar="FILE.bin", help="(default: %(default)s)")
@@ -283,10 +285,12 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
     """
     from testbed.flags import parse_command_line
     from testbed.launch import Launch
+    from testbed.model_shape import LEARNING_RATES
     from testbed.peers.plan import check_only_ours
     from testbed.settings import check_run
 
     steps, batch = default(arguments, device_type, "steps"), default(arguments, device_type, "batch_size")
+    learning_rate = arguments.learning_rate or LEARNING_RATES.get(arguments.model)  # an unknown size is refused below
     values = {
         "model": arguments.model,
         **{name: default(arguments, device_type, name) for name in DIMENSIONS},
@@ -297,8 +301,8 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
         "max_train_steps": steps,
         "epochs": steps,  # a short corpus must not end the run
         "timing_warmup_steps": default(arguments, device_type, "warmup_steps"),
-        "learning_rate": arguments.learning_rate,
-        "min_learning_rate": arguments.learning_rate,
+        "learning_rate": learning_rate,
+        "min_learning_rate": learning_rate,
         "warmup_steps": 0,
         "optimizer": "adamw",
         "seed": arguments.seed,

@@ -77,8 +77,13 @@ class Run:
     weights: Weights | None  # to begin with; let go of once the strategy has taken its part
     first_step: int  # optimizer steps done by earlier starts of this run
     scalars: Scalars
-    signals: StopSignals
+    ending: RunEnding
     best_val_loss: float = math.inf
+
+    @property
+    def signals(self) -> StopSignals:
+        """What may have asked the run to stop."""
+        return self.ending.signals
 
 
 def main(checked: CheckedRun, launch: Launch) -> int:
@@ -122,7 +127,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         scalars = Scalars(settings, directory / run_directory.TENSORBOARD, begun.step, is_writer=launch.rank == 0)
         run = Run(
             *(checked, settings, launch, device, directory, recorder, progress, weights, begun.step, scalars),
-            ending.signals,
+            ending,
         )
         weights = None  # a rank that holds a part of the model must not keep the whole beside it
         train(run, begun)
@@ -179,6 +184,7 @@ def train(run: Run, begun: resume.Start) -> None:
     checkpoints = checkpoint.CheckpointWriter(
         *(strategy, settings, run.launch, recorder), begun.step if begun.checkpoint else None
     )
+    run.ending.checkpoints = checkpoints
     batches = TrainingBatches(run.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(run.checked.val_file, settings, strategy.data_rank, device)
     say_what_runs(
@@ -298,7 +304,8 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
     if world.loss < run.best_val_loss:
         run.best_val_loss = world.loss
         if run.settings.keep_best:  # before the row: if this fails, the start that resumes validates again
-            export(run, strategy.full_state_dict(), run.directory / run_directory.BEST)
+            state_dict = strategy.full_state_dict()
+            distributed.by_rank_0(lambda: export(run, state_dict, run.directory / run_directory.BEST))
     run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
     run.scalars.add_validation(step, world.loss)
     run.progress.say(f"step {step:>5}  validation loss {world.loss:.4f}  ({seconds:.1f} s)")
@@ -326,7 +333,7 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: che
     watchdog.enter("finish")
     recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
     state_dict = strategy.full_state_dict()
-    export(run, state_dict, run.directory)  # before anything that only measures
+    distributed.by_rank_0(lambda: export(run, state_dict, run.directory))  # before anything that only measures
     checkpoints.wait()
     if peak is not None:
         distributed.wait_for_everyone()
@@ -336,13 +343,14 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: che
     if settings.profile:
         traces = run.directory / run_directory.PROFILER_LOGS
         recorder.add_attribution(attribution(settings, traces, run.launch.rank, run.first_step, run.device))
+    run.progress.close()
     if settings.run_inference_benchmark:
-        found, line = benchmark_generation(state_dict, settings, run.checked.train_file, run.device, run.launch)
-        recorder.add_inference(found)
+        measured, line = benchmark_generation(state_dict, settings, run.checked.train_file, run.device)
+        recorder.add_inference(measured)
         run.progress.say(line)
-    if run.launch.rank == 0:
-        run.progress.close()
-        sample, line = sample_text(state_dict, settings, run.checked.train_file)
+    found = distributed.by_rank_0(lambda: sample_text(state_dict, settings, run.checked.train_file))
+    if found is not None:
+        sample, line = found
         if line:
             run.progress.say(line)
         run.scalars.close()

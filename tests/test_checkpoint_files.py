@@ -371,7 +371,9 @@ def test_another_run_goes_on_from_this_ones_checkpoint(run, token_files, tmp_pat
     assert metrics["training_config"]["math_changes"] == [f"steps 1 to 4 trained in run {metrics['run_id']}"]
     assert run.names() == ["step_000002", "step_000004"]
     assert other.begin("--resume").step == 6, "and goes on from its own"
-    assert "already holds one" in refusal(other, "--resume", str(run.path))
+    third = Folder(token_files, tmp_path / "third")
+    third.train(range(1, 3), {2})
+    assert "already holds one" in refusal(other, "--resume", str(third.path))
 
 
 def test_metrics_that_cannot_be_read_are_taken_from_the_checkpoint(run, capsys):

@@ -85,7 +85,7 @@ def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
         settings = SimpleNamespace(run_type="baseline")
         facts = example_metrics(instrumented=now, training_config={"math_changes": []})
         recorder = RunRecorder(tmp_path, settings, facts, is_writer=True)
-        recorder.restore(example_metrics(instrumented=before), step=10, elapsed_s=1.0, useful_wall_s=1.0)
+        recorder.restore(example_metrics(instrumented=before), step=10, steps_done=10, elapsed_s=1.0, useful_wall_s=1.0)
         assert recorder.metrics["instrumented"] is expected
 
 

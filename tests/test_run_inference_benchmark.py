@@ -19,7 +19,6 @@ from testbed.analysis.arms import group_into_arms
 from testbed.analysis.runs import load_run, load_runs
 from testbed.drill.work import free_port
 from testbed.inference import after_training
-from testbed.launch import Launch
 from testbed.metrics_file import check_metrics, read_metrics
 
 WORK = ["--global_batch_size", "4", "--max_train_steps", "3", "--timing_warmup_steps", "1", "--sample_tokens", "0"]
@@ -163,7 +162,7 @@ def test_a_model_that_does_not_fit_beside_its_training_costs_the_number_not_the_
 
     monkeypatch.setattr(after_training, "_measure", out_of_memory)
     tokens = SimpleNamespace(tokens=np.arange(100))
-    found, line = after_training.benchmark_generation({}, None, tokens, torch.device("cpu"), Launch(0, 0, 1, 1))
+    found, line = after_training.benchmark_generation({}, None, tokens, torch.device("cpu"))
     assert found is None and line.startswith("no inference benchmark: the whole model does not fit onto cpu")
 
 

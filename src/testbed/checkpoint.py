@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "checkpoint.json"
 STEP_FOLDER = re.compile(r"step_(\d+)")
 DAMAGED, ABANDONED = ".damaged", ".abandoned"  # what a folder is called that no start goes on from
-DISCARD_WAIT_S = 5.0
+LAST_WAIT_S = 5.0  # for a thread that still writes when the process is about to end
 VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most so long
 
 
@@ -133,6 +133,12 @@ class CheckpointWriter:
             raise
         row["blocking_s"] += time.perf_counter() - start_s
 
+    def let_finish(self) -> None:
+        """The process ends early: give a checkpoint that is being written in the background a moment to be whole."""
+        finished = self._pending[3] if self._pending else None
+        if finished is not None:
+            wait([finished], LAST_WAIT_S)
+
     def _on_rank_0(self, work: Callable[..., object], *arguments: object) -> Future | None:
         self._last = self._thread.submit(work, *arguments) if self.launch.rank == 0 else None
         return self._last
@@ -152,7 +158,7 @@ class CheckpointWriter:
     def _discard(self, temporary: Path) -> None:
         """Half a checkpoint would keep a full disk full. But nothing is taken away from a thread that may be about to
         give it its name: what then stays is removed when the run is resumed."""
-        if self._last is not None and wait([self._last], DISCARD_WAIT_S).done:
+        if self._last is not None and wait([self._last], LAST_WAIT_S).done:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _begin(self, temporary: Path, step: int) -> None:

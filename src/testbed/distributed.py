@@ -7,9 +7,10 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from testbed.step import StepResult
 from testbed.step_clock import RECORDED_PHASES, StepClock, synchronize
 
 ASK_EVERY_S = 2.0
+Result = TypeVar("Result")
 BUCKET_BYTES = 25 * 2**20  # as DDP's: large enough for the network's full rate, small enough to overlap
 START_TIMEOUT = datetime.timedelta(minutes=10)  # rank 0 reads whole token files while the others wait
 
@@ -193,6 +195,29 @@ def gather_objects(mine: object) -> list:
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return everyone
+
+
+def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:
+    """Begin on rank 0, in a thread, what may take longer than a collective is given; `wait_for_work` waits for it. All
+    ranks call it; None on the others."""
+    if dist.is_initialized() and dist.get_rank() > 0:
+        return None
+    # OpenMP keeps the number of threads per thread, and this one is new
+    thread = ThreadPoolExecutor(1, "rank-0", torch.set_num_threads, (torch.get_num_threads(),))
+    mine = thread.submit(work)
+    thread.shutdown(wait=False)
+    return mine
+
+
+def by_rank_0(work: Callable[[], Result]) -> Result | None:
+    """What rank 0 alone does while the others wait, however long it takes. All ranks call it.
+
+    Returns:
+        What the work gave, on rank 0; None on the others.
+    """
+    mine = start_on_rank_0(work)
+    wait_for_work(mine)
+    return None if mine is None else mine.result()
 
 
 def wait_for_work(mine: Future | None) -> None:

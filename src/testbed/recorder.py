@@ -16,6 +16,15 @@ import numpy as np
 from testbed import flops, utilization
 from testbed.metrics_file import write_metrics
 from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
+from testbed.segments import (
+    SPREAD_HOW,
+    kept_validation_s,
+    larger_peaks,
+    lost_steps,
+    measured_where,
+    new_segment,
+    segment_of,
+)
 from testbed.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -40,20 +49,9 @@ class RunRecorder:
         self.startup_s: float | None = None
         self.checkpoints: list[dict] = []
         self.earlier_segments: list[dict] = []
-        self.segment = {
-            "started_utc": facts["timestamp_utc"],
-            "first_step": 1,
-            "last_step": None,
-            "resumed_from": None,
-            "world_size": facts["hardware"]["world_size"],
-            "run_type": settings.run_type,
-            "ended": None,
-            "setting_changes": [],
-            "random_numbers": "from the seed",
-            "lost_steps": 0,
-            "lost_s": 0.0,
-            "wall_time_s": 0.0,
-        }
+        self._earlier_epochs: dict[int, dict] = {}
+        self._earlier_peaks: list[dict] | None = None
+        self.segment = new_segment(facts)
         self.resumed_step = 0  # where this start of the run began: its first steps are warm-up again
         self.elapsed_before_s = 0.0  # training time up to the checkpoint that this start resumed from
         self.earlier_wall_s = 0.0  # wall time of all earlier starts of the run
@@ -123,7 +121,10 @@ class RunRecorder:
     def add_memory(self, step: int, per_rank: list[dict]) -> None:
         """Every rank's peaks so far, read at the end of an epoch or of the run."""
         self.epoch_memory[self._epoch_of(step)] = per_rank
-        self.metrics["memory"] = {"per_rank": [{"rank": rank, **peaks} for rank, peaks in enumerate(per_rank)]}
+        ranks = [{"rank": rank, **peaks} for rank, peaks in enumerate(per_rank)]
+        if self._earlier_peaks:
+            ranks = larger_peaks(self._earlier_peaks, ranks)
+        self.metrics["memory"] = {"per_rank": ranks}
 
     def add_evaluation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
         self.evaluations.append(
@@ -140,25 +141,34 @@ class RunRecorder:
         )
         self._epoch_mark_s = time.perf_counter()  # an epoch's wall time leaves validation out
 
-    def restore(self, earlier: dict[str, Any], step: int, elapsed_s: float, useful_wall_s: float) -> None:
-        """Take over the rows that the run's file held up to `step`; later ones are trained again, and count as lost.
+    def restore(
+        self, earlier: dict[str, Any], step: int, steps_done: int, elapsed_s: float, useful_wall_s: float
+    ) -> None:
+        """Take over what the run's file held up to `step`; what came later is trained again, and counts as lost.
 
         Args:
+            steps_done: optimizer steps that the start before had done, whether or not their rows were written.
             elapsed_s, useful_wall_s: of this recorder's properties when that step was saved.
         """
         self.begin_after(step)
-        self.elapsed_before_s = elapsed_s
         self.earlier_wall_s = earlier["summary"]["total_wall_time_sec"]  # lost steps included: they took their time
-        self.earlier_segments = earlier.get("segments") or [_segment_of(earlier)]
+        self.earlier_segments = earlier.get("segments") or [segment_of(earlier)]
         self.checkpoints = earlier.get("checkpoints", [])
-        self.segment["lost_steps"] = sum(row["step"] > step for row in earlier["steps"])
-        self.segment["lost_s"] = max(0.0, self.useful_wall_s - useful_wall_s)
+        kept_s = kept_validation_s(earlier, step, elapsed_s)
+        self.segment["lost_steps"] = lost_steps(earlier, step, steps_done)
+        self.segment["lost_s"] = max(0.0, self.useful_wall_s - useful_wall_s - kept_s)
+        # a time to a loss has what was lost on the way in it
+        self.elapsed_before_s = elapsed_s + kept_s + self.segment["lost_s"]
         self.metrics["run_id"] = earlier["run_id"]
         self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
         self.metrics["instrumented"] |= earlier["instrumented"]  # its rows stay in the file
         self.steps = [row for row in earlier["steps"] if row["step"] <= step]
-        if not self._is_as_before():  # the headline is of what stands in the file: of this start's ranks and settings
+        if self._is_as_before(earlier):
+            self._earlier_peaks = earlier["memory"]["per_rank"]
+            self.metrics.setdefault("attribution", earlier.get("attribution"))  # this start may look at none
+        else:  # the headline is of what stands in the file: of this start's code, machine, ranks and settings
             self.steps = [row | {"is_warmup": True} for row in self.steps]
+        self._earlier_epochs = {row["epoch_idx"]: row for row in earlier["epochs"]}
         self.metrics["training_config"]["math_changes"] += [
             words
             for words in earlier["training_config"].get("math_changes", [])
@@ -177,10 +187,11 @@ class RunRecorder:
         """An earlier part of this run did other work than the settings say: it compares with no run that did theirs."""
         self.metrics["training_config"]["math_changes"].append(words)
 
-    def _is_as_before(self) -> bool:
+    def _is_as_before(self, earlier: dict[str, Any]) -> bool:
         before = self.earlier_segments[-1]
-        is_spread_alike = all(before[name] == self.segment[name] for name in ("world_size", "run_type"))
-        return is_spread_alike and not self.segment["setting_changes"]
+        is_spread_alike = all(before[name] == self.segment[name] for name in SPREAD_HOW)
+        is_same_place = measured_where(earlier) == measured_where(self.metrics)
+        return is_spread_alike and is_same_place and not self.segment["setting_changes"]
 
     def add_checkpoint(self, row: dict[str, Any]) -> None:
         """What a checkpoint cost. Filled in later where it is still being written."""
@@ -367,28 +378,11 @@ class RunRecorder:
         for kind in ("allocated", "reserved"):
             of_ranks = [peak[f"peak_{kind}_bytes"] for peak in peaks or []]
             known = bool(of_ranks) and None not in of_ranks
-            row[f"max_cuda_mem_{kind}_bytes_rank0"] = of_ranks[0] if known else None
-            row[f"max_cuda_mem_{kind}_bytes_global"] = max(of_ranks) if known else None
+            earlier = self._earlier_epochs.get(number, {}) if not of_ranks else {}
+            for whose, most in (("rank0", of_ranks[:1]), ("global", of_ranks)):
+                name = f"max_cuda_mem_{kind}_bytes_{whose}"
+                row[name] = max(most) if known else earlier.get(name)
         return row
-
-
-def _segment_of(earlier: dict[str, Any]) -> dict:
-    """The only start of a run whose file is from before starts were listed."""
-    steps = [row["step"] for row in earlier["steps"]]
-    return {
-        "started_utc": earlier["timestamp_utc"],
-        "first_step": 1,
-        "last_step": steps[-1] if steps else None,
-        "resumed_from": None,
-        "world_size": earlier["hardware"]["world_size"],
-        "run_type": earlier["training_config"]["run_type"],
-        "ended": earlier["status"] if earlier["status"] != "running" else None,
-        "setting_changes": [],
-        "random_numbers": "from the seed",
-        "lost_steps": 0,
-        "lost_s": 0.0,
-        "wall_time_s": earlier["summary"]["total_wall_time_sec"],
-    }
 
 
 def _distribution(times: list[float]) -> dict[str, float | None]:

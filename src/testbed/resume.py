@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed import distributed, run_directory
+from testbed import distributed, run_directory, watchdog
 from testbed.checkpoint import (
     VISIBLE_WITHIN_S,
     Checkpoint,
@@ -61,6 +61,7 @@ class Start:
     is_validated: bool = False  # the run's file has the validation after the checkpoint's step
     metrics: dict | None = None  # the run's file so far; only rank 0 has it
     is_record_cut_off: bool = False  # it is known up to the checkpoint only
+    steps_done: int = 0  # by the start before this one, as far as rank 0's progress file tells
 
     @property
     def step(self) -> int:
@@ -83,11 +84,7 @@ def begin(
     for other in distributed.gather_objects(refusal):
         if other is not None:
             raise ValueError(other)
-    mine: Future[Start] | None = None
-    if launch.rank == 0:  # beside the main thread, so that the others are not kept in one collective however long
-        thread = ThreadPoolExecutor(1, "begin")
-        mine = thread.submit(_begin, settings, launch, check_data)
-        thread.shutdown(wait=False)
+    mine = distributed.start_on_rank_0(lambda: _begin(settings, launch, check_data))
     distributed.wait_for_work(mine)
     start, error = distributed.gather_objects(_told(mine) if mine is not None else None)[0]
     if error is not None:
@@ -130,13 +127,22 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
         run_directory.keep_others_out(directory)
         run_directory.claim(directory, settings.overwrite)
         return Start(sha256)
-    if settings.resume == "auto":
+    is_again = False
+    if settings.resume == "auto" or (is_again := _is_started_again(directory, Path(settings.resume))):
         run_directory.keep_others_out(directory)
         folder, skipped = newest_whole(directory)
+        if folder is None and is_again:  # it was ended before its first checkpoint
+            folder, skipped = named(Path(settings.resume))
     else:
         folder, skipped = named(Path(settings.resume))
         run_directory.keep_others_out(directory)
-    start = _fitting_start(settings, launch, sha256, folder) if folder else _fresh_start(settings, sha256, skipped)
+    steps_done = watchdog.steps_done(directory)  # before the folder is cleared
+    is_auto = settings.resume == "auto" or is_again
+    if folder is None:
+        start = _fresh_start(settings, sha256, skipped)
+    else:
+        start = _fitting_start(settings, launch, sha256, folder, is_auto)
+    start = dataclasses.replace(start, steps_done=steps_done)
     if start.is_complete:
         run_directory.let_others_in(directory)
         print(
@@ -146,6 +152,8 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     if not start.is_other_run:
         run_directory.reopen(directory, from_the_start=start.checkpoint is None)
         set_aside(directory, start.step, skipped)
+    elif is_again:
+        run_directory.claim(directory, overwrite=True)
     elif held := run_directory.held_files(directory):
         raise ValueError(
             f"--resume {settings.resume} begins a new run from another run's checkpoint, but --checkpoint_path "
@@ -155,6 +163,19 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     if start.checkpoint is not None:
         print(f"--resume: goes on after step {start.step}, from {start.checkpoint.directory}", flush=True)
     return start
+
+
+def _is_started_again(directory: Path, other: Path) -> bool:
+    """Whether the folder holds the unfinished run that this very command began with another run's checkpoint: a
+    launcher (--max-restarts) or a queue repeats commands."""
+    try:
+        metrics = read_metrics(directory / run_directory.METRICS)
+    except ValueError:
+        return False
+    begun_with = (metrics.get("segments") or [{}])[0].get("resumed_from")
+    if begun_with is None or metrics["status"] == "complete":
+        return False
+    return other.resolve() in (Path(begun_with).resolve(), Path(begun_with).resolve().parent.parent)
 
 
 def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Path, str]) -> Start:
@@ -211,8 +232,11 @@ def _is_complete(metrics: dict, settings: RunSettings) -> bool:
     return metrics.get("status") == "complete" and done >= settings.last_step
 
 
-def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str], folder: Path) -> Start:
+def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str], folder: Path, is_auto: bool) -> Start:
     """The start that goes on from a whole checkpoint.
+
+    Args:
+        is_auto: it is the newest, not one that was named: a run that is complete needs none.
 
     Raises:
         ValueError: it belongs to other work, or does not go with what this start is to do.
@@ -228,7 +252,7 @@ def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str]
     reason = None if is_same_form(checkpoint, settings, launch) else why_not_moved(checkpoint, settings)
     if reason is not None:
         raise ValueError(f"--resume: {folder} cannot be continued in this way: {reason}")
-    if settings.resume == "auto" and _is_complete(metrics, settings):
+    if is_auto and _is_complete(metrics, settings):
         return Start(sha256, is_complete=True)
     _check_steps_left(checkpoint, settings)
     evaluations = [row for row in metrics["evaluations"] if row["step"] <= checkpoint.step]  # those that stay
@@ -281,11 +305,16 @@ def record(start: Start, recorder: RunRecorder) -> None:
     recorder.segment["setting_changes"] = list(start.setting_changes)
     if start.is_other_run:
         recorder.begin_after(start.step)
+        if start.steps_done > start.step:  # this start again, and what it had done before its first checkpoint
+            recorder.segment.update(lost_steps=start.steps_done - start.step, lost_s=None)
         recorder.note_other_mathematics(f"steps 1 to {start.step} trained in run {start.metrics['run_id']}")
     elif checkpoint is None:
-        recorder.restore(start.metrics, 0, elapsed_s=0.0, useful_wall_s=0.0)
+        recorder.restore(start.metrics, 0, start.steps_done, elapsed_s=0.0, useful_wall_s=0.0)
     else:
-        recorder.restore(start.metrics, start.step, checkpoint.elapsed_s, checkpoint.useful_wall_s)
+        recorder.restore(
+            *(start.metrics, start.step, start.steps_done),
+            *(checkpoint.elapsed_s, checkpoint.useful_wall_s),
+        )
         if start.is_record_cut_off:
             recorder.segment.update(lost_steps=None, lost_s=None)
     if of_work := changes_of_work(start.setting_changes):

@@ -182,6 +182,11 @@ def mark_preempted(directory: Path, reason: str, step: int, checkpoint: Path) ->
         f"timestamp_utc={now_utc()}"
     )
     write_text(directory / PREEMPTED, line + "\n")
+    try:
+        check_not_failed(directory)  # in the meantime: whichever of the two marks was written last, the failure stands
+    except RunAlreadyFailed:
+        (directory / PREEMPTED).unlink(missing_ok=True)
+        raise
 
 
 class RunAlreadyFailed(Exception):
@@ -205,6 +210,7 @@ def mark_failed(directory: Path, rank: int, reason: str) -> str:
     try:
         mine.write_text(f"[Rank {rank}] RUN_FAILED reason={reason} timestamp_utc={now_utc()}\n", encoding="utf-8")
         os.link(mine, directory / FAILED)  # in one move, and only where there is none yet
+        (directory / PREEMPTED).unlink(missing_ok=True)
     except FileExistsError:
         return (directory / FAILED).read_text(encoding="utf-8").strip()
     except OSError as error:

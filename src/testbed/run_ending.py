@@ -15,7 +15,7 @@ import torch
 from testbed import distributed, run_directory, watchdog
 from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
-from testbed.checkpoint import CheckpointFailed, step_folders
+from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.error_text import first_line
 from testbed.launch import Launch, RunStopped, StopSignals
 from testbed.settings import RunSettings
@@ -46,12 +46,14 @@ class RunEnding:
     Attributes:
         signals: what may ask the run to end, from now on.
         recorder: once there is one, so that its rows are kept.
+        checkpoints: once there is one, so that what it writes in the background is.
     """
 
     def __init__(self, settings: RunSettings, launch: Launch):
         self.settings, self.launch = settings, launch
         self.signals = StopSignals(settings.grace_seconds, self._mark_in_time)
         self.recorder: RunRecorder | None = None
+        self.checkpoints: CheckpointWriter | None = None
         self._owned: Path | None = None  # the folder, once this rank may leave its mark in it
 
     def owns(self, directory: Path) -> None:
@@ -70,6 +72,8 @@ class RunEnding:
                 return self._leave_preempted()
             except Exception as failure:
                 error = failure
+        if self.checkpoints is not None:
+            self.checkpoints.let_finish()
         return self.leave(self._mark_failed(*self._reason_and_code(error)))
 
     def leave(self, exit_code: int) -> int:

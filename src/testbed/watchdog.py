@@ -151,6 +151,14 @@ def read_place(directory: Path, rank: int) -> Place | None:
         return None
 
 
+def steps_done(directory: Path) -> int:
+    """Optimizer steps that the start before had done, by what rank 0 left of its progress; 0 where it left nothing."""
+    place = read_place(directory, 0)
+    if place is None or place.phase in ("start", "ended"):  # a rank that ended itself wrote all its rows
+        return 0
+    return place.step if _NUMBER[place.phase] >= _NUMBER["exchange"] else max(0, place.step - 1)
+
+
 def own_place(directory: Path, rank: int) -> str:
     """Where this rank is, in words for the end of a sentence."""
     place = read_place(directory, rank)

@@ -7,7 +7,6 @@ weights with DeepSpeed does to generation is another question, which scripts/eva
 from __future__ import annotations
 
 import statistics
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from testbed import distributed
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.latency import time_in_turn
-from testbed.launch import Launch
 from testbed.model import GPT2
 from testbed.settings import BENCHMARK_NEW_TOKENS, BENCHMARK_PROMPT_TOKENS, RunSettings
 from testbed.token_file import TokenFile
@@ -29,7 +27,6 @@ def benchmark_generation(
     settings: RunSettings,
     token_file: TokenFile,
     device: torch.device,
-    launch: Launch,
 ) -> tuple[dict[str, Any] | None, str]:
     """Time the same request several times on rank 0, while the others wait for as long as it takes. All ranks call it.
 
@@ -43,15 +40,12 @@ def benchmark_generation(
         what trained it, and on other ranks), and a line for the screen.
     """
     prompt = [int(token) for token in token_file.tokens[:BENCHMARK_PROMPT_TOKENS]]
-    with ThreadPoolExecutor(1, "inference-benchmark") as thread:
-        mine = thread.submit(_measure, state_dict, settings, prompt, device) if launch.rank == 0 else None
-        distributed.wait_for_work(mine)
-    if mine is None:
-        return None, ""
     try:
-        found = mine.result()
+        found = distributed.by_rank_0(lambda: _measure(state_dict, settings, prompt, device))
     except torch.OutOfMemoryError:  # a model that was trained in shards; the run itself lacks nothing
         return None, f"no inference benchmark: the whole model does not fit onto {device} beside what trained it"
+    if found is None:
+        return None, ""
     latency_s = statistics.median(found["latency_s"])
     first_s = statistics.median(found["time_to_first_token_s"])
     return found, (
@@ -63,7 +57,6 @@ def benchmark_generation(
 def _measure(
     state_dict: dict[str, torch.Tensor], settings: RunSettings, prompt: list[int], device: torch.device
 ) -> dict[str, Any]:
-    torch.set_num_threads(settings.threads_per_rank)  # OpenMP keeps it per thread, and this one is new
     model = GPT2(settings.shape)
     model.load_state_dict(state_dict)
     model.to(device, DTYPES[settings.precision])
