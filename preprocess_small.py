@@ -133,6 +133,17 @@ def documents_of(settings: argparse.Namespace) -> Source:
     )
 
 
+def check_is_not_written(pairs: Path, output_dir: Path) -> None:
+    """ValueError where the pairs lie in a file that is replaced once they are read."""
+    names = [f"{side}_pairs{suffix}" for side in ("train", "val") for suffix in (".bin", ".json", ".targets.bin")]
+    for written in (*(output_dir / name for name in (*names, "val_pairs.jsonl")), *output_dir.glob("bpe_pairs_*.json")):
+        if written.exists() and pairs.exists() and written.samefile(pairs):
+            raise ValueError(
+                f"--pairs {pairs} lies where the program writes its own {written.name}; rename it, or give another "
+                "--output_dir"
+            )
+
+
 def pairs_of(settings: argparse.Namespace) -> Source:
     import hashlib
 
@@ -140,12 +151,7 @@ def pairs_of(settings: argparse.Namespace) -> Source:
     from testbed.pairs import Pair, read_pairs
 
     path = settings.pairs
-    held_out_file = settings.output_dir / "val_pairs.jsonl"
-    if held_out_file.exists() and path.exists() and held_out_file.samefile(path):
-        raise ValueError(
-            f"--pairs {path} is where the pairs held out for validation are written; rename it, or give another "
-            "--output_dir"
-        )
+    check_is_not_written(path, settings.output_dir)
     split = preprocess.split_documents(
         (pair.prompt for pair in read_pairs(path)),
         *(settings.val_fraction, settings.max_train_docs, settings.max_val_docs),
@@ -174,7 +180,7 @@ def preprocess(settings: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from testbed import preprocess, tokenizer
-    from testbed.atomic_file import put_in_place, write_text
+    from testbed.atomic_file import put_in_place, replacing
 
     check(settings)
     source = documents_of(settings) if settings.pairs is None else pairs_of(settings)
@@ -208,7 +214,11 @@ def preprocess(settings: argparse.Namespace) -> None:
 
         def before_commit() -> None:
             if source.held_out is not None:
-                write_text(output_dir / f"val_{source.name}.jsonl", "".join(source.held_out()))
+                with (
+                    replacing(output_dir / f"val_{source.name}.jsonl") as temporary,
+                    temporary.open("w", encoding="utf-8") as file,
+                ):
+                    file.writelines(source.held_out())
             if new_bpe_file is not None:
                 put_in_place(new_bpe_file, bpe_file)
 

@@ -234,7 +234,7 @@ def compare(arguments: argparse.Namespace) -> int:
         if peers is None:
             has_bf16 = "bf16" in sets if sets is not None else facts["is_bf16_fast"]
             peers = [*DEFAULT_PEERS[device_type].split(","), *(["nanogpt-bf16"] if has_bf16 else [])]
-        missing = why_missing(peers, arguments.nanogpt_dir, runner.checked.train_file)
+        missing = why_missing(peers, arguments.nanogpt_dir, runner.checked.train_file, runner.checked.val_file)
         plan = make_plan(peers, sets, device_type, facts["is_bf16_fast"], missing)
         repeats = default(arguments, device_type, "repeats")
         if arguments.dry_run:

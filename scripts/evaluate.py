@@ -12,8 +12,8 @@ Schemes of --quantize:
 SCHEMES
 Everything is kept in inference_metrics.json in the checkpoint's folder, raw samples included, after every part.
 
-Exit code: 0 all that was asked for was measured; 1 something failed, and the file says what; 2 what was typed cannot be
-measured; 130 or 143 interrupted.
+Exit code: 0 all that was asked for was measured; 1 something failed, or --wrapped without DeepSpeed's training engine,
+and the file says what; 2 what was typed cannot be measured; 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import first_line, one_line
+from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
-from testbed.inference.subject import PUBLISHED, look
+from testbed.inference.subject import look
 from testbed.launch import usable_cores
 
-DEFAULTS = {"repeats": 10, "requests": 100, "concurrency": [1, 2, 4, 8, 16]}
-QUICK = {"max_windows": 6, "repeats": 2, "requests": 12, "concurrency": [1, 4]}
+DEFAULTS = {"repeats": 20, "requests": 100, "concurrency": [1, 2, 4, 8, 16], "max_batch": 8}
+QUICK = {"max_windows": 6, "repeats": 2, "requests": 12, "concurrency": [1, 4], "max_batch": 3}
 NOT_YET = "not measured yet"
 
 
@@ -100,7 +102,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "--repeats",
         type=_positive,
         metavar="N",
-        help="answers of each scheme, in turn; fewer than 5 make no claim (default: 10)",
+        help="answers of each scheme, in turn; fewer than 5 make no claim, fewer than 20 have no p95 (default: 20)",
     )
     speed.add_argument(
         "--warmup", type=_positive, default=2, metavar="N", help="answers before them, forgotten (default: %(default)s)"
@@ -127,7 +129,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     )
     load.add_argument("--requests", type=_positive, metavar="N", help="of each loop (default: 100)")
     load.add_argument(
-        "--max_batch", type=_positive, default=8, metavar="N", help="requests that run at once (default: %(default)s)"
+        "--max_batch",
+        type=_positive,
+        metavar="N",
+        help="requests that run at once, a quarter of all at most (default: 8)",
     )
     load.add_argument(
         "--max_queue",
@@ -161,7 +166,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         metavar="FILE.json",
         help="(default: inference_metrics.json in the checkpoint's folder; with a name of --from_pretrained, here)",
     )
-    how.add_argument("--overwrite", action="store_true", help="replace what was measured before")
+    how.add_argument(
+        "--overwrite", action="store_true", help="replace what was measured before, once the first part is new"
+    )
     arguments = parser.parse_args(words)
     for name, value in (QUICK if arguments.quick else DEFAULTS).items():
         if getattr(arguments, name) is None:
@@ -200,11 +207,17 @@ def main() -> int:
     except ValueError as error:
         print(f"evaluate.py: error: {error}", file=sys.stderr)
         return 2
-    except (OSError, ArithmeticError) as error:
-        print(f"evaluate.py: error: {error}", file=sys.stderr)
-        return 1
+    except Exception as error:  # of every kind: the hub, a device without room for the model
+        return failed(error)
     except KeyboardInterrupt:
         return 130
+
+
+def failed(error: Exception) -> int:
+    """Say in one line what failed; 1, the exit code for it."""
+    said = one_line(str(error)) if isinstance(error, (OSError, ArithmeticError)) else first_line(error)
+    print(f"evaluate.py: error: {said}", file=sys.stderr)
+    return 1
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -241,9 +254,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
     content = beginning(command_line, device, subject, model)
     content["schemes"] = {name: scheme_entry(name, unavailable.get(name, NOT_YET)) for name in schemes}
     evaluation = Evaluation(arguments, subject, device, content, compare, check_inference)
-    evaluation.run(model, [scheme for scheme in schemes if scheme not in unavailable])
+    try:
+        evaluation.run(model, [scheme for scheme in schemes if scheme not in unavailable])
+    except Exception as error:  # a ValueError too: what was typed could be measured
+        return failed(error)
     print(f"\n{report(content)}\n\nfile: {subject.out}")
-    return 0
+    for sentence in evaluation.failed_parts:
+        print(f"evaluate.py: error: {sentence}", file=sys.stderr)
+    return 1 if evaluation.failed_parts else 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 
 from testbed.inference.loading import PUBLISHED, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
+from testbed.pairs import SEPARATOR, encode_prompt
 from testbed.tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 200
@@ -43,6 +44,12 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         help=f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved",
     )
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
+    parser.add_argument(
+        "--pair",
+        action="store_true",
+        help="ask as a model was taught that learned pairs (preprocess_small.py --pairs): a line feed ends the prompt, "
+        "encoded apart, and what follows is the reference",
+    )
     parser.add_argument(
         "--max_new_tokens",
         type=int,
@@ -97,10 +104,23 @@ def main() -> int:
     except (OSError, ArithmeticError) as error:
         print(f"sample.py: error: {error}", file=sys.stderr)
         return 1
+    except (RuntimeError, MemoryError) as error:
+        from testbed.run_ending import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        print(
+            "sample.py: error: out of memory: the model and the keys and values of the text do not fit; ask for fewer "
+            "--max_new_tokens, or take another --device",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def continue_prompt(arguments: argparse.Namespace) -> int:
     """Check all that was typed, load the model, write the text."""
+    if arguments.top_k < 0:
+        raise ValueError(f"--top_k {arguments.top_k} must be 0, which draws from all tokens, or more")
     sampling = {
         "temperature": arguments.temperature,
         "top_k": arguments.top_k or None,
@@ -115,7 +135,7 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
     with naming(flag):
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
-    prompt = ids_of_prompt(arguments.prompt, tokenizer)
+    prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
     new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions)
     device = chosen_device(arguments.device)  # from here on torch is needed
     with naming(flag):
@@ -128,7 +148,7 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
     shown = printable if sys.stdout.isatty() else str
     clock = Clock(stream(model, prompt, new_tokens, stop_id=tokenizer.end_of_text_id, **sampling))
     texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)
-    print(shown(arguments.prompt), end="", flush=True)
+    print(shown(arguments.prompt), end=SEPARATOR if arguments.pair else "", flush=True)
     for piece in texts:
         print(shown(piece), end="", flush=True)
     print(flush=True)
@@ -146,12 +166,12 @@ def naming(flag: str, between: str = " ") -> Iterator[None]:
         raise kind(f"{flag}{between}{error}") from None
 
 
-def ids_of_prompt(text: str, tokenizer: Tokenizer) -> list[int]:
+def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[int]:
     """ValueError where there is nothing to begin with, or what cannot be text."""
     if not text:
         raise ValueError('--prompt is empty; give some text to begin with, for example --prompt "import "')
     try:
-        return tokenizer.encode(text)
+        return encode_prompt(tokenizer, text) if is_of_a_pair else tokenizer.encode(text)
     except UnicodeEncodeError:  # bytes of the command line that are not UTF-8 arrive as lone surrogates
         raise ValueError("--prompt is not UTF-8 text; type it again") from None
 

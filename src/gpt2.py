@@ -56,7 +56,7 @@ from testbed.setting_changes import settings_to_go_on
 from testbed.step import StepResult
 from testbed.step_clock import StepClock, named_range
 from testbed.strategies import STRATEGIES, Strategy, build_strategy
-from testbed.token_file import check_token_file
+from testbed.token_file import TokenFile, check_token_file
 from testbed.utilization import UtilizationSampler
 from testbed.weights import export_weights, read_initial_weights
 
@@ -78,6 +78,7 @@ class Run:
     first_step: int  # optimizer steps done by earlier starts of this run
     scalars: Scalars
     ending: RunEnding
+    tokenizer_text: str | None  # rank 0: the BPE of the data, read before the first step (`tokenizer_of_data`)
     best_val_loss: float = math.inf
 
     @property
@@ -127,7 +128,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         scalars = Scalars(settings, directory / run_directory.TENSORBOARD, begun.step, is_writer=launch.rank == 0)
         run = Run(
             *(checked, settings, launch, device, directory, recorder, progress, weights, begun.step, scalars),
-            ending,
+            *(ending, tokenizer_of_data(checked.train_file) if launch.rank == 0 else None),
         )
         weights = None  # a rank that holds a part of the model must not keep the whole beside it
         train(run, begun)
@@ -147,6 +148,16 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
         name: check_token_file(token_file, settings.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in (("train", checked.train_file), ("val", checked.val_file))
     }
+
+
+def tokenizer_of_data(token_file: TokenFile) -> str | None:
+    """The file of the BPE that the data was made with; None where there is none. Another preprocess_small.py may put
+    another corpus's in its place while the run trains, so it is read before."""
+    file = token_file.tokenizer_file
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # a run needs none
+        return None
 
 
 def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
@@ -348,7 +359,7 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: che
         measured, line = benchmark_generation(state_dict, settings, run.checked.train_file, run.device)
         recorder.add_inference(measured)
         run.progress.say(line)
-    found = distributed.by_rank_0(lambda: sample_text(state_dict, settings, run.checked.train_file))
+    found = distributed.by_rank_0(lambda: sample_text(state_dict, settings, run.checked.train_file, run.tokenizer_text))
     if found is not None:
         sample, line = found
         if line:
@@ -364,7 +375,7 @@ def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> No
     """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that trained apart none."""
     if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
         token_file = run.checked.train_file
-        tokenizer = (token_file.end_of_text_id, token_file.tokenizer, token_file.tokenizer_file)
+        tokenizer = (token_file.end_of_text_id, token_file.tokenizer, run.tokenizer_text)
         export_weights(directory, state_dict, run.settings, *tokenizer)
 
 

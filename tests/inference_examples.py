@@ -78,6 +78,7 @@ def scheme(name: str, repeats: int = 7, **overrides) -> dict:
     num_bytes = overrides.get("bytes_in_memory", num_bytes)
     factor, tokens_per_s = overrides.get("factor", factor), overrides.get("tokens_per_s", tokens_per_s)
     latency, reference = speed(tokens_per_s, repeats), speed(SCHEMES["none"][4], repeats)
+    format_ = speed(SCHEMES["bf16"][4], repeats)
     is_reference = name == "none"
     return {
         "unavailable": None,
@@ -94,6 +95,7 @@ def scheme(name: str, repeats: int = 7, **overrides) -> dict:
         "perplexity_ratio": None if is_reference else ratio(factor),
         "latency": latency,
         "speed_ratio": None if is_reference else comparison(rates(latency), rates(reference)),
+        "speed_ratio_bf16": None if name == "bf16" else comparison(rates(latency), rates(format_)),
     }
 
 
@@ -144,6 +146,8 @@ def load(**overrides) -> dict:
             "max_batch": 8,
             "max_queue": 16,
             "seed": 0,
+            "cache_bytes": 3_145_728,
+            "peak_allocated_bytes": None,
             "closed": [point(*found, concurrency=number) for number, found in closed.items()],
             "open": [point(*found, rate_per_s=number) for number, found in opened.items()],
             "saturation": {"tokens_per_s": 1840, "concurrency": 4, "rate_per_s": 90},

@@ -224,6 +224,7 @@ def inference_fields(latencies_s: list[float]) -> dict:
     return {
         "inference": {
             "module": "plain",
+            "threads": 2,
             "precision": "fp32",
             "batch_size": 1,
             "uses_cache": True,

@@ -182,9 +182,14 @@ class FailsOnce(torch.nn.Module):
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_a_step_that_fails_loses_nobody(at):
-    """In the first prefill, in a decode step, in the prefill beside one; the same requests, once it works again."""
+    """In the first prefill, in a decode step, in the prefill beside one; the same tokens, once it works again, whether
+    they are drawn or the likeliest."""
     engine = BatchingEngine(FailsOnce(CachedModel(our_model()), at), max_batch=3, shape=SHAPE)
-    requests = [Request(prompt, 2 + 3 * (i % 3)) for i, prompt in enumerate(random_prompts(number=6))]
+    prompts = random_prompts(number=6)
+    requests = [
+        Request(prompt, 2 + 3 * (i % 3), Sampling(1.0, seed=i) if i % 2 else Sampling())
+        for i, prompt in enumerate(prompts)
+    ]
     for request in requests:
         engine.submit(request)
     failures = 0
@@ -194,19 +199,92 @@ def test_a_step_that_fails_loses_nobody(at):
         except RuntimeError:
             failures += 1
     assert failures == 1
-    for request, expected in zip(requests, expected_tokens(), strict=False):
+    for request, expected in zip(requests[::2], expected_tokens()[::2], strict=False):
         assert request.tokens == expected[: request.max_new_tokens]
+    for request in requests[1::2]:
+        how = request.sampling
+        alone = generate(our_model(), [request.prompt], request.max_new_tokens, how.temperature, seed=how.seed)
+        assert request.tokens == alone[0]
 
 
-def test_a_model_that_has_diverged_says_so():
+@pytest.mark.parametrize("not_a_number", [math.nan, math.inf])
+@pytest.mark.parametrize("how", [Sampling(), Sampling(1.0, seed=3), Sampling(1.0, top_k=5), Sampling(1.0, top_p=0.5)])
+def test_a_model_that_has_diverged_says_so(not_a_number, how):
     model = GPT2(SHAPE)
     with torch.no_grad():
-        model.ln_f.weight[3] = math.nan
-    for sampling in (Sampling(), Sampling(1.0, top_k=5)):
-        engine = BatchingEngine(model)
-        engine.submit(Request([1, 2, 3], 4, sampling))
-        with pytest.raises(ArithmeticError, match="logits are not numbers"):
+        model.ln_f.bias[3] = not_a_number  # its products are +inf and -inf, which are numbers to none of the draws
+    engine = BatchingEngine(model)
+    request = engine.submit(Request([1, 2, 3], 4, how))
+    with pytest.raises(ArithmeticError, match="logits are not numbers"):
+        engine.step()
+    assert request.state == "failed" and not engine.has_work and engine.num_free_slots == engine.max_batch
+
+
+class Poisons(torch.nn.Module):
+    """A wrapper under which a token makes numbers overflow: the logits of its sequence, and what its slot holds."""
+
+    def __init__(self, module: torch.nn.Module, token: int):
+        super().__init__()
+        self.module, self.token = module, token
+
+    def forward(self, ids, cache, first_slot, lengths):
+        logits = self.module(ids, cache, first_slot, lengths)
+        for row in (ids == self.token).any(-1).nonzero().flatten().tolist():
+            cache.data[:, :, first_slot + row] = math.nan
+            logits[row] = math.nan
+        return logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_request_that_overflows_ends_alone(place, temperature):
+    """First, between and after others, in their prefill or beside their decode steps. Who gets its slot is unharmed,
+    and the others draw what they would have drawn."""
+    prompts = [[token for token in prompt if token != 300] or [1] for prompt in random_prompts(number=6, longest=20)]
+    alone = generate(our_model(), prompts, 6, temperature)
+    assert not any(300 in tokens for tokens in alone)
+    for before in (0, place):  # requests that run already when it comes
+        engine = BatchingEngine(Poisons(CachedModel(our_model()), token=300), max_batch=4, shape=SHAPE)
+        good = [Request(prompt, 6, Sampling(temperature, seed=seed)) for seed, prompt in enumerate(prompts)]
+        poisoned = Request([5] * 40 + [300], 6)
+        for request in good[:before]:
+            engine.submit(request)
+        if before:
             engine.step()
+        for request in [*good[before:place], poisoned, *good[place:]]:
+            engine.submit(request)
+        failures = 0
+        while engine.has_work:
+            try:
+                engine.step()
+            except ArithmeticError:
+                failures += 1
+        assert failures == 1 and poisoned.state == "failed" and poisoned.tokens == []
+        assert not engine.cancel(poisoned), "it had ended"
+        assert [request.tokens for request in good] == alone
+        assert bool(engine.cache.data.isfinite().all())
+
+
+def test_requests_that_overflow_while_they_run_leave_their_slots_to_others():
+    """A token of theirs does it, two in one step. Whoever moves into their slots, or comes new, is unharmed."""
+    prompts = random_prompts(number=6, longest=20)
+    prompts[3] = prompts[1]
+    alone = generate(our_model(), prompts, 12)
+    others = [*prompts, *(tokens for tokens in alone if tokens != alone[1])]
+    bad = next(token for token in alone[1] if not any(token in other for other in others))
+    engine = BatchingEngine(Poisons(CachedModel(our_model()), bad), max_batch=4, shape=SHAPE)
+    requests = [engine.submit(Request(prompt, 12)) for prompt in prompts]
+    failures = 0
+    while engine.has_work:
+        try:
+            engine.step()
+        except ArithmeticError:
+            failures += 1
+    assert failures == 1
+    for number, request in enumerate(requests):
+        is_bad = number in (1, 3)
+        assert request.state == ("failed" if is_bad else "finished")
+        assert request.tokens == (alone[1][: alone[1].index(bad) + 1] if is_bad else alone[number])
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,15 @@ def test_a_validation_that_came_after_the_save_is_not_done_again(run):
     assert start.step == 4 and start.is_validated and start.best_val_loss == 5.0
 
 
+@pytest.mark.parametrize("marks", [[], ["RUN_COMPLETE.txt"]])
+def test_what_was_measured_of_weights_goes_when_they_are_trained_on(run, marks):
+    for name in ("inference_metrics.json", "config.json", *marks):
+        (run.path / name).write_text("{}")
+    assert run.begin("--resume", str(run.checkpoints / "step_000002")).step == 2
+    left = {path.name for path in run.path.iterdir()}
+    assert not left & {"inference_metrics.json", *marks} and "config.json" in left
+
+
 def test_a_complete_run_without_checkpoints_is_not_taken_for_another(token_files, tmp_path):
     """Nor replaced: its weights would be lost."""
     folder = Folder(token_files, tmp_path / "run")

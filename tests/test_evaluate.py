@@ -8,17 +8,24 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from conftest import REPOSITORY, write_token_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.analysis.inference import read_inference
+from testbed.analysis.inference import decode_rates, read_inference
+from testbed.analysis.statistics import compare
+from testbed.inference import evaluation, wrapped
+from testbed.inference.bleu import answer_text
+from testbed.inference.evaluation import Evaluation
+from testbed.inference.generate import generate
 from testbed.inference.perplexity import (
     perplexity,
     perplexity_ratio,
@@ -26,14 +33,17 @@ from testbed.inference.perplexity import (
     sliding_windows,
     window_nats,
 )
+from testbed.inference.quantize import quantize
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
+from testbed.pairs import encode_prompt
 from testbed.token_file import TokenFileWriter
 from testbed.tokenizer import train_bpe
 from testbed.weights import export_weights
 
 PROGRAM = REPOSITORY / "scripts" / "evaluate.py"
 SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=32, vocab_size=300, max_position_embeddings=64)
+BLEU_TOKENS = 16
 TRAINED = 32  # the sequence length that the run's metrics name
 
 
@@ -107,8 +117,21 @@ def test_the_interval_of_a_ratio_pairs_windows():
     assert found["value"] == pytest.approx(1.01, abs=0.002)
     assert 1.005 < found["low"] < found["value"] < found["high"] < 1.015
     assert one["low"] < other["value"] < one["high"]  # unpaired, nothing could be said
-    few = sliding_windows(400, 100, 100)
-    assert perplexity([500.0] * len(few), few, None)["low"] is None
+    few = sliding_windows(2901, 100, 100)
+    assert len(few) == 29 and perplexity([500.0] * 29, few, None)["low"] is None
+    assert perplexity_ratio(perplexity([500.0] * 29, few, None), perplexity([501.0] * 29, few, None))["low"] is None
+
+
+def test_the_interval_of_a_large_file_takes_no_gigabytes():
+    """4,999 resamples of 5,000 windows are 200 MB for each array that is made of them at once."""
+    windows = sliding_windows(50_001, 10, 10)
+    nats = np.random.default_rng(0).normal(20, 1, len(windows)).tolist()
+    perplexity(nats[:30], windows[:30], None)  # scipy is loaded
+    tracemalloc.start()
+    found = perplexity(nats, windows, None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found["low"] < found["value"] < found["high"] and peak < 200e6
 
 
 # the program ----------------------------------------------------------------------------------------------------------
@@ -117,14 +140,15 @@ def test_the_interval_of_a_ratio_pairs_windows():
 def save_checkpoint(folder: Path, model: GPT2, tokenizer_file: Path | None = None) -> Path:
     """A run's folder, as far as evaluate.py looks at it."""
     settings = SimpleNamespace(shape=model.shape, dropout=0.0)
-    export_weights(folder, model.state_dict(), settings, 299, "bpe:300", tokenizer_file)
+    text = tokenizer_file and tokenizer_file.read_text()
+    export_weights(folder, model.state_dict(), settings, 299, "bpe:300", text)
     (folder / "training_metrics.json").write_text(json.dumps({"training_config": {"seq_len": TRAINED}}))
     return folder
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
-    """run/: a checkpoint with its tokenizer; data.bin: text in that tokenizer; other.bin: in another one."""
+    """run/: a checkpoint with its tokenizer; theirs/: without; data.bin: text in that one; other.bin: in another."""
     folder = tmp_path_factory.mktemp("evaluate")
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     tokenizer = train_bpe(iter([text]), 300, folder / "bpe_300.json")
@@ -135,8 +159,22 @@ def files(tmp_path_factory) -> Path:
         writer.append_document(range(300))
     with TokenFileWriter(folder / "pairs.bin", 300, "bpe:300", 299, "bpe_300.json", has_targets=True) as writer:
         writer.append_document(range(40), 20)
-    (folder / "pairs.jsonl").write_text('{"prompt": "one two", "reference": "three"}\n' * 3)
+    prompts = ["one two", "a model", "an answer"]
+    asked = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    answers = [answer_text(tokenizer, ids) for ids in generate(model_of(), asked, BLEU_TOKENS, stop_id=299)]
+    pairs = [{"prompt": prompt, "reference": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+    pairs[2]["reference"] = "something else"
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (folder / "answers.json").write_text(json.dumps(answers))
+    (folder / "long.jsonl").write_text(json.dumps(pairs[0]) + "\n" + json.dumps(pairs[1] | {"prompt": "w " * 70}))
+    (folder / "empty.jsonl").write_text("\n")
+    train_bpe(iter([text]), 290, folder / "bpe_290.json")
     save_checkpoint(folder / "run", model_of(), folder / "bpe_300.json")
+    (folder / "theirs").mkdir()
+    shutil.copy(folder / "run" / "model.safetensors", folder / "theirs")
+    config = json.loads((folder / "run" / "config.json").read_text())
+    del config["tokenizer"]  # which is ours
+    (folder / "theirs" / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -162,6 +200,7 @@ def test_the_whole_program(files):
     """All parts of it, as a user starts it; what the file says is computed a second time from what it holds."""
     words = "--checkpoint run --data_path data.bin --quantize all --load --wrapped --quick --threads 1 --device cpu"
     command = [sys.executable, PROGRAM, *words.split(), "--repeats", "5", "--bleu", "pairs.jsonl"]
+    command += ["--bleu_max_new_tokens", str(BLEU_TOKENS)]
     ended = subprocess.run(command, cwd=files, capture_output=True, text=True, timeout=170, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -174,6 +213,9 @@ def test_the_whole_program(files):
     tokens = np.fromfile(files / "data.bin", dtype=np.uint16)
     expected = window_nats(model_of(), tokens, sliding_windows(len(tokens), TRAINED, TRAINED // 2, 6))
     assert schemes["none"]["perplexity"]["window_nats"] == pytest.approx(expected, abs=1e-3)
+    dynamic, windows = quantize(model_of(), "torch_dynamic").model, sliding_windows(len(tokens), 32, 16, 6)
+    alone = [window_nats(dynamic, tokens, [window])[0] for window in windows]  # whatever its neighbours are
+    assert schemes["torch_dynamic"]["perplexity"]["window_nats"] == pytest.approx(alone, abs=1e-3)
     bits = sum(expected) / math.log(2)
     assert schemes["none"]["perplexity"]["bits_per_byte"] == pytest.approx(bits / data["num_bytes"])
 
@@ -189,13 +231,21 @@ def test_the_whole_program(files):
             )
             assert 0.5 < scheme["perplexity_ratio"]["value"] < 2
             assert scheme["speed_ratio"]["low"] is not None
+        rates = {of: decode_rates(schemes[of]["latency"]) for of in (name, "bf16")}
+        if name == "bf16":
+            assert scheme["speed_ratio_bf16"] is None
+        else:
+            assert scheme["speed_ratio_bf16"]["ratio"] == pytest.approx(compare(rates[name], rates["bf16"]).ratio)
 
     load = content["load"]
     assert [point["concurrency"] for point in load["closed"]] == [1, 4] and len(load["open"]) == 5
+    assert load["cache_bytes"] == 2 * 2 * 3 * 16 * 32 * 4  # layers, keys and values, slots, positions, channels, bytes
     for point in load["closed"] + load["open"]:
         assert point["completed"] + point["rejected"] == 12 and len(point["samples"]) == point["completed"]
 
-    assert content["bleu"]["pairs"] == 3 and 0 <= content["bleu"]["score"] <= 100
+    answers = json.loads((files / "answers.json").read_text())
+    expected = sacrebleu.corpus_bleu(answers, [[*answers[:2], "something else"]]).score
+    assert content["bleu"]["pairs"] == 3 and content["bleu"]["score"] == pytest.approx(expected) and 0 < expected < 100
 
     arms = content["wrapped"]["arms"]
     assert set(arms) == {"plain", "training_engine", "init_inference"}
@@ -224,9 +274,25 @@ REFUSED = {
         (*CHECKPOINT, "--load", "--concurrency", "1,9", "--max_queue", "8"),
         "--concurrency 9 begins with as many requests at once",
     ),
+    "more at once than there are": (
+        (*CHECKPOINT, "--load", "--requests", "40", "--concurrency", "1,41"),
+        "--concurrency 41 is more than there are --requests, 40",
+    ),
+    "fewer requests than fill the batch": (
+        (*CHECKPOINT, "--load", "--requests", "31"),
+        "--requests 31 are too few for --max_batch 8: they would be over before a queue could grow; give --requests 32",
+    ),
+    "a large batch": ((*CHECKPOINT, "--load", "--max_batch", "64"), "--requests 100 are too few for --max_batch 64"),
     "load of nothing": ((*CHECKPOINT, "--load", "--load_scheme", "bf16"), "--load_scheme bf16 is not among"),
     "a damaged pair": ((*CHECKPOINT, "--bleu", "data.json"), "--bleu data.json line 1"),
     "no pairs": ((*CHECKPOINT, "--bleu", "no.jsonl"), "--bleu no.jsonl cannot be read"),
+    "a file without pairs": ((*CHECKPOINT, "--bleu", "empty.jsonl"), "--bleu empty.jsonl holds no pairs"),
+    "a long pair": ((*CHECKPOINT, "--bleu", "long.jsonl"), "--bleu long.jsonl: the prompt of pair 2 has"),
+    "another tokenizer": (
+        ("--from_pretrained", "theirs", "--tokenizer_file", "bpe_290.json", *CHECKPOINT[2:]),
+        "data.bin is written with bpe:300 of 300 tokens, but the tokenizer of --from_pretrained theirs is bpe:290",
+    ),
+    "out is a folder": ((*CHECKPOINT[:-1], "run", "--overwrite"), "--out run is a folder; name a file in it"),
     "no folder": ((*CHECKPOINT[:-1], "no/where.json"), "no is no folder that can be written into"),
     "nothing to do": (("--checkpoint", "run", "--no-latency", "--out", "new.json"), "nothing is left to measure"),
     "another device": (
@@ -282,6 +348,83 @@ def test_what_ends_early_says_so_in_the_file(evaluate, files):
     assert content["status"] == "failed" and "not finite" in content["failure"]
 
 
+ALL = ("--checkpoint", "run", "--data_path", "data.bin", "--quick")
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "code", "said"),
+    [
+        ("measure_latency", torch.OutOfMemoryError("CUDA out of memory\nmore of it"), 1, "CUDA out of memory"),
+        ("measure_perplexity", ValueError("a bug"), 1, "ValueError: a bug"),
+        ("measure_latency", KeyboardInterrupt(), 130, "interrupted"),
+        ("measure_latency", SystemExit(143), 143, "interrupted"),
+    ],
+    ids=["out of memory", "ValueError", "Ctrl-C", "SIGTERM"],
+)
+def test_whatever_ends_a_part_is_in_the_file_and_no_traceback(evaluate, files, monkeypatch, part, error, code, said):
+    def end(*_):
+        raise error
+
+    monkeypatch.setattr(Evaluation, part, end)
+    out = files / "ended.json"
+    found, _, printed = evaluate(*ALL, "--out", out, "--overwrite")
+    content = read_inference(out)
+    assert found == code and content["status"] == "failed" and said in content["failure"]
+    assert content["schemes"]["none"]["bytes_in_memory"] > 0  # what was complete is kept
+    assert "Traceback" not in printed and printed.count("error: ") == (code == 1)
+
+
+def test_a_model_that_does_not_fit_is_one_line(evaluate, files, monkeypatch):
+    def load_model(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(evaluation, "load_model", load_model)
+    code, _, printed = evaluate(*ALL, "--out", "unfit.json")
+    assert code == 1 and printed == "evaluate.py: error: OutOfMemoryError: CUDA out of memory\n"
+    assert not (files / "unfit.json").exists()
+
+
+def test_a_number_that_the_file_may_not_hold_is_said_in_the_file(evaluate, files, monkeypatch):
+    real = evaluation.latency_fields
+    monkeypatch.setattr(evaluation, "latency_fields", lambda *of: real(*of) | {"decode_tokens_per_s": math.nan})
+    code, _, printed = evaluate(*ALL, "--out", "nan.json")
+    content = read_inference(files / "nan.json")
+    assert code == 1 and "not finite" in printed and "Traceback" not in printed
+    assert content["status"] == "failed" and "not finite" in content["failure"]
+    assert content["schemes"]["none"]["latency"] is None and content["schemes"]["none"]["perplexity"] is not None
+
+
+def test_an_earlier_evaluation_outlives_one_that_fails_at_once(evaluate, files, monkeypatch):
+    def end(*_):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(Evaluation, "measure_sizes", end)
+    earlier = files / "kept.json"
+    earlier.write_text("{}")
+    code, _, printed = evaluate(*ALL, "--out", earlier, "--overwrite")
+    assert code == 1 and "no room" in printed and earlier.read_text() == "{}"
+    assert evaluate(*ALL, "--out", "fresh.json")[0] == 1
+    assert read_inference(files / "fresh.json")["failure"] == "RuntimeError: no room"
+
+
+def test_a_training_engine_that_does_not_run_is_a_failure(evaluate, files, monkeypatch):
+    """The comparison that was asked for is missing; what init_inference can do depends on the version."""
+
+    def unavailable(*_):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(wrapped, "_training_engine", unavailable)
+    monkeypatch.setattr(wrapped, "_init_inference", lambda model, _: model)
+    words = (*ALL, "--no-latency", "--wrapped", "--out", "unwrapped.json")
+    code, said, printed = evaluate(*words)
+    assert code == 1 and "--wrapped: DeepSpeed's training engine does not run here" in printed
+    content = read_inference(files / "unwrapped.json")
+    assert content["status"] == "complete" and "NOT MEASURED, DeepSpeed's training engine" in said
+    assert content["wrapped"]["arms"]["training_engine"]["unavailable"] == "RuntimeError: no compiler"
+    monkeypatch.setattr(wrapped, "_training_engine", lambda model, _: model)
+    assert evaluate(*words, "--overwrite")[0] == 0
+
+
 def test_without_a_tokenizer_there_are_no_bits_per_byte(evaluate, tmp_path):
     _, data = write_token_files(tmp_path)
     folder = save_checkpoint(tmp_path / "run", model_of())
@@ -293,10 +436,7 @@ def test_without_a_tokenizer_there_are_no_bits_per_byte(evaluate, tmp_path):
 
 def test_a_folder_of_transformers_needs_no_run_around_it(evaluate, files, tmp_path):
     """Only config.json and model.safetensors; without data, prompts are random ids and there is no perplexity."""
-    folder = tmp_path / "theirs"
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(files / "run" / name, folder)
+    folder = shutil.copytree(files / "theirs", tmp_path / "theirs")
     code, said, error = evaluate("--from_pretrained", folder, "--quick")
     assert "no bits per byte" not in said  # nothing was lost that could have been had
     content = read_inference(folder)

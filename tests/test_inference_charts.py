@@ -33,6 +33,7 @@ from PIL import Image
 from testbed.analysis import inference, inference_charts
 from testbed.analysis.chart_style import DPI
 from testbed.analysis.inference import check_inference, read_inference
+from testbed.inference.schemes import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = {"quality_vs_bytes.png", "decode_rate.png", "latency_vs_load.png"}
@@ -68,7 +69,10 @@ def test_the_speed_table_has_percentiles_in_milliseconds_and_the_verdict():
     of = content["schemes"]["int8_dynamic"]["latency"]["percentiles"]["per_token_s"]
     assert slow[3] == " / ".join(f"{of[name] * 1e3:.3f}" for name in ("p50", "p95", "p99"))
     assert slow[5] == "500" and slow[6].startswith("0.6") and slow[7] == "slower"
-    assert cells(inference.speed_table(content), "int4_weight_only")[7] == "no detectable difference"
+    assert slow[8].startswith(f"{500 / 560:.2f}x [") and slow[9] == "slower"  # against bf16, which is slower than fp32
+    int4 = cells(inference.speed_table(content), "int4_weight_only")
+    assert int4[7] == "no detectable difference" and int4[9] == "faster"
+    assert cells(inference.speed_table(content), "bf16")[8:] == ["", ""]
 
 
 def test_the_load_table_has_a_row_for_every_load_and_counts_what_was_refused():
@@ -96,6 +100,30 @@ def test_the_report_says_what_was_not_measured_and_how_the_rest_was():
     assert "| int4_weight_only |" not in text
 
 
+def test_the_notes_say_what_a_speed_does_not_show():
+    text = inference.report(example_inference())
+    assert text.count("all in one process: the interval says nothing of another start") == 2  # schemes, and wrapped
+    eager = "- Eager, not compiled: torchao widens or sums int8 weights anew for each product"
+    assert eager in text and "slower here says nothing of compiled models." in text
+    plain = {"schemes": {name: scheme(name) for name in ("none", "bf16")}}
+    assert "Eager" not in inference.report(example_inference() | plain)
+    assert {name for name, each in SCHEMES.items() if each.needs_torchao} == set(inference.EAGER)
+
+
+def test_few_windows_make_no_claim_and_the_report_says_so():
+    small = scheme("none") | {"perplexity": quality(1.0) | {"low": None, "high": None}}
+    assert "Too few windows for an interval" in inference.report(example_inference(schemes={"none": small}))
+    assert "Too few windows" not in inference.report(example_inference())
+
+
+def test_the_memory_of_a_load_is_said():
+    assert "- 3.000 MiB of keys and values for 8 slots, allocated beforehand.\n" in inference.report(
+        example_inference()
+    )
+    on_device = inference.report(example_inference(load=load(peak_allocated_bytes=50 * 2**20)))
+    assert "at most 50.00 MiB on the device, the weights of all schemes included" in on_device
+
+
 NOTHING_MEASURED = {"schemes": {}, "load": None, "wrapped": None, "data": None}
 
 
@@ -121,7 +149,7 @@ def test_every_picture_fits_and_is_left_out_with_its_data(tmp_path):
 @pytest.mark.parametrize(
     ("change", "title"),
     [
-        ({}, "int8_weight_only: 70% of the bytes, no detectable loss"),
+        ({}, "int8_weight_only: 70% of the bytes, no detectable loss (at most +0.07%)"),
         (  # every scheme loses
             {name: scheme(name, factor=1.02) for name in ("bf16", "int8_weight_only", "int8_dynamic")},
             "Every smaller scheme is worse, by 2.00% of perplexity or more",
@@ -219,7 +247,8 @@ def test_one_token_asked_for_is_no_decode_rate():
 def test_the_load_picture_marks_saturation_and_refused_requests():
     figure = inference_charts.load_figure(example_inference())
     assert figure.texts[0].get_text() == "Throughput stops growing at 4 requests at once: at most 1,840 tokens/s"
-    assert "Keeps up with 90 requests/s" in text_of(figure)
+    assert "Up to 90 requests/s most requests start at once" in text_of(figure)
+    assert "3.000 MiB of keys and values for 8 slots" in text_of(figure)
     assert "3 requests found the queue full" in text_of(figure)
     closed, opened = figure.axes[:2]
     for axis, where in ((closed, 4), (opened, 90)):
@@ -236,19 +265,31 @@ def test_the_load_picture_marks_saturation_and_refused_requests():
     ("change", "title"),
     [
         ({"saturation": {"concurrency": 16}}, "Throughput still grows at 16 requests at once: 1,840 tokens/s"),
-        ({"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None}}, "Keeps up with 90 requests/s"),
+        ({"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None}}, "Up to 90 requests/s most"),
         (
             {"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None, "rate_per_s": None}},
-            "Keeps up with none of the rates",
+            "At none of the rates do most requests start at once",
         ),
         (
             {"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None, "rate_per_s": 110}},
-            "Keeps up with 110 requests/s, the most that was tried",
+            "Up to 110 requests/s, the most that was tried, most requests start at once",
+        ),
+        (  # one concurrency shows no growth
+            {"closed": load()["closed"][:1], "saturation": {"concurrency": 1, "tokens_per_s": 800}},
+            "800 tokens/s at 1 request at once",
         ),
         ({"open": []}, "Throughput stops growing at 4 requests at once: at most 1,840 tokens/s"),
         ({"saturation": None}, "Latency against load"),
     ],
-    ids=["not reached", "open alone", "none of the rates", "all rates", "closed alone", "unfinished"],
+    ids=[
+        "not reached",
+        "open alone",
+        "none of the rates",
+        "all rates",
+        "one concurrency",
+        "closed alone",
+        "unfinished",
+    ],
 )
 def test_what_the_loads_do_not_show_is_not_said(change, title):
     content = example_inference(load=load(**change))
@@ -256,7 +297,7 @@ def test_what_the_loads_do_not_show_is_not_said(change, title):
         content["load"]["saturation"] = None
     check_inference(content)
     figure = inference_charts.load_figure(content)
-    assert figure.texts[0].get_text() == title
+    assert figure.texts[0].get_text().startswith(title)
     assert len(figure.axes) == (2 if [] in change.values() else 4)
 
 

@@ -13,7 +13,8 @@ from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.generate import generate
 from testbed.inference.latency import latency_fields, time_in_turn
-from testbed.inference.load_test import Traffic, closed_loop, load_test, open_loop, saturation
+from testbed.inference.load_test import Traffic, closed_loop, load_test, open_loop, percentiles, saturation, warm_up
+from testbed.inference.subject import REQUESTS_PER_SLOT
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
 
@@ -154,7 +155,46 @@ def test_rates_come_from_the_capacity_that_closed_loops_found(model):
     assert [point["rate_per_s"] / capacity for point in found["open"]] == pytest.approx(
         [0.25, 0.5, 0.75, 0.9, 1.1], rel=0.01
     )
+    # layers x keys and values x slots x positions x channels x bytes
+    assert found["cache_bytes"] == 1 * 2 * 4 * 64 * 16 * 4 and found["peak_allocated_bytes"] is None
     assert saved == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (2, 5)]
+
+
+def test_a_rate_of_many_times_the_capacity_is_not_one_at_which_requests_start_at_once(model):
+    """With a large batch, too: of four times as many requests, all at once, the later half finds no slot."""
+
+    def sustained(rate_per_s: float) -> float | None:
+        engine = BatchingEngine(model, max_batch=32, max_queue=1000)
+        point = open_loop(engine, Traffic(TOKENS, 10, 8, REQUESTS_PER_SLOT * 32), rate_per_s)
+        return saturation([], [point], 32)["rate_per_s"]
+
+    assert sustained(1e6) is None
+    assert sustained(50.0) == 50.0
+
+
+def test_warm_up_fills_the_batch_whatever_the_queue_holds(model):
+    """The largest batch is what a load reaches; kernels of smaller ones alone would be warm."""
+    for max_queue, new_tokens in ((2, 32), (100, 2)):  # together they must be, not one after the other
+        engine, most = BatchingEngine(model, max_batch=8, max_queue=max_queue), 0
+        step = engine.step
+
+        def counting_step(step=step, engine=engine):
+            nonlocal most
+            emitted = step()
+            most = max(most, len(emitted))
+            return emitted
+
+        engine.step = counting_step
+        warm_up(engine, Traffic(TOKENS, 10, new_tokens, 100))
+        assert most == 8 and not engine.has_work
+
+
+def test_a_percentile_needs_a_sample_that_is_expected_beyond_it():
+    def known(number: int) -> set[str]:
+        return {name for name, value in percentiles(range(number)).items() if value is not None}
+
+    assert [len(known(number)) for number in (0, 1, 2, 19, 20, 99, 100)] == [0, 0, 1, 1, 2, 2, 3]
+    assert known(20) == {"p50", "p95"} and percentiles(range(101)) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 class Slow(nn.Module):

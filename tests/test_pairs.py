@@ -15,6 +15,7 @@ from testbed.pairs import Pair, encode_pair, encode_prompt, read_pairs
 from testbed.peers import PEERS
 from testbed.peers.plan import why_missing
 from testbed.settings import check_run
+from testbed.sidecar import targets_path
 from testbed.token_file import TokenFileWriter, check_token_file, open_token_file
 from testbed.tokenizer import load_bpe, load_tokenizer, train_bpe
 
@@ -147,13 +148,18 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tm
         (("--pairs", "two.jsonl", "--tokenizer", "bpe:8192"), "finds only"),
         (("--pairs", "two.jsonl", "--tokenizer", "missing.json"), "the tokenizer file missing.json cannot be read"),
         (("--pairs", "two.jsonl", "--tokenizer", "two.json"), "the tokenizer file two.json holds no byte-level BPE"),
-        (("--pairs", "val_pairs.jsonl", "--tokenizer", "bpe:260"), "is where the pairs held out for validation are"),
+        *(
+            (("--pairs", name, "--tokenizer", "bpe:260"), f"--pairs {name} lies where the program writes its own")
+            for name in ("val_pairs.jsonl", "train_pairs.json", "val_pairs.json", "link.jsonl", "bpe_pairs_260.json")
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_leaves_no_file(tmp_path, arguments, sentence):
     write_pairs(tmp_path / "one.jsonl", [{"prompt": "a", "reference": "b"}, {"prompt": "a", "reference": "c"}])
     write_pairs(tmp_path / "two.jsonl", PAIRS[:2])
-    write_pairs(tmp_path / "val_pairs.jsonl", PAIRS)
+    for name in ("val_pairs.jsonl", "train_pairs.json", "val_pairs.json", "bpe_pairs_260.json"):
+        write_pairs(tmp_path / name, PAIRS)
+    (tmp_path / "link.jsonl").symlink_to("val_pairs.json")
     write_pairs(tmp_path / "broken.jsonl", [PAIRS[0], {"prompt": "a"}])
     (tmp_path / "two.json").write_text("{}")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -162,6 +168,26 @@ def test_what_cannot_work_is_one_sentence_and_leaves_no_file(tmp_path, arguments
     assert (result.returncode, len(said)) == (2, 1), result.stderr
     assert sentence in said[0] and "Traceback" not in result.stderr
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.name != "hf"} == before
+
+
+def test_what_is_wrong_with_a_file_of_pairs_is_mended_with_pairs(tmp_path, pair_files):
+    """Made again from documents, it would not be of pairs any more."""
+    path = tmp_path / "train_pairs.bin"
+    for content in (None, b"", b"123"):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"preprocess_small\.py --pairs FILE\.jsonl"):
+            open_token_file(path)
+    path.with_suffix(".json").write_text("{}")
+    path.write_bytes(b"1234")
+    with pytest.raises(ValueError, match=r"preprocess_small\.py --pairs FILE\.jsonl"):
+        open_token_file(path)
+    other = tmp_path / "answers.bin"
+    for source in (pair_files[0], pair_files[0].with_suffix(".json"), targets_path(pair_files[0])):
+        (tmp_path / source.name.replace(pair_files[0].stem, "answers")).write_bytes(source.read_bytes())
+    other.write_bytes(other.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=r"make both again with: python preprocess_small\.py --pairs"):
+        open_token_file(other)
 
 
 def checked(files, *flags):
@@ -200,9 +226,9 @@ def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_na
 
 def test_no_other_trainer_is_compared_on_pairs(token_files, pair_files, tmp_path):
     """They would learn the prompts too, and that is other work."""
-    missing = why_missing(tuple(PEERS), tmp_path, open_token_file(pair_files[0]))
-    assert missing.keys() == PEERS.keys()
-    assert all("only references are learned" in why or "not installed" in why for why in missing.values())
-    assert not any(
-        "learned" in why for why in why_missing(tuple(PEERS), tmp_path, open_token_file(token_files[0])).values()
-    )
+    text, pairs = (open_token_file(files[0]) for files in (token_files, pair_files))
+    for train_file, val_file in ((pairs, pairs), (pairs, text), (text, pairs)):
+        missing = why_missing(tuple(PEERS), tmp_path, train_file, val_file)
+        assert missing.keys() == PEERS.keys()
+        assert all("only references are learned" in why or "not installed" in why for why in missing.values())
+    assert not any("learned" in why for why in why_missing(tuple(PEERS), tmp_path, text, text).values())

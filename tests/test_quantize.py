@@ -57,6 +57,15 @@ def test_bytes_are_what_the_bit_widths_say(quantized, scheme):
     assert found.bytes_on_disk == pytest.approx(bits / 8, rel=0.05)
 
 
+def test_int4_on_cuda_is_expected_with_padded_rows_in_bf16():
+    """GPT-2 124M: rows of 768 become 1,024, rows of 3,072 stay; by hand."""
+    shape = ModelShape(num_layers=12, num_heads=12, embedding_size=768, vocab_size=50257, max_position_embeddings=1024)
+    padded = 12 * (8 * 768 * 1024 + 768 * 3072)
+    rest = (shape.padded_vocab_size + 1024) * 768 + 12 * 13 * 768 + 2 * 768
+    assert expected_bytes(shape, "int4_weight_only", "cuda") == padded / 2 + padded / 128 * 4 + 2 * rest
+    assert "on CUDA the rest in bf16" in SCHEMES["int4_weight_only"].summary
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_coverage_leaves_out_the_tied_head(quantized, scheme):
     found, weights = quantized[scheme], 12 * 128**2 * 3

@@ -19,7 +19,10 @@ from testbed.analysis.arms import group_into_arms
 from testbed.analysis.runs import load_run, load_runs
 from testbed.drill.work import free_port
 from testbed.inference import after_training
+from testbed.launch import usable_cores
 from testbed.metrics_file import check_metrics, read_metrics
+from testbed.model import GPT2
+from testbed.model_shape import ModelShape
 
 WORK = ["--global_batch_size", "4", "--max_train_steps", "3", "--timing_warmup_steps", "1", "--sample_tokens", "0"]
 WORK += ["--max_position_embeddings", "128", "--max_val_steps", "1", "--run_inference_benchmark"]
@@ -55,6 +58,7 @@ def test_a_run_measures_the_generation_of_its_own_weights(pair, token_files, run
     assert found["new_ids"] == written[0, 16:].tolist()
     assert (found["module"], found["precision"], found["batch_size"]) == ("plain", "fp32", 1)
     assert found["uses_cache"] is True and found["new_tokens"] == 100
+    assert found["threads"] == usable_cores()  # also with two ranks, of which each trained with its share
     assert metrics["status"] == "complete" and metrics["settings"]["run_inference_benchmark"] is True
 
 
@@ -84,7 +88,8 @@ def test_seed_000_s_command_draws_both_of_its_pictures(pair, tmp_path):
     assert row.split()[-2:] == [f"{run.inference_tokens_per_s:,.1f}" for run in runs]
     figure = charts.inference_figure(runs)
     assert len(figure.axes) == 1, "the same was measured in both"
-    assert "key-value cache, fp32, plain module: median of 7 after warm-up" in text_of(figure)
+    threads = f"{usable_cores()} thread{'s' * (usable_cores() > 1)}"
+    assert f"key-value cache, fp32, plain module, {threads}: median of 7 after warm-up" in text_of(figure)
     assert "One run each: no interval" in text_of(figure)
 
 
@@ -154,6 +159,40 @@ def test_files_without_the_benchmark_read_as_before_and_say_nothing_of_inference
     assert charts.inference_figure([run]) is None
     assert "generated" not in charts.comparison_table([run])
     check_metrics(example_metrics(inference=None, inference_latency=None, inference_throughput=None))
+
+
+def test_rank_0_measures_with_all_cores_and_gives_them_back(monkeypatch):
+    """Else a run with two ranks would be compared with one rank on twice as many threads."""
+    seen, share = [], torch.get_num_threads()
+    monkeypatch.setattr(after_training, "usable_cores", lambda: 3)
+
+    def time_in_turn(*_):
+        seen.append(torch.get_num_threads())
+        answer = SimpleNamespace(tokens=[1], latency_s=1.0, time_to_first_token_s=0.5)
+        return {"plain": [answer] * after_training.REPEATS}
+
+    monkeypatch.setattr(after_training, "time_in_turn", time_in_turn)
+    shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=16, max_position_embeddings=8)
+    settings = SimpleNamespace(shape=shape, precision="fp32")
+    found = after_training._measure(GPT2(shape).state_dict(), settings, [1], torch.device("cpu"))
+    assert seen == [3] and found["threads"] == 3
+    assert torch.get_num_threads() == share
+
+
+def test_runs_of_other_threads_do_not_compare(tmp_path):
+    """On a CPU; on a GPU the threads are not what generates."""
+    for kind, panels in (("cpu", 2), ("cuda", 1)):
+        runs = []
+        for threads in (1, 2):
+            content = with_inference(NOISE, hardware={"device_type": kind})
+            content["inference"]["threads"] = threads
+            runs.append(load_run(save(tmp_path / f"{kind}{threads}", content)))
+        assert len({run.inference_meaning for run in runs}) == panels
+        assert len(charts.inference_figure(runs).axes) == panels
+    assert "plain module, 1 thread: median of 7" in load_run(tmp_path / "cpu1").inference_meaning
+    old = with_inference(NOISE)  # a file from before the field
+    del old["inference"]["threads"]
+    assert "plain module: median of 7" in load_run(save(tmp_path / "old", old)).inference_meaning
 
 
 def test_a_model_that_does_not_fit_beside_its_training_costs_the_number_not_the_run(monkeypatch):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -22,6 +24,7 @@ from testbed.inference import load_model
 from testbed.inference.loading import shape_of_config, tokenizer_of
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
+from testbed.pairs import encode_prompt
 from testbed.sample import printable, text_of
 from testbed.token_file import TokenFileWriter
 from testbed.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
@@ -53,7 +56,7 @@ def exported(folder: Path, data: Path | None, positions: int = 64, vocab_size: i
         num_layers=2, num_heads=2, embedding_size=32, vocab_size=vocab_size, max_position_embeddings=positions
     )
     model = GPT2(shape)
-    file = None if data is None else data / bpe_file_name(BPE_SIZE)
+    file = None if data is None else (data / bpe_file_name(BPE_SIZE)).read_text()
     end, tokenizer = named.get("end_of_text_id", BPE_SIZE - 1), named.get("tokenizer", f"bpe:{BPE_SIZE}")
     export_weights(folder, model.state_dict(), SimpleNamespace(shape=shape, dropout=0.0), end, tokenizer, file)
     return folder
@@ -92,13 +95,36 @@ def run_sample(sample_program, monkeypatch, capfd):
 
 
 def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
-    """gpt2.py with a BPE of its own; its folder, with the data gone, continues a prompt."""
-    data_flags = ["--train_data_path", str(data / "train.bin"), "--val_data_path", str(data / "val.bin")]
+    """gpt2.py with a BPE of its own, in whose place another corpus's of the same size is put while it trains; the run's
+    folder continues a prompt with the one that its ids belong to."""
+    shutil.copytree(data, files := tmp_path / "data")
+    data_flags = ["--train_data_path", str(files / "train.bin"), "--val_data_path", str(files / "val.bin")]
+    train_bpe(iter([TEXT[::-1]]), BPE_SIZE, other := tmp_path / "other.json")
     run = tmp_path / "run"
-    flags = [*TINY_MODEL, "--seq_length", "32", "--device", "cpu", "--global_batch_size", "4", "--max_train_steps", "2"]
+    flags = [
+        *TINY_MODEL,
+        "--seq_length",
+        "32",
+        "--device",
+        "cpu",
+        "--global_batch_size",
+        "4",
+        "--max_train_steps",
+        "40",
+    ]
     flags += ["--timing_warmup_steps", "1", "--checkpoint_path", str(run), "--sample_prompt", "def main"]
-    done = run_program([sys.executable, str(PROGRAM), *data_flags, *flags])
-    assert done.returncode == 0, done.stderr[-2000:]
+    flags += ["--steps_per_print", "1", "--epochs", "15", "--max_val_steps", "1"]
+    command = [sys.executable, str(PROGRAM), *data_flags, *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+        said = []
+        for line in program.stdout:
+            said.append(line)
+            if line.startswith("step "):
+                break
+        other.replace(files / bpe_file_name(BPE_SIZE))
+        said += program.stdout
+    assert program.returncode == 0, "".join(said)
+    assert (files / bpe_file_name(BPE_SIZE)).read_bytes() != (data / bpe_file_name(BPE_SIZE)).read_bytes()
     assert (run / "tokenizer.json").read_bytes() == (data / bpe_file_name(BPE_SIZE)).read_bytes()
     sample = json.loads((run / "training_metrics.json").read_text())["sample"]
     prompt = load_bpe(run / "tokenizer.json").encode("def main")
@@ -187,6 +213,35 @@ def test_the_program_writes_what_the_flags_ask_for(run_sample, checkpoint):
     assert run_sample("--from_pretrained", *same[1:], "--temperature", "0")[1] == greedy
 
 
+def test_a_pair_is_asked_as_it_was_taught(run_sample, checkpoint, sample_program, monkeypatch):
+    asked = []
+
+    def no_tokens(_, prompt, *__, **___):
+        asked.append(prompt)
+        return iter([1])
+
+    tokenizer = tokenizer_of(checkpoint)
+    monkeypatch.setattr("testbed.inference.generate.stream", no_tokens)
+    code, text, said = run_sample("--checkpoint", checkpoint, "--prompt", "def ", "--pair", "--device", "cpu")
+    assert code == 0 and text == "def \n" + tokenizer.decode([1]) + "\n", said
+    assert asked == [encode_prompt(tokenizer, "def ")] and asked[0][-1:] == tokenizer.encode("\n")
+
+
+def test_out_of_memory_is_one_sentence(run_sample, checkpoint, sample_program, monkeypatch):
+    words = ("--checkpoint", checkpoint, "--prompt", "def", "--device", "cpu")
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ):
+        monkeypatch.setattr(sample_program, "load_model", Mock(side_effect=error))
+        code, text, said = run_sample(*words)
+        assert (code, text, said.count("\n")) == (1, "", 1) and said.startswith("sample.py: error: out of memory")
+    monkeypatch.setattr(sample_program, "load_model", Mock(side_effect=RuntimeError("sizes do not match")))
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        run_sample(*words)
+
+
 def test_a_text_ends_at_end_of_text_which_is_not_shown(run_sample, tmp_path, data):
     folder = exported(tmp_path / "run", data)
     write_always(folder, BPE_SIZE - 1)
@@ -219,6 +274,8 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
     folders = bad_folders(tmp_path, data)
     other = tmp_path / bpe_file_name(270)
     train_bpe(iter([TEXT]), 270, other)
+    same_size = tmp_path / bpe_file_name(BPE_SIZE)
+    train_bpe(iter([TEXT[::-1]]), BPE_SIZE, same_size)
     good = ["--checkpoint", folders["good"]]
     prompt = ["--prompt", "def"]
     too_long = "def main(arguments)\n" * 64
@@ -230,9 +287,13 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens 0 must be from 1 to "),
         ([*good, *prompt, "--temperature", -1], "--temperature -1.0 must be 0"),
         ([*good, *prompt, "--temperature", "nan"], "--temperature nan must be 0"),
-        ([*good, *prompt, "--top_k", -1], "--top_k -1 must be at least 1"),
+        ([*good, *prompt, "--top_k", -1], "--top_k -1 must be 0, which draws from all tokens, or more"),
         ([*good, *prompt, "--top_p", 0], "--top_p 0.0 must be above 0"),
         ([*good, *prompt, "--tokenizer_file", other], "reads ids of bpe:280, but the tokenizer file"),
+        (
+            [*good, *prompt, "--tokenizer_file", same_size],
+            "reads ids of its own tokenizer.json, but the tokenizer file",
+        ),
         ([*good, *prompt, "--tokenizer_file", tmp_path / "none.json"], "none.json cannot be read"),
         (["--checkpoint", folders["nothing"], *prompt], "nothing has no model.safetensors"),
         (["--checkpoint", folders["no tokenizer"], *prompt], "has no tokenizer.json"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,33 @@ def test_our_folder_opens_in_transformers_and_comes_back_bit_for_bit(tmp_path):
     again = GPT2(SHAPE)
     again.load_state_dict(read_initial_weights(str(tmp_path), SHAPE))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("activation_function", "relu"),
+        ("activation_function", "gelu"),
+        ("activation_function", ["gelu_new"]),
+        ("layer_norm_epsilon", 1e-6),
+        ("scale_attn_weights", False),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("tie_word_embeddings", False),
+    ],
+)
+def test_a_folder_of_a_model_that_computes_otherwise_is_refused(tmp_path, name, value):
+    reference_model().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, name: value}))
+    with pytest.raises(ValueError, match=f"--init_from .* its {name} is .*, but this program computes") as caught:
+        shape_of_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+    for same in ({**config, "activation_function": "gelu_pytorch_tanh"}, config):
+        file.write_text(json.dumps(same))
+        assert shape_of_folder(tmp_path) == SHAPE
+    file.write_text(json.dumps({key: config[key] for key in config if key != name}))
+    assert shape_of_folder(tmp_path) == SHAPE, "what it does not say is as transformers takes it"
 
 
 def test_a_truncated_weights_file_is_refused(tmp_path):

@@ -101,13 +101,16 @@ def micro_batches(
     """Read windows and cut them into micro batches; missing ones up to `num_sequences` carry no targets."""
     tokens, is_target = windows.read(numbers, num_sequences)
     inputs = torch.from_numpy(tokens[:, :-1].copy())
-    targets = torch.from_numpy(np.where(is_target, tokens[:, 1:], NOT_A_TARGET))
+    targets = torch.from_numpy(tokens[:, 1:].copy())
+    targets[len(numbers) :] = NOT_A_TARGET
+    if is_target is not None:
+        targets[torch.from_numpy(~is_target)] = NOT_A_TARGET
     if device.type == "cuda":  # pinned, so that the copy does not stop the host
         inputs, targets = inputs.pin_memory(), targets.pin_memory()
     inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
     batches = []
     for first in range(0, num_sequences, settings.micro_batch_size_per_gpu):
         rows = slice(first, min(first + settings.micro_batch_size_per_gpu, num_sequences))
-        num_target_tokens = int(np.count_nonzero(is_target[rows]))
+        num_target_tokens = windows.num_target_tokens(numbers[rows])
         batches.append(MicroBatch(inputs[rows], targets[rows], num_target_tokens, loss_divisor))
     return batches

@@ -123,8 +123,8 @@ def reopen(directory: Path, from_the_start: bool) -> None:
             what was lost, and the folders of checkpoints.
     """
     kept = {METRICS, CHECKPOINTS}
-    marks = (COMPLETE, FAILED, PREEMPTED)
-    for name in [name for name in (*OWN_FILES, *OWN_FOLDERS) if name not in kept] if from_the_start else marks:
+    ended = (COMPLETE, FAILED, PREEMPTED, INFERENCE)  # what was measured is of weights that will be others
+    for name in [name for name in (*OWN_FILES, *OWN_FOLDERS) if name not in kept] if from_the_start else ended:
         _delete(directory / name)
     for half in (*(directory / CHECKPOINTS).glob(".step_*.tmp"), *_leftovers(directory)):
         _delete(half)

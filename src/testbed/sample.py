@@ -16,9 +16,12 @@ from testbed.tokenizer import Tokenizer, load_tokenizer
 
 
 def sample_text(
-    state_dict: dict[str, torch.Tensor], settings: RunSettings, token_file: TokenFile
+    state_dict: dict[str, torch.Tensor], settings: RunSettings, token_file: TokenFile, tokenizer_text: str | None
 ) -> tuple[dict | None, str]:
     """Continue --sample_prompt with the trained weights, up to --sample_tokens or to the model's last position.
+
+    Args:
+        tokenizer_text: what the BPE's file held when the run began; None: GPT-2's, or it could not be read.
 
     Returns:
         The `sample` field of training_metrics.json (None where there is none), and a line for the screen.
@@ -26,7 +29,7 @@ def sample_text(
     if settings.sample_tokens == 0:
         return None, ""
     try:
-        tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file)
+        tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file, tokenizer_text)
         prompt = tokenizer.encode(settings.sample_prompt) or [tokenizer.end_of_text_id]
         room = settings.shape.max_position_embeddings - len(prompt)
         if room < 1:

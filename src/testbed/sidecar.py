@@ -20,6 +20,12 @@ HOW_TO_MAKE = "python download_data.py && python preprocess_small.py"
 HOW_TO_MAKE_PAIRS = "python preprocess_small.py --pairs FILE.jsonl"
 
 
+def how_to_make(path: Path) -> str:
+    """The command that makes a token file and what lies beside it: of pairs, if its name or targets say so."""
+    is_of_pairs = path.name.startswith(("train_pairs.", "val_pairs.")) or targets_path(path).exists()
+    return HOW_TO_MAKE_PAIRS if is_of_pairs else HOW_TO_MAKE
+
+
 def sidecar_path(path: Path) -> Path:
     """`train_small.bin` -> `train_small.json`."""
     return path.with_suffix(".json")
@@ -51,7 +57,7 @@ def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
     Raises:
         ValueError: one sentence that begins with `flag` and names the first field that is wrong.
     """
-    way_out = f"make it again with: {HOW_TO_MAKE}"
+    way_out = f"make it again with: {how_to_make(path)}"
     try:
         fields = read_json(path, f"{flag}: the sidecar {path}")
     except ValueError as error:

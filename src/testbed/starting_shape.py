@@ -15,6 +15,14 @@ from testbed.run_directory import TOKENIZER
 from testbed.token_file import TokenFile
 
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
+# What the forward pass does whatever config.json says; first what it means where it does not say.
+_COMPUTED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names for the tanh form
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "tie_word_embeddings": (True,),
+}
 
 
 def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
@@ -35,7 +43,10 @@ def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: To
             f"{expected_tokenizer}"
         )
     if values["init_from"] != "scratch":
-        _check_same_bpe(Path(values["init_from"]), train_file)
+        check_same_bpe(
+            *(Path(values["init_from"]), train_file.tokenizer_file, f"--init_from {values['init_from']}"),
+            f"{train_file.path} is written with another {train_file.tokenizer}",
+        )
     shape = {name: values[name] or base[name] for name in base}
     if values["vocab_size"] is None and values["init_from"] == "scratch":
         shape["vocab_size"] = train_file.vocab_size
@@ -80,19 +91,24 @@ def _starting_shape(values: dict[str, Any]) -> ModelShape:
     return shape_of_folder(Path(init_from))
 
 
-def _check_same_bpe(init_from: Path, train_file: TokenFile) -> None:
+def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, way_out: str | None = None) -> None:
     """Two BPEs of one size have one name, and their ids mean different text.
 
+    Args:
+        folder: of the weights.
+        file: the BPE that other ids are made with; None: none, they are GPT-2's.
+        weights, other: the sentence's parts that name both, for example "--init_from DIR" and "train.bin is written
+            with another bpe:8192".
+        way_out: its end (default: make the ids again with the folder's own BPE).
+
     Raises:
-        ValueError: the weights were trained with another file than the tokens were made with.
+        ValueError: the folder's own BPE is another file. Where one of the two is missing, nothing can be said.
     """
-    ours, theirs = train_file.tokenizer_file, init_from / TOKENIZER
-    if ours is None or not ours.is_file() or not theirs.is_file() or ours.read_bytes() == theirs.read_bytes():
+    own = folder / TOKENIZER
+    if file is None or not file.is_file() or not own.is_file() or file.read_bytes() == own.read_bytes():
         return
-    raise ValueError(
-        f"--init_from {init_from} reads ids of its own {TOKENIZER}, but {train_file.path} is written with another "
-        f"{train_file.tokenizer}, {ours.name}; tokenize the text with preprocess_small.py --tokenizer {theirs}"
-    )
+    way_out = way_out or f"tokenize the text with preprocess_small.py --tokenizer {own}"
+    raise ValueError(f"{weights} reads ids of its own {TOKENIZER}, but {other}, {file.name}; {way_out}")
 
 
 def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
@@ -146,6 +162,12 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
     for name, number in numbers.items():
         if type(number) is not int or not 0 < number <= LARGEST_COUNT:
             raise ValueError(f"{lead} {name} is {reprlib.repr(number)}, not a whole number from 1 to {LARGEST_COUNT}")
+    for name, computed in _COMPUTED.items():
+        if config.get(name, computed[0]) not in computed:
+            raise ValueError(
+                f"{lead} its {name} is {reprlib.repr(config[name])}, but this program computes "
+                f"{' or '.join(map(str, computed))}; the same weights would mean another model"
+            )
     return ModelShape(*numbers.values())
 
 

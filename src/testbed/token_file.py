@@ -29,10 +29,10 @@ from testbed.atomic_file import put_in_place
 from testbed.sidecar import (
     FORMAT_VERSION,
     FORMAT_VERSION_WITH_TARGETS,
-    HOW_TO_MAKE,
     HOW_TO_MAKE_PAIRS,
     TARGETS_SUFFIX,
     gpt2_fields,
+    how_to_make,
     read_sidecar,
     sidecar_path,
     targets_path,
@@ -207,7 +207,7 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     try:
         num_bytes = path.stat().st_size
     except FileNotFoundError:
-        raise ValueError(f"{flag} {path} does not exist; make it with: {HOW_TO_MAKE}") from None
+        raise ValueError(f"{flag} {path} does not exist; make it with: {how_to_make(path)}") from None
     except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
         raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
@@ -215,9 +215,11 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
             f"{flag} {path} is not a file; name the .bin inside it, for example {path / 'train_small.bin'}"
         )
     if not os.access(path, os.R_OK):
-        raise ValueError(f"{flag} {path} cannot be read; change its permissions or make it again with: {HOW_TO_MAKE}")
+        raise ValueError(
+            f"{flag} {path} cannot be read; change its permissions or make it again with: {how_to_make(path)}"
+        )
     if num_bytes == 0:
-        raise ValueError(f"{flag} {path} is empty; make it again with: {HOW_TO_MAKE}")
+        raise ValueError(f"{flag} {path} is empty; make it again with: {how_to_make(path)}")
 
     sidecar_file = sidecar_path(path)
     has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
@@ -233,13 +235,13 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     if num_bytes % dtype.itemsize:
         raise ValueError(
             f"{flag} {path} has {num_bytes} bytes, not a multiple of the {dtype.itemsize} bytes of a token: "
-            f"it was cut off; make it again with: {HOW_TO_MAKE}"
+            f"it was cut off; make it again with: {how_to_make(path)}"
         )
     num_tokens = num_bytes // dtype.itemsize
     if has_sidecar and num_tokens != fields["num_tokens"]:
         raise ValueError(
             f"{flag} {path} holds {num_tokens} tokens but its sidecar {sidecar_file.name} says {fields['num_tokens']}: "
-            f"one of them is not the original; make both again with: {HOW_TO_MAKE}"
+            f"one of them is not the original; make both again with: {how_to_make(path)}"
         )
     targets_file = fields["targets_file"]
     return TokenFile(
@@ -298,18 +300,18 @@ def check_token_file(
 
     Raises ValueError when an id does not fit in `vocab_size` or the contents are not those the sidecar was written for.
     """
-    scan = scan_token_file(token_file, progress)
+    scan, made_with = scan_token_file(token_file, progress), how_to_make(token_file.path)
     if scan.max_token_id >= vocab_size:
         position = _first_position_at_least(token_file.tokens, vocab_size)
         raise ValueError(
             f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
             f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; pass --vocab_size "
-            f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {HOW_TO_MAKE}"
+            f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {made_with}"
         )
     if token_file.sha256 is not None and scan.sha256 != token_file.sha256:
         raise ValueError(
             f"{flag} {token_file.path} has sha256 {scan.sha256[:12]}… but its sidecar says {token_file.sha256[:12]}…: "
-            f"the tokens changed after they were written; make both again with: {HOW_TO_MAKE}"
+            f"the tokens changed after they were written; make both again with: {made_with}"
         )
     if token_file.targets is not None:
         _check_targets(token_file, scan, flag)

@@ -232,13 +232,17 @@ def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
     return load_bpe(path)
 
 
-def load_bpe(path: Path) -> Tokenizer:
-    """A tokenizer that `train_bpe` saved. Raises ValueError when the file is missing or not such a file."""
+def load_bpe(path: Path, text: str | None = None) -> Tokenizer:
+    """A tokenizer that `train_bpe` saved. Raises ValueError when the file is missing or not such a file.
+
+    Args:
+        text: what the file held when it was read before; then it is not read again.
+    """
     import tiktoken
 
     way_out = "make it again with: python preprocess_small.py"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8") if text is None else text)
         vocabulary: dict[str, int] = content["model"]["vocab"]
         (added,) = (token for token in content["added_tokens"] if token["content"] == END_OF_TEXT)
         end_of_text = operator.index(added["id"])
@@ -268,8 +272,8 @@ def load_bpe(path: Path) -> Tokenizer:
     return Tokenizer(name, encoding, end_of_text)
 
 
-def load_tokenizer(name: str, tokenizer_file: Path | None) -> Tokenizer:
-    """The tokenizer that a token file's sidecar names.
+def load_tokenizer(name: str, tokenizer_file: Path | None, text: str | None = None) -> Tokenizer:
+    """The tokenizer that a token file's sidecar names. `text` as in `load_bpe`.
 
     Raises OSError when GPT-2's files cannot be had, ValueError when the tokenizer file is missing or another one.
     """
@@ -278,7 +282,7 @@ def load_tokenizer(name: str, tokenizer_file: Path | None) -> Tokenizer:
     vocab_size = bpe_vocab_size(name, "tokenizer")
     if tokenizer_file is None:
         raise ValueError(f"tokenizer {name} needs its file, {bpe_file_name(vocab_size)} beside the token files")
-    tokenizer = load_bpe(tokenizer_file)
+    tokenizer = load_bpe(tokenizer_file, text)
     if tokenizer.vocab_size != vocab_size:
         raise ValueError(
             f"the tokenizer file {tokenizer_file} holds {tokenizer.name}, but the token file was made with {name}; "

@@ -74,13 +74,13 @@ def export_weights(
     settings: RunSettings,
     end_of_text_id: int | None,
     tokenizer: str | None,
-    tokenizer_file: Path | None = None,
+    tokenizer_text: str | None = None,
 ) -> None:
     """Write a folder that `GPT2LMHeadModel.from_pretrained` opens. The vocabulary is the real one, without padding.
 
     Args:
-        tokenizer_file: of a trained BPE; copied, so that the folder is all that `testbed.inference` needs. Where it has
-            gone meanwhile, the weights are still worth having, so there is no copy then.
+        tokenizer_text: the file of a trained BPE, so that the folder is all that `testbed.inference` needs. None where
+            there is none: the weights are worth having without it.
     """
     shape, dropout = settings.shape, settings.dropout
     directory.mkdir(parents=True, exist_ok=True)
@@ -107,5 +107,5 @@ def export_weights(
         "tokenizer": tokenizer,  # not theirs: which tokenizer the ids belong to
     }
     write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")
-    if tokenizer_file is not None and tokenizer_file.is_file():
-        write_text(directory / TOKENIZER, tokenizer_file.read_text(encoding="utf-8"))
+    if tokenizer_text is not None:
+        write_text(directory / TOKENIZER, tokenizer_text)

@@ -44,24 +44,25 @@ class Windows:
             return (len(self) if windows is None else len(windows)) * self.seq_length
         return int((self._pairs if windows is None else self._pairs[windows])[:, 2].sum())
 
-    def read(self, windows: Sequence[int] | np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, windows: Sequence[int] | np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Windows as the rows of a batch; rows beyond them, up to `num_rows`, carry no targets.
 
         Returns:
             (num_rows, T + 1) int64 token ids, of which [:, :-1] are inputs and [:, 1:] what they predict, and
-            (num_rows, T) bool: which of those predictions are targets.
+            (num_rows, T) bool: which of those predictions are targets. None, of text: all those of the windows are.
         """
         length, file = self.seq_length, self.token_file
+        if file.targets is None:
+            tokens = np.zeros((num_rows, length + 1), dtype=np.int64)
+            for row, window in enumerate(windows):
+                tokens[row] = file.tokens[window * length : window * length + length + 1]
+            return tokens, None
         tokens = np.full((num_rows, length + 1), file.end_of_text_id, dtype=np.int64)
         is_target = np.zeros((num_rows, length), dtype=bool)
         for row, window in enumerate(windows):
-            if file.targets is None:
-                tokens[row] = file.tokens[window * length : window * length + length + 1]
-                is_target[row] = True
-            else:
-                start, end, _ = self._pairs[window]
-                tokens[row, : end - start] = file.tokens[start:end]
-                is_target[row, : end - start - 1] = file.targets[start + 1 : end]
+            start, end, _ = self._pairs[window]
+            tokens[row, : end - start] = file.tokens[start:end]
+            is_target[row, : end - start - 1] = file.targets[start + 1 : end]
         return tokens, is_target
 
 

@@ -21,7 +21,10 @@ from testbed.json_file import read_json
 
 INFERENCE_FILE = "inference_metrics.json"
 REFERENCE = "none"  # the scheme that the others are compared with
+SERVED = "bf16"  # what models are served in: speed is compared with it too
 WORSE, BETTER = "worse", "better"
+EAGER = ("int8_dynamic", "int8_weight_only", "int4_weight_only")  # torchao's, made for torch.compile
+ONE_PROCESS = "all in one process: the interval says nothing of another start"
 SIZES = ("num_products", "num_quantized_products", "bytes_in_memory", "bytes_on_disk", "bytes_expected")
 WRAPPED = {
     "plain": "plain module",
@@ -143,11 +146,11 @@ def speed_table(content: Mapping[str, Any]) -> str:
         return ""
     lines = [
         "| scheme | prefill, ms p50 | first token, ms p50 / p95 | per token, ms p50 / p95 / p99 | prefill tokens/s | "
-        f"decode tokens/s | decode against {REFERENCE} | verdict |",
-        "|---|---:|---:|---:|---:|---:|---:|---|",
+        f"decode tokens/s | decode against {REFERENCE} | verdict | decode against {SERVED} | verdict |",
+        "|---|---:|---:|---:|---:|---:|---:|---|---:|---|",
     ]
     for name, scheme in timed.items():
-        latency, ratio = scheme["latency"], scheme["speed_ratio"]
+        latency = scheme["latency"]
         of = latency["percentiles"]
         cells = (
             name,
@@ -156,11 +159,18 @@ def speed_table(content: Mapping[str, Any]) -> str:
             _milliseconds(of["per_token_s"], "p50", "p95", "p99"),
             rate(latency["prefill_tokens_per_s"]),
             rate(latency["decode_tokens_per_s"]),
-            "" if ratio is None else bounded(ratio["ratio"], ratio["low"], ratio["high"], "{:.2f}".format, "x"),
-            "" if ratio is None else ratio["verdict"],
+            *_ratio_cells(scheme["speed_ratio"]),
+            *_ratio_cells(scheme["speed_ratio_bf16"]),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _ratio_cells(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
+    """A ratio of rates with its interval, and its verdict."""
+    if ratio is None:
+        return "", ""
+    return bounded(ratio["ratio"], ratio["low"], ratio["high"], "{:.2f}".format, "x"), ratio["verdict"]
 
 
 def load_points(content: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -202,8 +212,7 @@ def wrapped_table(content: Mapping[str, Any]) -> str:
             WRAPPED[name],
             digits(latency_s),
             rate(statistics.median(arm["decode_tokens_per_s"])),
-            "" if ratio is None else bounded(ratio["ratio"], ratio["low"], ratio["high"], "{:.2f}".format, "x"),
-            "" if ratio is None else ratio["verdict"],
+            *_ratio_cells(ratio),
             {None: "", True: "yes", False: "NO"}[arm["same_tokens"]],
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -255,22 +264,31 @@ def quality_notes(content: Mapping[str, Any]) -> list[str]:
     data = content["data"]
     if data is None:
         return []
+    found = [scheme["perplexity"] for scheme in measured_schemes(content).values() if scheme["perplexity"] is not None]
+    has_no_interval = any(each["low"] is None for each in found)
     windows = f"{data['num_windows']:,} windows of {data['window']} tokens, one every {data['stride']}"
     return [
         f"Perplexity on {data['name']}: {data['num_target_tokens']:,} tokens predicted in {windows}; 95 % bootstrap "
-        f"over windows. Against {REFERENCE} window by window, so that what makes a window hard cancels."
+        f"over windows. Against {REFERENCE} window by window, so that what makes a window hard cancels.",
+        *["Too few windows for an interval: no claim about quality."] * has_no_interval,
     ]
 
 
 def speed_notes(content: Mapping[str, Any]) -> list[str]:
     """What one request was; empty where none was timed."""
-    latencies = [scheme["latency"] for scheme in measured_schemes(content).values() if scheme["latency"] is not None]
+    timed = {name: scheme for name, scheme in measured_schemes(content).items() if scheme["latency"] is not None}
+    latencies = [scheme["latency"] for scheme in timed.values()]
     if not latencies:
         return []
-    first = latencies[0]
+    first, is_eager = latencies[0], any(name in EAGER for name in timed)
+    eager = (
+        "Eager, not compiled: torchao widens or sums int8 weights anew for each product, which torch.compile would "
+        "fuse or fold; slower here says nothing of compiled models."
+    )
     return [
         f"One request at a time: {first['prompt_tokens']} prompt tokens, {first['new_tokens']} new ones, "
-        f"{first['repeats']} repeats of each scheme in turn after {first['warmup']} of warm-up."
+        f"{first['repeats']} repeats of each scheme in turn after {first['warmup']} of warm-up, {ONE_PROCESS}.",
+        *[eager] * is_eager,
     ]
 
 
@@ -283,28 +301,44 @@ def load_notes(content: Mapping[str, Any]) -> list[str]:
         f"Load: half to all of {load['prompt_tokens']} prompt tokens and of {load['new_tokens']} new ones per request, "
         f"weights {load['scheme']}, at most {load['max_batch']} in the batch and {load['max_queue']} waiting. "
         "Requests/s: arrivals at random (Poisson), latency from the drawn arrival on.",
+        cache_in_words(load),
         *(f"{words}." for words in saturation_in_words(content)),
     ]
 
 
+def cache_in_words(load: Mapping[str, Any]) -> str:
+    """What keys and values take, and what the device held at most."""
+    cache = f"{digits(load['cache_bytes'] / 2**20)} MiB of keys and values for {load['max_batch']} slots"
+    if load["peak_allocated_bytes"] is None:
+        return f"{cache}, allocated beforehand."
+    peak = digits(load["peak_allocated_bytes"] / 2**20)
+    return f"{cache}, allocated beforehand; at most {peak} MiB on the device, the weights of all schemes included."
+
+
 def saturation_in_words(content: Mapping[str, Any]) -> list[str]:
-    """Where more load brings no more throughput, or that no load was enough to show it; which rate is kept up with."""
+    """Where more load brings no more throughput, or that no load was enough to show it; up to which rate requests start
+    at once."""
     load = content["load"]
     found, said = load["saturation"] or {}, []
     if found.get("concurrency") is not None:
-        best, where = f"{rate(found['tokens_per_s'])} tokens/s", f"at {found['concurrency']} requests at once"
-        is_seen = saturating_concurrency(content) is not None
-        said.append(
-            f"Throughput stops growing {where}: at most {best}"
-            if is_seen
-            else f"Throughput still grows {where}: {best}"
-        )
+        best, where = f"{rate(found['tokens_per_s'])} tokens/s", f"at {_requests(found['concurrency'])} at once"
+        if len(load["closed"]) == 1:
+            said.append(f"{best} {where}")  # nothing is known of how it grows
+        elif saturating_concurrency(content) is not None:
+            said.append(f"Throughput stops growing {where}: at most {best}")
+        else:
+            said.append(f"Throughput still grows {where}: {best}")
     if load["open"] and found:
         kept = found["rate_per_s"]
         is_last = kept is not None and limiting_rate(content) is None
-        words = "none of the rates" if kept is None else f"{kept:g} requests/s"
-        said.append(f"Keeps up with {words}" + (", the most that was tried" if is_last else ""))
+        tried = ", the most that was tried," if is_last else ""
+        where = "At none of the rates" if kept is None else f"Up to {kept:g} requests/s{tried}"
+        said.append(f"{where} {'do ' * (kept is None)}most requests start at once")
     return said
+
+
+def _requests(number: int) -> str:
+    return f"{number} request{'s' * (number > 1)}"
 
 
 def saturating_concurrency(content: Mapping[str, Any]) -> int | None:
@@ -315,7 +349,7 @@ def saturating_concurrency(content: Mapping[str, Any]) -> int | None:
 
 
 def limiting_rate(content: Mapping[str, Any]) -> float | None:
-    """The highest rate that was kept up with; None where there is none, or where no higher one was tried."""
+    """The highest rate at which most requests start at once; None where none is, or where no higher one was tried."""
     load = content["load"]
     found = (load["saturation"] or {"rate_per_s": None})["rate_per_s"]
     return None if found == max((point["rate_per_s"] for point in load["open"]), default=None) else found
@@ -327,7 +361,8 @@ def _other_notes(content: Mapping[str, Any]) -> list[str]:
         wrapped = content["wrapped"]
         lines.append(
             f"Wrapped: {wrapped['prompt_tokens']} prompt tokens, {wrapped['new_tokens']} new ones, "
-            f"{wrapped['repeats']} repeats of each module in turn; ratio of medians with its 95 % interval."
+            f"{wrapped['repeats']} repeats of each module in turn; ratio of medians with its 95 % interval, "
+            f"{ONE_PROCESS}."
         )
     if content["bleu"] is not None:
         bleu = content["bleu"]

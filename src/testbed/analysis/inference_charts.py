@@ -133,7 +133,8 @@ def quality_title(points: Mapping[str, Mapping[str, Any]]) -> str:
     harmless = [name for name, verdict in judged.items() if verdict != WORSE]
     if harmless:
         name = min(harmless, key=lambda name: smaller[name]["bytes_in_memory"])
-        said = "better perplexity" if judged[name] == BETTER else "no detectable loss"
+        most = f"no detectable loss (at most {_signed(smaller[name]['perplexity_ratio']['high'] - 1)})"
+        said = "better perplexity" if judged[name] == BETTER else most
         return f"{name}: {smaller[name]['bytes_in_memory'] / whole['bytes_in_memory']:.0%} of the bytes, {said}"
     least = min(each["perplexity_ratio"]["value"] for each in smaller.values())
     return f"Every smaller scheme is worse, by {least - 1:.2%} of perplexity or more"
@@ -250,7 +251,10 @@ def load_figure(content: Mapping[str, Any]) -> Figure | None:
         "open": ("Open loop: requests arrive at random", "requests per second offered"),
     }
     marks = {"closed": saturating_concurrency(content), "open": limiting_rate(content)}
-    meanings = {"closed": "where throughput stops growing", "open": "the highest rate that it keeps up with"}
+    meanings = {
+        "closed": "where throughput stops growing",
+        "open": "the highest rate at which most requests start at once",
+    }
     marked = [f"{meanings[kind]} ({kind})" for kind, _ in kinds if marks[kind] is not None]
     notes = [f"Dotted: {', '.join(marked)}."] * bool(marked)
     refused = sum(point["rejected"] for kind, _ in kinds for point in load[kind])
@@ -259,7 +263,7 @@ def load_figure(content: Mapping[str, Any]) -> Figure | None:
     )
     with rc_context(STYLE):
         title, *more = saturation_in_words(content) or ["Latency against load"]
-        notes += [*(f"{words}." for words in more), load_notes(content)[0]]
+        notes += [*(f"{words}." for words in more), *load_notes(content)[:2]]
         figure, axes = _figure(content, title, [2.9, 1.9], notes, columns=len(kinds))
         for column, (kind, name) in enumerate(kinds):
             points = sorted(load[kind], key=lambda point: point[name])
@@ -283,7 +287,9 @@ def load_figure(content: Mapping[str, Any]) -> Figure | None:
                     axis.axvline(where, color="#222222", linewidth=1.4, linestyle=(0, (1, 1.5)), zorder=1.5)
                 axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             upper.set_title(labels[kind][0], fontsize=9, color="#555555", loc="left")
-        highest = max(point["latency_s"]["p95"] or 0 for kind, _ in kinds for point in load[kind])
+        highest = max(
+            point["latency_s"]["p95"] or point["latency_s"]["p50"] or 0 for kind, _ in kinds for point in load[kind]
+        )
         lowest = min(point["time_to_first_token_s"]["p50"] or highest for kind, _ in kinds for point in load[kind])
         if highest > 20 * lowest > 0:
             axes[0].set_yscale("log", subs=(2, 5))

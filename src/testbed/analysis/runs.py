@@ -357,12 +357,15 @@ def _inference(metrics: dict) -> dict[str, Any]:
         return {}
     repeats = tuple(found["new_tokens"] / latency_s for latency_s in found["latency_s"])
     cache = "key-value cache" if found["uses_cache"] else "no key-value cache"
+    threads, where = found.get("threads"), ""
+    if threads is not None and metrics["hardware"]["device_type"] == "cpu":
+        where = f", {threads} thread{'s' * (threads > 1)}"
     return {
         "inference_latency_s": metrics.get("inference_latency"),
         "inference_tokens_per_s": metrics.get("inference_throughput"),
         "inference_meaning": f"{found['new_tokens']} greedy tokens after {len(found['prompt_ids'])}, batch "
-        f"{found['batch_size']}, {cache}, {found['precision']}, {found['module']} module: median of {len(repeats)} "
-        "after warm-up",
+        f"{found['batch_size']}, {cache}, {found['precision']}, {found['module']} module{where}: median of "
+        f"{len(repeats)} after warm-up",
         "inference_repeats_tokens_per_s": repeats,
     }
 

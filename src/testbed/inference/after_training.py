@@ -6,7 +6,9 @@ weights with DeepSpeed does to generation is another question, which scripts/eva
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch
 from testbed import distributed
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.latency import time_in_turn
+from testbed.launch import usable_cores
 from testbed.model import GPT2
 from testbed.settings import BENCHMARK_NEW_TOKENS, BENCHMARK_PROMPT_TOKENS, RunSettings
 from testbed.token_file import TokenFile
@@ -62,9 +65,11 @@ def _measure(
     model.to(device, DTYPES[settings.precision])
     prompts = [prompt] * (WARMUP + REPEATS)
     plain = {"plain": CachedModel(model).eval()}
-    answers = time_in_turn(plain, settings.shape, prompts, BENCHMARK_NEW_TOKENS, WARMUP, device)["plain"]
+    with _all_cores() as threads:
+        answers = time_in_turn(plain, settings.shape, prompts, BENCHMARK_NEW_TOKENS, WARMUP, device)["plain"]
     return {
         "module": "plain",
+        "threads": threads,
         "precision": settings.precision,
         "batch_size": 1,
         "uses_cache": True,
@@ -75,3 +80,15 @@ def _measure(
         "latency_s": [answer.latency_s for answer in answers],
         "time_to_first_token_s": [answer.time_to_first_token_s for answer in answers],
     }
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[int]:
+    """As many threads as this process has cores, yielded: a rank's own share of them would make runs with more ranks
+    slower here, though the other ranks wait. Set in the thread that measures, where OpenMP keeps it."""
+    share = torch.get_num_threads()
+    torch.set_num_threads(usable_cores())
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(share)

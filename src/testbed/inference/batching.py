@@ -24,7 +24,7 @@ from testbed.inference.sampling import GREEDY, NOT_A_TOKEN, Sampling, next_token
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
 
-WAITING, RUNNING, FINISHED, CANCELLED = "waiting", "running", "finished", "cancelled"
+WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "waiting", "running", "finished", "cancelled", "failed"
 STOP, LENGTH = "stop", "length"  # why a request finished
 PADDING_ID = 0  # any id will do: no sequence's own tokens see what stands behind them
 
@@ -37,7 +37,7 @@ class Request:
         stop_id: the token that ends it, usually end-of-text; it is the last of `tokens` then.
         id: given by `submit`, in order of arrival.
         tokens: new token ids so far.
-        state: "waiting", "running", "finished" or "cancelled".
+        state: "waiting", "running", "finished", "cancelled", or "failed": its logits were not numbers.
         finish_reason: "stop" or "length" once it is finished.
     """
 
@@ -62,7 +62,8 @@ class QueueFull(Exception):
 
 class BatchingEngine:
     """Runs requests in one batch. Not for several threads at once; the same calls in the same order give the same
-    tokens, and a request's tokens do not depend on its neighbours.
+    tokens. A request's tokens do not depend on its neighbours, but for rounding: a matrix product of other sizes may
+    sum in another order, and where two tokens are equally likely to the last digits, that decides.
 
     Args:
         module: a GPT2, a CachedModel, or a wrapper that passes a CachedModel's call on (then give `shape`).
@@ -99,6 +100,7 @@ class BatchingEngine:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # the request in slot i stands at place i
         self._random: dict[Request, random.Random] = {}  # of each request under way
+        self._uniform: dict[Request, float] = {}  # its next random number, kept until a token was drawn with it
         self._ids = itertools.count()
 
     @property
@@ -129,6 +131,7 @@ class BatchingEngine:
             raise QueueFull(f"{self.max_queue} requests wait already; submit it again later")
         request.id = next(self._ids)
         self._random[request] = random.Random(request.sampling.seed)
+        self._uniform[request] = self._random[request].random()
         self._waiting.append(request)
         return request
 
@@ -168,13 +171,15 @@ class BatchingEngine:
     def step(self) -> list[tuple[Request, int]]:
         """Admit waiting requests into free slots, and emit one token of every request that now runs.
 
-        The host waits for the device once, for the tokens. When a step fails, every request stays where it was.
+        The host waits for the device once, for the tokens. When a step fails, every request stays where it was, and the
+        next step does the same again: not even what is drawn at random changes.
 
         Returns:
             Each request with its new token, in the order of the slots. Those that end with it have left already.
 
         Raises:
-            ArithmeticError: the model's logits are not numbers.
+            ArithmeticError: the logits of some requests are not numbers. These have ended (state "failed"); the others
+                go on with the next step.
         """
         joining = list(itertools.islice(self._waiting, self.num_free_slots))
         batch = self._running + joining
@@ -186,10 +191,11 @@ class BatchingEngine:
         if joining:
             logits.append(self._forward([request.prompt for request in joining], len(self._running), joining))
         samplings = [request.sampling for request in batch]
-        uniforms = [self._random[request].random() if request.sampling.temperature else 0.0 for request in batch]
+        uniforms = [self._uniform[request] for request in batch]
         chosen = next_tokens(logits[0] if len(logits) == 1 else torch.cat(logits), samplings, uniforms)
         tokens = chosen.tolist()  # the only wait for the device
         if NOT_A_TOKEN in tokens:
+            self._fail([slot for slot, token in enumerate(tokens) if token == NOT_A_TOKEN], batch)
             raise ArithmeticError(
                 "the model's logits are not numbers: its training diverged, or its weights are damaged"
             )
@@ -199,6 +205,7 @@ class BatchingEngine:
         self._running += joining
         for request, token in zip(batch, tokens, strict=True):
             request.tokens.append(token)
+            self._uniform[request] = self._random[request].random()
         for slot in reversed(range(len(batch))):  # from the end: whoever moves into a slot was looked at before
             request = batch[slot]
             if request.tokens[-1] == request.stop_id:
@@ -214,6 +221,16 @@ class BatchingEngine:
         lengths = [request.length for request in requests]
         return self.module(ids.to(self.device, non_blocking=True), self.cache, first_slot, lengths)
 
+    def _fail(self, slots: Sequence[int], batch: Sequence[Request]) -> None:
+        """End the requests in these slots of a step whose tokens are not taken, and leave nothing of theirs there."""
+        for slot in reversed(slots):  # from the end: whoever moves into a slot is not among them
+            self.cache.clear_slot(slot)
+            if slot < len(self._running):
+                self._leave(slot, FAILED)
+            else:
+                self._waiting.remove(batch[slot])
+                self._end(batch[slot], FAILED)
+
     def _leave(self, slot: int, state: str, reason: str | None = None) -> None:
         """End the request in a slot; the last running one takes its place."""
         request, last = self._running[slot], self._running.pop()
@@ -224,4 +241,4 @@ class BatchingEngine:
 
     def _end(self, request: Request, state: str, reason: str | None = None) -> None:
         request.state, request.finish_reason = state, reason
-        del self._random[request]
+        del self._random[request], self._uniform[request]

@@ -8,8 +8,8 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 
 from testbed.inference.generate import generate
+from testbed.inference.prompts import prompts_of_pairs
 from testbed.model import GPT2
-from testbed.pairs import encode_prompt, read_pairs
 from testbed.tokenizer import Tokenizer
 
 
@@ -43,18 +43,8 @@ def score_pairs(
         ValueError: one sentence: the file is no pairs.jsonl or empty, a prompt leaves too little room for an answer
             (with its place among the pairs), or a setting is out of its range.
     """
-    pairs = list(read_pairs(Path(pairs_path), flag))
-    if not pairs:
-        raise ValueError(f"{flag} {pairs_path} holds no pairs; there is nothing to score")
-    prompts = [encode_prompt(tokenizer, pair.prompt) for pair in pairs]
     positions = model.shape.max_position_embeddings
-    for number, prompt in enumerate(prompts, start=1):
-        if len(prompt) + max_new_tokens > positions:
-            raise ValueError(
-                f"{flag} {pairs_path}: the prompt of pair {number} has {len(prompt)} tokens, which with "
-                f"{max_new_tokens} new ones are more than the {positions} positions of the model; ask for at most "
-                f"{max(0, positions - len(prompt))} new tokens, or leave the pair out"
-            )
+    pairs, prompts = prompts_of_pairs(tokenizer, Path(pairs_path), max_new_tokens, positions, flag)
     answers = generate(
         *(model, prompts, max_new_tokens, temperature, top_k, top_p, seed),
         stop_id=tokenizer.end_of_text_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from testbed.atomic_file import write_text
 from testbed.error_text import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
@@ -20,13 +22,14 @@ from testbed.inference.loading import load_model
 from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
 from testbed.inference.prompts import draw_prompt
 from testbed.inference.quantize import Quantized, quantize
-from testbed.inference.record import scheme_entry, write_record
-from testbed.inference.schemes import NONE
+from testbed.inference.record import scheme_entry
+from testbed.inference.schemes import NONE, SCHEMES
 from testbed.inference.subject import Subject
-from testbed.inference.wrapped import PLAIN, compare_wrapped
+from testbed.inference.wrapped import PLAIN, TRAINING_ENGINE, compare_wrapped
 from testbed.model import GPT2
 from testbed.weights import WeightsUnavailable, read_initial_weights
 
+BF16 = "bf16"
 Compare = Callable[[Sequence[float], Sequence[float]], Any]  # testbed.analysis.statistics.compare
 
 
@@ -71,20 +74,30 @@ class Evaluation:
     ):
         self.arguments, self.subject, self.device, self.content = arguments, subject, device, content
         self.compare, self.check = compare, check
+        self.saved: str | None = None  # what the file was last given
 
     def run(self, model: GPT2, schemes: Sequence[str]) -> None:
-        """Measure all parts. Whatever ends it early, an interruption included, is in the file, and raised again."""
-        self.save()
+        """Measure all parts. Whatever ends it early, an interruption included, is in the file with all parts that were
+        complete by then, and raised again. An earlier evaluation's file stays until the first part of this one is
+        complete."""
+        if not self.subject.out.exists():
+            self.save()
         try:
             self._measure(model, schemes)
+            self.content["status"] = "complete"
+            self.save()
         except BaseException as error:
             is_interrupted = not isinstance(error, Exception)
-            self.content["status"] = "failed"
-            self.content["failure"] = "interrupted" if is_interrupted else first_line(error)
-            self.save()
+            self._save_failure("interrupted" if is_interrupted else first_line(error))
             raise
-        self.content["status"] = "complete"
-        self.save()
+
+    @property
+    def failed_parts(self) -> list[str]:
+        """What was asked for by name and could not be measured, though all else was: sentences."""
+        arm = (self.content["wrapped"] or {"arms": {}})["arms"].get(TRAINING_ENGINE)
+        if arm is None or arm["unavailable"] is None:
+            return []
+        return [f"--wrapped: DeepSpeed's training engine does not run here ({arm['unavailable']})"]
 
     def _measure(self, model: GPT2, schemes: Sequence[str]) -> None:
         quantized = self.measure_sizes(model, schemes)
@@ -100,8 +113,16 @@ class Evaluation:
             self.measure_wrapped(model)
 
     def save(self) -> None:
+        """Replace the file in one move. ValueError when it would not be one that can be read."""
         self.check(self.content)
-        write_record(self.subject.out, self.content)
+        self.saved = json.dumps(self.content, indent=1) + "\n"
+        write_text(self.subject.out, self.saved)
+
+    def _save_failure(self, reason: str) -> None:
+        """Into what was last saved: whatever came since may be what breaks the file."""
+        if self.saved is not None:
+            content = json.loads(self.saved) | {"status": "failed", "failure": reason}
+            write_text(self.subject.out, json.dumps(content, indent=1) + "\n")
 
     def bar(self, total: int, what: str) -> tqdm:
         """Progress on a terminal; elsewhere a line when a part begins."""
@@ -131,7 +152,9 @@ class Evaluation:
         for scheme, of in quantized.items():
             with self.bar(len(windows), f"perplexity of {scheme}") as bar:
                 entry = self.content["schemes"][scheme]
-                entry["perplexity"] = perplexity(window_nats(of.model, tokens, windows, bar.update), windows, num_bytes)
+                at_once = 1 if SCHEMES[scheme].mixes_neighbours else None
+                nats = window_nats(of.model, tokens, windows, bar.update, at_once)
+                entry["perplexity"] = perplexity(nats, windows, num_bytes)
             if scheme != NONE:
                 against = self.content["schemes"][NONE]["perplexity"]
                 entry["perplexity_ratio"] = perplexity_ratio(entry["perplexity"], against)
@@ -150,6 +173,8 @@ class Evaluation:
             entry["latency"] = latency_fields(of, len(prompts[0]), warmup)
             if scheme != NONE:
                 entry["speed_ratio"] = self.comparison(rates[scheme], rates[NONE])
+            if scheme != BF16 and BF16 in rates:
+                entry["speed_ratio_bf16"] = self.comparison(rates[scheme], rates[BF16])
         self.save()
 
     def measure_load(self, model: GPT2) -> None:

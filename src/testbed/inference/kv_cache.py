@@ -13,8 +13,9 @@ from testbed.model_shape import ModelShape
 class KVCache:
     """A preallocated cache. Who fills which slot how far is the caller's to know (`CachedModel`, `BatchingEngine`).
 
-    `data` is (L, 2, S, H, M, D): keys, then values. What lies beyond a sequence's length means nothing, but is always
-    finite: attention gives it the weight zero, and zero times NaN is NaN.
+    `data` is (L, 2, S, H, M, D): keys, then values. What lies beyond a sequence's length means nothing, but must be
+    finite: attention gives it the weight zero, and zero times NaN is NaN. So whoever finds that a sequence's logits
+    are not numbers clears its slot before another sequence gets it.
     """
 
     def __init__(
@@ -31,3 +32,7 @@ class KVCache:
     def copy_slot(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot into another."""
         self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+
+    def clear_slot(self, slot: int) -> None:
+        """Fill a slot with zeros."""
+        self.data[:, :, slot].zero_()

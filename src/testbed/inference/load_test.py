@@ -23,6 +23,7 @@ import torch
 
 from testbed.inference.batching import BatchingEngine, QueueFull, Request
 from testbed.inference.prompts import draw_prompt
+from testbed.measure import peak_memory
 from testbed.step_clock import synchronize
 
 PERCENTILES = (50, 95, 99)
@@ -53,14 +54,12 @@ def _half_to_all(number: int, random: np.random.Generator) -> int:
     return random.integers(-(-number // 2), number, endpoint=True)
 
 
-def warm_up(engine: BatchingEngine, traffic: Traffic, requests: int = 4) -> None:
-    """Answer a few requests and forget them: kernels are chosen, memory is touched."""
-    for request in traffic.make_requests()[:requests]:
-        while not engine.num_free_slots:
-            engine.step()
-        engine.submit(request)
-        engine.step()
-    while engine.has_work:
+def warm_up(engine: BatchingEngine, traffic: Traffic) -> None:
+    """Answer a full batch and forget it: kernels are chosen for all its sizes, all slots of the cache are touched."""
+    coming = traffic.make_requests()[: engine.max_batch][::-1]
+    while coming or engine.has_work:
+        for _ in range(min(len(coming), engine.max_queue - engine.num_waiting)):
+            engine.submit(coming.pop())
         engine.step()
 
 
@@ -159,9 +158,11 @@ class _Watch:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50, p95 and p99; None without values."""
-    found = np.percentile(values, PERCENTILES).tolist() if len(values) else [None] * len(PERCENTILES)
-    return {f"p{percent}": value for percent, value in zip(PERCENTILES, found, strict=True)}
+    """p50, p95 and p99. None where less than one value is expected beyond it (p95 of fewer than 20, p99 of fewer than
+    100): that would be the largest of them, under another name."""
+    known = [percent for percent in PERCENTILES if len(values) * (100 - percent) >= 100]
+    found = dict(zip(known, np.percentile(values, known).tolist(), strict=True)) if known else {}
+    return {f"p{percent}": found.get(percent) for percent in PERCENTILES}
 
 
 def rates_around_capacity(closed: Sequence[dict[str, Any]]) -> list[float]:
@@ -174,22 +175,22 @@ def saturation(closed: Sequence[dict[str, Any]], opened: Sequence[dict[str, Any]
     """Where more load brings nothing more.
 
     tokens_per_s: the best throughput of the closed loops. concurrency: the smallest that reached SATURATED_AT of it.
-    rate_per_s: the highest rate, all lower ones included, that the engine kept up with: nothing was rejected, and the
-    requests that arrived in the second half found, in the median, fewer than `max_batch` others unfinished (Poisson
-    arrivals see time averages, so nobody waited most of the time; above capacity the queue grows from beginning to
-    end). None where it kept up with none.
+    rate_per_s: the highest rate, all lower ones included, at which most requests start at once: nothing was rejected,
+    and those that arrived in the second half found, in the median, fewer than `max_batch` others unfinished, so a slot
+    was free. Above capacity the queue grows from beginning to end; that this can be seen takes several times
+    `max_batch` requests (subject.REQUESTS_PER_SLOT), for fewer would fill the batch and be over. None: at no rate.
     """
     best = max(point["tokens_per_s"] for point in closed) if closed else None
     enough = [point["concurrency"] for point in closed if point["tokens_per_s"] >= SATURATED_AT * best]
     sustained = None
     for point in sorted(opened, key=lambda point: point["rate_per_s"]):
-        if point["rejected"] or not _kept_up(point["samples"], max_batch):
+        if point["rejected"] or not _start_at_once(point["samples"], max_batch):
             break
         sustained = point["rate_per_s"]
     return {"tokens_per_s": best, "concurrency": min(enough, default=None), "rate_per_s": sustained}
 
 
-def _kept_up(samples: Sequence[dict[str, Any]], max_batch: int) -> bool:
+def _start_at_once(samples: Sequence[dict[str, Any]], max_batch: int) -> bool:
     arrivals = np.array([sample["arrival_s"] for sample in samples])
     ends = np.array([sample["end_s"] for sample in samples])
     later = arrivals[len(arrivals) // 2 :]
@@ -206,20 +207,25 @@ def load_test(
     progress: Callable[[int], Any] = lambda number: None,
     save: Callable[[dict[str, Any]], Any] = lambda load: None,
 ) -> dict[str, Any]:
-    """Closed loops, then open ones, each on an engine of its own: `closed`, `open` and `saturation` of the file.
+    """Closed loops, then open ones, each on an engine of its own: the fields of `load` in the file that are measured.
 
     Args:
         rates: requests per second; None: around the capacity that the closed loops found, none where `concurrencies`
             are empty.
         save: called with what there is after each loop.
     """
-    found: dict[str, Any] = {"closed": [], "open": [], "saturation": None}
+    found: dict[str, Any] = {"cache_bytes": None, "peak_allocated_bytes": None, "closed": [], "open": []}
+    found["saturation"] = None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
     def run(kind: str, loop: Callable[..., dict[str, Any]], load: float) -> None:
         engine = make_engine()
         warm_up(engine, traffic)
         synchronize(device)
         found[kind].append(loop(engine, traffic, load, progress))
+        found["cache_bytes"] = engine.cache.num_bytes
+        found["peak_allocated_bytes"] = peak_memory(device)["peak_allocated_bytes"]
         found["saturation"] = saturation(found["closed"], found["open"], max_batch=engine.max_batch)
         save(found)
 

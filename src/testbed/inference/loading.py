@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.run_directory import TOKENIZER, WEIGHTS
 from testbed.sidecar import GPT2_VOCAB_SIZE
-from testbed.starting_shape import shape_of_folder, tokenizer_of_folder
+from testbed.starting_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
 
 if TYPE_CHECKING:
@@ -108,5 +108,10 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
         raise ValueError(
             f"{source} reads ids of {name or f'at most {shape.vocab_size} tokens'}, but the tokenizer file {path} "
             f"holds {tokenizer.name}; give the one that its training data was made with"
+        )
+    if not is_published(source):
+        check_same_bpe(
+            *(Path(source), Path(path), str(source), f"the tokenizer file given is another {tokenizer.name}"),
+            "leave it out",
         )
     return tokenizer

@@ -7,7 +7,8 @@ many.
 
 What a weight takes with its scales (C the embedding size, 4 C the longest row):
     int8     8 bits, and per row a 32-bit scale and an 8-bit zero point
-    int4     4 bits, two in a byte, and per group of `group_size` weights a scale and a zero point of the model's width
+    int4     4 bits, two in a byte, and per group of `group_size` weights a scale and a zero point of the model's width;
+             on CUDA, where the rest is in bf16, of rows that are padded to a multiple of 1,024
     torch    8 bits, and one scale per matrix
 """
 
@@ -35,6 +36,7 @@ from testbed.model import GPT2
 from testbed.model_shape import ModelShape
 
 GROUP_SIZES = (128, 64, 32)  # of int4: what its CPU kernel takes; a larger group has fewer scales and is less exact
+INT4_CUDA_ROW = 1024  # its CUDA kernel takes rows of a multiple of this (torchao's Int4TilePackedTo4dTensor pads them)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def _is_quantized(layer: nn.Module) -> bool:
 def expected_bytes(shape: ModelShape, scheme: str, device_type: str) -> int:
     """Bytes of the weights by arithmetic: what is quantized at its bits with its scales, the rest at its width.
 
-    Per layer 12 C^2 weights in 9 C rows are quantized. The vocabulary counts with the rows that pad it.
+    Per layer 12 C^2 weights in 9 C rows are quantized: 8 C rows of C, C rows of 4 C. The vocabulary counts with
+    the rows that pad it.
     """
     channels, layers = shape.embedding_size, shape.num_layers
     all_parameters = shape.num_parameters + (shape.padded_vocab_size - shape.vocab_size) * channels
@@ -192,10 +195,17 @@ def expected_bytes(shape: ModelShape, scheme: str, device_type: str) -> int:
     if scheme == "torch_dynamic":
         quantized = weights
     elif scheme == "int4_weight_only":
-        quantized = weights // 2 + weights // group_size(shape) * 2 * width
+        row = INT4_CUDA_ROW if device_type == "cuda" else 1
+        kept = layers * channels * (8 * _multiple(channels, row) + _multiple(4 * channels, row))
+        quantized = kept // 2 + kept // group_size(shape) * 2 * width
     else:
         quantized = weights + rows * (4 + 1)
     return (all_parameters - weights) * width + quantized
+
+
+def _multiple(number: int, of: int) -> int:
+    """The next multiple."""
+    return -(-number // of) * of
 
 
 def bytes_in_memory(model: nn.Module) -> int:

@@ -1,18 +1,14 @@
-"""inference_metrics.json: its beginning, before anything is measured, and its way to disk."""
+"""inference_metrics.json before anything is measured."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from testbed import environment
-from testbed.atomic_file import write_text
 from testbed.inference.schemes import SCHEMES
 from testbed.inference.subject import Subject
 from testbed.launch import Launch
@@ -22,7 +18,7 @@ from testbed.run_directory import now_utc
 SCHEMA_VERSION = "1.0"
 MEASURED = (
     "num_parameters num_quantized_parameters num_products num_quantized_products bytes_in_memory bytes_on_disk "
-    "bytes_expected perplexity perplexity_ratio latency speed_ratio"
+    "bytes_expected perplexity perplexity_ratio latency speed_ratio speed_ratio_bf16"
 ).split()
 
 
@@ -81,8 +77,3 @@ def scheme_entry(scheme: str, unavailable: str | None = None, **measured: Any) -
     """An entry of `schemes`: what was measured, null for all else. `unavailable`: why it does not run here."""
     facts = {"unavailable": unavailable, "summary": SCHEMES[scheme].summary, "bits": SCHEMES[scheme].bits}
     return facts | dict.fromkeys(MEASURED) | measured
-
-
-def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace `path` in one move. ValueError when it holds a number that is not finite."""
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -70,7 +70,9 @@ def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, 
 
 
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> torch.Tensor:
-    """The next token of each sequence; NOT_A_TOKEN where its logits hold a NaN. Nothing here waits for the device.
+    """The next token of each sequence; NOT_A_TOKEN where its logits hold NaN or +inf.
+
+    Nothing here waits for the device.
 
     A sequence's token depends on its own row, settings and random number alone, whatever the other rows are.
 
@@ -95,7 +97,7 @@ def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: S
         else:
             index = torch.tensor(rows).to(logits.device, non_blocking=True)
             tokens[index] = _draw(logits[index], samplings[rows[0]], [uniforms[row] for row in rows])
-    return tokens.masked_fill(highest.isnan(), NOT_A_TOKEN)
+    return tokens.masked_fill(~highest.isfinite(), NOT_A_TOKEN)
 
 
 def _draw(logits: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:

@@ -15,6 +15,7 @@ class Scheme:
     summary: str
     needs_torchao: bool = False
     device_type: str | None = None  # the only one that it runs on
+    mixes_neighbours: bool = False  # activations of all rows of a call share a scale
 
 
 NONE = "none"  # what the others are compared with
@@ -23,8 +24,14 @@ SCHEMES = {
     "bf16": Scheme(16, "everything in bf16"),
     "int8_dynamic": Scheme(8, "int8 weights, activations to int8 as they come, integer products", True),
     "int8_weight_only": Scheme(8, "int8 weights, widened for each product", True),
-    "int4_weight_only": Scheme(4, "int4 weights in groups with a scale each, two in a byte", True),
-    "torch_dynamic": Scheme(8, "torch.ao.quantization.quantize_dynamic, which torch has deprecated", device_type="cpu"),
+    "int4_weight_only": Scheme(
+        4, "int4 weights in groups with a scale each, two in a byte; on CUDA the rest in bf16", True
+    ),
+    "torch_dynamic": Scheme(
+        *(8, "torch.ao.quantization.quantize_dynamic, which torch has deprecated"),
+        device_type="cpu",
+        mixes_neighbours=True,
+    ),
 }
 
 

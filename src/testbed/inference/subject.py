@@ -7,18 +7,19 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.inference.loading import shape_of_config, tokenizer_of
+from testbed.inference.loading import is_published, shape_of_config, tokenizer_of
+from testbed.inference.prompts import prompts_of_pairs
 from testbed.inference.schemes import chosen_schemes
 from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.pairs import read_pairs
 from testbed.run_directory import INFERENCE, METRICS
+from testbed.sidecar import GPT2_VOCAB_SIZE
 from testbed.starting_shape import tokenizer_of_folder
 from testbed.token_file import TokenFile, open_token_file, scan_token_file
 from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer, load_tokenizer
 
-PUBLISHED = tuple(name for name in MODEL_SIZES if name.startswith("gpt2"))
 NO_LIMIT = 1 << 31
+REQUESTS_PER_SLOT = 4  # of each loop at least: fewer fill the batch and are over before a queue could grow
 TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes for GPT-2 124M on a few cores
 
 
@@ -47,7 +48,7 @@ def look(arguments: argparse.Namespace) -> Subject:
     """
     given = arguments.checkpoint if arguments.checkpoint is not None else arguments.from_pretrained
     flag = f"--{'checkpoint' if arguments.checkpoint is not None else 'from_pretrained'} {given}"
-    if arguments.from_pretrained in PUBLISHED:
+    if arguments.checkpoint is None and is_published(given):
         directory, shape, reads = None, MODEL_SIZES[given], "gpt2"
     else:
         directory = Path(given)
@@ -79,13 +80,17 @@ def look(arguments: argparse.Namespace) -> Subject:
     if data is None and not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
         raise ValueError("nothing is left to measure; give --data_path, or leave --no-latency out")
     out = arguments.out or (directory or Path()) / INFERENCE
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file in it")
     if out.exists() and not arguments.overwrite:
         raise ValueError(f"{out} holds an earlier evaluation; give --overwrite, or another file with --out")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
         raise ValueError(f"{out.parent} is no folder that can be written into; name a file elsewhere with --out")
-    for _ in read_pairs(arguments.bleu, "--bleu") if arguments.bleu is not None else ():
-        pass  # whatever is wrong with a line is said now
     tokenizer = _tokenizer_for(arguments, directory, data)
+    if data is not None and tokenizer is not None:
+        _check_tokenizer(tokenizer, data, flag)
+    if arguments.bleu is not None:  # whatever is wrong with a line is said now
+        prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, shape.max_position_embeddings)
     name = given if directory is None else directory.resolve().name
     return Subject(flag, directory, name, shape, data, sha256, tokenizer, window, stride, max_windows, out)
 
@@ -114,6 +119,17 @@ def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, flag: str) 
         raise ValueError(
             f"--concurrency {max(arguments.concurrency)} begins with as many requests at once, and --max_queue "
             f"{arguments.max_queue} would reject some; raise it"
+        )
+    if arguments.load and max(arguments.concurrency) > arguments.requests:
+        raise ValueError(
+            f"--concurrency {max(arguments.concurrency)} is more than there are --requests, {arguments.requests}; ask "
+            "for more requests, or for fewer at once"
+        )
+    if arguments.load and arguments.requests < REQUESTS_PER_SLOT * arguments.max_batch:
+        raise ValueError(
+            f"--requests {arguments.requests} are too few for --max_batch {arguments.max_batch}: they would be over "
+            f"before a queue could grow; give --requests {REQUESTS_PER_SLOT * arguments.max_batch} or more, or a "
+            "smaller batch"
         )
     if arguments.load_scheme not in chosen_schemes(arguments.quantize):
         raise ValueError(f"--load_scheme {arguments.load_scheme} is not among --quantize {arguments.quantize}; add it")
@@ -144,6 +160,17 @@ def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, flag: str
             "preprocess_small.py"
         )
     return scan.sha256
+
+
+def _check_tokenizer(tokenizer: Tokenizer, data: TokenFile, flag: str) -> None:
+    """Bytes of text are counted with it, so it must be the data's."""
+    same = (data.tokenizer, f"bpe:{GPT2_VOCAB_SIZE}") if data.tokenizer == "gpt2" else (data.tokenizer,)
+    if tokenizer.vocab_size < data.vocab_size or (data.tokenizer is not None and tokenizer.name not in same):
+        raise ValueError(
+            f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
+            f"but the tokenizer of {flag} is {tokenizer.name}; give the one that made the data with --tokenizer_file, "
+            "or data that the model's own tokenizer made"
+        )
 
 
 def _trained_length(directory: Path | None) -> int:

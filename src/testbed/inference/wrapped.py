@@ -21,7 +21,7 @@ from testbed.launch import Launch
 from testbed.model import GPT2
 from testbed.strategies.deepspeed_zero import import_deepspeed
 
-PLAIN = "plain"
+PLAIN, TRAINING_ENGINE = "plain", "training_engine"
 
 
 def compare_wrapped(
@@ -41,7 +41,7 @@ def compare_wrapped(
     modules: dict[str, nn.Module] = {PLAIN: CachedModel(model).eval()}
     unavailable = {}
     try:
-        for name, wrap in (("training_engine", _training_engine), ("init_inference", _init_inference)):
+        for name, wrap in ((TRAINING_ENGINE, _training_engine), ("init_inference", _init_inference)):
             try:
                 module = wrap(CachedModel(copy.deepcopy(model)), device)
                 # a trial: what it cannot do is said before anything is timed

@@ -126,9 +126,12 @@ def check_only_ours(words: Sequence[str]) -> None:
         )
 
 
-def why_missing(peers: Sequence[str], nanogpt_dir: Path | None, train_file: TokenFile) -> dict[str, str]:
+def why_missing(
+    peers: Sequence[str], nanogpt_dir: Path | None, train_file: TokenFile, val_file: TokenFile
+) -> dict[str, str]:
     """Peer -> why it cannot be run here at all, as far as can be told without running it."""
     missing = {}
+    pairs = next((file for file in (train_file, val_file) if file.targets is not None), None)
     for peer in peers:
         absent = [package for package in PEERS[peer].packages if importlib.util.find_spec(package) is None]
         if absent:
@@ -137,6 +140,6 @@ def why_missing(peers: Sequence[str], nanogpt_dir: Path | None, train_file: Toke
             missing[peer] = f"no --nanogpt_dir was given; clone {NANOGPT_SOURCE} and give its folder"
         elif peer == "nanogpt" and train_file.tokens.dtype.itemsize != 2:
             missing[peer] = f"nanoGPT reads uint16 tokens, and {train_file.path} holds uint32 (over 65,536 tokens)"
-        elif train_file.targets is not None:
-            missing[peer] = f"it learns every token, and of the pairs in {train_file.path} only references are learned"
+        elif pairs is not None:
+            missing[peer] = f"it learns every token, and of the pairs in {pairs.path} only references are learned"
     return missing
