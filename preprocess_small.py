@@ -183,6 +183,8 @@ def preprocess(settings: argparse.Namespace) -> None:
     from testbed.atomic_file import put_in_place, replacing
 
     check(settings)
+    if settings.tokenizer.startswith("bpe:"):
+        tokenizer.bpe_vocab_size(settings.tokenizer)  # one that cannot be made is refused before anything is read
     source = documents_of(settings) if settings.pairs is None else pairs_of(settings)
     given_bpe = Path(settings.tokenizer) if settings.tokenizer.endswith(".json") else None
     if given_bpe is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -24,7 +25,8 @@ def cores():
         pytest.skip("there is one core, so there is nothing to share out")
     yield cores
     for thread in threads():
-        os.sched_setaffinity(thread, cores)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(thread, cores)
 
 
 def threads() -> list[int]:
