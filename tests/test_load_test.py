@@ -233,7 +233,10 @@ def test_prefill_and_decode_are_timed_apart_and_warm_up_is_left_out(model):
     slow, plain = (latency_fields(answers[name], 12, 2) for name in ("slow", "plain"))
     assert slow["repeats"] == 6 and slow["new_tokens"] == 6 and [len(row) for row in slow["per_token_s"]] == [5] * 6
     assert min(slow["prefill_s"]) > 0.03 and min(slow["prefill_s"]) < min(slow["time_to_first_token_s"])
-    assert 0.01 < slow["percentiles"]["per_token_s"]["p50"] < 0.03 > plain["percentiles"]["prefill_s"]["p50"]
+    # against each other, not against the clock: other tests may run beside this one
+    medians = {name: fields["percentiles"] for name, fields in (("slow", slow), ("plain", plain))}
+    assert 0.01 < medians["slow"]["per_token_s"]["p50"] < medians["slow"]["prefill_s"]["p50"]
+    assert medians["plain"]["prefill_s"]["p50"] < medians["slow"]["prefill_s"]["p50"]
     assert slow["decode_tokens_per_s"] < 100 < plain["decode_tokens_per_s"]
     everything = [time_s for row in slow["per_token_s"] for time_s in row]
     assert slow["percentiles"]["per_token_s"]["p95"] == pytest.approx(np.percentile(everything, 95))
