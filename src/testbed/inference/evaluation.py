@@ -27,7 +27,6 @@ from testbed.inference.schemes import NONE, SCHEMES
 from testbed.inference.subject import Subject
 from testbed.inference.wrapped import PLAIN, TRAINING_ENGINE, compare_wrapped
 from testbed.model import GPT2
-from testbed.weights import WeightsUnavailable, read_initial_weights
 
 BF16 = "bf16"
 Compare = Callable[[Sequence[float], Sequence[float]], Any]  # testbed.analysis.statistics.compare
@@ -40,17 +39,12 @@ def model_of(subject: Subject, device: torch.device) -> GPT2:
         ValueError: its file is damaged.
         OSError: the hub cannot be reached.
     """
-    if subject.directory is not None:
-        try:
-            return load_model(subject.directory, device)
-        except ValueError as error:
-            raise ValueError(f"{subject.flag.split()[0]}: {error}") from None
-    model = GPT2(subject.shape)
+    source = subject.name if subject.directory is None else subject.directory
     try:
-        model.load_state_dict(read_initial_weights(subject.name, subject.shape, name=subject.flag))
-    except WeightsUnavailable as error:
-        raise OSError(str(error)) from None
-    return model.to(device).eval()
+        return load_model(source, device)
+    except (ValueError, OSError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{subject.flag.split()[0]} {error}") from None
 
 
 class Evaluation:
