@@ -34,7 +34,7 @@ from testbed.drill.faults import (
 )
 from testbed.drill.record import beginning, check_drill, read_drill, summary, table, take_over, write_drill
 from testbed.drill.start import marked_processes
-from testbed.drill.verdict import weights_sha256
+from testbed.drill.verdict import problems_of_resuming, weights_sha256
 from testbed.drill.work import Work
 from testbed.sweep_request import parse_variants
 from testbed.sweep_run import Stop
@@ -152,7 +152,7 @@ def test_damage_does_what_it_says_and_no_more(kind, form, shares, tmp_path):
         flipped = np.unpackbits(np.frombuffer(old, np.uint8) ^ np.frombuffer(new, np.uint8)).sum()
         assert flipped == 1
     elif form == "1 byte shorter":
-        assert new == old[:-1]
+        assert new == (old[:-2] if old.endswith(b"\n") else old[:-1])  # a line feed less, and JSON would still be whole
     elif form == "half":
         assert old.startswith(new) and len(new) < len(old)
     else:
@@ -284,6 +284,36 @@ def test_what_a_program_loses_is_found(flaw, honest, monkeypatch, tmp_path):
     assert (tmp_path / "lost" / "fault_0001").is_dir(), "for whoever looks into it"
 
 
+@pytest.mark.parametrize(
+    ("begun", "first_step", "found"),
+    [
+        (1, 1, []),  # the signal came with the last step: nothing was left to stop, and nothing was started again
+        (2, 10, []),
+        (2, 1, ["its last start went on after step 0, though step 9 was saved"]),
+    ],
+)
+def test_a_run_that_torchrun_started_again_went_on(begun, first_step, found):
+    start = {
+        "struck": {"newest_saved": 9},
+        "begun": begun,
+        "mark": "complete",
+        "newest_whole": 12,
+        "saves": [3, 6, 9, 12],
+    }
+    assert problems_of_resuming([start], [{"first_step": 1}, {"first_step": first_step}]) == found
+
+
+def test_a_rank_that_waits_for_one_that_never_came_is_ended_as_srun_does(honest, tmp_path, monkeypatch):
+    monkeypatch.setattr(drills_module, "SPARE_S", 2.0)
+    (tmp_path / "torch_extensions").mkdir()
+    drills = dataclasses.replace(honest, out_dir=tmp_path, session="alone")
+    row = drills.run(fault("kill_rank", target="rank 0", moments=(Moment(LAUNCH, 0.0),)))
+    assert row["problems"] == [] and row["survived"]
+    first = row["starts"][0]
+    assert first["struck"]["what"] == "SIGKILL to rank 0, SIGTERM to the other" and first["begun"] == 0
+    assert first["exit_codes"][0] == -signal.SIGKILL and first["ended_after_s"] < 3
+
+
 def test_a_fault_that_comes_too_late_is_neither_survived_nor_lost(honest, tmp_path, monkeypatch):
     monkeypatch.setattr(drills_module, "TRIES", 1)
     (tmp_path / "torch_extensions").mkdir()
@@ -304,7 +334,7 @@ def content_with(rows: list[dict], work: Work, **changes: object) -> dict:
 def rows() -> list[dict]:
     start = {
         "launcher": PROCESSES, "exit_codes": [-9, 1], "seconds": 3.0, "ended_after_s": 1.5, "mark": None,
-        "newest_whole": 6, "saves": [3, 6], "said": ["rank 1 failed"],
+        "begun": 1, "newest_whole": 6, "saves": [3, 6], "said": ["rank 1 failed"],
         "struck": {"what": "SIGKILL to rank 0", "after_s": 2.0, "saving": True, "newest_saved": 3},
     }  # fmt: skip
     return [

@@ -55,7 +55,8 @@ def _damage(path: Path, form: str | None, fault: Fault) -> str:
         said += f", bit {bit} of byte {place:,} of {len(content):,}"
     else:
         damaged = {
-            "1 byte shorter": content[:-1],
+            # without its last line feed a JSON file would still be whole
+            "1 byte shorter": content[:-1] if content[-1:] != b"\n" else content[:-2],
             "half": content[:place],
             "empty": b"",
             "garbage": bytes(255 - byte for byte in content),

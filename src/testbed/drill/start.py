@@ -27,6 +27,7 @@ SEARCH_EVERY_S = 0.25
 MARKER = "TESTBED_FAULT_DRILL"
 _TELLING = re.compile(r"error: |^rank \d|resum|checkpoint|skip|signal|Error\b", re.IGNORECASE)
 _NOISE = re.compile(r"^\s*(raise |torch\.distributed\.elastic|File )|RUN_COMPLETE")
+_BEGINS = "starting: loading PyTorch"  # the first that gpt2.py says, on rank 0
 _SAVE = re.compile(r"(\.?)step_0*(\d+)(\.tmp)?")
 
 
@@ -186,6 +187,10 @@ class Start:
     def says(self, words: re.Pattern[str]) -> bool:
         """Whether the log holds these words."""
         return words.search(self.log.read_text(encoding="utf-8", errors="replace")) is not None
+
+    def times_begun(self) -> int:
+        """How often rank 0 began: more than once where the launcher started the ranks again."""
+        return self.log.read_text(encoding="utf-8", errors="replace").count(_BEGINS)
 
     def said(self, most: int = 8) -> list[str]:
         """The lines of the log that tell how it went, for a person."""

@@ -89,9 +89,11 @@ def problems_of_resuming(starts: list[dict[str, Any]], segments: list[dict[str, 
     """
     last, began = starts[-1], segments[-1]["first_step"] - 1 if segments else 0
     found = []
-    if len(starts) == 1:  # torchrun started it again within: what was saved when it was struck must not be forgotten
+    if len(starts) == 1:
+        # torchrun started it again within: what was saved when it was struck must not be forgotten. A signal that came
+        # with the last step, when there was nothing left to stop, started nothing again
         least = (last["struck"] or {}).get("newest_saved") or 0
-        if began < least:
+        if last["begun"] > 1 and began < least:
             found.append(f"its last start went on after step {began}, though step {least} was saved")
     elif starts[-2]["mark"] != "complete":
         wanted = starts[-2]["newest_whole"] or 0
