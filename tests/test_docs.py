@@ -16,6 +16,7 @@ from testbed.analysis.exposed import exposed_communication, exposed_table
 from testbed.analysis.inference import INFERENCE_FILE, measured_schemes, read_inference, report
 from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
+from testbed.drill.record import DRILL_FILE, read_drill, table
 from testbed.metrics_file import read_metrics
 from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
 from testbed.strategies import STRATEGIES
@@ -27,6 +28,7 @@ SWEEP = REPOSITORY / "docs" / "results" / "sweep"
 PERFORMANCE = REPOSITORY / "docs" / "results" / "performance"
 EXPOSED = REPOSITORY / "docs" / "results" / "exposed"
 INFERENCE = REPOSITORY / "docs" / "results" / "inference"
+FAULT_DRILL = REPOSITORY / "docs" / "results" / "fault_drill"
 STRATEGIES_PAGE = REPOSITORY / "docs" / "strategies.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "checkpoint" / "README.md"]
 
@@ -197,6 +199,20 @@ def test_the_tables_of_inference_are_what_the_file_says():
         if name != "none":
             assert None not in (*scheme["perplexity_ratio"].values(), *scheme["speed_ratio"].values()), name
     assert len(content["load"]["closed"]) > 2 and len(content["load"]["open"]) > 2 and content["wrapped"] is not None
+
+
+def test_the_table_of_the_fault_drill_is_what_its_file_says():
+    """All 200 faults, none left out, none that lost anything; the page names every commit of them."""
+    drill = read_drill(FAULT_DRILL / DRILL_FILE)
+    assert drill["status"] == "complete"
+    assert [row["number"] for row in drill["faults"]] == list(range(1, 201))
+    assert [row["problems"] for row in drill["faults"]] == [[]] * 200
+    assert f"```\n{table(drill['summary'])}\n```" in (REPOSITORY / "docs" / "fault_drill.md").read_text()
+    page = (FAULT_DRILL / "README.md").read_text()
+    for code in drill["code"]:
+        assert code["git_dirty"] is False
+        for fact in (code["git_commit"], code["cpu_name"], code["torch_version"], code["deepspeed_version"]):
+            assert fact in page
 
 
 def test_the_guide_tells_of_every_run_type():
