@@ -13,11 +13,12 @@ from generation_cases import NEW_TOKENS, SHAPE, expected_tokens, our_model, rand
 from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from testbed.inference.cached_model import CachedModel
+from testbed.inference.cached_model import FEW_ROWS, WIDE_BYTES, CachedModel
 from testbed.inference.generate import generate, stream
 from testbed.inference.kv_cache import KVCache
 from testbed.inference.sampling import NOT_A_TOKEN, Sampling, candidates, next_tokens
 from testbed.model import GPT2
+from testbed.model_shape import ModelShape
 
 
 @pytest.mark.parametrize("max_batch", range(1, 9))
@@ -95,6 +96,20 @@ SETTINGS = [
     Sampling(temperature=1.0, top_p=1.0),
     Sampling(temperature=1.2, top_k=20, top_p=0.75),
 ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 2, 8, 33])
+def test_a_wide_vocabulary_has_the_same_logits_however_they_are_multiplied(rows, monkeypatch):
+    """GPT-2's vocabulary, which is padded: the exchanged product is taken for few rows alone, and gives no padding."""
+    model = GPT2(ModelShape(num_layers=1, num_heads=2, embedding_size=192, vocab_size=50257)).eval()
+    assert model.wte.weight.nbytes >= WIDE_BYTES and model.shape.padded_vocab_size > 50257
+    plain, asked = model.padded_logits, []
+    monkeypatch.setattr(model, "padded_logits", lambda x: asked.append(len(x)) or plain(x))
+    x = torch.randn(rows, 192, generator=torch.Generator().manual_seed(2))
+    logits = CachedModel(model)._logits(x)
+    assert bool(asked) == (rows not in FEW_ROWS)
+    assert logits.shape == (rows, 50257) and torch.allclose(logits, plain(x)[:, :50257], atol=1e-5)
 
 
 def warped(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
