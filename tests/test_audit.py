@@ -8,7 +8,7 @@ import sys
 
 import foreign_examples as foreign
 import pytest
-from audit_cases import CASES, ONLY_NOTES, edited, ours, v20
+from audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20
 from conftest import REPOSITORY
 from metrics_examples import example_metrics, save, v1_metrics
 
@@ -36,6 +36,16 @@ def test_an_error_is_named_and_its_sound_twin_is_left_alone(tmp_path, rule, word
 def test_our_own_sweep_is_silent(tmp_path, protocol):
     """1 and 2 ranks, two batch sizes, five repeats: under weak scaling the batch grows with the ranks."""
     assert audit([foreign.sweep(tmp_path, protocol, foreign.FEW)]) == []
+
+
+@pytest.mark.parametrize(("slow", "is_noted"), [(1, False), (2, True)])
+def test_behind_marked_warm_up_one_slow_step_of_fifteen_may_lie_anywhere(tmp_path, slow, is_noted):
+    def slow_behind_warm_up(metrics: dict) -> None:
+        scale_rows(metrics, slice(5, 5 + slow), 3.0)
+        foreign.agreeing(metrics)
+
+    found = [f for f in audit(ours(tmp_path, edit=slow_behind_warm_up)) if f.rule == "warm-up is left out"]
+    assert [f.severity for f in found] == [NOTE] * 5 * is_noted
 
 
 def test_a_weak_sweep_out_of_proportion_is_accused(tmp_path):
