@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.chart_style import digits, rate
+from testbed.analysis.comparability import LOSS_NOISE
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 from testbed.error_text import one_line
 from testbed.json_file import read_json
@@ -23,6 +25,8 @@ INFERENCE_FILE = "inference_metrics.json"
 REFERENCE = "none"  # the scheme that the others are compared with
 SERVED = "bf16"  # what models are served in: speed is compared with it too
 WORSE, BETTER = "worse", "better"
+ALIKE_WITHIN = math.expm1(LOSS_NOISE)  # of perplexity: as far apart as seeds alone bring two trainings
+ALIKE = f"alike within {ALIKE_WITHIN:.1%}"
 EAGER = ("int8_dynamic", "int8_weight_only", "int4_weight_only")  # torchao's, made for torch.compile
 ONE_PROCESS = "all in one process: the interval says nothing of another start"
 SIZES = ("num_products", "num_quantized_products", "bytes_in_memory", "bytes_on_disk", "bytes_expected")
@@ -77,9 +81,15 @@ def measured_schemes(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def quality_verdict(ratio: Mapping[str, float] | None) -> str:
-    """What the interval of a ratio of perplexities says of the scheme; empty without one."""
+    """What the interval of a ratio of perplexities says of the scheme; empty without one.
+
+    Paired windows tell a ten-thousandth from nothing, and nobody would choose by it: where the whole interval lies
+    within ALIKE_WITHIN the two are alike, on whichever side of 1 it is.
+    """
     if ratio is None or ratio["low"] is None:
         return ""
+    if ratio["low"] > 1 - ALIKE_WITHIN and ratio["high"] < 1 + ALIKE_WITHIN:
+        return ALIKE
     return WORSE if ratio["low"] > 1 else BETTER if ratio["high"] < 1 else NO_DIFFERENCE
 
 

@@ -27,6 +27,7 @@ from testbed.analysis.chart_style import (
     rows_on,
 )
 from testbed.analysis.inference import (
+    ALIKE,
     BETTER,
     REFERENCE,
     WORSE,
@@ -134,7 +135,7 @@ def quality_title(points: Mapping[str, Mapping[str, Any]]) -> str:
     if harmless:
         name = min(harmless, key=lambda name: smaller[name]["bytes_in_memory"])
         most = f"no detectable loss (at most {_signed(smaller[name]['perplexity_ratio']['high'] - 1)})"
-        said = "better perplexity" if judged[name] == BETTER else most
+        said = {BETTER: "better perplexity", ALIKE: f"perplexity {ALIKE}"}.get(judged[name], most)
         return f"{name}: {smaller[name]['bytes_in_memory'] / whole['bytes_in_memory']:.0%} of the bytes, {said}"
     least = min(each["perplexity_ratio"]["value"] for each in smaller.values())
     return f"Every smaller scheme is worse, by {least - 1:.2%} of perplexity or more"
