@@ -2,7 +2,7 @@
 """Strike runs with faults at random moments, resume them, and see whether anything was lost.
 
     python scripts/fault_drill.py --dry_run               # every fault that would strike, and the time it may take
-    python scripts/fault_drill.py --faults 200 --seed 1   # about an hour on two cores
+    python scripts/fault_drill.py --faults 200 --seed 1   # hours; with --jobs 2 about an hour on two cores
     python scripts/fault_drill.py --seed 1 --only 17      # one of them again
 
 A drill is a run of a few steps on two ranks that is killed, stopped, signalled, denied its disk or damaged in its

@@ -41,10 +41,13 @@ def main() -> int:
     stop: list[int] = []
     for number in () if FLAW == "dies_of_a_signal" else (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _: stop.append(received))
+    if rank == 0:
+        print("starting: loading PyTorch, checking the data ...", flush=True)
     partner = Partner(directory, rank, float(flags.collective_timeout))
     if not partner.meets():
         return partner.end(1)
     if rank == 0:
+        print(f"steps 1 to {flags.max_train_steps}; files in {directory}", flush=True)
         return train(directory, int(flags.max_train_steps), int(flags.save_every), stop, partner)
     while partner.look() or FLAW == "hangs":
         if stop:

@@ -38,10 +38,10 @@ def test_our_own_sweep_is_silent(tmp_path, protocol):
     assert audit([foreign.sweep(tmp_path, protocol, foreign.FEW)]) == []
 
 
-@pytest.mark.parametrize(("slow", "is_noted"), [(1, False), (2, True)])
-def test_behind_marked_warm_up_one_slow_step_of_fifteen_may_lie_anywhere(tmp_path, slow, is_noted):
+@pytest.mark.parametrize(("slow", "factor", "is_noted"), [(1, 2.0, False), (2, 2.0, True), (1, 30.0, True)])
+def test_behind_marked_warm_up_one_slow_step_of_fifteen_may_lie_anywhere(tmp_path, slow, factor, is_noted):
     def slow_behind_warm_up(metrics: dict) -> None:
-        scale_rows(metrics, slice(5, 5 + slow), 3.0)
+        scale_rows(metrics, slice(5, 5 + slow), factor)
         foreign.agreeing(metrics)
 
     found = [f for f in audit(ours(tmp_path, edit=slow_behind_warm_up)) if f.rule == "warm-up is left out"]

@@ -228,7 +228,17 @@ def test_the_table_of_the_fault_drill_is_what_its_file_says():
     assert [row["number"] for row in drill["faults"]] == list(range(1, 201))
     assert [row["problems"] for row in drill["faults"]] == [[]] * 200
     assert f"```\n{table(drill['summary'])}\n```" in (REPOSITORY / "docs" / "fault_drill.md").read_text()
+    by_signal = [row["starts"][0]["mark"] for row in drill["faults"] if row["kind"] in ("sigterm", "sigusr1")]
+    counted = [by_signal.count(mark) for mark in ("preempted", "complete", None)]
+    guide = " ".join((REPOSITORY / "docs" / "fault_drill.md").read_text().split())
+    assert (
+        "Of the {} faults by signal, {} ended the run in order, {} came so late".format(len(by_signal), *counted[:2])
+        in guide
+    )
+    assert f"and {counted[2]} came while it started up" in guide
+    called_lost = json.loads((FAULT_DRILL / "called_lost.json").read_text())
     page = (FAULT_DRILL / "README.md").read_text()
+    assert f"--only {','.join(str(row['number']) for row in called_lost)}`" in page
     for code in drill["code"]:
         assert code["git_dirty"] is False
         for fact in (code["git_commit"], code["cpu_name"], code["torch_version"], code["deepspeed_version"]):

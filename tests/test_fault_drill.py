@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import resource
 import shutil
 import signal
@@ -33,7 +34,7 @@ from testbed.drill.faults import (
     plan,
 )
 from testbed.drill.record import beginning, check_drill, read_drill, summary, table, take_over, write_drill
-from testbed.drill.start import marked_processes
+from testbed.drill.start import _BEGINS, marked_processes
 from testbed.drill.verdict import problems_of_resuming, weights_sha256
 from testbed.drill.work import Work
 from testbed.sweep_request import parse_variants
@@ -152,11 +153,29 @@ def test_damage_does_what_it_says_and_no_more(kind, form, shares, tmp_path):
         flipped = np.unpackbits(np.frombuffer(old, np.uint8) ^ np.frombuffer(new, np.uint8)).sum()
         assert flipped == 1
     elif form == "1 byte shorter":
-        assert new == (old[:-2] if old.endswith(b"\n") else old[:-1])  # a line feed less, and JSON would still be whole
+        assert len(new) == len(old) - 1
     elif form == "half":
         assert old.startswith(new) and len(new) < len(old)
     else:
         assert new is None if form == "removed" else new == b"" if form == "empty" else new != old
+
+
+def test_a_manifest_that_lost_a_byte_is_no_json_any_more(tmp_path):
+    """Its last byte is a line feed, and without that it would be as whole as before."""
+    newest = tmp_path / "checkpoints" / "step_000006"
+    newest.mkdir(parents=True)
+    (newest / "manifest.json").write_text('{"files": {}}\n')
+    strike_files(fault("truncated_checkpoint", form="1 byte shorter"), tmp_path)
+    assert (newest / "manifest.json").read_text() == '{"files": {}\n'
+
+
+def test_what_the_drill_reads_in_a_log_is_what_the_program_says():
+    announced = (REPOSITORY / "src" / "testbed" / "announce.py").read_text()
+    assert _BEGINS in (REPOSITORY / "src" / "gpt2.py").read_text()
+    assert re.search(r'steps = .*f"steps \{[^}]+\} to \{[^}]+\}"', announced) and "{steps}; files in {" in announced
+    assert drills_module._HAS_BEGUN.search(
+        "4 x 1 x 2 data ranks of 64 tokens; steps 1 to 1,200; files in checkpoint/run"
+    )
 
 
 def test_nothing_there_to_damage_is_said(tmp_path):
@@ -310,8 +329,10 @@ def test_a_rank_that_waits_for_one_that_never_came_is_ended_as_srun_does(honest,
     row = drills.run(fault("kill_rank", target="rank 0", moments=(Moment(LAUNCH, 0.0),)))
     assert row["problems"] == [] and row["survived"]
     first = row["starts"][0]
-    assert first["struck"]["what"] == "SIGKILL to rank 0, SIGTERM to the other" and first["begun"] == 0
-    assert first["exit_codes"][0] == -signal.SIGKILL and first["ended_after_s"] < 3
+    assert first["struck"]["what"] == "SIGKILL to rank 0, SIGTERM to the other"
+    assert first["exit_codes"][0] == -signal.SIGKILL and first["seconds"] < 3
+    assert first["ended_after_s"] is None, "the other did not end by itself"
+    assert row["starts"][1]["begun"] == 1
 
 
 def test_a_fault_that_comes_too_late_is_neither_survived_nor_lost(honest, tmp_path, monkeypatch):

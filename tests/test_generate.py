@@ -99,7 +99,7 @@ SETTINGS = [
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rows", [1, 2, 8, 33])
+@pytest.mark.parametrize("rows", [1, 2, 8, 32, 33])
 def test_a_wide_vocabulary_has_the_same_logits_however_they_are_multiplied(rows, monkeypatch):
     """GPT-2's vocabulary, which is padded: the exchanged product is taken for few rows alone, and gives no padding."""
     model = GPT2(ModelShape(num_layers=1, num_heads=2, embedding_size=192, vocab_size=50257)).eval()

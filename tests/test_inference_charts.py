@@ -59,20 +59,22 @@ def test_the_size_table_has_what_was_counted_and_the_paired_interval():
     value = content["schemes"]["int4_weight_only"]["perplexity"]["value"]
     assert row[6] == "2.5000"
     assert row[7].startswith(f"{value:.1f} [") and row[8:] == ["1.0800x [1.0795, 1.0805]", "worse"]
-    assert cells(inference.size_table(content), "int8_weight_only")[-1] == "alike within 0.4%"
+    assert cells(inference.size_table(content), "int8_weight_only")[-1] == "no detectable difference"
     assert cells(inference.size_table(content), "none")[8:] == ["", ""]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (1.0001, 1.0039, "alike within 0.4%"),  # a difference, but none to choose by
+        (1.0001, 1.0039, "worse, by under 0.4%"),  # a difference, but none to choose by
+        (0.9999, 1.0000001, "no detectable difference"),
+        (0.9981, 0.9990, "better, by under 0.4%"),
         (0.9999, 1.0060, "no detectable difference"),
         (1.0030, 1.0060, "worse"),
         (0.9940, 0.9990, "better"),
     ],
 )
-def test_perplexities_are_alike_where_the_whole_interval_is_within_what_seeds_do(low, high, verdict):
+def test_a_verdict_on_perplexity_says_when_the_difference_is_small(low, high, verdict):
     assert inference.quality_verdict({"value": (low + high) / 2, "low": low, "high": high}) == verdict
 
 
@@ -162,7 +164,7 @@ def test_every_picture_fits_and_is_left_out_with_its_data(tmp_path):
 @pytest.mark.parametrize(
     ("change", "title"),
     [
-        ({}, "int8_weight_only: 70% of the bytes, perplexity alike within 0.4%"),
+        ({}, "int8_weight_only: 70% of the bytes, no detectable loss (at most +0.07%)"),
         (  # an interval of +-1 %
             {
                 "int4_weight_only": scheme("int4_weight_only")
@@ -174,13 +176,16 @@ def test_every_picture_fits_and_is_left_out_with_its_data(tmp_path):
             {name: scheme(name, factor=1.02) for name in ("bf16", "int8_weight_only", "int8_dynamic")},
             "Every smaller scheme is worse, by 2.00% of perplexity or more",
         ),
-        ({"int4_weight_only": scheme("int4_weight_only", factor=0.99)}, "int4_weight_only: 66% of the bytes, better"),
+        (
+            {"int4_weight_only": scheme("int4_weight_only", factor=0.99)},
+            "int4_weight_only: 66% of the bytes, perplexity better",
+        ),
         (  # fewer windows than an interval takes
             {"bf16": scheme("bf16") | {"perplexity_ratio": ratio(1.0) | {"low": None, "high": None}}},
             "Quality against bytes",
         ),
     ],
-    ids=["alike", "within noise", "all worse", "better", "no interval"],
+    ids=["within noise", "wide", "all worse", "better", "no interval"],
 )
 def test_the_title_of_quality_follows_the_intervals(change, title):
     schemes = {name: scheme(name) for name in ("none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only")}

@@ -25,8 +25,8 @@ INFERENCE_FILE = "inference_metrics.json"
 REFERENCE = "none"  # the scheme that the others are compared with
 SERVED = "bf16"  # what models are served in: speed is compared with it too
 WORSE, BETTER = "worse", "better"
-ALIKE_WITHIN = math.expm1(LOSS_NOISE)  # of perplexity: as far apart as seeds alone bring two trainings
-ALIKE = f"alike within {ALIKE_WITHIN:.1%}"
+SMALL = math.expm1(LOSS_NOISE)  # of perplexity: what the other comparisons of losses do not hold against a run
+BARELY = f", by under {SMALL:.1%}"
 EAGER = ("int8_dynamic", "int8_weight_only", "int4_weight_only")  # torchao's, made for torch.compile
 ONE_PROCESS = "all in one process: the interval says nothing of another start"
 SIZES = ("num_products", "num_quantized_products", "bytes_in_memory", "bytes_on_disk", "bytes_expected")
@@ -83,14 +83,13 @@ def measured_schemes(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def quality_verdict(ratio: Mapping[str, float] | None) -> str:
     """What the interval of a ratio of perplexities says of the scheme; empty without one.
 
-    Paired windows tell a ten-thousandth from nothing, and nobody would choose by it: where the whole interval lies
-    within ALIKE_WITHIN the two are alike, on whichever side of 1 it is.
+    Paired windows tell a ten-thousandth from nothing, and nobody would choose by it: the verdict then says how small.
     """
     if ratio is None or ratio["low"] is None:
         return ""
-    if ratio["low"] > 1 - ALIKE_WITHIN and ratio["high"] < 1 + ALIKE_WITHIN:
-        return ALIKE
-    return WORSE if ratio["low"] > 1 else BETTER if ratio["high"] < 1 else NO_DIFFERENCE
+    verdict = WORSE if ratio["low"] > 1 else BETTER if ratio["high"] < 1 else NO_DIFFERENCE
+    is_small = ratio["low"] > 1 - SMALL and ratio["high"] < 1 + SMALL
+    return verdict + BARELY if is_small and verdict != NO_DIFFERENCE else verdict
 
 
 def decode_rates(latency: Mapping[str, Any]) -> list[float]:

@@ -27,8 +27,6 @@ from testbed.analysis.chart_style import (
     rows_on,
 )
 from testbed.analysis.inference import (
-    ALIKE,
-    BETTER,
     REFERENCE,
     WORSE,
     WRAPPED,
@@ -120,7 +118,7 @@ def non_dominated(points: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def quality_title(points: Mapping[str, Mapping[str, Any]]) -> str:
-    """How small the weights can be without a detectable loss of quality; how large the smallest loss is otherwise."""
+    """How small the weights can be with no loss of quality that counts; how large the smallest loss is otherwise."""
     title = "Quality against bytes"
     whole = points.get(REFERENCE)
     smaller = {
@@ -135,7 +133,7 @@ def quality_title(points: Mapping[str, Mapping[str, Any]]) -> str:
     if harmless:
         name = min(harmless, key=lambda name: smaller[name]["bytes_in_memory"])
         most = f"no detectable loss (at most {_signed(smaller[name]['perplexity_ratio']['high'] - 1)})"
-        said = {BETTER: "better perplexity", ALIKE: f"perplexity {ALIKE}"}.get(judged[name], most)
+        said = most if judged[name] == NO_DIFFERENCE else f"perplexity {judged[name]}"
         return f"{name}: {smaller[name]['bytes_in_memory'] / whole['bytes_in_memory']:.0%} of the bytes, {said}"
     least = min(each["perplexity_ratio"]["value"] for each in smaller.values())
     return f"Every smaller scheme is worse, by {least - 1:.2%} of perplexity or more"

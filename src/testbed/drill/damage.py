@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.drill.faults import Fault
+from testbed.manifest import MANIFEST
 from testbed.run_directory import CHECKPOINTS, METRICS
 
 TMPFS, FILE_SIZE_LIMIT = "tmpfs", "RLIMIT_FSIZE"
@@ -55,8 +56,8 @@ def _damage(path: Path, form: str | None, fault: Fault) -> str:
         said += f", bit {bit} of byte {place:,} of {len(content):,}"
     else:
         damaged = {
-            # without its last line feed a JSON file would still be whole
-            "1 byte shorter": content[:-1] if content[-1:] != b"\n" else content[:-2],
+            # the manifest's hash stands nowhere, and without its last line feed it would still be the same JSON
+            "1 byte shorter": content[:-2] + content[-1:] if path.name == MANIFEST else content[:-1],
             "half": content[:place],
             "empty": b"",
             "garbage": bytes(255 - byte for byte in content),

@@ -179,11 +179,11 @@ class Drills:
         launcher = fault.launcher if number < max(1, len(fault.moments)) else PROCESSES
         limit = disk.file_size_limit if disk and number == 0 else None
         start = self._begin(launcher, fault.run_type, directory, name, number, extensions, limit)
-        struck, struck_s = None, None
+        struck, struck_s, ended_by_us = None, None, False
         if number < len(fault.moments):
             struck = self._strike(fault, fault.moments[number], start)
             struck_s = time.perf_counter()
-            if struck is not None and self._have_not_met(fault, launcher, start):
+            if ended_by_us := struck is not None and self._have_not_met(fault, launcher, start):
                 start.strike("launcher", signal.SIGTERM, START_LIMIT_S)  # here the ranks are what was launched
                 struck["what"] += ", SIGTERM to the other"
         goes_on = struck is None or launcher == RESTARTING
@@ -208,7 +208,7 @@ class Drills:
             "exit_codes": start.exit_codes,
             "seconds": start.timeline.seconds,
             "struck": struck,
-            "ended_after_s": None if struck_s is None or goes_on else now_s - struck_s,
+            "ended_after_s": None if struck_s is None or goes_on or ended_by_us else now_s - struck_s,
             "mark": mark,
             "begun": start.times_begun(),
             "newest_whole": start.timeline.newest_saved(),

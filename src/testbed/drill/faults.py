@@ -37,7 +37,8 @@ SIGNALS = {"sigterm": signal.SIGTERM, "sigusr1": signal.SIGUSR1, "stop_rank": si
 ENDS_IN_ORDER = ("sigterm", "sigusr1")  # the run saves before it ends, so no step may be lost
 
 PROCESSES, TORCHRUN, RESTARTING, DEEPSPEED = "processes", "torchrun", "torchrun --max-restarts 2", "deepspeed"
-# Two processes started side by side, as srun does, save the launcher's own import of PyTorch; no one helps them to end.
+# Two processes started side by side, as srun does, save the launcher's import of PyTorch; once they have met, nobody
+# helps them to end.
 _LAUNCHERS = {
     "kill_rank": (PROCESSES, PROCESSES, TORCHRUN, RESTARTING),
     "kill_rank_saving": (PROCESSES, PROCESSES, TORCHRUN, RESTARTING),

@@ -37,7 +37,7 @@ WARM_UP = "warm-up is left out"
 RATE_TOLERANCE = 0.01  # rounding of a printed rate; a real error here is a factor
 SAMPLE_COVERAGE = 0.9  # sampled step time x steps should give the epoch's wall time
 ALIASED_COVERAGE = 0.98  # the same where it is known why the samples miss the rest
-BY_CHANCE = 0.01
+BY_CHANCE, BEYOND_NOISE = 0.01, 3.0
 SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
 
 
@@ -171,7 +171,8 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
         return
     # Steps that something else on the machine slowed down lie anywhere. That the slowest happen to be the first ones is
     # as likely as any other place of so many among all, so with warm-up marked it takes more than one slow step of 15
-    if item.run.num_warmup_steps and 1 / math.comb(len(times_s), slow) > BY_CHANCE:
+    is_placed_by_chance = 1 / math.comb(len(times_s), slow) > BY_CHANCE
+    if item.run.num_warmup_steps and is_placed_by_chance and times_s[:slow].max() < BEYOND_NOISE * usual_s:
         return
     tokens_per_step = item.run.work["tokens"] / max(1, item.optimizer_steps or 1)
     with_s, without_s = tokens_per_step / times_s.mean(), tokens_per_step / rest_s.mean()
