@@ -99,6 +99,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         settings = dataclasses.replace(settings, device=device.type)
         if settings.quiet_nccl_monitor:
             os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+        ending.meets()
         backend = distributed.start_process_group(
             device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed
         )
@@ -106,14 +107,14 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
             begun = resume.begin(settings, launch, lambda: check_data(checked), refusal)
         except ValueError as error:
-            return ending.leave(refuse(launch, str(error)))
+            return ending.refuse(str(error))
         if begun.is_complete:
             return ending.leave(0)
         ending.owns(directory)
         if settings.resume and begun.checkpoint is None:
             weights, refusal = initial_weights(settings)
             if refusal is not None:
-                return ending.leave(refuse(launch, refusal))
+                return ending.refuse(refusal)
         settings = settings_to_go_on(settings, begun.checkpoint)
         settings, choices = decide(settings, launch, device)
         facts = facts_of_run(dataclasses.replace(checked, settings=settings), begun.sha256, launch, device, backend)
@@ -202,7 +203,7 @@ def train(run: Run, begun: resume.Start) -> None:
         *(run.progress, settings, batches.windows, run.launch.world_size, device.type, run.first_step, run.directory)
     )
     peak = peak_rate(run)
-    distributed.limit_waiting(settings.collective_timeout)
+    run.ending.trains()
     sampler = UtilizationSampler(device)
 
     clock = StepClock(device, emits_nvtx=settings.profile_mode)

@@ -29,7 +29,7 @@ LAYERS = [
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
     "json_file recorded_environment",
     "metrics_file manifest sidecar token_file run_directory flops flag_values flags segments streams parallelism "
-    "stages memory_model trace",
+    "stages memory_model trace meeting",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "

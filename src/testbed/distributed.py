@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,7 @@ from testbed.step_clock import RECORDED_PHASES, StepClock, synchronize
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
 BUCKET_BYTES = 25 * 2**20  # as DDP's: large enough for the network's full rate, small enough to overlap
-START_TIMEOUT = datetime.timedelta(minutes=10)  # rank 0 reads whole token files while the others wait
+START_TIMEOUT = datetime.timedelta(minutes=10)  # rank 0 reads files while the others wait; meeting.py finds the dead
 
 
 def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -> str | None:
@@ -55,6 +56,23 @@ def _store_of_this_start(launch: Launch) -> dist.Store:
     """
     store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
     store.set_timeout(START_TIMEOUT)
+    return _names_of_this_start(store, launch)
+
+
+def second_connection(launch: Launch) -> dist.Store:
+    """To the same store, for a thread: the first one is busy as long as this rank waits for the others.
+
+    Raises:
+        OSError, RuntimeError: nobody holds the store yet, or any more.
+    """
+    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
+    socket.create_connection((address, port), timeout=ASK_EVERY_S).close()  # PyTorch would report each vain attempt
+    patience = datetime.timedelta(seconds=ASK_EVERY_S)
+    store = dist.TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
+    return _names_of_this_start(store, launch)
+
+
+def _names_of_this_start(store: dist.Store, launch: Launch) -> dist.Store:
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if launch.num_nodes == 1 else "of_all"
     return dist.PrefixStore(f"start_{start}", store)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -17,7 +18,8 @@ from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.error_text import first_line
-from testbed.launch import Launch, RunStopped, StopSignals
+from testbed.launch import Launch, RunStopped, StopSignals, refuse
+from testbed.meeting import Meeting
 from testbed.settings import RunSettings
 from testbed.weights import WeightsUnavailable
 
@@ -54,7 +56,15 @@ class RunEnding:
         self.signals = StopSignals(settings.grace_seconds, self._mark_in_time)
         self.recorder: RunRecorder | None = None
         self.checkpoints: CheckpointWriter | None = None
+        self._meeting: Meeting | None = None  # from before the ranks meet until they train
         self._owned: Path | None = None  # the folder, once this rank may leave its mark in it
+
+    def meets(self) -> None:
+        """The other ranks are waited for from now on: as long as they live, and by ranks that live."""
+        if self.launch.is_distributed:
+            open_store = functools.partial(distributed.second_connection, self.launch)
+            timeout_s = self.settings.collective_timeout
+            self._meeting = Meeting(self.launch, timeout_s, open_store, self._end_alone).begin()
 
     def owns(self, directory: Path) -> None:
         """The folder is this run's: from now on each rank shows there where it is, and looks after the others."""
@@ -64,9 +74,25 @@ class RunEnding:
             timeout_s = self.settings.collective_timeout
             watchdog.Watch(directory, self.launch.rank, self.launch.world_size, timeout_s, self._end_without)
 
+    def trains(self) -> None:
+        """From now on no rank waits longer for another one than --collective_timeout allows, whatever that one does."""
+        distributed.limit_waiting(self.settings.collective_timeout)
+        self._close_meeting(has_ended=False)
+        self._meeting = None
+
+    def _close_meeting(self, has_ended: bool) -> None:
+        if self._meeting is not None:
+            self._meeting.close(has_ended)
+
+    def refuse(self, message: str) -> int:
+        """Leave, because all ranks were told that the run cannot start. Returns 2, for what the user typed."""
+        self._close_meeting(has_ended=True)
+        return self.leave(refuse(self.launch, message))
+
     def after(self, error: Exception | RunStopped) -> int:
         """Mark what ended the run, then leave. Returns the exit code."""
         self.signals.ignore()  # from here on nothing interrupts closing down
+        self._close_meeting(has_ended=True)
         if isinstance(error, RunPreempted):
             try:
                 return self._leave_preempted()
@@ -82,6 +108,7 @@ class RunEnding:
         With a group it does not return: gloo's threads sometimes abort the interpreter's own way out.
         """
         self.signals.ignore()
+        self._close_meeting(has_ended=True)
         watchdog.end(is_good=exit_code == 0)
         empty_streams()
         if torch.distributed.is_initialized():
@@ -92,6 +119,7 @@ class RunEnding:
                     if self.recorder is not None:
                         self.recorder.note_process_group_ended()
             empty_streams()
+        if torch.distributed.is_initialized() or self._meeting is not None:
             os._exit(exit_code)
         return exit_code
 
@@ -129,15 +157,16 @@ class RunEnding:
             settings = self.settings if self.recorder is None else self.recorder.settings  # with what was chosen
             return out_of_memory_advice(settings, error)
         if is_broken_collective(error):
-            missing = self._missing_soon() or self._level() or "another rank is gone or does not answer"
+            missing = self._missing_soon() or self._level() or self._unknown()
             return f"{missing}; {self._waited()} ({first_line(error)})"
         say("".join(traceback.format_exception(error)))
         return first_line(error)
 
     def _missing(self) -> str | None:
-        if self._owned is None or not self.launch.is_distributed:
+        if not self.launch.is_distributed:
             return None
-        return watchdog.who_is_missing(self._owned, self.launch.world_size, self.launch.rank)
+        found = watchdog.who_is_missing(self._owned, self.launch.world_size, self.launch.rank) if self._owned else None
+        return found or (self._meeting.who_is_dead() if self._meeting else None)
 
     def _missing_soon(self) -> str | None:
         """A connection breaks a moment before the kernel shows that the process at its other end is dead."""
@@ -150,6 +179,11 @@ class RunEnding:
         if self._owned is None or not self.launch.is_distributed:
             return None
         return watchdog.who_is_level(self._owned, self.launch.world_size, self.launch.rank)
+
+    def _unknown(self) -> str:
+        if self.launch.rank > 0 and self._meeting is not None and self._meeting.is_store_gone():
+            return "rank 0, or the launcher that holds the store where the ranks find each other, is gone"
+        return "another rank is gone or does not answer"
 
     def _waited(self) -> str:
         if self._owned is None:
@@ -164,9 +198,15 @@ class RunEnding:
 
     def _end_without(self, missing: str) -> None:
         """From the watching thread: a rank is dead or stopped, and this one would wait for ever."""
+        self._end_now(f"{missing}; {self._waited()}, longer than --collective_timeout allows")
+
+    def _end_alone(self, missing: str) -> None:
+        """From the thread of the meeting: a rank is dead, or never came."""
+        self._end_now(f"{missing}; {self._waited()}")
+
+    def _end_now(self, reason: str) -> None:
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
         with contextlib.suppress(Exception):  # whatever fails here, the process must end
-            reason = f"{missing}; {self._waited()}, longer than --collective_timeout allows"
             self._mark_failed(reason, exit_code)
         os._exit(exit_code)
 

@@ -131,12 +131,7 @@ class Place:
     @property
     def is_alive(self) -> bool:
         """Whether the process is there; a zombie is not, and of another machine nothing is known."""
-        if not self.is_here:
-            return True
-        try:
-            return psutil.Process(self.process).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        except psutil.Error:
-            return False
+        return not self.is_here or is_process_alive(self.process)
 
 
 def read_place(directory: Path, rank: int) -> Place | None:
@@ -175,7 +170,7 @@ def who_is_missing(directory: Path, world_size: int, rank: int) -> str | None:
             " (killed from outside: if the kernel did it for lack of memory, which dmesg tells, give a smaller "
             "--micro_batch_size_per_gpu)"
         )
-    stopped = [place for place in others if place.is_here and _is_stopped(place)]
+    stopped = [place for place in others if place.is_here and is_process_stopped(place.process)]
     if stopped:
         return "; ".join(
             f"rank {place.rank} is stopped (SIGSTOP): it is in {_with_seconds(place)}" for place in stopped
@@ -211,11 +206,21 @@ def _with_seconds(place: Place) -> str:
     return f"{place.words} since {time.monotonic() - place.since_s:.0f} s" if place.is_here else place.words
 
 
-def _is_stopped(place: Place) -> bool:
+def is_process_alive(process: int) -> bool:
+    """Whether this machine has the process; a zombie is not alive."""
+    return _status(process) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+def is_process_stopped(process: int) -> bool:
+    """Whether it was sent SIGSTOP, or is held by a debugger."""
+    return _status(process) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _status(process: int) -> str | None:
     try:
-        return psutil.Process(place.process).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return psutil.Process(process).status()
     except psutil.Error:
-        return False
+        return None
 
 
 class Watch:

@@ -40,7 +40,6 @@ TRIES = 3  # a fault that comes too late is tried again earlier
 START_LIMIT_S = 180.0  # of a start that nobody disturbs: then it hangs
 SPARE_S = 30.0  # beyond what a struck run may take by its own limits: processes die slowly on a busy machine
 END = "end"
-_HAS_BEGUN = re.compile(r"steps [\d,]+ to [\d,]+; files in")  # said once all ranks are together and the model is built
 # how a run words a full disk: Linux, and PyTorch's writer of archives, which knows only that too few bytes were written
 _DISK_IS_FULL = re.compile(r"No space left|File too large|PytorchStreamWriter|unexpected pos")
 
@@ -179,13 +178,10 @@ class Drills:
         launcher = fault.launcher if number < max(1, len(fault.moments)) else PROCESSES
         limit = disk.file_size_limit if disk and number == 0 else None
         start = self._begin(launcher, fault.run_type, directory, name, number, extensions, limit)
-        struck, struck_s, ended_by_us = None, None, False
+        struck, struck_s = None, None
         if number < len(fault.moments):
             struck = self._strike(fault, fault.moments[number], start)
             struck_s = time.perf_counter()
-            if ended_by_us := struck is not None and self._have_not_met(fault, launcher, start):
-                start.strike("launcher", signal.SIGTERM, START_LIMIT_S)  # here the ranks are what was launched
-                struck["what"] += ", SIGTERM to the other"
         goes_on = struck is None or launcher == RESTARTING
         limit_s = START_LIMIT_S if goes_on else self.work.collective_timeout + self.work.grace + SPARE_S
         left = start.wait_for_end(limit_s)
@@ -208,7 +204,7 @@ class Drills:
             "exit_codes": start.exit_codes,
             "seconds": start.timeline.seconds,
             "struck": struck,
-            "ended_after_s": None if struck_s is None or goes_on or ended_by_us else now_s - struck_s,
+            "ended_after_s": None if struck_s is None or goes_on else now_s - struck_s,
             "mark": mark,
             "begun": start.times_begun(),
             "newest_whole": start.timeline.newest_saved(),
@@ -233,15 +229,6 @@ class Drills:
         saving = was_saving and start.timeline.saving()
         what = f"{fault.signal.name} to {fault.target}"
         return {"what": what, "after_s": after_s, "saving": saving, "newest_saved": newest_saved}
-
-    def _have_not_met(self, fault: Fault, launcher: str, start: Start) -> bool:
-        """Whether one of two processes without a launcher was killed before it could meet the other.
-
-        That one waits ten minutes (START_TIMEOUT in distributed.py); srun would end it at once (KillOnBadExit), and so
-        does the drill. Later on it must find out and end by itself.
-        """
-        is_one_killed = fault.signal == signal.SIGKILL and fault.target.startswith("rank")
-        return launcher == PROCESSES and is_one_killed and not start.says(_HAS_BEGUN)
 
     def _after_the_strike(self, fault: Fault, directory: Path, disk: SmallDisk | None, first: dict[str, Any]) -> None:
         """What happens to the files between the first start and the second."""

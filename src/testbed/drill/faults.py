@@ -37,8 +37,7 @@ SIGNALS = {"sigterm": signal.SIGTERM, "sigusr1": signal.SIGUSR1, "stop_rank": si
 ENDS_IN_ORDER = ("sigterm", "sigusr1")  # the run saves before it ends, so no step may be lost
 
 PROCESSES, TORCHRUN, RESTARTING, DEEPSPEED = "processes", "torchrun", "torchrun --max-restarts 2", "deepspeed"
-# Two processes started side by side, as srun does, save the launcher's import of PyTorch; once they have met, nobody
-# helps them to end.
+# Two processes started side by side, as srun does, save the launcher's import of PyTorch; nobody helps them to end.
 _LAUNCHERS = {
     "kill_rank": (PROCESSES, PROCESSES, TORCHRUN, RESTARTING),
     "kill_rank_saving": (PROCESSES, PROCESSES, TORCHRUN, RESTARTING),
@@ -135,7 +134,7 @@ def _moments(kind: str, seen: list[str], rng: random.Random) -> tuple[Moment, ..
         # of a resumed start the folder shows little that is new; the second half of the start-up is where it loads
         again = (Moment(LAUNCH, rng.uniform(0.5, 1.2)),) if rng.random() < 0.25 else ()
         return (Moment(rng.choice(seen), rng.random()), *again)
-    # start-up once in six: it is the longest stretch, and little can be lost in it. Never for a stopped rank, because
-    # --collective_timeout begins with the training; ranks that load PyTorch and data wait longer for each other
+    # start-up once in six: it is the longest stretch, and little can be lost in it. Never for a stopped rank: the other
+    # may begin to wait long after the strike, and then torchrun gives the stopped one 30 s more
     is_in_start = kind != "stop_rank" and rng.random() < 1 / 6
     return (Moment(LAUNCH if is_in_start else rng.choice([*training, WEIGHTS]), rng.random()),)

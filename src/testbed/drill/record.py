@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from testbed.atomic_file import write_text
-from testbed.drill.faults import KINDS
+from testbed.drill.faults import ENDS_IN_ORDER, KINDS
 from testbed.drill.work import Work
 from testbed.json_file import read_json
 from testbed.run_directory import now_utc
 
 DRILL_FILE = "fault_drill.json"
 SCHEMA_VERSION = "1.0"
+ASKED = (*ENDS_IN_ORDER, "kill_launcher")  # kinds of faults that the run takes for being asked to end
 SAME = ("seed", "run_types", "model", "steps", "save_every", "collective_timeout_s", "grace_s")  # what makes fault N
 
 
@@ -131,6 +132,7 @@ def summary(faults: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "survived": sum(row["survived"] is True for row in struck),
                 "lost": sum(row["survived"] is False for row in struck),
                 "missed": len(of_kind) - len(struck),
+                "asked": _what_was_asked(struck),
                 "while_saving": sum(bool((row["starts"][0]["struck"] or {}).get("saving")) for row in struck),
                 "lost_steps": sum(row["lost_steps"] or 0 for row in struck),
                 "starts": sum(len(row["starts"]) for row in struck),
@@ -142,11 +144,22 @@ def summary(faults: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def _what_was_asked(struck: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    """Of the faults that ask a run to end, what they met: a run that finished its step and saved it (`in_order`), one
+    that was still starting up (`in_start_up`), one that had no step left and completed (`completed`). None: no such
+    fault."""
+    marks = [row["starts"][0]["mark"] for row in struck if row["kind"] in ASKED]
+    if not marks:
+        return None
+    in_order, completed = marks.count("preempted"), marks.count("complete")
+    return {"in_order": in_order, "in_start_up": len(marks) - in_order - completed, "completed": completed}
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The summary for a person."""
     titles = {
         "kind": "fault", "faults": "faults", "survived": "survived", "lost": "lost", "missed": "too late",
-        "while_saving": "in a save", "lost_steps": "steps again", "starts": "starts",
+        "asked": "saved/started/done", "while_saving": "in a save", "lost_steps": "steps again", "starts": "starts",
         "median_ended_after_s": "gone after (s)", "longest_ended_after_s": "at most (s)", "median_seconds": "drill (s)",
     }  # fmt: skip
     lines = [list(titles.values()), *([_cell(row[name]) for name in titles] for row in rows)]
@@ -160,4 +173,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(map(str, value.values()))
     return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
