@@ -167,7 +167,8 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
                        "whatever it is doing, see docs/faults.md (default: %(default)g)")
     group.add_argument("--collective_timeout", type=positive_number, default=120.0, metavar="SECONDS",
                        help="a rank that waits longer for another one ends, and says for which and where; longer than what "
-                       "rank 0 does alone, such as writing the weights (default: %(default)g)")
+                       "rank 0 does alone, such as writing the weights, and than ranks differ in loading PyTorch "
+                       "(default: %(default)g)")
 
 
 def _model_flags(parser: argparse.ArgumentParser) -> None:
