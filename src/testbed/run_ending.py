@@ -105,21 +105,21 @@ class RunEnding:
     def leave(self, exit_code: int) -> int:
         """End the process group after a success; after a failure the other ranks may be gone, so do not wait for them.
 
-        With a group it does not return: gloo's threads sometimes abort the interpreter's own way out.
+        With other ranks it does not return: gloo's threads sometimes abort the interpreter's own way out.
         """
         self.signals.ignore()
         self._close_meeting(has_ended=True)
         watchdog.end(is_good=exit_code == 0)
         empty_streams()
-        if torch.distributed.is_initialized():
-            if exit_code == 0:
+        has_met = torch.distributed.is_initialized()
+        if has_met or self._meeting is not None:
+            if has_met and exit_code == 0:
                 with contextlib.suppress(Exception):  # all is written, whatever becomes of the other ranks now
                     distributed.wait_for_everyone()
                     distributed.stop_process_group()
                     if self.recorder is not None:
                         self.recorder.note_process_group_ended()
             empty_streams()
-        if torch.distributed.is_initialized() or self._meeting is not None:
             os._exit(exit_code)
         return exit_code
 
