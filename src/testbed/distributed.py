@@ -26,7 +26,7 @@ from testbed.step_clock import RECORDED_PHASES, StepClock, synchronize
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
 BUCKET_BYTES = 25 * 2**20  # as DDP's: large enough for the network's full rate, small enough to overlap
-START_TIMEOUT = datetime.timedelta(minutes=10)  # rank 0 reads files while the others wait; meeting.py finds the dead
+START_TIMEOUT = datetime.timedelta(minutes=10)  # of one collective; meeting.py finds the dead sooner
 
 
 def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -> str | None:
@@ -65,11 +65,29 @@ def second_connection(launch: Launch) -> dist.Store:
     Raises:
         OSError, RuntimeError: nobody holds the store yet, or any more.
     """
-    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
-    socket.create_connection((address, port), timeout=ASK_EVERY_S).close()  # PyTorch would report each vain attempt
+    address, port = _probe_store()  # PyTorch would report each vain attempt
     patience = datetime.timedelta(seconds=ASK_EVERY_S)
     store = dist.TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
     return _names_of_this_start(store, launch)
+
+
+def is_store_held() -> bool:
+    """Whether anybody, or the kernel for it, answers where the store is; without a launcher that holds it, rank 0."""
+    try:
+        _probe_store()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _probe_store() -> tuple[str, int]:
+    """Address and port of the store; OSError, which names both, where nobody answers."""
+    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
+    try:
+        socket.create_connection((address, port), timeout=ASK_EVERY_S).close()
+    except OSError as error:
+        raise OSError(f"{address}:{port}: {error.strerror or error}") from None
+    return address, port
 
 
 def _names_of_this_start(store: dist.Store, launch: Launch) -> dist.Store:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -18,8 +19,8 @@ from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.error_text import first_line
-from testbed.launch import Launch, RunStopped, StopSignals, refuse
-from testbed.meeting import Meeting
+from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, refuse
+from testbed.meeting import ENDED, START_PATIENCE_S, TRAINS, Meeting
 from testbed.settings import RunSettings
 from testbed.weights import WeightsUnavailable
 
@@ -64,7 +65,10 @@ class RunEnding:
         if self.launch.is_distributed:
             open_store = functools.partial(distributed.second_connection, self.launch)
             timeout_s = self.settings.collective_timeout
-            self._meeting = Meeting(self.launch, timeout_s, open_store, self._end_alone).begin()
+            # torchrun ends the others when a rank dies, so there a slow start (a cold network file system) is no danger
+            start_patience_s = START_PATIENCE_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+            meeting = Meeting(self.launch, timeout_s, open_store, self._end_alone, start_patience_s)
+            self._meeting = meeting.begin()
 
     def owns(self, directory: Path) -> None:
         """The folder is this run's: from now on each rank shows there where it is, and looks after the others."""
@@ -77,22 +81,24 @@ class RunEnding:
     def trains(self) -> None:
         """From now on no rank waits longer for another one than --collective_timeout allows, whatever that one does."""
         distributed.limit_waiting(self.settings.collective_timeout)
-        self._close_meeting(has_ended=False)
+        if self._meeting is not None:
+            self._meeting.close(TRAINS)
         self._meeting = None
 
-    def _close_meeting(self, has_ended: bool) -> None:
+    def _close_meeting(self) -> None:
         if self._meeting is not None:
-            self._meeting.close(has_ended)
+            self._meeting.close(ENDED)
 
     def refuse(self, message: str) -> int:
         """Leave, because all ranks were told that the run cannot start. Returns 2, for what the user typed."""
-        self._close_meeting(has_ended=True)
+        self._close_meeting()
         return self.leave(refuse(self.launch, message))
 
     def after(self, error: Exception | RunStopped) -> int:
         """Mark what ended the run, then leave. Returns the exit code."""
         self.signals.ignore()  # from here on nothing interrupts closing down
-        self._close_meeting(has_ended=True)
+        if self._meeting is not None:
+            self._meeting.quiet()
         if isinstance(error, RunPreempted):
             try:
                 return self._leave_preempted()
@@ -108,7 +114,7 @@ class RunEnding:
         With other ranks it does not return: gloo's threads sometimes abort the interpreter's own way out.
         """
         self.signals.ignore()
-        self._close_meeting(has_ended=True)
+        self._close_meeting()
         watchdog.end(is_good=exit_code == 0)
         empty_streams()
         has_met = torch.distributed.is_initialized()
@@ -165,8 +171,14 @@ class RunEnding:
     def _missing(self) -> str | None:
         if not self.launch.is_distributed:
             return None
+        if self._meeting is not None and self._meeting.told:
+            return self._meeting.told  # by rank 0, which is gone itself by now, and not the cause
         found = watchdog.who_is_missing(self._owned, self.launch.world_size, self.launch.rank) if self._owned else None
-        return found or (self._meeting.who_is_dead() if self._meeting else None)
+        if self._meeting is not None:
+            found = found or self._meeting.who_is_dead()
+            if found:
+                self._meeting.tell(found)
+        return found
 
     def _missing_soon(self) -> str | None:
         """A connection breaks a moment before the kernel shows that the process at its other end is dead."""
@@ -181,7 +193,7 @@ class RunEnding:
         return watchdog.who_is_level(self._owned, self.launch.world_size, self.launch.rank)
 
     def _unknown(self) -> str:
-        if self.launch.rank > 0 and self._meeting is not None and self._meeting.is_store_gone():
+        if self.launch.rank > 0 and self._meeting is not None and not distributed.is_store_held():
             return "rank 0, or the launcher that holds the store where the ranks find each other, is gone"
         return "another rank is gone or does not answer"
 
@@ -206,6 +218,9 @@ class RunEnding:
 
     def _end_now(self, reason: str) -> None:
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
+        last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [exit_code])  # the disk itself may hang
+        last_resort.daemon = True
+        last_resort.start()
         with contextlib.suppress(Exception):  # whatever fails here, the process must end
             self._mark_failed(reason, exit_code)
         os._exit(exit_code)
