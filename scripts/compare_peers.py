@@ -56,7 +56,7 @@ GPT2_VOCABULARY = 50257  # of the published sizes; a token file with fewer token
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    peers = "\n".join(f"  {name:<20}{peer.summary}" for name, peer in PEERS.items())
+    peers = "\n".join(f"  {name:<{2 + max(map(len, PEERS))}}{peer.summary}" for name, peer in PEERS.items())
     parser = argparse.ArgumentParser(
         description=__doc__.replace("PEERS", peers),
         formatter_class=argparse.RawDescriptionHelpFormatter,
