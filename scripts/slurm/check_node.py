@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
     """What keeps this node from running `ranks` ranks with these flags, one sentence each."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  # a node may have any Python
         yield f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or newer is needed, name one with PYTHON"
         return
     try:
@@ -39,8 +39,8 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
         path = Path(values[name])
         if not path.is_file() or not os.access(path, os.R_OK):
             yield (
-                f"--{name} {path.absolute()} is no readable file here; make it (download_data.py, preprocess_small.py), "
-                "or put it on a file system that the nodes share"
+                f"--{name} {path.absolute()} is no readable file here; make it (download_data.py, "
+                "preprocess_small.py), or put it on a file system that the nodes share"
             )
     yield from _unwritable(Path(values["checkpoint_path"]))
     if gpus and values["device"] != "cpu":
@@ -51,7 +51,7 @@ def _missing_packages(run_type: str) -> Iterator[str]:
     try:
         import torch  # noqa: F401  # found is not enough: its libraries must load
     except Exception as error:
-        yield f"{sys.executable} cannot import torch ({error}): pip install -r requirements.txt, or set PYTHON to another"
+        yield f"{sys.executable} cannot import torch ({error}): pip install -r requirements.txt, or set PYTHON"
     if run_type == "optimized" and importlib.util.find_spec("deepspeed") is None:
         yield f"{sys.executable} has no deepspeed, which RUN_TYPE=optimized is: pip install deepspeed, or RUN_TYPE=fsdp"
 

@@ -51,8 +51,8 @@ else
     [ $is_dry = yes ] || refuse "there is no Slurm job here: sbatch $script (or bash $script --dry_run, to see what it would do)"
     job=1 job_name=$(asked_for job-name) nodes=$(asked_for nodes) gpus=$(asked_for gpus-per-node)
     job_name=${job_name:-job} nodes=${nodes:-1} gpus=${SBATCH_GPUS_PER_NODE:-${gpus:-0}}
-    cpus=$(asked_for cpus-per-gpu) && cpus=$((${cpus:-0} * gpus))
-    [ "$cpus" -gt 0 ] || cpus=$(env -u OMP_NUM_THREADS nproc)
+    cpus=$(asked_for cpus-per-task)
+    cpus=${cpus:-$(env -u OMP_NUM_THREADS nproc)}
     assumed="outside of a job, so as $(basename "$script") asks: job 1 on $nodes nodes (node1 first) with $gpus GPUs, and $cpus CPUs on each"
 fi
 nodes=$(count nodes "$nodes" 1)
@@ -114,8 +114,7 @@ for toggle in NSYS NCCL_LOGS TORCHRUN_LOGS DIST_DEBUG; do
     [[ ${!toggle:-0} =~ ^[01]$ ]] || refuse "$toggle=${!toggle}: give 1 (on) or 0 (off)"
     [ "${!toggle:-0}" = 0 ] || [ -e "$here/evidence.sh" ] || refuse "$toggle=1 needs $here/evidence.sh, which is not there; leave it out"
 done
-export DRY_RUN=$is_dry
-prepare_evidence() {
+prepare_evidence() { # in a dry run too, so that its flags are seen; is_dry=yes then, and it writes nothing
     [ -e "$here/evidence.sh" ] || return 0
     # shellcheck disable=SC1091
     . "$here/evidence.sh"
