@@ -119,6 +119,31 @@ def test_without_toggles_nothing_observes_the_run():
     assert not any("rank.sh" in word or "nsys" in word for word in plain.step)
 
 
+EVIDENCE = """
+evidence_prepare() {
+    [ "${NSYS:-0}" = 1 ] || return 0
+    EVIDENCE_TORCHRUN_FLAGS=(--tee=3) EVIDENCE_RANK_PREFIX=(nsys profile -o "$1/a b") EVIDENCE_GPT2_FLAGS=(--profile_mode)
+    [ $is_dry = yes ] || exit 9
+}
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_what_observes_the_run_goes_where_it_belongs(tmp_path, launcher):
+    """Flags to torchrun and to the program, the prefix before the first rank of each node; with the toggle off nothing."""
+    copy = tmp_path / "scripts" / "slurm"
+    shutil.copytree(SCRIPTS, copy)
+    plain = Plan(copy / "run_2node_8gpu.sbatch", LAUNCHER=launcher)
+    (copy / "evidence.sh").write_text(EVIDENCE)
+    assert Plan(copy / "run_2node_8gpu.sbatch", LAUNCHER=launcher).said == plain.said
+    plan = Plan(copy / "run_2node_8gpu.sbatch", LAUNCHER=launcher, NSYS="1", RUN_DIR="/r")
+    words = plan.step
+    place = words.index(f"{copy}/rank.sh")
+    assert words[place : place + 6] == [f"{copy}/rank.sh", "nsys", "profile", "-o", "/r/a b", "--"]
+    assert words[place + 6 : place + 8] == [sys.executable, "src/gpt2.py"] and plan.values["profile_mode"]
+    assert ("--tee=3" in words[:place]) == ("--no-python" in words) == (launcher == "torchrun")
+
+
 def test_words_are_split_as_a_shell_does_and_nothing_is_carried_out(tmp_path):
     victim = tmp_path / "victim"
     text = f"""--sample_prompt 'two words; $(touch {victim})' --init_from "a'b" --seed 7"""
@@ -161,12 +186,21 @@ def test_torchrun_waits_longer_than_a_rank_may_take():
     assert Plan("run_2node_8gpu.sbatch", "--grace_seconds=90").of("shutdown-timeout") == "100"
 
 
+def test_ranks_that_start_again_do_not_meet_the_addresses_of_the_dead():
+    plain, again = Plan("run_2node_8gpu.sbatch"), Plan("run_2node_8gpu.sbatch", MAX_RESTARTS="2")
+    assert (plain.of("max-restarts"), again.of("max-restarts")) == ("0", "2")
+    assert (
+        again.exported["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1" and len(again.exported) == len(plain.exported) + 1
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "variables", "words"),
     [
         ("train_b64_g2.slurm", {"NSYS": "yes"}, "NSYS=yes: give 1 .* or 0"),
         ("train_b64_g2.slurm", {"RANKS_PER_NODE": "two"}, "RANKS_PER_NODE=two: give a number from 1 on"),
         ("train_b64_g2.slurm", {"RANKS_PER_NODE": "0"}, "RANKS_PER_NODE=0: give a number from 1 on"),
+        ("train_b64_g2.slurm", {"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1: give a number from 0 on"),
         ("train_b64_g2.slurm", {"MASTER_PORT": "http"}, "MASTER_PORT=http: give a number"),
         ("train_b64_g2.slurm", {"LAUNCHER": "mpirun"}, r"LAUNCHER=mpirun: give torchrun \(the default\) or srun"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--sample_prompt 'open"}, "a quote is not closed"),
@@ -316,3 +350,50 @@ def test_what_is_recorded_of_slurm(monkeypatch):
         monkeypatch.setenv(name, value)
     expected = {"job_id": "123456", "job_name": "my job/1", "nodelist": "n[1-3]", "ntasks": "3"}
     assert slurm_facts() == expected, "an empty value is left out, a name that is not known too"
+
+
+def test_the_guide_tells_of_every_variable_and_every_script():
+    guide = (REPOSITORY / "docs" / "clusters.md").read_text()
+    table = guide[guide.index("## Variables") : guide.index("## Preemption")]
+    told = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    source = "".join((SCRIPTS / name).read_text() for name in ("launch.sh", "carry_out.sh"))
+    settable = set(re.findall(r"\$\{([A-Z0-9_]+):-", source)) - {"GIT_COMMIT"}
+    settable = {name for name in settable if not name.startswith(("SLURM_", "SBATCH_", "VIRTUAL_ENV"))}
+    assert settable <= told, "a variable that is read is not in the table"
+    assert all(re.search(rf"\b{name}\b", source) for name in told), "the table tells of one that nothing reads"
+    for caller in CALLERS:
+        assert caller in guide or re.search(r"_(b\d+_g\d|dp|ddp|single|deepspeed_stage\d)\.", caller), caller
+
+
+LAB = REPOSITORY / "scripts" / "lab"
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("slurm_up.sh", ["--nodes", "0"], "--nodes 0: give 1 to 16"),
+        ("slurm_up.sh", ["--cpus", "many"], "--cpus many: give 1 to 512"),
+        ("slurm_up.sh", ["--gpus", "-1"], "--gpus -1: give 0 to 64"),
+        ("slurm_up.sh", ["--nodes"], "--nodes needs a value"),
+        ("slurm_up.sh", ["--node", "2"], "--node is no option; there are --nodes N"),
+        ("slurm_down.sh", [], "which lab. give --dir DIR"),
+        ("slurm_down.sh", ["--dir", "/no/such"], "--dir /no/such is no folder"),
+        ("slurm_down.sh", ["--dir", str(REPOSITORY)], "is no lab of slurm_up.sh: nothing was touched"),
+    ],
+)
+def test_the_lab_refuses_what_it_does_not_understand(script, flags, words):
+    variables = environment()
+    variables.pop("SLURM_LAB_DIR", None)
+    done = subprocess.run(
+        ["bash", str(LAB / script), *flags], capture_output=True, text=True, env=variables, timeout=30
+    )
+    assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
+
+
+def test_a_machine_where_slurm_cannot_be_installed_is_told_why(tmp_path):
+    for name in ("bash", "id"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    command = [shutil.which("bash"), str(LAB / "install_slurm.sh")]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": str(tmp_path)}, timeout=30)
+    reason = "there is no apt-get here" if os.geteuid() == 0 else "only root can install packages"
+    assert done.returncode == 1 and f"Slurm is not installed: {reason}" in done.stderr

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sourced by launch.sh, last: run the check and the step inside the job, pass signals on, judge by the run's marks.
-# It takes from there: check, step, run_dir, job, restarts, nodes, ranks, run_type, launcher, say and refuse.
+# It takes from there the arrays check and step, what the job is, and say and refuse.
 # shellcheck disable=SC2154
 say "job $job ($job_name), start $((restarts + 1)), on ${SLURM_JOB_NODELIST:-?}: $run_type, $nodes x $ranks ranks by $launcher, in $run_dir"
 
@@ -16,14 +16,14 @@ wait_for() { # a background process, through signals; its exit code in `code`
 }
 "${check[@]}" &
 wait_for $!
-[ "$code" = 0 ] || refuse "the nodes are not ready (the check ended with $code); what is missing stands above, and nothing was started"
-
-content() { cat "$run_dir/$1" 2>/dev/null || true; }
-preempted_before=$(content RUN_PREEMPTED.txt) failed_before=$(content RUN_FAILED.txt)
 if [ $is_cancelled = yes ]; then
     say "the job was ended before the ranks started"
     exit 143
 fi
+[ "$code" = 0 ] || refuse "the nodes are not ready (the check ended with $code); what is missing stands above, and nothing was started"
+
+content() { cat "$run_dir/$1" 2>/dev/null || true; }
+preempted_before=$(content RUN_PREEMPTED.txt) failed_before=$(content RUN_FAILED.txt)
 "${step[@]}" &
 wait_for $!
 ended="the step ended with $code"
@@ -40,8 +40,8 @@ if [ -n "$preempted" ] && [ "$preempted" != "$preempted_before" ]; then # an old
         say "the job was ended from outside; go on with: RUN_DIR=$run_dir sbatch and the same script and variables"
         exit 143
     fi
-    if [ "$restarts" -ge "${MAX_REQUEUES:-50}" ]; then
-        say "not requeued: it was started $((restarts + 1)) times, and MAX_REQUEUES is ${MAX_REQUEUES:-50}"
+    if [ "$restarts" -ge "$max_requeues" ]; then
+        say "not requeued: it was started $((restarts + 1)) times, and MAX_REQUEUES is $max_requeues"
         exit 143
     fi
     say "requeue: the next start goes on from there"

@@ -63,6 +63,8 @@ baseline | dp) default_ranks=1 ;; # one process, whatever it may use
 esac
 ranks=$(count RANKS_PER_NODE "${RANKS_PER_NODE:-$default_ranks}" 1)
 world=$((nodes * ranks))
+max_restarts=$(count MAX_RESTARTS "${MAX_RESTARTS:-0}" 0)
+max_requeues=$(count MAX_REQUEUES "${MAX_REQUEUES:-50}" 0)
 launcher=${LAUNCHER:-torchrun}
 [[ $launcher =~ ^(torchrun|srun)$ ]] || refuse "LAUNCHER=$launcher: give torchrun (the default) or srun (a task per rank)"
 [[ $run_type =~ ^(baseline|dp)$ ]] && [ "$world" -gt 1 ] &&
@@ -148,13 +150,15 @@ address_of() { # the first node's: by its name, or where that means nothing here
 if [ -z "${MASTER_ADDR:-}" ]; then
     if [ -n "$assumed" ]; then MASTER_ADDR=node1; else MASTER_ADDR=$(address_of); fi
 fi
-export MASTER_ADDR
 # one per job, below the ports that the kernel hands out itself; two jobs on one node must not meet
 MASTER_PORT=$(count MASTER_PORT "${MASTER_PORT:-$((20000 + job % 10000))}" 1)
 GIT_COMMIT=${GIT_COMMIT:-$(git rev-parse HEAD 2>/dev/null || true)}
 threads=$((cpus / ranks > 0 ? cpus / ranks : 1))
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
-export MASTER_PORT GIT_COMMIT OMP_NUM_THREADS
+variables=(MASTER_ADDR="$MASTER_ADDR" MASTER_PORT="$MASTER_PORT" OMP_NUM_THREADS="${OMP_NUM_THREADS:-$threads}" GIT_COMMIT="$GIT_COMMIT")
+if [ "$max_restarts" -gt 0 ] && [ "$nodes" -gt 1 ]; then
+    variables+=(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) # else ranks that start again may meet the addresses of those that died
+fi
+export "${variables[@]}"
 [ "$ranks" -le "$cpus" ] || say "WARNING: $ranks ranks on each node share $cpus CPUs; ask for more with --cpus-per-task=$ranks, or --exclusive"
 
 # --- the commands
@@ -173,10 +177,9 @@ else
     [[ $grace =~ ^[0-9]+ ]] && grace=${BASH_REMATCH[0]} || grace=20
     # shellcheck disable=SC2054
     torchrun=("$found_python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$ranks" --rdzv-id="$job.$restarts"
-        --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --max-restarts="${MAX_RESTARTS:-0}"
+        --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --max-restarts="$max_restarts"
         --shutdown-timeout="$((10#$grace + 10))" # a rank that saves needs longer than its own --grace_seconds
         --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "${EVIDENCE_TORCHRUN_FLAGS[@]}")
-    [ "${MAX_RESTARTS:-0}" = 0 ] || export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # else ranks that start again may meet the dead ones' addresses
     if [ ${#EVIDENCE_RANK_PREFIX[@]} -gt 0 ]; then
         torchrun+=(--no-python bash "$here/rank.sh" "${EVIDENCE_RANK_PREFIX[@]}" -- "${gpt2[@]}")
     else
@@ -190,7 +193,7 @@ if [ $is_dry = yes ]; then
     [ -z "$assumed" ] || echo "# $assumed"
     echo "# $run_type: $nodes x $ranks = $world ranks by $launcher, run directory $run_dir"
     in_a_shell cd "$repository"
-    in_a_shell export MASTER_ADDR="$MASTER_ADDR" MASTER_PORT="$MASTER_PORT" OMP_NUM_THREADS="$OMP_NUM_THREADS" GIT_COMMIT="$GIT_COMMIT"
+    in_a_shell export "${variables[@]}"
     in_a_shell mkdir -p "$run_dir"
     in_a_shell "${check[@]}"
     in_a_shell "${step[@]}"
