@@ -122,7 +122,8 @@ def test_without_toggles_nothing_observes_the_run():
 EVIDENCE = """
 evidence_prepare() {
     [ "${NSYS:-0}" = 1 ] || return 0
-    EVIDENCE_TORCHRUN_FLAGS=(--tee=3) EVIDENCE_RANK_PREFIX=(nsys profile -o "$1/a b") EVIDENCE_GPT2_FLAGS=(--profile_mode)
+    EVIDENCE_TORCHRUN_FLAGS=(--tee=3) EVIDENCE_GPT2_FLAGS=(--profile_mode)
+    EVIDENCE_RANK_PREFIX=(nsys profile -o "$1/a b")
     [ $is_dry = yes ] || exit 9
 }
 """
@@ -130,7 +131,7 @@ evidence_prepare() {
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_what_observes_the_run_goes_where_it_belongs(tmp_path, launcher):
-    """Flags to torchrun and to the program, the prefix before the first rank of each node; with the toggle off nothing."""
+    """Flags to torchrun and to the program, the prefix before the first rank of each node; off, nothing."""
     copy = tmp_path / "scripts" / "slurm"
     shutil.copytree(SCRIPTS, copy)
     plain = Plan(copy / "run_2node_8gpu.sbatch", LAUNCHER=launcher)
