@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -159,29 +160,33 @@ def test_a_cancelled_job_has_saved_and_a_new_one_goes_on(cluster, tmp_path):
     assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
     again = cluster.submit("train_b64_g2.slurm", f"RUN_DIR={run}", LONG, SMALL_NODES)
     assert cluster.end_of(again)["JobState"] == "COMPLETED", cluster.said(again)
-    check_that_nothing_was_lost(run)
+    check_that_nothing_was_lost(run, starts=2)
 
 
 def test_a_signal_before_the_end_requeues_the_job(cluster, tmp_path):
-    """What --signal=USR1@120 sends before the time limit, sent by hand: to the ranks, and not to the batch script."""
+    """Sent by hand, what Slurm sends before the time limit: for --signal=USR1@120 to the ranks, then for
+    --signal=B:USR1@120 to the batch script alone."""
     run = tmp_path / "run"
     variables = f"RUN_TYPE=fsdp RANKS_PER_NODE=1 RUN_DIR={run}"
     job = cluster.submit("run_2node_8gpu.sbatch", variables, LONG)
     cluster.wait_for(job, UNDER_WAY)
     cluster.call("scancel", "--signal=USR1", job)
+    cluster.wait_for(job, rf"start 2,[\s\S]*{UNDER_WAY}")
+    cluster.call("scancel", "--batch", "--signal=USR1", job)
     facts = cluster.end_of(job, timeout_s=180)
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), cluster.said(job)
-    assert "requeue: the next start goes on from there" in cluster.said(job)
-    check_that_nothing_was_lost(run)
-    assert json.loads((run / "launcher_metadata.json").read_text())["slurm"]["restart_count"] == "1"
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "2"), cluster.said(job)
+    assert cluster.said(job).count("requeue: the next start goes on from there") == 2
+    check_that_nothing_was_lost(run, starts=3)
+    assert json.loads((run / "launcher_metadata.json").read_text())["slurm"]["restart_count"] == "2"
 
 
-def check_that_nothing_was_lost(run: Path) -> None:
-    """Of a run of LONG in two starts, the first of which was told to end."""
+def check_that_nothing_was_lost(run: Path, starts: int) -> None:
+    """Of a run of LONG in so many starts, each but the last of which was told to end."""
     metrics = read_metrics(run / "training_metrics.json")
-    first, second = metrics["segments"]
-    assert (first["ended"], second["ended"], second["lost_steps"]) == ("preempted", "complete", 0)
-    assert 0 < first["last_step"] == second["first_step"] - 1
+    segments = metrics["segments"]
+    assert [segment["ended"] for segment in segments] == ["preempted"] * (starts - 1) + ["complete"]
+    for before, after in itertools.pairwise(segments):
+        assert 0 < before["last_step"] == after["first_step"] - 1 and after["lost_steps"] == 0
     assert [row["step"] for row in metrics["steps"]] == list(range(1, 151))
 
 
