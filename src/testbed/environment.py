@@ -12,17 +12,9 @@ from pathlib import Path
 import torch
 
 from testbed.launch import Launch, usable_cores
+from testbed.recorded_environment import slurm_facts
 
 SOURCE_FOLDER = Path(__file__).parent
-SLURM_VARIABLES = {
-    "job_id": "SLURM_JOB_ID",
-    "nodelist": "SLURM_JOB_NODELIST",
-    "nnodes": "SLURM_NNODES",
-    "procid": "SLURM_PROCID",
-    "localid": "SLURM_LOCALID",
-    "gpus": "SLURM_GPUS",
-    "partition": "SLURM_JOB_PARTITION",
-}
 
 
 def versions() -> dict[str, str | None]:
@@ -96,7 +88,5 @@ def _git(*arguments: str) -> str | None:
 
 def scheduler() -> dict[str, str] | None:
     """What Slurm says of this job; None elsewhere."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return None
-    known = {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
-    return {"type": "slurm", **known}
+    slurm = slurm_facts()
+    return None if slurm is None else {"type": "slurm", **slurm}

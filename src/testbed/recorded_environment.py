@@ -23,6 +23,20 @@ _NCCL = frozenset(
     "TORCH_NCCL_ENABLE_TIMING TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC TORCH_NCCL_HIGH_PRIORITY TORCH_NCCL_NAN_CHECK "
     "TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_USE_COMM_NONBLOCKING".split()
 )
+# What Slurm says of a job: few of its many variables, since sites and users add their own, tokens among them.
+_SLURM = {
+    "job_id": "SLURM_JOB_ID",
+    "job_name": "SLURM_JOB_NAME",
+    "cluster": "SLURM_CLUSTER_NAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "nodelist": "SLURM_JOB_NODELIST",
+    "nnodes": "SLURM_NNODES",
+    "ntasks": "SLURM_NTASKS",
+    "restart_count": "SLURM_RESTART_COUNT",
+    "procid": "SLURM_PROCID",
+    "localid": "SLURM_LOCALID",
+    "gpus": "SLURM_GPUS",
+}
 _NAMES_A_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)")
 _SHORTEST_SECRET = 8  # a shorter value would be found in words that have nothing to do with it
 
@@ -39,6 +53,13 @@ def nccl_variables() -> dict[str, str | None]:
         for name, value in os.environ.items()
         if name.startswith(("NCCL_", "TORCH_NCCL_")) and value and not _NAMES_A_SECRET.search(name)
     }
+
+
+def slurm_facts() -> dict[str, str] | None:
+    """What Slurm says of the job that this process belongs to, where it says it; None outside of one."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    return {fact: os.environ[name] for fact, name in _SLURM.items() if os.environ.get(name)}
 
 
 def secret_in(text: str) -> str | None:

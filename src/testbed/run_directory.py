@@ -17,7 +17,7 @@ from pathlib import Path
 from testbed import watchdog
 from testbed.atomic_file import write_text
 from testbed.launch import Launch
-from testbed.recorded_environment import nccl_variables, recorded_variables
+from testbed.recorded_environment import nccl_variables, recorded_variables, slurm_facts
 
 METRICS = "training_metrics.json"
 COMPLETE = "RUN_COMPLETE.txt"
@@ -152,9 +152,9 @@ def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) ->
         "env": recorded_variables(),
         "nccl_env": nccl_variables(),
     }
-    if "SLURM_JOB_ID" in os.environ:
-        names = {"job_id": "SLURM_JOB_ID", "nodelist": "SLURM_JOB_NODELIST"}
-        content["slurm"] = {key: os.environ[name] for key, name in names.items() if name in os.environ}
+    slurm = slurm_facts()
+    if slurm is not None:
+        content["slurm"] = slurm
     write_text(directory / LAUNCHER, json.dumps(content, indent=2) + "\n")
 
 

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Sourced by launch.sh, last: run the check and the step inside the job, pass signals on, judge by the run's marks.
+# It takes from there the arrays check and step, what the job is, and say and refuse.
+# shellcheck disable=SC2154
+say "job $job ($job_name), start $((restarts + 1)), on ${SLURM_JOB_NODELIST:-?}: $run_type, $nodes x $ranks ranks by $launcher, in $run_dir"
+
+is_cancelled=no
+trap 'is_cancelled=yes' TERM # scancel, a preemption, the time limit: Slurm tells the ranks too
+trap 'scancel --signal=USR1 "$job" || true' USR1 # of --signal=B:USR1@..., which asks this shell alone to tell them
+wait_for() { # a background process, through signals; its exit code in `code`
+    while :; do
+        code=0
+        wait "$1" || code=$?
+        kill -0 "$1" 2>/dev/null || return 0
+    done
+}
+"${check[@]}" &
+wait_for $!
+if [ $is_cancelled = yes ]; then
+    say "the job was ended before the ranks started"
+    exit 143
+fi
+[ "$code" = 0 ] || refuse "the nodes are not ready (the check ended with $code); what is missing stands above, and nothing was started"
+
+content() { cat "$run_dir/$1" 2>/dev/null || true; }
+preempted_before=$(content RUN_PREEMPTED.txt) failed_before=$(content RUN_FAILED.txt)
+"${step[@]}" &
+wait_for $!
+ended="the step ended with $code"
+
+# srun's exit code says little: it has been seen to be 0 for a step whose node had died. The run's own marks tell.
+if [ -e "$run_dir/RUN_COMPLETE.txt" ]; then
+    say "complete: $run_dir ($ended)"
+    exit 0
+fi
+preempted=$(content RUN_PREEMPTED.txt) failed=$(content RUN_FAILED.txt)
+if [ -n "$preempted" ] && [ "$preempted" != "$preempted_before" ]; then # an old one, of a start that was refused, would requeue for ever
+    say "$preempted"
+    if [ $is_cancelled = yes ]; then
+        say "the job was ended from outside; go on with: RUN_DIR=$run_dir sbatch and the same script and variables"
+        exit 143
+    fi
+    if [ "$restarts" -ge "$max_requeues" ]; then
+        say "not requeued: it was started $((restarts + 1)) times, and MAX_REQUEUES is $max_requeues"
+        exit 143
+    fi
+    say "requeue: the next start goes on from there"
+    scontrol requeue "$job" || {
+        say "Slurm does not requeue job $job (--no-requeue?); go on with: RUN_DIR=$run_dir sbatch and the same script and variables"
+        exit 143
+    }
+    sleep 60 & # Slurm ends this script now
+    wait_for $!
+    exit 143
+fi
+if [ -n "$failed" ] && [ "$failed" != "$failed_before" ]; then
+    say "$failed"
+else
+    say "failed, and the run left no new mark in $run_dir ($ended): its last words stand above"
+fi
+exit 1
