@@ -36,6 +36,7 @@ from testbed.atomic_file import write_text
 from testbed.attribution import attribution
 from testbed.automatic_choices import decide
 from testbed.build_locks import warnings_of_locks
+from testbed.collective_log import log_collectives
 from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device
 from testbed.float8 import convert_to_float8_
@@ -103,6 +104,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         backend = distributed.start_process_group(
             device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed
         )
+        if settings.log_collectives:
+            log_collectives(directory, launch, backend)
         weights, refusal = (None, None) if settings.resume else initial_weights(settings)
         try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
             begun = resume.begin(settings, launch, lambda: check_data(checked), refusal)

@@ -27,7 +27,7 @@ def modules() -> dict[str, Path]:
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
-    "json_file recorded_environment",
+    "json_file recorded_environment instruments",
     "metrics_file manifest sidecar token_file run_directory flops flag_values flags segments streams parallelism "
     "stages memory_model trace meeting",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
@@ -35,7 +35,7 @@ LAYERS = [
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
     "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills",
     "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
-    "scalars attribution announce",
+    "collective_log scalars attribution announce",
     "model muon optimizer data weights recorder "
     "inference inference.loading inference.kv_cache inference.cached_model inference.sampling inference.batching "
     "inference.generate inference.peers sample "
@@ -50,7 +50,7 @@ LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
 ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
-ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file"}
+ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments"}
 
 
 class Imports(ast.NodeVisitor):

@@ -378,6 +378,9 @@ def _report_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--profile_mode", action="store_true",
                        help="for Nsight: NVTX ranges around the step, its phases and validation, no progress bar; marks the run "
                        "as instrumented")
+    group.add_argument("--log_collectives", action="store_true",
+                       help="write when each rank enters and leaves each collective to DIR/evidence, see docs/evidence.md; marks "
+                       "the run as instrumented")
     group.add_argument("--tensorboard", action="store_true",
                        help="write loss, gradient norm, learning rate, step time and tokens/s to DIR/tensorboard while training "
                        "(default: do not)")

@@ -38,6 +38,7 @@ _SLURM = {
     "gpus": "SLURM_GPUS",
 }
 _NAMES_A_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)")
+_TOGGLE = "NCCL_LOGS"  # of scripts/slurm/evidence.sh: no variable of NCCL's, whatever it is called
 _SHORTEST_SECRET = 8  # a shorter value would be found in words that have nothing to do with it
 
 
@@ -51,7 +52,7 @@ def nccl_variables() -> dict[str, str | None]:
     return {
         name: value if name in _NCCL else None
         for name, value in os.environ.items()
-        if name.startswith(("NCCL_", "TORCH_NCCL_")) and value and not _NAMES_A_SECRET.search(name)
+        if name.startswith(("NCCL_", "TORCH_NCCL_")) and name != _TOGGLE and value and not _NAMES_A_SECRET.search(name)
     }
 
 

@@ -162,6 +162,9 @@ class RunRecorder:
         self.metrics["run_id"] = earlier["run_id"]
         self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
         self.metrics["instrumented"] |= earlier["instrumented"]  # its rows stay in the file
+        self.metrics["instruments"] = sorted(
+            {name for each in (self.metrics, earlier) for name in each.get("instruments", [])}
+        )
         self.steps = [row for row in earlier["steps"] if row["step"] <= step]
         if self._is_as_before(earlier):
             self._earlier_peaks = earlier["memory"]["per_rank"]

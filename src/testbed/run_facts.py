@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 import uuid
@@ -15,6 +16,7 @@ import torch
 from testbed import environment, flops
 from testbed.attention_backend import own_choice
 from testbed.deepspeed_config import effective_config, read_deepspeed_file, sha256_of
+from testbed.instruments import instruments_in
 from testbed.launch import Launch
 from testbed.metrics_file import SCHEMA_VERSION
 from testbed.model_shape import size_name
@@ -44,6 +46,8 @@ def facts_of_run(
     commit, is_dirty = environment.commit()
     hardware = environment.hardware(device, launch, backend)
     peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.precision) or (None, None)
+    instruments = [*settings.instruments, *instruments_in(os.environ)]
+    instruments += ["wall_clock_breakdown of DeepSpeed"] if _breaks_down_wall_clock(settings) else []
     facts = {
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{uuid.uuid4().hex[:8]}",
@@ -51,7 +55,8 @@ def facts_of_run(
         "git_commit": commit,
         "git_dirty": is_dirty,
         "command_line": shlex.join(sys.argv),
-        "instrumented": settings.is_instrumented or _breaks_down_wall_clock(settings),
+        "instrumented": bool(instruments),
+        "instruments": instruments,
         "env": environment.versions(),
         "host": environment.host(),
         "hardware": {**hardware, "num_devices": _num_devices(settings, device, launch)},

@@ -20,8 +20,8 @@ from testbed.settings import RunSettings
 # None of these changes what is trained.
 FREE_TO_CHANGE = frozenset(
     "checkpoint_path stop_at_step eval_every save_every keep_last async_mode keep_best max_val_steps num_workers "
-    "steps_per_print timing_warmup_steps timing_sample_every profile profile_steps profile_mode tensorboard "
-    "quiet_nccl_monitor sample_prompt sample_tokens run_inference_benchmark threads_per_rank bind_cores "
+    "steps_per_print timing_warmup_steps timing_sample_every profile profile_steps profile_mode log_collectives "
+    "tensorboard quiet_nccl_monitor sample_prompt sample_tokens run_inference_benchmark threads_per_rank bind_cores "
     "enforce_global_batch_size deepspeed_config grace_seconds collective_timeout "
     "train_data_path val_data_path".split()  # their hashes are compared instead
 )

@@ -129,6 +129,7 @@ class RunSettings:
     profile: bool
     profile_steps: int
     profile_mode: bool
+    log_collectives: bool
     tensorboard: bool
     sample_prompt: str
     sample_tokens: int
@@ -161,9 +162,10 @@ class RunSettings:
         return self.global_batch_size * self.seq_length
 
     @property
-    def is_instrumented(self) -> bool:
-        """Something slows the step down or changes its timing: such a run enters no headline."""
-        return self.profile or self.profile_mode or bool(self.skip_gradient_sync)
+    def instruments(self) -> list[str]:
+        """The flags that slow the step down or change its timing: a run with any of them enters no headline."""
+        names = ("profile", "profile_mode", "log_collectives", "skip_gradient_sync")
+        return [f"--{name}" for name in names if getattr(self, name)]
 
     def as_config(self) -> dict[str, Any]:
         """The settings in the form of a --config file. What nobody set and follows from other settings (the micro batch

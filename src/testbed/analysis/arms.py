@@ -39,8 +39,8 @@ _CHOSEN_ALIKE = ("attention", "compile", "num_workers")
 _DEFAULT_BEFORE = {"compile": False, "num_workers": 0}  # in files from before the program chose
 # How a run is looked at, not what it does; and what is compared as hardware.
 _LOOKING = frozenset(
-    "profile profile_mode profile_steps timing_warmup_steps quiet_nccl_monitor device config overwrite resume "
-    "allow_setting_change".split()
+    "profile profile_mode profile_steps log_collectives timing_warmup_steps quiet_nccl_monitor device config overwrite "
+    "resume allow_setting_change".split()
 )
 # Of the effective DeepSpeed configuration what says the same as settings of the three kinds above.
 _SETTINGS_OF_DEEPSPEED = frozenset(

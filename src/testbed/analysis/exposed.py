@@ -126,8 +126,10 @@ def _why_not(run: Run) -> str | None:
     """Why a run says nothing, in words."""
     if run.status != "complete":
         return f"it is {run.status}"
-    if _settings(run).get("profile_mode"):
+    if _settings(run).get("profile_mode"):  # files that name no instruments
         return "--profile_mode changes its timing"
+    if others := [name for name in run.instruments if name not in ("--profile", "--skip_gradient_sync")]:
+        return f"{', '.join(others)} changes its timing"
     if not _is_traced(run):
         steps = set(run.train_steps[run.num_warmup_steps :])
     elif not run.record.get("attribution"):

@@ -114,6 +114,12 @@ class Run:
         return self.record.get("run_id")
 
     @property
+    def instruments(self) -> tuple[str, ...]:
+        """What slowed the run down, as its file names it; empty in files from before they did."""
+        found = self.record.get("instruments") if self.version == "2.1" else None
+        return tuple(found or ())
+
+    @property
     def git_commit(self) -> str | None:
         return self.record.get("git_commit")
 

@@ -15,6 +15,7 @@ from typing import Any
 from testbed.analysis.arms import rank_count
 from testbed.analysis.runs import METRICS_FILE, Run, load_run
 from testbed.analysis.sweep_file import SWEEP_FILE
+from testbed.instruments import instruments_in
 from testbed.json_file import read_json
 
 RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
@@ -123,16 +124,17 @@ def _instruments(run: Run) -> list[str]:
     if (run.record.get("settings") or {}).get("skip_gradient_sync"):
         found.append("gradients were not synchronised (--skip_gradient_sync)")
     if run.instrumented and not found:
-        found.append("the file marks the run as instrumented")
+        which = f" ({', '.join(run.instruments)})" if run.instruments else ""
+        found.append(f"the file marks the run as instrumented{which}")
     if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.1":
         found.append("a profiler ran (--profile in the command)")
     folder = run.path.absolute().parent
     launcher = folder / LAUNCHER_FILE
     environment = read_json(launcher) if launcher.is_file() else {}
     environment = environment.get("nccl_env") if isinstance(environment, dict) else None
-    level = str((environment if isinstance(environment, dict) else {}).get("NCCL_DEBUG", "")).upper()
-    if level in ("INFO", "TRACE"):
-        found.append(f"NCCL_DEBUG={level} logs collectives ({LAUNCHER_FILE})")
+    for instrument in instruments_in(environment if isinstance(environment, dict) else {}):
+        logs = " logs collectives" if instrument.startswith("NCCL_DEBUG=") else ""
+        found.append(f"{instrument}{logs} ({LAUNCHER_FILE})")
     traces = [
         path for pattern in PROFILER_FILES for path in [*folder.glob(pattern), *folder.glob(f"profiles/{pattern}")]
     ]

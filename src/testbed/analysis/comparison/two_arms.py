@@ -246,7 +246,7 @@ def _why_not(run: Run) -> str | None:
     if run.status != "complete":
         return f"its status is {run.status}"
     if run.instrumented:
-        return "it is instrumented (profiler or debug switch)"
+        return f"it is instrumented ({', '.join(run.instruments) or 'profiler or debug switch'})"
     return "it records no throughput" if run.tokens_per_s is None else None
 
 

@@ -235,7 +235,8 @@ def _is_said_to_be_instrumented(run: Run) -> bool:
     """A file of --skip_gradient_sync is marked as instrumented. Its name says so without the word, which is then left
     for those that a profiler looked at."""
     settings = run.section("settings")
-    is_looked_at = bool(settings.get("profile") or settings.get("profile_mode"))
+    is_looked_at = bool(settings.get("profile") or settings.get("profile_mode"))  # files that name no instruments
+    is_looked_at |= any(name != "--skip_gradient_sync" for name in run.instruments)
     return bool(run.instrumented) and (is_looked_at or not run.synchronisation)
 
 
