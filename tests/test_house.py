@@ -34,7 +34,7 @@ LAYERS = [
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
     "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills "
-    "lab lab.links lab.relay lab.keeper lab.hosts",
+    "lab lab.links lab.relay lab.keeper lab.hosts lab.study",
     "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
     "scalars attribution announce",
     "model muon optimizer data weights recorder "
