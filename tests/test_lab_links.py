@@ -86,6 +86,7 @@ def test_what_is_typed_wrong_is_one_sentence():
     for words, telling in (
         (["run", "--rate", "5", "--", "true"], "--rate"),
         (["run", "--hosts", "2"], "after --"),
+        (["run", "--seconds", "0", "--", "true"], "--seconds 0"),
         (["up", "--hosts", "33"], "33 hosts"),
         (["up", "--seconds", "0"], "above 0"),
         (["up", "--delay_ms", "-1"], "-1 ms"),
@@ -262,6 +263,16 @@ def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
     psutil.Process(made.keeper).kill()
     assert "had been killed" in take_down(made.name)
     assert sleeper.wait(timeout=5) == -signal.SIGTERM
+
+
+@needs_lab
+def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
+    abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
+    psutil.Process(abandoned.keeper).kill()
+    with lab(2, Link(), 60):
+        assert abandoned.name not in known_labs() and kept.name in known_labs()
+        assert inside(kept.hosts[0], *PING, "10.77.0.2").returncode == 0
+    take_down(kept.name)
 
 
 @needs_lab

@@ -18,6 +18,7 @@ Exit code of `run`: 0 when the command ended with 0 on every host, 1 when not, 2
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -127,7 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
     from testbed.sweep_run import Stop
 
     def show(host: int, line: str) -> None:
-        print(f"[host{host}] {line}", flush=True)
+        with contextlib.suppress(OSError):  # nobody reads any more: the run goes on
+            print(f"[host{host}] {line}", flush=True)
+
+    if not arguments.seconds > 0:
+        raise ValueError(f"--seconds {arguments.seconds:g} is not above 0")
 
     link = link_of(arguments)
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="lab-") as scratch:

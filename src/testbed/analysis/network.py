@@ -100,6 +100,7 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
     if first is None:
         raise ValueError(f"{out_dir} holds no finished run of a network study")
     is_whole = all(cell["status"] in ("complete", "failed") for cell in cells)
+    is_dirty = [run.pop("git_dirty") for run in runs]
     commits = sorted({run["git_commit"] or "unknown" for run in runs})
     config = first["training_config"]
     names = ("num_parameters", "model_name", "model_size", "vocab_size", "seq_len", "precision")
@@ -109,7 +110,7 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
         "timestamp_utc": now_utc(),
         **head,
         "git_commits": commits,
-        "git_dirty": any(run.pop("git_dirty") for run in runs),
+        "git_dirty": any(is_dirty),
         "env": first["env"],
         "hardware": {name: first["hardware"][name] for name in ("cpu_name", "cpu_cores_visible", "backend")},
         "work": {

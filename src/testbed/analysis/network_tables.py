@@ -53,12 +53,12 @@ def what_was_measured(content: Mapping[str, Any]) -> str:
     commits = ", ".join(f"`{commit}`" for commit in content["git_commits"])
     torch, cores = content["env"].get("torch_version"), hardware["cpu_cores_visible"]
     lines = [
-        f"{timed} timed and {len(content['runs']) - timed} profiled runs of {work['model_name']} ({work['model_size']}, "
-        f"{work['num_parameters']:,} parameters, so {work['gradient_bytes'] / 1e6:.2f} MB of gradients), "
-        f"{work['precision']}, sequences of {work['seq_len']} tokens, {work['steps']} optimizer steps each, the first "
+        f"{timed} timed and {len(content['runs']) - timed} profiled runs of {work['model_name']} "
+        f"({work['model_size']}, {work['num_parameters']:,} parameters, so {work['gradient_bytes'] / 1e6:.2f} MB of "
+        f"gradients), {work['precision']}, sequences of {work['seq_len']} tokens, {work['steps']} optimizer steps each, the first "
         f"{work['warmup_steps']} warm-up; {content['repeats']} interleaved rounds. One rank with one thread per host, "
-        f"all hosts on one machine with {cores} cores ({hardware['cpu_name']}), {hardware['backend']}, PyTorch {torch}, "
-        f"commit {commits}{' with changes' if content['git_dirty'] else ''}.",
+        f"all hosts on one machine with {cores} cores ({hardware['cpu_name']}), {hardware['backend']}, "
+        f"PyTorch {torch}, commit {commits}{' with changes' if content['git_dirty'] else ''}.",
     ]
     difference = largest_loss_difference(content)
     if difference is not None:

@@ -131,6 +131,17 @@ def take_down(name: str) -> str:
     return "taken down; its keeper had been killed"
 
 
+def clear_abandoned() -> None:
+    """Take down what killed keepers left; a lab whose keeper lives is left alone, whoever it belongs to."""
+    for name in known_labs():
+        with contextlib.suppress(LabError, ValueError):  # else it stays, for take_down to say why
+            path = STATE / f"{name}.json"
+            with holding_together(path):
+                found = lab_from(read_json(path))
+            if _living_keeper(found) is None:
+                _clear(found)
+
+
 def _living_keeper(of: Lab) -> psutil.Process | None:
     """The keeper, unless its number belongs to another process by now."""
     try:
@@ -163,6 +174,7 @@ def _start_keeper(num_hosts: int, link: Link, seconds: float, is_attached: bool)
         raise ValueError(f"a delay of {1000 * link.delay_s:g} ms is not from 0 to 10000")
     if (reason := why_impossible()) is not None:
         raise LabError(reason)
+    clear_abandoned()
     asked = {"hosts": num_hosts, "link": dataclasses.asdict(link), "seconds": seconds, "is_attached": is_attached}
     process = subprocess.Popen(
         [sys.executable, "-m", "testbed.lab.keeper", json.dumps(asked)],

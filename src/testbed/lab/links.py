@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,13 +192,13 @@ def set_connected(switch: Namespace, host: int, is_connected: bool) -> None:
     run_tool("ip", "-n", switch.name, "link", "set", f"p{host}", "up" if is_connected else "down")
 
 
-def tear_down(namespaces: Sequence[Namespace], on_kill: Callable[[int], None] | None = None) -> list[str]:
+def tear_down(namespaces: Sequence[Namespace]) -> list[str]:
     """End every process inside, remove the namespaces, and say in words what is left: nothing, if all is well.
 
     A process is signalled through a descriptor of it, and only if it is in a namespace of this lab at that moment.
     """
     there = [namespace for namespace in namespaces if namespace.is_there()]
-    end_processes_in(there, on_kill)
+    end_processes_in(there)
     left = []
     for namespace in there:
         if namespace.is_there():
@@ -211,9 +211,7 @@ def tear_down(namespaces: Sequence[Namespace], on_kill: Callable[[int], None] | 
     return left
 
 
-def end_processes_in(
-    namespaces: Sequence[Namespace], on_kill: Callable[[int], None] | None = None, term_wait_s: float = TERM_WAIT_S
-) -> None:
+def end_processes_in(namespaces: Sequence[Namespace], term_wait_s: float = TERM_WAIT_S) -> None:
     """SIGTERM to all processes inside, and SIGKILL to those that are there after `term_wait_s`; waits for their end."""
     for number, wait_s in ((signal.SIGTERM, term_wait_s), (signal.SIGKILL, KILL_WAIT_S)):
         deadline_s = time.monotonic() + wait_s
@@ -222,8 +220,6 @@ def end_processes_in(
             for process in inside:
                 if process not in signalled or number == signal.SIGKILL:  # a child of one may have come meanwhile
                     _signal_if_inside(process, namespaces, number)
-                    if on_kill is not None and process not in signalled:
-                        on_kill(process)
                     signalled.add(process)
             if time.monotonic() > deadline_s:
                 break
