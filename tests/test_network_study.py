@@ -209,6 +209,7 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     assert len(plot_study({**made_up(), "arms": made_up()["arms"][:1]}, tmp_path)) == 1, "without levers one picture"
 
 
+@pytest.mark.alone  # labs are seen by the whole machine
 @pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
 def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     words = ["--strategies", "ddp", "--hosts", "2", "--links", "100mbit", "--parts", "strategies", "--steps", "5"]

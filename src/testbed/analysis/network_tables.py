@@ -55,9 +55,9 @@ def what_was_measured(content: Mapping[str, Any]) -> str:
     lines = [
         f"{timed} timed and {len(content['runs']) - timed} profiled runs of {work['model_name']} "
         f"({work['model_size']}, {work['num_parameters']:,} parameters, so {work['gradient_bytes'] / 1e6:.2f} MB of "
-        f"gradients), {work['precision']}, sequences of {work['seq_len']} tokens, {work['steps']} optimizer steps each, the first "
-        f"{work['warmup_steps']} warm-up; {content['repeats']} interleaved rounds. One rank with one thread per host, "
-        f"all hosts on one machine with {cores} cores ({hardware['cpu_name']}), {hardware['backend']}, "
+        f"gradients), {work['precision']}, sequences of {work['seq_len']} tokens, {work['steps']} steps each, "
+        f"the first {work['warmup_steps']} warm-up; {content['repeats']} interleaved rounds. One rank with one thread "
+        f"per host, all hosts on one machine with {cores} cores ({hardware['cpu_name']}), {hardware['backend']}, "
         f"PyTorch {torch}, commit {commits}{' with changes' if content['git_dirty'] else ''}.",
     ]
     difference = largest_loss_difference(content)

@@ -180,6 +180,8 @@ def _start_keeper(num_hosts: int, link: Link, seconds: float, is_attached: bool)
         [sys.executable, "-m", "testbed.lab.keeper", json.dumps(asked)],
         stdin=subprocess.PIPE if is_attached else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        # a lab that stays up must not hold on to the pipe of whoever reads what `up` says
+        stderr=None if is_attached else subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         start_new_session=True,  # Ctrl-C is for whoever uses the lab, who then closes it
     )
@@ -191,6 +193,8 @@ def _start_keeper(num_hosts: int, link: Link, seconds: float, is_attached: bool)
     if "error" in answer:
         process.wait()
         raise LabError(answer["error"])
+    if not is_attached:
+        process.stdout.close()
     return process, lab_from(answer)
 
 
@@ -260,7 +264,7 @@ class Keeper:
     @staticmethod
     def _say(line: str) -> None:
         with contextlib.suppress(OSError):  # nobody listens to a lab that stays up, or any more
-            print(line, flush=True)
+            os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
     def _make(self) -> Lab:
         STATE.mkdir(mode=0o700, exist_ok=True)
