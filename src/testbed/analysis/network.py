@@ -45,6 +45,7 @@ class Summary:
     median_tokens_per_s: float
     exposed_s: float | None
     communication_s: float | None
+    idle_s: float | None  # of a pipeline: its bubble and its transfers, which the trace does not tell apart
     num_profiled: int
     traffic: float | None  # bytes on the bus over those of the gradients' ring all-reduce; None where no trace tells
     # of a ring all-reduce of the gradients at the link's rate; None without a rate, and where gradients stay at home
@@ -152,6 +153,7 @@ def _traced(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "exposed_s": [min(rank["exposed_communication_s"] for rank in step) for step in steps],
         "communication_s": [min(rank["communication_s"] for rank in step) for step in steps],
+        "idle_s": [min(rank["idle_s"] for rank in step) for step in steps],
         "num_collectives": [max(rank["num_collectives"] for rank in step) for step in steps],
         "bus_bytes_per_step": None if bound is None else bound["bus_bytes_per_step"],
         "bus_bandwidth_bytes_per_s": None if bound is None else bound["bus_bandwidth_bytes_per_s"],
@@ -249,7 +251,7 @@ def summaries(content: Mapping[str, Any]) -> list[Summary]:
                     len(steps),
                     *median_interval(steps),
                     statistics.median(rates_of(content, arm["name"])),
-                    *(_median_of_medians(traced, name) for name in ("exposed_s", "communication_s")),
+                    *(_median_of_medians(traced, name) for name in ("exposed_s", "communication_s", "idle_s")),
                     len(traced),
                     _traffic(traced, arm["hosts"], content["work"]["gradient_bytes"]),
                     None if arm["strategy"] == "pipeline" else bound_s(content, arm["hosts"], arm["link"]),

@@ -86,7 +86,8 @@ def strategies_table(content: Mapping[str, Any]) -> str:
             reference = "" if told is None else f"{_ratio(told)} ({titles[arms[told.faster]['link']]})"
             place = (arm["hosts"], titles[arm["link"]], arm["title"], summary.num_runs, _step(summary))
             traffic = "" if summary.traffic is None else f"{summary.traffic:.2f}"
-            times = (_ms(summary.exposed_s), _ms(summary.bound_s), traffic, reference)
+            exposed = f"idle {_ms(summary.idle_s)}" if arm["strategy"] == "pipeline" else _ms(summary.exposed_s)
+            times = (exposed, _ms(summary.bound_s), traffic, reference)
             lines.append(_line(*place, rate(summary.median_tokens_per_s), *times))
     return "\n".join(lines)
 
