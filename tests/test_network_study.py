@@ -112,7 +112,12 @@ def made_up(repeats: int = 5) -> dict:
             row |= {"run_id": f"{arm.name}-{repeat}", "git_commit": "0" * 40, "tokens_per_step": 1000}
             row |= {"step_times_s": [9.0, step_s, step_s, step_s], "last_loss": 8.5, "traced": None}
             runs.append(row)
-        traced = {"exposed_s": [0.05, 0.04, 0.06], "communication_s": [0.1] * 3, "num_collectives": [2.0] * 3}
+        traced = {
+            "exposed_s": [0.05, 0.04, 0.06],
+            "communication_s": [0.1] * 3,
+            "idle_s": [0.0] * 3,
+            "num_collectives": [2.0] * 3,
+        }
         traced |= {"bus_bytes_per_step": 4e6, "bus_bandwidth_bytes_per_s": 1e7, "source": "a test"}
         runs.append({**row, "kind": "profiled", "repeat": 1, "step_times_s": [50.0] * 4, "traced": traced})
     work = {"num_parameters": 500_000, "model_name": "nano", "model_size": "n_layer=4", "vocab_size": 300}

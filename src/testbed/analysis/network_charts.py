@@ -17,7 +17,8 @@ from testbed.analysis.repeats_chart import MEANING_OF_MARKS, Bar, draw_bars
 from testbed.atomic_file import replacing
 
 EXPOSED = (
-    "Exposed: communication not covered by computing, in profiled runs of their own; of the rank that waits least."
+    "Exposed: communication not covered by computing, in profiled runs of their own; of the rank that waits least. "
+    "Idle, of a pipeline: its bubble and its transfers."
 )
 BOUND = "Dashed: a ring all-reduce of the gradients at the rate of the link."
 FOUR = "4 hosts share the cores of this machine: compare them with each other, not with 2."
@@ -77,7 +78,10 @@ def _panel(
     bars = []
     for arm in rows:
         summary = found[arm["name"]]
-        exposed = "" if summary.exposed_s is None else f", {1000 * summary.exposed_s:,.0f} exposed"
+        is_pipeline = arm["strategy"] == "pipeline"
+        waiting_s = summary.idle_s if is_pipeline else summary.exposed_s
+        waits = "idle" if is_pipeline else "exposed"
+        exposed = "" if waiting_s is None else f", {1000 * waiting_s:,.0f} {waits}"
         times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
         text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
         bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["title"]], text))
