@@ -56,6 +56,12 @@ def nothing_left():
     assert not [path for path in STATE.glob("*") if path.stem not in before[0]]
 
 
+def kill(process: int) -> None:
+    found = psutil.Process(process)
+    found.kill()
+    found.wait(10)
+
+
 def wait_until(is_so, wait_s: float = 10) -> bool:
     deadline_s = time.monotonic() + wait_s
     while not is_so() and time.monotonic() < deadline_s:
@@ -265,7 +271,7 @@ def test_who_dies_leaves_no_lab(nothing_left):
 def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
     made = bring_up(2, Link(None, 0.001), 60)
     sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
-    psutil.Process(made.keeper).kill()
+    kill(made.keeper)
     assert "had been killed" in take_down(made.name)
     assert sleeper.wait(timeout=5) == -signal.SIGTERM
 
@@ -273,7 +279,7 @@ def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
 @needs_lab
 def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
     abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
-    psutil.Process(abandoned.keeper).kill()
+    kill(abandoned.keeper)
     with lab(2, Link(), 60):
         assert abandoned.name not in known_labs() and kept.name in known_labs()
         assert inside(kept.hosts[0], *PING, "10.77.0.2").returncode == 0
