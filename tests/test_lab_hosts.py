@@ -187,3 +187,12 @@ def test_a_host_that_is_cut_off_ends_the_run_within_the_timeout_of_collectives(t
         ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: set_connected(made.switch, 2, False))
     assert codes(ends) == [1, 1] and not any(end.ended_by_us for end in ends), said[-3000:]
     assert (tmp_path / "run" / "RUN_FAILED.txt").exists()
+
+
+def test_the_selftest_of_the_lab_holds():
+    """As a user calls it; where there is no Slurm, or not its part of the lab, it says so and leaves that out."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = run_program(["bash", str(REPOSITORY / "scripts" / "lab" / "selftest.sh")], env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing is left" in done.stdout
+    print("\n".join(line for line in done.stdout.splitlines() if "LEFT OUT" in line))

@@ -45,7 +45,8 @@ LEVERS = {  # of ddp
 }
 PARTS = ("strategies", "levers")
 # Seconds, to plan with: a process that loads PyTorch, or DeepSpeed too, on a core of its own; the end of a run
-LOADING_S, LOADING_DEEPSPEED_S, ENDING_S = 3.5, 7.0, 1.5
+LOADING_S, LOADING_DEEPSPEED_S, ENDING_S, TRACE_S = 3.5, 7.0, 1.5, 3.0
+ALL_REDUCES_AT_THE_END = 6  # of a profiled run, of the gradients alone
 TOKENS_PER_S_OF_CORE = 3000.0
 # bytes of the gradients that a step moves over the slowest link, as counted on gloo; pipeline: activations instead
 TRAFFIC = {"zero1": 1.5, "zero2": 1.5, "zero3": 2.0, "fsdp": 2.0, "pipeline": 0.2}
@@ -191,7 +192,7 @@ def _measured(asked: Asked) -> int:
     return asked.steps - asked.warmup_steps
 
 
-def expected_seconds(arm: Arm, steps: int, num_cores: int, gradient_bytes: float) -> float:
+def expected_seconds(arm: Arm, steps: int, num_cores: int, gradient_bytes: float, is_profiled: bool) -> float:
     """Of one run, before any was made."""
     is_deepspeed = STRATEGIES_STUDIED[arm.strategy][0] == "optimized"
     loading_s = (LOADING_DEEPSPEED_S if is_deepspeed else LOADING_S) * max(1.0, arm.hosts / num_cores)
@@ -201,7 +202,8 @@ def expected_seconds(arm: Arm, steps: int, num_cores: int, gradient_bytes: float
     ring = 2 * (arm.hosts - 1) / arm.hosts * gradient_bytes * TRAFFIC.get(arm.strategy, 1.0)
     travelling_s = 0.0 if bytes_per_s is None else ring / bytes_per_s
     waiting_s = 0.0 if link.delay_s is None else 100 * link.delay_s  # a collective per tensor, each there and back
-    return loading_s + ENDING_S + steps * (computing_s + travelling_s + waiting_s)
+    trace_s = TRACE_S + ALL_REDUCES_AT_THE_END * travelling_s if is_profiled else 0.0
+    return loading_s + ENDING_S + trace_s + steps * (computing_s + travelling_s + waiting_s)
 
 
 def expected_left(cells: Iterable[Cell], asked: Asked, num_cores: int, gradient_bytes: float) -> float:
@@ -216,7 +218,7 @@ def expected_left(cells: Iterable[Cell], asked: Asked, num_cores: int, gradient_
     for cell in cells:
         if cell.status == PENDING:
             of_arm = known.get(cell.configuration)
-            guess_s = expected_seconds(arms[cell.name], asked.steps, num_cores, gradient_bytes)
+            guess_s = expected_seconds(arms[cell.name], asked.steps, num_cores, gradient_bytes, cell.profiled)
             total_s += sum(of_arm) / len(of_arm) if of_arm else guess_s
     return total_s
 
