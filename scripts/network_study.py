@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
-DEFAULTS = {"repeats": 5, "profile_runs": 1, "steps": 10, "warmup_steps": 3, "hosts": "2,4"}
+DEFAULTS = {"repeats": 5, "profile_runs": 1, "steps": 9, "warmup_steps": 3, "hosts": "2,4"}
 QUICK = {
     "repeats": 2, "profile_runs": 1, "steps": 8, "hosts": "2", "strategies": "allreduce,ddp",
     "links": "unlimited,100mbit", "parts": "strategies",
@@ -61,7 +61,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     how = parser.add_argument_group("how")
     how.add_argument("--repeats", type=int, metavar="N", help="interleaved rounds (default: 5)")
     how.add_argument("--profile_runs", type=int, metavar="N", help="profiled runs of each (default: 1)")
-    how.add_argument("--steps", type=int, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 10)")
+    how.add_argument("--steps", type=int, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 9)")
     how.add_argument(
         "--out_dir",
         type=Path,
@@ -101,15 +101,14 @@ def show(arguments: argparse.Namespace) -> int:
     """The tables of an earlier study; with --into also in the page, and its pictures."""
     from testbed.analysis.network import read_study
     from testbed.analysis.network_charts import plot_study
-    from testbed.analysis.network_tables import filled, tables
+    from testbed.analysis.network_tables import blocks, filled, tables
     from testbed.atomic_file import write_text
 
     content = read_study(arguments.tables)
-    blocks = tables(content)
     if arguments.into is None:
-        print("\n\n".join(f"**{name}**\n\n{text}" for name, text in blocks.items()))
+        print("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
         return 0
-    page = filled(arguments.into.read_text(encoding="utf-8"), blocks)
+    page = filled(arguments.into.read_text(encoding="utf-8"), blocks(content))
     folder = arguments.tables if arguments.tables.is_dir() else arguments.tables.parent
     drawn = plot_study(content, folder)
     write_text(arguments.into, page)

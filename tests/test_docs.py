@@ -16,7 +16,7 @@ from testbed.analysis.exposed import exposed_communication, exposed_table
 from testbed.analysis.inference import INFERENCE_FILE, measured_schemes, read_inference, report
 from testbed.analysis.network import STUDY_FILE, read_study
 from testbed.analysis.network import results as results_of_study
-from testbed.analysis.network_tables import NOT_MEASURED, filled, tables
+from testbed.analysis.network_tables import NOT_MEASURED, blocks, filled
 from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.drill.record import DRILL_FILE, read_drill, table
@@ -257,7 +257,7 @@ def test_the_tables_of_the_network_study_are_what_the_file_says():
         assert page.count(NOT_MEASURED) == 5
         return
     content = read_study(NETWORK)
-    assert filled(page, tables(content)) == page
+    assert filled(page, blocks(content)) == page
     assert (content["status"], content["git_dirty"], content["not_measured"]) == ("complete", False, {})
     assert all(commit in (NETWORK / "README.md").read_text() for commit in content["git_commits"])
     assert content["results"] == json.loads(json.dumps(results_of_study(content)))

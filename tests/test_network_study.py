@@ -13,7 +13,7 @@ from conftest import REPOSITORY
 from testbed.analysis import network
 from testbed.analysis.network import check_study, read_study, results, write_study
 from testbed.analysis.network_charts import plot_study
-from testbed.analysis.network_tables import NOT_MEASURED, block_of, filled, tables, verdicts
+from testbed.analysis.network_tables import NOT_MEASURED, block_of, blocks, filled, verdicts
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
 from testbed.lab.links import why_impossible
 from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED, Arm, Asked, arms_of, cells_of, links_as_records
@@ -204,9 +204,9 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     page.write_text(PAGE.read_text())
     said = network_study("--tables", tmp_path, "--into", page)
     assert said.returncode == 0, said.stderr
-    for name, text in tables(read_study(tmp_path)).items():
+    for name, text in blocks(read_study(tmp_path)).items():
         assert block_of(page.read_text(), name) == text and text != NOT_MEASURED
-    assert filled(page.read_text(), tables(made_up())) == page.read_text(), "filling in twice changes nothing"
+    assert filled(page.read_text(), blocks(made_up())) == page.read_text(), "filling in twice changes nothing"
     assert all((tmp_path / f"network_{name}.png").stat().st_size > 10_000 for name in ("strategies", "levers"))
     assert "| 2 | 100 Mbit/s | ddp | 5 | 302 [" in page.read_text()
     with pytest.raises(ValueError, match="0 places for 'levers'"):

@@ -30,9 +30,20 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def filled(page: str, blocks: Mapping[str, str]) -> str:
+def blocks(content: Mapping[str, Any]) -> dict[str, str]:
+    """What stands in the page: the tables, below the pictures that are drawn beside the file."""
+    found = tables(content)
+    pictures = {"strategies": "A step over each link"}
+    if any(arm["lever"] is not None and not arm["changes_work"] for arm in content["arms"]):
+        pictures["levers"] = "What helps DDP over a slow link"
+    for name, title in pictures.items():
+        found[name] = f"![{title}](results/network/network_{name}.png)\n\n{found[name]}"
+    return found
+
+
+def filled(page: str, texts: Mapping[str, str]) -> str:
     """The page with its blocks replaced. ValueError when it lacks a place for one."""
-    for name, text in blocks.items():
+    for name, text in texts.items():
         pattern = re.escape(_BLOCK.format(name=name, text="TEXT")).replace("TEXT", "(?:.*?)")
         page, count = re.subn(pattern, lambda _, n=name, t=text: _BLOCK.format(name=n, text=t), page, flags=re.DOTALL)
         if count != 1:
