@@ -207,7 +207,7 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     for name, text in blocks(read_study(tmp_path)).items():
         assert block_of(page.read_text(), name) == text and text != NOT_MEASURED
     assert filled(page.read_text(), blocks(made_up())) == page.read_text(), "filling in twice changes nothing"
-    assert all((tmp_path / f"network_{name}.png").stat().st_size > 10_000 for name in ("strategies", "levers"))
+    assert all((tmp_path / f"network_{name}.png").stat().st_size > 10_000 for name in ("strategies", "delay", "levers"))
     assert "| 2 | 100 Mbit/s | ddp | 5 | 302 [" in page.read_text()
     with pytest.raises(ValueError, match="0 places for 'levers'"):
         filled("# nothing here", {"levers": "x"})

@@ -342,3 +342,35 @@ def largest_loss_difference(content: Mapping[str, Any]) -> float | None:
     changed = {arm["name"] for arm in content["arms"] if arm["changes_work"]}
     losses = [run["last_loss"] for run in content["runs"] if run["arm"] not in changed]
     return max(losses) - min(losses) if len(losses) > 1 else None
+
+
+Arms = list[dict[str, Any]]
+
+
+def pictures(content: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Arms]]]:
+    """What is worth drawing of what was measured: name -> title, and the arms of each panel by its heading."""
+    arms = [arm for arm in content["arms"] if steps_of(content, arm["name"])]
+    plain = [arm for arm in arms if arm["lever"] is None]
+    links = {link["name"]: link for link in content["links"]}
+
+    def panels(of: Sequence[dict[str, Any]]) -> dict[str, Arms]:
+        found: dict[str, Arms] = {}
+        for arm in of:
+            found.setdefault(f"{arm['hosts']} hosts, {links[arm['link']]['title']}", []).append(arm)
+        return found
+
+    pairs = [arm for arm in plain if arm["hosts"] == 2]
+    groups = {
+        "strategies": ("A step over each link", [a for a in pairs if links[a["link"]]["delay_s"] is None]),
+        "delay": ("A step over a link with delay", [a for a in pairs if links[a["link"]]["delay_s"] is not None]),
+        "hosts": ("A step on more hosts", [arm for arm in plain if arm["hosts"] > 2]),
+    }
+    # a step of another number of tokens is another quantity, and only the table has it
+    tokens = {run["arm"]: run["tokens_per_step"] for run in content["runs"]}
+    levers = [arm for arm in arms if arm["lever"] is not None]
+    places = {(arm["hosts"], arm["link"]) for arm in levers}
+    beside = [a for a in plain if a["strategy"] in ("allreduce", "ddp") and (a["hosts"], a["link"]) in places]
+    usual = {tokens[arm["name"]] for arm in beside}
+    levers = [arm for arm in levers if tokens[arm["name"]] in usual]
+    groups["levers"] = ("What helps DDP over a slow link", [*beside, *levers] if levers else [])
+    return {name: (title, panels(of)) for name, (title, of) in groups.items() if of}

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.chart_style import COLOURS, DPI, LABEL_CHARACTERS, STYLE, figure_with_footer, rows_on, wrapped
-from testbed.analysis.network import bound_s, steps_of, summaries
+from testbed.analysis.network import bound_s, pictures, steps_of, summaries
 from testbed.analysis.network_tables import what_was_measured
 from testbed.analysis.repeats_chart import MEANING_OF_MARKS, Bar, draw_bars
 from testbed.atomic_file import replacing
@@ -21,48 +21,28 @@ EXPOSED = (
     "Idle, of a pipeline: its bubble and its transfers."
 )
 BOUND = "Dashed: a ring all-reduce of the gradients at the rate of the link."
-FOUR = "4 hosts share the cores of this machine: compare them with each other, not with 2."
+MANY = "More hosts than 2 share the cores of this machine: compare them with each other, not with 2."
 
 
 def plot_study(content: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw what there is into a folder; returns the pictures."""
-    arms = [arm for arm in content["arms"] if steps_of(content, arm["name"])]
-    plain = [arm for arm in arms if arm["lever"] is None]
-    places = list(dict.fromkeys((arm["hosts"], arm["link"]) for arm in plain))
-    titles = {link["name"]: link["title"] for link in content["links"]}
-    panels = {
-        f"{hosts} hosts, {titles[link]}": [arm for arm in plain if (arm["hosts"], arm["link"]) == (hosts, link)]
-        for hosts, link in places
-    }
     drawn = []
-    if plain:
-        drawn.append((folder / "network_strategies.png", "A step over each link", panels))
-    levers = [arm for arm in arms if arm["lever"] is not None and not arm["changes_work"]]
-    if levers:
-        place = (levers[0]["hosts"], levers[0]["link"])
-        beside = [
-            arm for arm in plain if (arm["hosts"], arm["link"]) == place and arm["strategy"] in ("allreduce", "ddp")
-        ]
-        # a step of more micro batches is another quantity, and only the table has it
-        of_step = {run["arm"]: run["tokens_per_step"] for run in content["runs"]}
-        usual = of_step[levers[0]["name"]]
-        others = [arm for arm in arms if arm["changes_work"] and of_step[arm["name"]] == usual]
-        rows = {f"{place[0]} hosts, {titles[place[1]]}": [*beside, *levers, *others]}
-        drawn.append((folder / "network_levers.png", "What helps DDP over a slow link", rows))
-    for path, title, rows in drawn:
-        figure = _figure(content, title, rows)
+    for name, (title, panels) in pictures(content).items():
+        path = folder / f"network_{name}.png"
+        figure = _figure(content, title, panels)
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=DPI, format="png")
-    return [path for path, _, _ in drawn]
+        drawn.append(path)
+    return drawn
 
 
 def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     names = list(dict.fromkeys(arm["title"] for rows in panels.values() for arm in rows))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     notes = [what_was_measured(content).replace("`", "").replace("*", ""), MEANING_OF_MARKS, EXPOSED, BOUND]
-    notes += [FOUR] if any(arm["hosts"] == 4 for rows in panels.values() for arm in rows) else []
+    notes += [MANY] if any(arm["hosts"] > 2 for rows in panels.values() for arm in rows) else []
     with rc_context(STYLE):
-        heights = [0.5 + 0.5 * len(rows) for rows in panels.values()]
+        heights = [0.4 + 0.42 * len(rows) for rows in panels.values()]
         figure, axes = figure_with_footer([], title, heights, notes, are_single=False)
         for axis, (name, rows) in zip(axes, panels.items(), strict=True):
             _panel(axis, content, rows, colours)

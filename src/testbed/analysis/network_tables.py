@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.analysis.chart_style import rate
-from testbed.analysis.network import Comparison, Summary, all_reduces, comparisons, largest_loss_difference, summaries
+from testbed.analysis.network import (
+    Comparison,
+    Summary,
+    all_reduces,
+    comparisons,
+    largest_loss_difference,
+    pictures,
+    summaries,
+)
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 
 NOT_MEASURED = (
@@ -33,11 +41,9 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
 def blocks(content: Mapping[str, Any]) -> dict[str, str]:
     """What stands in the page: the tables, below the pictures that are drawn beside the file."""
     found = tables(content)
-    pictures = {"strategies": "A step over each link"}
-    if any(arm["lever"] is not None and not arm["changes_work"] for arm in content["arms"]):
-        pictures["levers"] = "What helps DDP over a slow link"
-    for name, title in pictures.items():
-        found[name] = f"![{title}](results/network/network_{name}.png)\n\n{found[name]}"
+    for name, (title, _) in reversed(pictures(content).items()):
+        place = "levers" if name == "levers" else "strategies"
+        found[place] = f"![{title}](results/network/network_{name}.png)\n\n{found[place]}"
     return found
 
 
@@ -136,7 +142,7 @@ def overlap_table(content: Mapping[str, Any]) -> str:
             times = (_ms(exposed[each.slower]), _ms(exposed[each.faster]))
             what = (_ratio(each), meanings[each.question], each.verdict)
             lines.append(_line(arm["hosts"], titles[arm["link"]], *what, *times))
-    return "\n".join(lines)
+    return _or_nothing(lines)
 
 
 def levers_table(content: Mapping[str, Any]) -> str:
@@ -154,7 +160,7 @@ def levers_table(content: Mapping[str, Any]) -> str:
             place = (arm["lever"], arm["hosts"], titles[arm["link"]], summary.num_runs, _step(summary))
             speed = (rate(summary.median_tokens_per_s), _ms(summary.exposed_s), _ratio(each), each.verdict)
             lines.append(_line(*place, *speed, "another" if arm["changes_work"] else "equal"))
-    return "\n".join(lines)
+    return _or_nothing(lines)
 
 
 def verdicts(content: Mapping[str, Any]) -> list[str]:
@@ -175,6 +181,11 @@ def verdicts(content: Mapping[str, Any]) -> list[str]:
             words = f"{each.verdict} ({_ratio(each)})"
         said.append(f"{spelled(each.faster)} against {spelled(each.slower)}: {words}")
     return said
+
+
+def _or_nothing(lines: list[str]) -> str:
+    """A table; one that has a head alone is none."""
+    return "\n".join(lines) if len(lines) > 2 else "Not asked for in this study."
 
 
 def _line(*cells: object) -> str:
