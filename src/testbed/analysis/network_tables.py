@@ -119,7 +119,7 @@ def all_reduce_table(content: Mapping[str, Any]) -> str:
     for each in all_reduces(content):
         over = "" if each.over_bound is None else f"{each.over_bound:.2f}"
         lines.append(_line(each.hosts, titles[each.link], _ms(each.seconds), _ms(each.bound_s), over, each.num_runs))
-    return "\n".join(lines)
+    return _or_nothing(lines)
 
 
 def overlap_table(content: Mapping[str, Any]) -> str:
