@@ -39,7 +39,7 @@ def asked(**changes) -> Asked:
 def test_each_round_holds_every_arm_once_and_profiled_runs_are_their_own():
     cells = cells_of(asked())
     arms = [arm.name for arm in arms_of(asked())]
-    assert len(arms) == len(set(arms)) == 7 * 5 + 3 * 2 + 4
+    assert len(arms) == len(set(arms)) == 7 * 5 + 3 * 2 + 4 + 2
     rounds = [cells[: len(arms)], cells[len(arms) : 2 * len(arms)], cells[2 * len(arms) : 3 * len(arms)]]
     assert all(sorted(cell.name for cell in round_) == sorted(arms) for round_ in rounds)
     assert [round_[0].profiled for round_ in rounds] == [False, True, False], "the profiled ones end the first round"
@@ -68,14 +68,15 @@ def test_a_command_is_what_a_person_would_type():
 
 def test_levers_alone_bring_what_they_are_compared_to():
     arms = arms_of(asked(parts=("levers",)))
-    assert [arm.lever for arm in arms] == [None, *LEVERS]
-    assert [arm.changes_work for arm in arms] == [False, False, False, True, True]
+    assert [arm.lever for arm in arms] == [None, *LEVERS, None, "buckets of 200 MiB", "buckets of 1 MiB"]
+    assert [arm.link for arm in arms] == ["100mbit"] * 5 + ["1gbit"] * 3
+    assert [arm.changes_work for arm in arms] == [False, False, False, True, True, False, False, False]
     assert len(arms_of(asked(is_whole=True, parts=("strategies",)))) == 7 * 2 * 5
 
 
 def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
     said = network_study("--dry_run", "--out_dir", tmp_path / "none")
-    assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 45 and "45 arms" in said.stdout
+    assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 47 and "47 arms" in said.stdout
     assert not (tmp_path / "none").exists()
     for words, telling in (
         (["--links", "10mbit"], "'10mbit' is not one of unlimited"),

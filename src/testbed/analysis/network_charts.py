@@ -20,7 +20,7 @@ EXPOSED = (
     "Exposed: communication not covered by computing, in profiled runs of their own; of the rank that waits least. "
     "Idle, of a pipeline: its bubble and its transfers."
 )
-BOUND = "Dashed: a ring all-reduce of the gradients at the rate of the link."
+BOUND = "Dashed: a ring all-reduce of the gradients in fp32 at the rate of the link."
 MANY = "More hosts than 2 share the cores of this machine: compare them with each other, not with 2."
 
 
@@ -67,6 +67,8 @@ def _panel(
         bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["title"]], text))
     draw_bars(axis, bars)
     rows_on(axis, [bar.label for bar in bars])
+    for text in axis.texts:  # the line of the bound may pass behind it
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})
     right = axis.get_xlim()[1] * 1.4  # room for the text after the longest bar
     bound = bound_s(content, rows[0]["hosts"], rows[0]["link"])
     if bound is not None:
