@@ -15,6 +15,9 @@ from testbed.analysis.charts import comparison_table
 from testbed.analysis.evidence import OVERHEAD_FILE, loss_difference, overhead, overhead_table, read_overhead
 from testbed.analysis.exposed import exposed_communication, exposed_table
 from testbed.analysis.inference import INFERENCE_FILE, measured_schemes, read_inference, report
+from testbed.analysis.network import STUDY_FILE, read_study
+from testbed.analysis.network import results as results_of_study
+from testbed.analysis.network_tables import NOT_MEASURED, blocks, filled
 from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.drill.record import DRILL_FILE, read_drill, summary, table
@@ -29,6 +32,7 @@ SWEEP = REPOSITORY / "docs" / "results" / "sweep"
 PERFORMANCE = REPOSITORY / "docs" / "results" / "performance"
 EXPOSED = REPOSITORY / "docs" / "results" / "exposed"
 INFERENCE = REPOSITORY / "docs" / "results" / "inference"
+NETWORK = REPOSITORY / "docs" / "results" / "network"
 FAULT_DRILL = REPOSITORY / "docs" / "results" / "fault_drill"
 STRATEGIES_PAGE = REPOSITORY / "docs" / "strategies.md"
 PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "checkpoint" / "README.md"]
@@ -261,6 +265,23 @@ def test_the_table_of_the_fault_drill_is_what_its_file_says():
         assert code["git_dirty"] is False
         for fact in (code["git_commit"], code["cpu_name"], code["torch_version"], code["deepspeed_version"]):
             assert fact in page
+
+
+def test_the_tables_of_the_network_study_are_what_the_file_says():
+    """Whole, of a clean commit, every verdict with its interval; at 100 Mbit/s the gradients' all-reduce is within 25 %
+    of its bound. Where nothing was measured yet, the page says so and has no table."""
+    page = (REPOSITORY / "docs" / "network.md").read_text()
+    if not (NETWORK / STUDY_FILE).exists():
+        assert page.count(NOT_MEASURED) == 5
+        return
+    content = read_study(NETWORK)
+    assert filled(page, blocks(content)) == page
+    assert (content["status"], content["git_dirty"], content["not_measured"]) == ("complete", False, {})
+    assert all(commit in (NETWORK / "README.md").read_text() for commit in content["git_commits"])
+    assert content["results"] == json.loads(json.dumps(results_of_study(content)))
+    assert all(row["low"] is not None for row in content["results"]["comparisons"])
+    slow = [row["over_bound"] for row in content["results"]["all_reduces"] if row["link"] == "100mbit"]
+    assert len(slow) == 2 and all(0.95 < each < 1.25 for each in slow)
 
 
 def test_the_guide_tells_of_every_run_type():

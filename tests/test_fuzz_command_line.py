@@ -155,6 +155,8 @@ PROGRAMS = {
     "scripts/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
     "scripts/fault_drill.py": "--faults= --seed= --only= --run_types= --model= --steps= --save_every= --jobs= "
     "--collective_timeout= --grace_seconds=",
+    "scripts/network_study.py": "--parts= --strategies= --hosts= --links= --every --quick --repeats= --profile_runs= "
+    "--steps=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
     "--epochs= --target_val_loss= --seq_length= --seed= --warmup_runs= --profile_runs= --run_timeout_s=",
 }  # fmt: skip
@@ -167,6 +169,7 @@ ALWAYS = {
     "scripts/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/measure_trials.py": ["--table", "nowhere.json"],
+    "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}
 

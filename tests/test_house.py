@@ -33,7 +33,8 @@ LAYERS = [
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
-    "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills",
+    "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills "
+    "lab lab.links lab.relay lab.keeper lab.hosts lab.study",
     "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
     "collective_log scalars attribution announce",
     "model muon optimizer data weights recorder "

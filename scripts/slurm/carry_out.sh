@@ -27,6 +27,7 @@ preempted_before=$(content RUN_PREEMPTED.txt) failed_before=$(content RUN_FAILED
 "${step[@]}" &
 wait_for $!
 ended="the step ended with $code"
+if declare -F evidence_finish >/dev/null; then PYTHON=$found_python evidence_finish; fi
 
 # srun's exit code says little: it has been seen to be 0 for a step whose node had died. The run's own marks tell.
 if [ -e "$run_dir/RUN_COMPLETE.txt" ]; then

@@ -42,14 +42,7 @@ class Work:
 
     def write_data(self) -> None:
         """Make the two token files, unless they are there."""
-        self.data.mkdir(parents=True, exist_ok=True)
-        vocabulary = MODELS[self.model][1]
-        for name, seed in (("train", 1), ("val", 2)):
-            path = self.data / f"{name}.bin"
-            if not path.exists():
-                steps = np.random.default_rng(seed).integers(1, 4, NUM_TOKENS)  # ids that follow from one another
-                with TokenFileWriter(path, vocabulary, f"bpe:{vocabulary}", vocabulary - 1) as writer:
-                    writer.append_document(np.cumsum(steps) % (vocabulary - 1))
+        write_made_up_tokens(self.data, MODELS[self.model][1])
 
     def arguments(self, variant: Variant, directory: Path) -> list[str]:
         """Flags of gpt2.py, the same for the first start and for those that resume, as in a job script."""
@@ -93,6 +86,17 @@ class Work:
         if launcher == RESTARTING:
             torchrun += ["--max-restarts", "2"]
         return [([*torchrun, *program], {})]
+
+
+def write_made_up_tokens(folder: Path, vocabulary: int) -> None:
+    """train.bin and val.bin, unless they are there: for runs whose text does not matter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, seed in (("train", 1), ("val", 2)):
+        path = folder / f"{name}.bin"
+        if not path.exists():
+            steps = np.random.default_rng(seed).integers(1, 4, NUM_TOKENS)  # ids that follow from one another
+            with TokenFileWriter(path, vocabulary, f"bpe:{vocabulary}", vocabulary - 1) as writer:
+                writer.append_document(np.cumsum(steps) % (vocabulary - 1))
 
 
 def surroundings(extensions: Path, marker: tuple[str, str]) -> dict[str, str]:

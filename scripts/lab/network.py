@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Several hosts on one machine, as network namespaces, with a rate and a delay on every link. Root only.
+
+    python scripts/lab/network.py run --hosts 2 --rate 100mbit -- torchrun src/gpt2.py --run_type ddp --model nano
+    python scripts/lab/network.py run --hosts 2 --delay_ms 5 -- python src/gpt2.py --run_type fsdp --model nano
+    python scripts/lab/network.py run --hosts 2 -- deepspeed src/gpt2.py --run_type optimized --model nano
+    python scripts/lab/network.py up --hosts 2 --rate 1gbit     # stays up for an hour, or until
+    python scripts/lab/network.py down testbed-1a2b3c
+
+`run` brings the hosts up, starts the command on each of them, and takes everything down again. torchrun and deepspeed
+get the flags for several nodes filled in; a program without a launcher the variables of one rank per host. Hosts are
+called host1, host2, ...; the first one is the master. With --delay_ms packets go through a switch in user space, which
+has a cost of its own: compare such runs with --delay_ms 0. See docs/network.md.
+
+Exit code of `run`: 0 when the command ended with 0 on every host, 1 when not, 2 for what was typed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+DEFAULT_SECONDS = {"up": 3600.0, "run": 1800.0}
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", required=True, metavar="up|down|run")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--hosts", type=int, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
+    shared.add_argument(
+        "--rate",
+        default="unlimited",
+        metavar="RATE",
+        help="of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)",
+    )
+    shared.add_argument(
+        "--delay_ms",
+        type=float,
+        metavar="MS",
+        help="one way, through the switch in user space; 0 = that switch without a delay (default: a "
+        "bridge of the kernel)",
+    )
+    up = commands.add_parser("up", parents=[shared], help="make hosts that stay up")
+    run = commands.add_parser(
+        "run",
+        parents=[shared],
+        help="make hosts, run a command on each, take them down",
+        usage="%(prog)s [options] -- COMMAND",
+    )
+    for each in (up, run):
+        each.add_argument(
+            "--seconds",
+            type=float,
+            default=DEFAULT_SECONDS[each.prog.split()[-1]],
+            metavar="SECONDS",
+            help="then everything is taken down, whatever runs (default: %(default)g)",
+        )
+    run.add_argument("--log_dir", type=Path, metavar="DIR", help="keep what each host said (default: only show it)")
+    run.add_argument(
+        "--patience_s",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="end the other hosts so long after the first has ended (default: %(default)g)",
+    )
+    down = commands.add_parser("down", help="take hosts down that `up` made")
+    down.add_argument("name", help="as `up` printed it")
+    place = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:place])
+    arguments.command = words[place + 1 :]
+    if (arguments.what == "run") != bool(arguments.command):
+        parser.error("give the command after --" if arguments.what == "run" else "only `run` takes a command")
+    return arguments  # fmt: skip
+
+
+def main() -> int:
+    arguments = parse_arguments(sys.argv[1:])
+    from testbed.lab.links import LabError
+
+    try:
+        return {"up": up, "down": down, "run": run}[arguments.what](arguments)
+    except ValueError as error:
+        print(f"network.py: error: {error}", file=sys.stderr)
+        return 2
+    except LabError as error:
+        print(f"network.py: error: {error}", file=sys.stderr)
+        return 1
+
+
+def link_of(arguments: argparse.Namespace):
+    from testbed.lab.links import Link, parse_rate
+
+    try:
+        rate = parse_rate(arguments.rate)
+    except ValueError as error:
+        raise ValueError(f"--rate: {error}") from None
+    return Link(rate, None if arguments.delay_ms is None else arguments.delay_ms / 1000)
+
+
+def up(arguments: argparse.Namespace) -> int:
+    from testbed.lab.keeper import bring_up
+    from testbed.lab.links import address_of
+
+    made = bring_up(arguments.hosts, link_of(arguments), arguments.seconds)
+    print(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
+    for number, host in enumerate(made.hosts, start=1):
+        print(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
+    print(f"python scripts/lab/network.py down {made.name}")
+    return 0
+
+
+def down(arguments: argparse.Namespace) -> int:
+    from testbed.lab.keeper import take_down
+
+    print(f"{arguments.name}: {take_down(arguments.name)}")
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from testbed.lab.hosts import run_on_hosts
+    from testbed.lab.keeper import lab
+    from testbed.sweep_run import Stop
+
+    def show(host: int, line: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more: the run goes on
+            print(f"[host{host}] {line}", flush=True)
+
+    if not arguments.seconds > 0:
+        raise ValueError(f"--seconds {arguments.seconds:g} is not above 0")
+
+    link = link_of(arguments)
+    with Stop() as stop, tempfile.TemporaryDirectory(prefix="lab-") as scratch:
+        folder = Path(scratch) if arguments.log_dir is None else arguments.log_dir
+        # the hosts end first, with time to say why; the lab's own limit is behind it
+        with lab(arguments.hosts, link, arguments.seconds + 60) as made:
+            ends = run_on_hosts(
+                made, arguments.command, folder, arguments.seconds, lambda: stop.signal_number is not None, show,
+                arguments.patience_s,
+            )  # fmt: skip
+        for end in ends:
+            if end.exit_code != 0:
+                why = ", ended by the lab" if end.ended_by_us else ""
+                print(f"network.py: host{end.host} ended with {end.exit_code}{why}", file=sys.stderr)
+        return stop.exit_code or int(any(end.exit_code != 0 for end in ends))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""What a slower network does to each strategy: step time, exposed communication and throughput over links of the lab.
+
+    python scripts/network_study.py --dry_run    # every command, and how long it will take
+    python scripts/network_study.py              # about an hour on two cores; the same command goes on after a stop
+    python scripts/network_study.py --quick      # two strategies, two links, two repeats: three minutes, no claims
+    python scripts/network_study.py --tables docs/results/network --into docs/network.md
+
+Each run is one call of src/gpt2.py with one rank on each of 2 or 4 hosts (scripts/lab/network.py; root only), in
+interleaved rounds, and once more under the profiler, which is never timed. It writes DIR/network_study.json with every
+step of every run, and pictures beside it. Runs that are finished are kept. See docs/network.md.
+
+Exit code: 0, 1 a run failed, 2 what was typed cannot be done, 128 + a signal's number after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.lab.study import Asked
+    from testbed.sweep import Cell
+    from testbed.sweep_state import Sweep
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+
+DEFAULTS = {"repeats": 5, "profile_runs": 1, "steps": 9, "warmup_steps": 3, "hosts": "2,4"}
+QUICK = {
+    "repeats": 2, "profile_runs": 1, "steps": 8, "hosts": "2", "strategies": "allreduce,ddp",
+    "links": "unlimited,100mbit", "parts": "strategies",
+}  # fmt: skip
+MOST_REPEATS = 100
+RUN_TIMEOUT_S = 660.0  # the lab's own limit is 600 s
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_argument_group("what to measure")
+    what.add_argument(
+        "--parts", metavar="LIST", help=f"of {', '.join(PARTS)} (default: all); levers are {', '.join(LEVERS)}, of ddp"
+    )
+    what.add_argument("--strategies", metavar="LIST", help=f"of {', '.join(STRATEGIES_STUDIED)} (default: all)")
+    what.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="2, 4, ... (default: 2,4, where 4 are those strategies and links that --dry_run shows)",
+    )
+    what.add_argument("--links", metavar="LIST", help=f"of {', '.join(LINKS)} (default: all)")
+    what.add_argument("--every", action="store_true", help="every strategy over every link on every number of hosts")
+    what.add_argument("--quick", action="store_true", help="a trial of minutes; fewer than 5 repeats make no claim")
+    how = parser.add_argument_group("how")
+    how.add_argument("--repeats", type=int, metavar="N", help="interleaved rounds (default: 5)")
+    how.add_argument("--profile_runs", type=int, metavar="N", help="profiled runs of each (default: 1)")
+    how.add_argument("--steps", type=int, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 9)")
+    how.add_argument(
+        "--out_dir",
+        type=Path,
+        default=Path("checkpoint/network"),
+        metavar="DIR",
+        help="runs and results (default: %(default)s)",
+    )
+    how.add_argument("--allow_mismatch", action="store_true", help="keep runs of other commits of the code")
+    how.add_argument("--dry_run", action="store_true", help="print every command and the time; run nothing")
+    shown = parser.add_argument_group("what was measured")
+    shown.add_argument("--tables", type=Path, metavar="DIR", help="print the tables of a study, measure nothing")
+    shown.add_argument("--into", type=Path, metavar="FILE.md", help="with --tables: fill them into the page, and draw")
+    arguments = parser.parse_args(words)
+    if arguments.into is not None and arguments.tables is None:
+        parser.error("--into needs --tables DIR, the study whose tables it takes")
+    for name in ("parts", "strategies", "hosts", "links", "repeats", "profile_runs", "steps"):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, (QUICK if arguments.quick else {}).get(name, DEFAULTS.get(name)))
+    return arguments  # fmt: skip
+
+
+def main() -> int:
+    try:
+        arguments = parse_arguments(sys.argv[1:])
+        return show(arguments) if arguments.tables is not None else study(arguments)
+    except ValueError as error:
+        print(f"network_study.py: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
+        return 1
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """The tables of an earlier study; with --into also in the page, and its pictures."""
+    from testbed.analysis.network import read_study
+    from testbed.analysis.network_charts import plot_study
+    from testbed.analysis.network_tables import blocks, filled, tables
+    from testbed.atomic_file import write_text
+
+    content = read_study(arguments.tables)
+    if arguments.into is None:
+        print("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
+        return 0
+    page = filled(arguments.into.read_text(encoding="utf-8"), blocks(content))
+    folder = arguments.tables if arguments.tables.is_dir() else arguments.tables.parent
+    drawn = plot_study(content, folder)
+    write_text(arguments.into, page)
+    print(f"filled in: {arguments.into}; drawn: {', '.join(map(str, drawn))}")
+    return 0
+
+
+def asked_for(arguments: argparse.Namespace) -> Asked:
+    """ValueError names what cannot be."""
+    from testbed.lab.links import MOST_HOSTS
+    from testbed.lab.study import LINKS, PARTS, STRATEGIES_STUDIED, Asked
+    from testbed.sweep_request import parse_numbers
+
+    for name, least in (("repeats", 1), ("profile_runs", 0), ("steps", DEFAULTS["warmup_steps"] + 1)):
+        value = getattr(arguments, name)
+        if not least <= value <= MOST_REPEATS:
+            raise ValueError(f"--{name} {value} is not from {least} to {MOST_REPEATS}")
+    hosts = parse_numbers(arguments.hosts, "--hosts")
+    if not all(2 <= number <= MOST_HOSTS for number in hosts):
+        raise ValueError(f"--hosts {arguments.hosts}: a number is not from 2 to {MOST_HOSTS}")
+    out_dir = Path(os.path.relpath(arguments.out_dir))  # it is recorded, and a record should not name a home folder
+    return Asked(
+        parts=_names(arguments.parts, PARTS, "--parts"),
+        strategies=_names(arguments.strategies, STRATEGIES_STUDIED, "--strategies"),
+        hosts=hosts,
+        links=_names(arguments.links, LINKS, "--links"),
+        repeats=arguments.repeats,
+        profile_runs=arguments.profile_runs,
+        steps=arguments.steps,
+        warmup_steps=DEFAULTS["warmup_steps"],
+        folder=str(out_dir),
+        data=str(out_dir / "data"),
+        program=os.path.relpath(REPOSITORY / "src" / "gpt2.py"),
+        network=os.path.relpath(REPOSITORY / "scripts" / "lab" / "network.py"),
+        is_whole=arguments.every,
+    )
+
+
+def _names(text: str | None, known: Any, flag: str) -> tuple[str, ...]:
+    """What is named, in the order in which it is known; all where nothing is said."""
+    if text is None:
+        return tuple(known)
+    asked = [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := [word for word in asked if word not in known]:
+        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
+    if not asked:
+        raise ValueError(f"{flag} names nothing; known: {', '.join(known)}")
+    return tuple(name for name in known if name in asked)
+
+
+def study(arguments: argparse.Namespace) -> int:
+    """Plan, run round after round, and say what came out."""
+    from testbed.drill.work import write_made_up_tokens
+    from testbed.lab.links import why_impossible
+    from testbed.lab.study import VOCABULARY, cells_of
+    from testbed.sweep import FAILED
+    from testbed.sweep_request import Machine, facts_of_machine
+    from testbed.sweep_run import Runner, Stop, only_sweep_in
+    from testbed.sweep_state import Sweep, take_over
+
+    asked = asked_for(arguments)
+    cells = cells_of(asked)
+    if arguments.dry_run:
+        return say_plan(asked, cells)
+    if (reason := why_impossible()) is not None:
+        raise ValueError(f"no lab can be made here: {reason}")
+    out_dir = Path(asked.folder)
+    with Stop() as stop, only_sweep_in(out_dir) as lock:
+        write_made_up_tokens(Path(asked.data), VOCABULARY)
+        settings = check(cells)
+        facts = facts_of_machine()
+        command_line = shlex.join(["python", os.path.relpath(__file__), *sys.argv[1:]])
+        sweep = Sweep("network", command_line, facts["commit"], cells, git_dirty=facts["is_dirty"])
+        print(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
+        sweep.write(out_dir)
+        machine = Machine(num_cores=os.cpu_count() or 1)
+        Runner(sweep, out_dir, machine, settings, stop, lock, RUN_TIMEOUT_S).run_all(warmup_runs=0)
+    report(asked, sweep)
+    if stop.exit_code is not None:
+        print("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+        return stop.exit_code
+    return 1 if any(cell.status == FAILED for cell in cells) else 0
+
+
+def check(cells: list[Cell]) -> dict:
+    """Have gpt2.py's rules checked before anything runs; what a lever changes may differ, all else may not."""
+    from testbed.sweep import check_cells
+
+    changed = [cell for cell in cells if "--gradient_compression" in cell.command]
+    settings = check_cells([cell for cell in cells if cell not in changed], allow_mismatch=False)
+    return {**settings, **(check_cells(changed, allow_mismatch=True) if changed else {})}
+
+
+def say_plan(asked: Asked, cells: list[Cell]) -> int:
+    from testbed.lab.links import why_impossible
+    from testbed.lab.study import SEQUENCE, VOCABULARY, arms_of, expected_left
+    from testbed.model_shape import MODEL_SIZES
+    from testbed.sweep_run import in_words
+
+    for cell in cells:
+        print(shlex.join(cell.command))
+    shape = dataclasses.replace(MODEL_SIZES["nano"], vocab_size=VOCABULARY, max_position_embeddings=SEQUENCE)
+    left_s = expected_left(cells, asked, os.cpu_count() or 1, 4.0 * shape.num_parameters)
+    timed = sum(not cell.profiled for cell in cells)
+    print(
+        f"\n# {len(arms_of(asked))} arms: {timed} timed runs and {len(cells) - timed} profiled ones, in interleaved "
+        f"rounds: about {in_words(left_s)} on {os.cpu_count()} cores, a guess"
+    )
+    if (reason := why_impossible()) is not None:
+        print(f"# not here: {reason}")
+    return 0  # fmt: skip
+
+
+def report(asked: Asked, sweep: Sweep) -> None:
+    """network_study.json, the pictures and the verdicts, of what there is by now."""
+    from testbed.analysis.network import STUDY_FILE, read_study, study_of, write_study
+    from testbed.analysis.network_charts import plot_study
+    from testbed.analysis.network_tables import tables, verdicts
+    from testbed.lab.study import LINKS, arms_of, links_as_records
+
+    out_dir, arms = Path(asked.folder), arms_of(asked)
+    used = [name for name in LINKS if any(arm.link == name for arm in arms)]
+    head = {
+        "command_line": sweep.command_line,
+        "repeats": asked.repeats,
+        "arms": [arm.as_record() for arm in arms],
+        "links": links_as_records(used),
+    }
+    rows = json.loads((out_dir / "sweep.json").read_text(encoding="utf-8"))["cells"]
+    try:
+        write_study(out_dir / STUDY_FILE, study_of(head, rows, out_dir))
+    except ValueError as error:
+        print(f"no results yet: {error}")
+        return
+    content = read_study(out_dir)
+    drawn = plot_study(content, out_dir)
+    print("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
+    print(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The pictures of the network study: what a step takes over each link, and what helps over a slow one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from testbed.analysis.chart_style import COLOURS, DPI, LABEL_CHARACTERS, STYLE, figure_with_footer, rows_on, wrapped
+from testbed.analysis.network import bound_s, pictures, steps_of, summaries
+from testbed.analysis.network_tables import what_was_measured
+from testbed.analysis.repeats_chart import MEANING_OF_MARKS, Bar, draw_bars
+from testbed.atomic_file import replacing
+
+EXPOSED = (
+    "Exposed: communication not covered by computing, in profiled runs of their own; of the rank that waits least. "
+    "Idle, of a pipeline: its bubble and its transfers."
+)
+BOUND = "Dashed: a ring all-reduce of the gradients in fp32 at the rate of the link."
+MANY = "More hosts than 2 share the cores of this machine: compare them with each other, not with 2."
+
+
+def plot_study(content: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw what there is into a folder; returns the pictures."""
+    drawn = []
+    for name, (title, panels) in pictures(content).items():
+        path = folder / f"network_{name}.png"
+        figure = _figure(content, title, panels)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=DPI, format="png")
+        drawn.append(path)
+    return drawn
+
+
+def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    names = list(dict.fromkeys(arm["title"] for rows in panels.values() for arm in rows))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    notes = [what_was_measured(content).replace("`", "").replace("*", ""), MEANING_OF_MARKS, EXPOSED, BOUND]
+    notes += [MANY] if any(arm["hosts"] > 2 for rows in panels.values() for arm in rows) else []
+    with rc_context(STYLE):
+        heights = [0.4 + 0.42 * len(rows) for rows in panels.values()]
+        figure, axes = figure_with_footer([], title, heights, notes, are_single=False)
+        for axis, (name, rows) in zip(axes, panels.items(), strict=True):
+            _panel(axis, content, rows, colours)
+            axis.set_title(name, fontsize=10, color="#333333", loc="left")
+            axis.set_xlabel("median optimizer step of a run, ms, lower is better")
+    return figure
+
+
+def _panel(
+    axis: Axes, content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str]
+) -> None:
+    found = {summary.arm: summary for summary in summaries(content)}
+    bars = []
+    for arm in rows:
+        summary = found[arm["name"]]
+        is_pipeline = arm["strategy"] == "pipeline"
+        waiting_s = summary.idle_s if is_pipeline else summary.exposed_s
+        waits = "idle" if is_pipeline else "exposed"
+        exposed = "" if waiting_s is None else f", {1000 * waiting_s:,.0f} {waits}"
+        times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
+        text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
+        bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["title"]], text))
+    draw_bars(axis, bars)
+    rows_on(axis, [bar.label for bar in bars])
+    for text in axis.texts:  # the line of the bound may pass behind it
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})
+    right = axis.get_xlim()[1] * 1.4  # room for the text after the longest bar
+    bound = bound_s(content, rows[0]["hosts"], rows[0]["link"])
+    if bound is not None:
+        axis.axvline(1000 * bound, color="#555555", linewidth=1.1, linestyle=(0, (4, 3)), zorder=0.5)
+        right = max(right, 1000 * bound * 1.05)
+    axis.set_xlim(right=right)

@@ -1,0 +1,213 @@
+"""The network study in Markdown: the blocks of docs/network.md, which scripts/network_study.py --tables fills in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.analysis.chart_style import rate
+from testbed.analysis.network import (
+    Comparison,
+    Summary,
+    all_reduces,
+    comparisons,
+    largest_loss_difference,
+    pictures,
+    summaries,
+)
+from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
+
+NOT_MEASURED = (
+    "Not measured yet: `python scripts/network_study.py` measures it, and `--tables DIR --into docs/network.md` fills "
+    "it in here."
+)
+_BLOCK = (
+    "<!-- network study, {name}: scripts/network_study.py --tables fills this in -->\n{text}\n<!-- end of {name} -->"
+)
+
+
+def tables(content: Mapping[str, Any]) -> dict[str, str]:
+    """Markdown by the name of its place in the page."""
+    return {
+        "what was measured": what_was_measured(content),
+        "strategies": strategies_table(content),
+        "all-reduce": all_reduce_table(content),
+        "overlap": overlap_table(content),
+        "levers": levers_table(content),
+    }
+
+
+def blocks(content: Mapping[str, Any]) -> dict[str, str]:
+    """What stands in the page: the tables, below the pictures that are drawn beside the file."""
+    found = tables(content)
+    for name, (title, _) in reversed(pictures(content).items()):
+        place = "levers" if name == "levers" else "strategies"
+        found[place] = f"![{title}](results/network/network_{name}.png)\n\n{found[place]}"
+    return found
+
+
+def filled(page: str, texts: Mapping[str, str]) -> str:
+    """The page with its blocks replaced. ValueError when it lacks a place for one."""
+    for name, text in texts.items():
+        pattern = re.escape(_BLOCK.format(name=name, text="TEXT")).replace("TEXT", "(?:.*?)")
+        page, count = re.subn(pattern, lambda _, n=name, t=text: _BLOCK.format(name=n, text=t), page, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"the page has {count} places for {name!r} instead of one")
+    return page
+
+
+def block_of(page: str, name: str) -> str:
+    """What stands in a place of the page."""
+    start, end = _BLOCK.format(name=name, text="TEXT").split("TEXT")
+    return page.partition(start)[2].partition(end)[0]
+
+
+def what_was_measured(content: Mapping[str, Any]) -> str:
+    """A paragraph: the work, the machine, how many runs."""
+    work, hardware = content["work"], content["hardware"]
+    timed = sum(run["kind"] == "timed" for run in content["runs"])
+    commits = ", ".join(f"`{commit}`" for commit in content["git_commits"])
+    torch, cores = content["env"].get("torch_version"), hardware["cpu_cores_visible"]
+    lines = [
+        f"{timed} timed and {len(content['runs']) - timed} profiled runs of {work['model_name']} "
+        f"({work['model_size']}, {work['num_parameters']:,} parameters, so {work['gradient_bytes'] / 1e6:.2f} MB of "
+        f"gradients), {work['precision']}, sequences of {work['seq_len']} tokens, {work['steps']} steps each, "
+        f"the first {work['warmup_steps']} warm-up; {content['repeats']} interleaved rounds. One rank with one thread "
+        f"per host, all hosts on one machine with {cores} cores ({hardware['cpu_name']}), {hardware['backend']}, "
+        f"PyTorch {torch}, commit {commits}{' with changes' if content['git_dirty'] else ''}.",
+    ]
+    difference = largest_loss_difference(content)
+    if difference is not None:
+        lines.append(f"The last losses of all runs of equal work lie within {difference:.1e} of each other.")
+    if content["status"] != "complete":
+        lines.append("**The study was interrupted: not all runs were made.**")
+    if content["not_measured"]:
+        lines.append(f"**Not measured: {'; '.join(f'{k}: {v}' for k, v in content['not_measured'].items())}.**")
+    return "\n".join(lines)
+
+
+def strategies_table(content: Mapping[str, Any]) -> str:
+    """A row per strategy, hosts and link; against the same strategy over the link's reference."""
+    arms, titles = _arms(content), _titles(content)
+    against = {each.slower: each for each in comparisons(content) if each.question == "link"}
+    lines = [
+        "| hosts | link | strategy | n | step (ms) | tokens/s | exposed communication (ms) | bound of the gradients "
+        "(ms) | traffic | times as long as over the reference |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for summary in summaries(content):
+        arm = arms[summary.arm]
+        if arm["lever"] is None:
+            told = against.get(summary.arm)
+            reference = "" if told is None else f"{_ratio(told)} ({titles[arms[told.faster]['link']]})"
+            place = (arm["hosts"], titles[arm["link"]], arm["title"], summary.num_runs, _step(summary))
+            traffic = "" if summary.traffic is None else f"{summary.traffic:.2f}"
+            exposed = f"idle {_ms(summary.idle_s)}" if arm["strategy"] == "pipeline" else _ms(summary.exposed_s)
+            times = (exposed, _ms(summary.bound_s), traffic, reference)
+            lines.append(_line(*place, rate(summary.median_tokens_per_s), *times))
+    return "\n".join(lines)
+
+
+def all_reduce_table(content: Mapping[str, Any]) -> str:
+    """The gradients' all-reduce alone."""
+    titles = _titles(content)
+    lines = [
+        "| hosts | link | all-reduce of the gradients (ms) | bound (ms) | over the bound | runs |",
+        "|---:|---|---:|---:|---:|---:|",
+    ]
+    for each in all_reduces(content):
+        over = "" if each.over_bound is None else f"{each.over_bound:.2f}"
+        lines.append(_line(each.hosts, titles[each.link], _ms(each.seconds), _ms(each.bound_s), over, each.num_runs))
+    return _or_nothing(lines)
+
+
+def overlap_table(content: Mapping[str, Any]) -> str:
+    """allreduce against ddp, and what of it is fewer messages and what is overlap."""
+    arms, titles = _arms(content), _titles(content)
+    exposed = {summary.arm: summary.exposed_s for summary in summaries(content)}
+    meanings = {
+        "ddp": "allreduce over ddp: fewer messages and overlap together",
+        "coalescing": "allreduce over ddp in one bucket: fewer messages alone",
+        "overlap": "ddp in one bucket over ddp in small buckets: overlap, less the cost of more messages",
+    }
+    lines = [
+        "| hosts | link | ratio of step times | what it holds | verdict: the second is | exposed, the first (ms) | "
+        "exposed, the second (ms) |",
+        "|---:|---|---|---|---|---:|---:|",
+    ]
+    for each in comparisons(content):
+        if each.question in meanings:
+            arm = arms[each.faster]
+            times = (_ms(exposed[each.slower]), _ms(exposed[each.faster]))
+            what = (_ratio(each), meanings[each.question], each.verdict)
+            lines.append(_line(arm["hosts"], titles[arm["link"]], *what, *times))
+    return _or_nothing(lines)
+
+
+def levers_table(content: Mapping[str, Any]) -> str:
+    """What helps ddp over a slow link: each lever against ddp as it is."""
+    arms, titles = _arms(content), _titles(content)
+    found = {summary.arm: summary for summary in summaries(content)}
+    lines = [
+        "| ddp with | hosts | link | n | step (ms) | tokens/s | exposed communication (ms) | tokens/s over those of "
+        "plain ddp | verdict | work |",
+        "|---|---:|---|---:|---:|---:|---:|---|---|---|",
+    ]
+    for each in comparisons(content):
+        if each.question == "lever":
+            arm, summary = arms[each.faster], found[each.faster]
+            place = (arm["lever"], arm["hosts"], titles[arm["link"]], summary.num_runs, _step(summary))
+            speed = (rate(summary.median_tokens_per_s), _ms(summary.exposed_s), _ratio(each), each.verdict)
+            lines.append(_line(*place, *speed, "another" if arm["changes_work"] else "equal"))
+    return _or_nothing(lines)
+
+
+def verdicts(content: Mapping[str, Any]) -> list[str]:
+    """Every comparison in a sentence, for the end of a study."""
+    arms, titles = _arms(content), _titles(content)
+
+    def spelled(name: str) -> str:
+        arm = arms[name]
+        return f"{arm['title']} on {arm['hosts']} hosts, {titles[arm['link']]}"
+
+    said = []
+    for each in comparisons(content):
+        if each.verdict == NOT_ENOUGH:
+            words = f"{each.ratio:.2f}x, not enough repeats for a claim (fewer than {MIN_REPEATS})"
+        elif each.verdict == NO_DIFFERENCE:
+            words = f"no detectable difference ({_ratio(each)})"
+        else:
+            words = f"{each.verdict} ({_ratio(each)})"
+        said.append(f"{spelled(each.faster)} against {spelled(each.slower)}: {words}")
+    return said
+
+
+def _or_nothing(lines: list[str]) -> str:
+    """A table; one that has a head alone is none."""
+    return "\n".join(lines) if len(lines) > 2 else "Not asked for in this study."
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _arms(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {arm["name"]: arm for arm in content["arms"]}
+
+
+def _titles(content: Mapping[str, Any]) -> dict[str, str]:
+    return {link["name"]: link["title"] for link in content["links"]}
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
+
+
+def _step(summary: Summary) -> str:
+    bounds = "" if summary.low_step_s is None else f" [{_ms(max(0.0, summary.low_step_s))}, {_ms(summary.high_step_s)}]"
+    return _ms(summary.median_step_s) + bounds
+
+
+def _ratio(each: Comparison) -> str:
+    return f"{each.ratio:.2f}x" + ("" if each.low is None else f" [{each.low:.2f}, {each.high:.2f}]")

@@ -1,0 +1,237 @@
+"""Hosts as network namespaces, joined by a bridge or by the user-space switch of relay.py, with a rate on every link.
+
+Nothing is made outside the namespaces: both ends of a link are born inside them, and the machine's own network stays
+as it was. A namespace is known by its identity (device and inode of its file), not by its name: whoever reuses a name
+loses neither processes nor the namespace. The keeper holds each namespace open, so no other one gets its identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NETNS = Path("/run/netns")  # where `ip netns` keeps its names
+MOST_HOSTS = 32
+PORT_OF_SWITCH = 254  # the switch's own address on the bridge ends with it
+NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+NS_GET_NSTYPE, CLONE_NEWNET = 0xB703, 0x40000000
+TERM_WAIT_S, KILL_WAIT_S, POLL_S = 2.0, 10.0, 0.02
+
+
+class LabError(Exception):
+    """The lab cannot be made, or did not go away. One sentence."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects every host with the switch, in both directions. Rate: bit/s, None: no limit. Delay: one way, in
+    seconds; None: a bridge of the kernel instead of the user-space switch, which adds its own cost even at 0."""
+
+    rate_bit_per_s: int | None = None
+    delay_s: float | None = None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return None if self.rate_bit_per_s is None else self.rate_bit_per_s / 8
+
+    @property
+    def burst_bytes(self) -> int:
+        """Of the token bucket: 20 ms of the rate within bounds. A packet of the kernel's segmentation must fit into it
+        (64 KiB), and below 4 ms of the rate the timer cannot keep up."""
+        rate = self.bytes_per_s
+        return int(min(max(0.020 * rate, 64 * 1024), max(512 * 1024, 0.004 * rate)))
+
+    def __str__(self) -> str:
+        rate = "unlimited" if self.rate_bit_per_s is None else spelled_rate(self.rate_bit_per_s)
+        if self.delay_s is None:
+            return rate
+        switch = f"switch +{1000 * self.delay_s:g} ms"
+        return switch if self.rate_bit_per_s is None else f"{rate}, {switch}"
+
+
+def parse_rate(text: str) -> int | None:
+    """`100mbit`, `1gbit`, `unlimited` in bit/s as tc spells them. ValueError says what is understood."""
+    if text == "unlimited":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.lower())
+    bits = 0 if found is None else round(float(found[1]) * UNITS[found[2]])
+    if not 10**4 <= bits <= 10**12:
+        raise ValueError(
+            f"rate {text!r} is not unlimited, nor a number from 10kbit to 1000gbit with its unit, such as 100mbit"
+        )
+    return bits
+
+
+def spelled_rate(bits_per_s: int) -> str:
+    """`100 Mbit/s`."""
+    unit = next(name for name in reversed(UNITS) if bits_per_s >= UNITS[name])
+    return f"{bits_per_s / UNITS[unit]:g} {unit.capitalize()}/s"
+
+
+def address_of(host: int) -> str:
+    """Of host 1, 2, ... on eth0."""
+    return f"10.77.0.{host}"
+
+
+def why_impossible() -> str | None:
+    """Why no lab can be made here, in a sentence; None where it can be tried."""
+    if os.geteuid() != 0:
+        return "network namespaces are made by root only; run it with sudo, or in a container of your own"
+    missing = sorted({NEEDED[name] for name in NEEDED if shutil.which(name) is None})
+    if missing:
+        return f"{' and '.join(missing)} is missing; apt-get install {' '.join(missing)}"
+    if not Path("/proc/self/ns/net").exists():
+        return "this kernel has no network namespaces"
+    return None
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A network namespace that this lab made: its name, and the identity by which it is known from then on."""
+
+    name: str
+    device: int
+    inode: int
+
+    @property
+    def path(self) -> Path:
+        return NETNS / self.name
+
+    def is_there(self) -> bool:
+        """Whether the name still stands for this very namespace."""
+        return _identity(self.path) == (self.device, self.inode)
+
+    def open(self) -> int:
+        """A file descriptor that holds it. LabError when the name stands for something else by now."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            descriptor = -1
+        if descriptor < 0 or _identity(descriptor) != (self.device, self.inode):
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise LabError(f"{self.path} is not the namespace that this lab made; it has been removed meanwhile")
+        return descriptor
+
+    def processes(self) -> list[int]:
+        """Ids of the processes inside."""
+        numbers = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        return [number for number in numbers if self.holds(number)]
+
+    def holds(self, process: int) -> bool:
+        return _identity(Path(f"/proc/{process}/ns/net")) == (self.device, self.inode)
+
+
+def _identity(place: Path | int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(place) if isinstance(place, int) else place.stat()
+    except OSError:  # gone, a zombie, or a name without a namespace
+        return None
+    return found.st_dev, found.st_ino
+
+
+def make_namespace(name: str) -> Namespace:
+    """LabError: the name is taken, or the kernel does not allow it."""
+    run_tool("ip", "netns", "add", name)
+    with (NETNS / name).open("rb") as held:
+        if fcntl.ioctl(held, NS_GET_NSTYPE) != CLONE_NEWNET:
+            raise LabError(f"{NETNS / name} is no network namespace")
+        namespace = Namespace(name, *_identity(held.fileno()))
+    if namespace.holds(os.getpid()):
+        raise LabError(f"{NETNS / name} is the namespace that this program itself is in")
+    return namespace
+
+
+def run_tool(*words: str) -> str:
+    """Run ip or tc and return what it said; LabError with its own words when it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise LabError(f"{' '.join(words)} failed: {reason}")
+    return done.stdout
+
+
+def join_by_bridge(switch: Namespace, hosts: Sequence[Namespace], link: Link) -> None:
+    """A bridge in the namespace of the switch, and a link to each host with the rate on both of its ends."""
+    inside = ("ip", "-n", switch.name)
+    run_tool(*inside, "link", "set", "lo", "up")
+    run_tool(*inside, "link", "add", "br0", "type", "bridge")
+    run_tool(*inside, "addr", "add", f"{address_of(PORT_OF_SWITCH)}/24", "dev", "br0")
+    run_tool(*inside, "link", "set", "br0", "up")
+    for number, host in enumerate(hosts, start=1):
+        port = f"p{number}"
+        run_tool(*inside, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+        run_tool("ip", "-n", host.name, "link", "set", "lo", "up")
+        run_tool("ip", "-n", host.name, "addr", "add", f"{address_of(number)}/24", "dev", "eth0")
+        run_tool("ip", "-n", host.name, "link", "set", "eth0", "up")
+        run_tool(*inside, "link", "set", port, "master", "br0", "up")
+        # what a host sends leaves through its own end, what it gets through the switch's
+        limit_rate(host, "eth0", link)
+        limit_rate(switch, port, link)
+
+
+def limit_rate(namespace: Namespace, interface: str, link: Link) -> None:
+    """A token bucket on what leaves through an interface; at most 50 ms of the rate wait in its queue."""
+    if link.rate_bit_per_s is not None:
+        bucket = ("rate", f"{link.rate_bit_per_s}bit", "burst", f"{link.burst_bytes}b", "latency", "50ms")
+        run_tool("tc", "-n", namespace.name, "qdisc", "add", "dev", interface, "root", "tbf", *bucket)
+
+
+def set_connected(switch: Namespace, host: int, is_connected: bool) -> None:
+    """Pull the cable of a host on a bridge out, or put it back."""
+    run_tool("ip", "-n", switch.name, "link", "set", f"p{host}", "up" if is_connected else "down")
+
+
+def tear_down(namespaces: Sequence[Namespace]) -> list[str]:
+    """End every process inside, remove the namespaces, and say in words what is left: nothing, if all is well.
+
+    A process is signalled through a descriptor of it, and only if it is in a namespace of this lab at that moment.
+    """
+    there = [namespace for namespace in namespaces if namespace.is_there()]
+    end_processes_in(there)
+    left = []
+    for namespace in there:
+        if namespace.is_there():
+            try:
+                run_tool("ip", "netns", "del", namespace.name)
+            except LabError as error:
+                left.append(str(error))
+    for namespace in namespaces:
+        left += [f"process {number} in {namespace.name}" for number in namespace.processes()]
+    return left
+
+
+def end_processes_in(namespaces: Sequence[Namespace], term_wait_s: float = TERM_WAIT_S) -> None:
+    """SIGTERM to all processes inside, and SIGKILL to those that are there after `term_wait_s`; waits for their end."""
+    for number, wait_s in ((signal.SIGTERM, term_wait_s), (signal.SIGKILL, KILL_WAIT_S)):
+        deadline_s = time.monotonic() + wait_s
+        signalled: set[int] = set()
+        while inside := [process for namespace in namespaces for process in namespace.processes()]:
+            for process in inside:
+                if process not in signalled or number == signal.SIGKILL:  # a child of one may have come meanwhile
+                    _signal_if_inside(process, namespaces, number)
+                    signalled.add(process)
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(POLL_S)
+
+
+def _signal_if_inside(process: int, namespaces: Sequence[Namespace], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process)
+        try:
+            # the descriptor is of one process for good: a number that is given anew between the two cannot be hit
+            if any(namespace.holds(process) for namespace in namespaces):
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,238 @@
+"""scripts/network_study.py: what it plans, what follows from runs whose answer is known, and a short study for real."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+from testbed.analysis import network
+from testbed.analysis.network import check_study, read_study, results, write_study
+from testbed.analysis.network_charts import plot_study
+from testbed.analysis.network_tables import NOT_MEASURED, block_of, blocks, filled, verdicts
+from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
+from testbed.lab.links import why_impossible
+from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED, Arm, Asked, arms_of, cells_of, links_as_records
+
+PROGRAM = REPOSITORY / "scripts" / "network_study.py"
+PAGE = REPOSITORY / "docs" / "network.md"
+
+
+def network_study(*words: object, timeout_s: float = 60, cwd=REPOSITORY) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(PROGRAM), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd)
+
+
+def asked(**changes) -> Asked:
+    whole = {
+        "parts": PARTS, "strategies": tuple(STRATEGIES_STUDIED), "hosts": (2, 4), "links": tuple(LINKS), "repeats": 5,
+        "profile_runs": 1, "steps": 10, "warmup_steps": 3, "folder": "out", "data": "out/data",
+        "program": "src/gpt2.py", "network": "scripts/lab/network.py",
+    }  # fmt: skip
+    return Asked(**{**whole, **changes})
+
+
+def test_each_round_holds_every_arm_once_and_profiled_runs_are_their_own():
+    cells = cells_of(asked())
+    arms = [arm.name for arm in arms_of(asked())]
+    assert len(arms) == len(set(arms)) == 7 * 5 + 3 * 2 + 4 + 2
+    rounds = [cells[: len(arms)], cells[len(arms) : 2 * len(arms)], cells[2 * len(arms) : 3 * len(arms)]]
+    assert all(sorted(cell.name for cell in round_) == sorted(arms) for round_ in rounds)
+    assert [round_[0].profiled for round_ in rounds] == [False, True, False], "the profiled ones end the first round"
+    assert [cell.name for cell in rounds[0]] != [cell.name for cell in rounds[2]], "no arm always runs first"
+    assert len(cells) == 6 * len(arms) and len({cell.folder for cell in cells}) == len(cells)
+    assert all(("--profile" in cell.command) == cell.profiled for cell in cells)
+
+
+def test_a_command_is_what_a_person_would_type():
+    of_name = {cell.name: cell.command for cell in cells_of(asked(repeats=1, profile_runs=0))}
+    command = of_name["zero2_2hosts_100mbit"]
+    assert command[2:11] == [
+        *("python", "scripts/lab/network.py", "run", "--hosts", "2", "--rate", "100mbit", "--seconds", "600")
+    ]
+    place = command.index("--")
+    assert command[place + 1 : place + 5] == ["python", "src/gpt2.py", "--run_type", "optimized"]
+    assert command[command.index("--zero_stage") + 1] == "2"
+    assert command[command.index("--checkpoint_path") + 1] == "out/zero2_2hosts_100mbit/run_1"
+    delayed = of_name["ddp_2hosts_switch5ms"]
+    assert "--rate" not in delayed and delayed[delayed.index("--delay_ms") + 1] == "5"
+    assert "--rate" not in of_name["ddp_2hosts_unlimited"] and "--delay_ms" not in of_name["ddp_2hosts_unlimited"]
+    assert {name for name in of_name if "_4hosts_" in name} == {
+        f"{strategy}_4hosts_{link}" for strategy in ("ddp", "fsdp", "zero1") for link in ("unlimited", "100mbit")
+    }
+
+
+def test_levers_alone_bring_what_they_are_compared_to():
+    arms = arms_of(asked(parts=("levers",)))
+    assert [arm.lever for arm in arms] == [None, *LEVERS, None, "buckets of 200 MiB", "buckets of 1 MiB"]
+    assert [arm.link for arm in arms] == ["100mbit"] * 5 + ["1gbit"] * 3
+    assert [arm.changes_work for arm in arms] == [False, False, False, True, True, False, False, False]
+    assert len(arms_of(asked(is_whole=True, parts=("strategies",)))) == 7 * 2 * 5
+
+
+def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
+    said = network_study("--dry_run", "--out_dir", tmp_path / "none")
+    assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 47 and "47 arms" in said.stdout
+    assert not (tmp_path / "none").exists()
+    for words, telling in (
+        (["--links", "10mbit"], "'10mbit' is not one of unlimited"),
+        (["--strategies", "ddp,dp"], "'dp'"),
+        (["--hosts", "1"], "from 2 to"),
+        (["--steps", "3"], "--steps 3"),
+        (["--repeats", "0"], "--repeats 0"),
+        (["--tables", tmp_path], "does not exist"),
+    ):
+        said = network_study(*words)
+        assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, said.stderr
+
+
+# what the made-up study says: seconds of a step by arm; 1,000 tokens each, 2 MB of gradients
+STEPS_S = {
+    "ddp_2hosts_unlimited": 0.10, "allreduce_2hosts_unlimited": 0.12, "ddp_2hosts_100mbit": 0.30,
+    "allreduce_2hosts_100mbit": 0.36, "ddp_2hosts_switch0ms": 0.11, "ddp_2hosts_switch5ms": 0.22,
+    "ddp_buckets_of_200_MiB_2hosts_100mbit": 0.30, "ddp_buckets_of_1_MiB_2hosts_100mbit": 0.25,
+}  # fmt: skip
+
+
+def made_up(repeats: int = 5) -> dict:
+    levers = ("buckets of 200 MiB", "buckets of 1 MiB")
+    arms = [
+        Arm("strategies", *name.split("_")[:1], 2, name.split("_")[-1]) for name in STEPS_S if "buckets" not in name
+    ]
+    arms += [Arm("levers", "ddp", 2, "100mbit", lever) for lever in levers]
+    assert {arm.name for arm in arms} == STEPS_S.keys()
+    runs = []
+    for arm in arms:
+        for repeat in range(1, repeats + 1):
+            step_s = STEPS_S[arm.name] * (1 + 0.002 * repeat)
+            row = {"arm": arm.name, "kind": "timed", "repeat": repeat, "started_utc": None, "seconds": 9.0}
+            row |= {"run_id": f"{arm.name}-{repeat}", "git_commit": "0" * 40, "tokens_per_step": 1000}
+            row |= {"step_times_s": [9.0, step_s, step_s, step_s], "last_loss": 8.5, "traced": None}
+            runs.append(row)
+        traced = {
+            "exposed_s": [0.05, 0.04, 0.06],
+            "communication_s": [0.1] * 3,
+            "idle_s": [0.0] * 3,
+            "num_collectives": [2.0] * 3,
+        }
+        traced |= {"bus_bytes_per_step": 4e6, "bus_bandwidth_bytes_per_s": 1e7, "source": "a test"}
+        runs.append({**row, "kind": "profiled", "repeat": 1, "step_times_s": [50.0] * 4, "traced": traced})
+    work = {"num_parameters": 500_000, "model_name": "nano", "model_size": "n_layer=4", "vocab_size": 300}
+    work |= {"seq_len": 128, "precision": "fp32", "gradient_bytes": 2_000_000, "steps": 4, "warmup_steps": 1}
+    return {
+        "schema_version": "1.0", "status": "complete", "timestamp_utc": "2026-01-01T00:00:00Z",
+        "command_line": "a test", "repeats": repeats, "arms": [arm.as_record() for arm in arms],
+        "links": links_as_records(["unlimited", "100mbit", "switch0ms", "switch5ms"]), "git_commits": ["0" * 40],
+        "git_dirty": False, "env": {"torch_version": "2.13.0"},
+        "hardware": {"cpu_name": "a CPU", "cpu_cores_visible": 2, "backend": "gloo"}, "work": work, "runs": runs,
+        "not_measured": {},
+    }  # fmt: skip
+
+
+def compared(content: dict) -> dict:
+    return {(row["question"], row["faster"], row["slower"]): row for row in results(content)["comparisons"]}
+
+
+def test_what_follows_from_the_runs_is_what_was_put_in():
+    found = results(made_up())
+    summary = next(row for row in found["summaries"] if row["arm"] == "ddp_2hosts_100mbit")
+    assert summary["median_step_s"] == pytest.approx(0.3 * 1.006), "warm-up and profiled runs are no times"
+    assert summary["median_tokens_per_s"] == pytest.approx(1000 / 0.3 / 1.006)
+    assert (summary["num_runs"], summary["num_profiled"], summary["exposed_s"]) == (5, 1, 0.05)
+    assert summary["bound_s"] == pytest.approx(2e6 / 12.5e6), "2 (N - 1) / N is 1 for two hosts"
+    assert summary["traffic"] == pytest.approx(2.0)
+    by_link = {row["link"]: row for row in found["all_reduces"]}
+    assert by_link["100mbit"]["seconds"] == pytest.approx(0.2) and by_link["100mbit"]["num_runs"] == 2
+    assert by_link["100mbit"]["over_bound"] == pytest.approx(1.25) and by_link["unlimited"]["over_bound"] is None
+    assert found["largest_loss_difference"] == 0
+
+
+def test_arms_are_compared_to_what_differs_in_one_thing():
+    rows = compared(made_up())
+    ratios = {key: round(row["ratio"], 3) for key, row in rows.items()}
+    assert ratios == {
+        ("link", "ddp_2hosts_unlimited", "ddp_2hosts_100mbit"): 3.0,
+        ("link", "allreduce_2hosts_unlimited", "allreduce_2hosts_100mbit"): 3.0,
+        ("link", "ddp_2hosts_switch0ms", "ddp_2hosts_switch5ms"): 2.0,  # never with the bridge
+        ("ddp", "ddp_2hosts_unlimited", "allreduce_2hosts_unlimited"): 1.2,
+        ("ddp", "ddp_2hosts_100mbit", "allreduce_2hosts_100mbit"): 1.2,
+        ("coalescing", "ddp_buckets_of_200_MiB_2hosts_100mbit", "allreduce_2hosts_100mbit"): 1.2,
+        (
+            "overlap",
+            "ddp_buckets_of_1_MiB_2hosts_100mbit",
+            "ddp_buckets_of_200_MiB_2hosts_100mbit",
+        ): 1.2,
+        ("lever", "ddp_buckets_of_200_MiB_2hosts_100mbit", "ddp_2hosts_100mbit"): 1.0,
+        ("lever", "ddp_buckets_of_1_MiB_2hosts_100mbit", "ddp_2hosts_100mbit"): 1.2,
+    }
+    assert all(row["low"] < row["ratio"] < row["high"] for row in rows.values())
+    said = verdicts(made_up())
+    assert any("no detectable difference (1.00x [" in sentence for sentence in said)
+    assert sum(f": {FASTER} (" in sentence for sentence in said) == 8 and not any(SLOWER in word for word in said)
+
+
+def test_few_repeats_make_no_claim():
+    assert {row["verdict"] for row in compared(made_up(repeats=2)).values()} == {NOT_ENOUGH}
+    assert all("not enough repeats" in sentence for sentence in verdicts(made_up(repeats=2)))
+
+
+def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
+    write_study(tmp_path / network.STUDY_FILE, made_up())
+    assert read_study(tmp_path)["results"]["summaries"]
+    good = read_study(tmp_path)
+    for change, telling in (
+        (lambda content: content.pop("work"), "work"),
+        (lambda content: content["runs"][0].update(arm="nobody"), "nobody"),
+        (lambda content: content["runs"][0].update(step_times_s=[1.0]), "no step after warm-up"),
+        (lambda content: content["runs"][0].update(step_times_s=[0.0, 1.0]), "step_times_s"),
+    ):
+        content = copy.deepcopy(good)
+        change(content)
+        with pytest.raises(ValueError, match=telling):
+            check_study(content)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"other\.json"):
+        read_study(tmp_path / "other.json")
+
+
+def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
+    write_study(tmp_path / network.STUDY_FILE, made_up())
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text())
+    said = network_study("--tables", tmp_path, "--into", page)
+    assert said.returncode == 0, said.stderr
+    for name, text in blocks(read_study(tmp_path)).items():
+        assert block_of(page.read_text(), name) == text and text != NOT_MEASURED
+    assert filled(page.read_text(), blocks(made_up())) == page.read_text(), "filling in twice changes nothing"
+    assert all((tmp_path / f"network_{name}.png").stat().st_size > 10_000 for name in ("strategies", "delay", "levers"))
+    assert "| 2 | 100 Mbit/s | ddp | 5 | 302 [" in page.read_text()
+    with pytest.raises(ValueError, match="0 places for 'levers'"):
+        filled("# nothing here", {"levers": "x"})
+    assert len(plot_study({**made_up(), "arms": made_up()["arms"][:1]}, tmp_path)) == 1, "without levers one picture"
+
+
+@pytest.mark.alone  # labs are seen by the whole machine
+@pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
+def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
+    words = ["--strategies", "ddp", "--hosts", "2", "--links", "100mbit", "--parts", "strategies", "--steps", "5"]
+    words += ["--out_dir", tmp_path]
+    said = network_study(*words, "--repeats", 1, timeout_s=170)
+    assert said.returncode == 0, said.stdout + said.stderr
+    content = read_study(tmp_path)
+    assert (content["status"], content["not_measured"]) == ("complete", {})
+    assert [(run["arm"], run["kind"]) for run in content["runs"]] == [
+        ("ddp_2hosts_100mbit", "timed"), ("ddp_2hosts_100mbit", "profiled"),
+    ]  # fmt: skip
+    assert all(len(run["step_times_s"]) == 5 for run in content["runs"])
+    summary = content["results"]["summaries"][0]
+    assert summary["median_step_s"] > summary["bound_s"], "a step holds the all-reduce of its gradients"
+    assert summary["exposed_s"] > 0 and summary["traffic"] == pytest.approx(1, abs=0.05)
+    before = [run["run_id"] for run in content["runs"]]
+    said = network_study(*words, "--repeats", 1)
+    assert said.returncode == 0 and "2 of them finished" in said.stdout
+    assert [run["run_id"] for run in read_study(tmp_path)["runs"]] == before
+    assert json.loads((tmp_path / "sweep.json").read_text())["protocol"] == "network"
