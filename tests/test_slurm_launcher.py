@@ -26,7 +26,7 @@ IN_A_JOB = {
     "SLURM_JOB_CPUS_PER_NODE": "8(x2),6", "SLURM_JOB_NODELIST": "n[1-3]", "MASTER_ADDR": "n1",
 }  # fmt: skip
 RULED_OUT = re.compile(
-    "SLURM_|SBATCH_|RUN_|NSYS|NCCL_|MASTER_|OMP_NUM|GPT2_|GRAD_|MICRO_|RANKS_|LAUNCHER|PYTHON$|SITE_"
+    "SLURM|SBATCH_|RUN_|NSYS|EVIDENCE_|NCCL_|MASTER_|OMP_NUM|GPT2_|GRAD_|MICRO_|RANKS_|LAUNCHER|PYTHON$|SITE_"
 )
 
 
@@ -274,6 +274,39 @@ def test_marks_decide_and_not_the_exit_code_of_srun(in_a_job_of_our_own, tmp_pat
     assert done.returncode == 1 and f"left no new mark in {tmp_path}/run (the step ended with {code})" in done.stdout
     done = in_the_step(in_a_job_of_our_own, tmp_path, f"echo rank 1 is dead >RUN_FAILED.txt; exit {code}")
     assert done.returncode == 1 and "rank 1 is dead" in done.stdout
+
+
+def test_an_old_mark_makes_no_success_of_a_start_that_was_refused(in_a_job_of_our_own, tmp_path):
+    """The program refuses a folder that holds a run, and leaves it as it is."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "RUN_COMPLETE.txt").write_text("done\n")
+    done = in_the_step(in_a_job_of_our_own, tmp_path, "exit 2")
+    assert done.returncode == 1 and "left no new mark" in done.stdout and "complete: " not in done.stdout
+    assert in_the_step(in_a_job_of_our_own, tmp_path, "exit 0").returncode == 0
+    done = in_the_step(in_a_job_of_our_own, tmp_path, "rm RUN_COMPLETE.txt; echo done >RUN_COMPLETE.txt; exit 2")
+    assert done.returncode == 0, "a mark of this start counts, though it says the same"
+
+
+def test_reading_the_evidence_takes_no_time_from_the_requeue_and_little_from_the_rest(in_a_job_of_our_own, tmp_path):
+    nsys = tmp_path / "bin" / "nsys"
+    nsys.write_text(f"#!/bin/sh\necho nsys $1 >>{tmp_path}/called\nexec sleep 60\n")
+    nsys.chmod(0o755)
+    variables = {**in_a_job_of_our_own, "NSYS": "1", "NCCL_LOGS": "1", "EVIDENCE_SECONDS": "1"}
+    report = 'touch "$EVIDENCE_DIR/profiles/one.nsys-rep"'
+    how = (
+        r"evidence is not read; do it with: (env PYTHON=\S+ bash \S+/evidence.sh finish \S+/start_\d NCCL_LOGS\\ NSYS)"
+    )
+    preempted = {**variables, "STAND_IN_CODE": "1"}
+    done = in_the_step(preempted, tmp_path, f"{report}; echo '{PREEMPTED}' >RUN_PREEMPTED.txt; exit 1")
+    assert done.returncode == 143 and (tmp_path / "called").read_text() == "scontrol requeue 123456\n"
+    later = re.search(how, done.stdout).group(1)
+    done = in_the_step(variables, tmp_path, f"{report}; rm RUN_PREEMPTED.txt; echo rank 1 is dead >RUN_FAILED.txt")
+    assert done.returncode == 1 and "rank 1 is dead" in done.stdout and re.search(how, done.stdout)
+    assert "was ended after EVIDENCE_SECONDS=1" in done.stdout and (tmp_path / "called").read_text().count("nsys") == 1
+    nsys.write_text("#!/bin/sh\necho stats of $2\n")
+    subprocess.run(["bash", "-c", later], check=True, env=environment(PATH=variables["PATH"]), timeout=60)
+    stats = tmp_path / "run" / "evidence" / "start_1" / "profiles" / "nsys_stats_one.txt"
+    assert stats.read_text() == f"stats of {stats.parent}/one.nsys-rep\n"
 
 
 def test_a_preempted_run_is_requeued_an_old_mark_is_not(in_a_job_of_our_own, tmp_path):

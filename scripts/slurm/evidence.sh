@@ -228,6 +228,11 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case ${1:-} in
     host) shift && _evidence_host "$@" ;;
     rank) shift && _evidence_rank "$@" ;;
+    finish) # FOLDER OF A START, "TOGGLE...": evidence_finish in a process of its own, which can be ended, or run later
+        EVIDENCE_DIR=${2:?} NCCL_LOGS=0 NSYS=0
+        for toggle in ${3:-}; do printf -v "$toggle" 1; done
+        evidence_finish
+        ;;
     *)
         echo "evidence.sh is sourced: . scripts/slurm/evidence.sh; evidence_prepare RUN_DIR" >&2
         exit 2

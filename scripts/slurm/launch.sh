@@ -65,6 +65,7 @@ ranks=$(count RANKS_PER_NODE "${RANKS_PER_NODE:-$default_ranks}" 1)
 world=$((nodes * ranks))
 max_restarts=$(count MAX_RESTARTS "${MAX_RESTARTS:-0}" 0)
 max_requeues=$(count MAX_REQUEUES "${MAX_REQUEUES:-50}" 0)
+evidence_seconds=$(count EVIDENCE_SECONDS "${EVIDENCE_SECONDS:-300}" 1)
 launcher=${LAUNCHER:-torchrun}
 [[ $launcher =~ ^(torchrun|srun)$ ]] || refuse "LAUNCHER=$launcher: give torchrun (the default) or srun (a task per rank)"
 [[ $run_type =~ ^(baseline|dp)$ ]] && [ "$world" -gt 1 ] &&
@@ -112,6 +113,7 @@ has_flag overwrite resume eval_only skip_gradient_sync || words=(--resume auto "
 
 # --- what observes the run, where it is asked for: evidence.sh fills these, and leaves them empty where nothing is asked
 EVIDENCE_TORCHRUN_FLAGS=() EVIDENCE_RANK_PREFIX=() EVIDENCE_GPT2_FLAGS=()
+unset EVIDENCE_DIR EVIDENCE_TOGGLES # of a job that submitted this one
 for toggle in NSYS NCCL_LOGS TORCHRUN_LOGS DIST_DEBUG; do
     [[ ${!toggle:-0} =~ ^[01]$ ]] || refuse "$toggle=${!toggle}: give 1 (on) or 0 (off)"
     [ "${!toggle:-0}" = 0 ] || [ -e "$here/evidence.sh" ] || refuse "$toggle=1 needs $here/evidence.sh, which is not there; leave it out"
@@ -188,6 +190,8 @@ else
     step=("${one_per_node[@]}" "${torchrun[@]}")
 fi
 in_a_shell() { printf '%q ' "$@" | sed 's/ $/\n/'; }
+evidence_finish=() # what reads the evidence when the run has ended
+[ ! -v EVIDENCE_DIR ] || evidence_finish=(env PYTHON="$found_python" bash "$here/evidence.sh" finish "$EVIDENCE_DIR" "$EVIDENCE_TOGGLES")
 
 if [ $is_dry = yes ]; then
     [ -z "$assumed" ] || echo "# $assumed"
