@@ -325,6 +325,39 @@ def test_a_preempted_run_is_requeued_an_old_mark_is_not(in_a_job_of_our_own, tmp
     assert done.returncode == 143 and "MAX_REQUEUES is 4" in done.stdout and not (tmp_path / "called").exists()
 
 
+ARRAY_TASK = {"SLURM_ARRAY_JOB_ID": "123456", "SLURM_ARRAY_TASK_ID": "7"}
+
+
+def test_a_task_of_an_array_requeues_and_signals_itself_alone(in_a_job_of_our_own, tmp_path):
+    """The number of one task of an array is the number of the whole array too."""
+    variables = {**in_a_job_of_our_own, **ARRAY_TASK, "STAND_IN_CODE": "1"}
+    (tmp_path / "bin" / "scancel").symlink_to(tmp_path / "bin" / "scontrol")
+    (tmp_path / "bin" / "scontrol").write_text(
+        (tmp_path / "bin" / "scontrol").read_text().replace("echo scontrol", "echo $0")
+    )
+    ending = f"kill -USR1 $PPID; sleep 0.5; echo '{PREEMPTED}' >RUN_PREEMPTED.txt; exit 1"
+    assert in_the_step(variables, tmp_path, ending).returncode == 143
+    called = [line.rpartition("/")[2] for line in (tmp_path / "called").read_text().splitlines()]
+    assert called == ["scancel --signal=USR1 123456_7", "scontrol requeue 123456_7"]
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_caller_finds_its_launcher_wherever_a_copy_of_it_runs(caller, in_a_job_of_our_own, tmp_path):
+    """sbatch runs a copy under another name, and Slurm says where it was, of an array once for each task. In the
+    allocation of another script Slurm says where that was."""
+    spool = tmp_path / "slurm_script"
+    shutil.copy(SCRIPTS / caller, spool)
+    place = tmp_path / "place"
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\ncat {place}\n")
+    ours = f"JobId=1\n   Command={SCRIPTS}/{caller} --seed 1\n   WorkDir=/\n"
+    for said, called in ((ours, spool), (2 * ours, spool), ("   Command=/elsewhere/x.sbatch\n", SCRIPTS / caller)):
+        place.write_text(said)
+        done = subprocess.run(
+            ["bash", str(called), "--dry_run"], capture_output=True, text=True, env=in_a_job_of_our_own, timeout=30
+        )
+        assert done.returncode == 0 and "src/gpt2.py" in done.stdout, done.stderr
+
+
 def test_a_job_that_is_cancelled_saves_and_is_not_requeued(in_a_job_of_our_own, tmp_path):
     """Slurm tells the batch script as well as the ranks; it waits for them."""
     ending = f"kill -TERM $PPID; sleep 0.5; echo '{PREEMPTED}' >RUN_PREEMPTED.txt; exit 1"

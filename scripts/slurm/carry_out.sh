@@ -2,11 +2,11 @@
 # Sourced by launch.sh, last: run the check and the step inside the job, pass signals on, judge by the run's marks.
 # It takes from there the arrays check, step and evidence_finish, what the job is, and say, refuse and in_a_shell.
 # shellcheck disable=SC2154
-say "job $job ($job_name), start $((restarts + 1)), on ${SLURM_JOB_NODELIST:-?}: $run_type, $nodes x $ranks ranks by $launcher, in $run_dir"
+say "job $reference ($job_name), start $((restarts + 1)), on ${SLURM_JOB_NODELIST:-?}: $run_type, $nodes x $ranks ranks by $launcher, in $run_dir"
 
 is_cancelled=no
 trap 'is_cancelled=yes' TERM # scancel, a preemption, the time limit: Slurm tells the ranks too
-trap 'scancel --signal=USR1 "$job" || true' USR1 # of --signal=B:USR1@..., which asks this shell alone to tell them
+trap 'scancel --signal=USR1 "$reference" || true' USR1 # of --signal=B:USR1@..., which asks this shell alone to tell them
 wait_for() { # a background process, through signals; its exit code in `code`
     while :; do
         code=0
@@ -63,8 +63,8 @@ if [ -n "$preempted" ] && [ "$preempted" != "$preempted_before" ]; then # an old
         exit 143
     fi
     say "requeue: the next start goes on from there"
-    scontrol requeue "$job" || {
-        say "Slurm does not requeue job $job (--no-requeue?); go on with: RUN_DIR=$run_dir sbatch and the same script and variables"
+    scontrol requeue "$reference" || {
+        say "Slurm does not requeue job $reference (--no-requeue?); go on with: RUN_DIR=$run_dir sbatch and the same script and variables"
         exit 143
     }
     sleep 60 & # Slurm ends this script now

@@ -42,6 +42,9 @@ count() { # NAME VALUE FROM: VALUE, if it is a number from FROM on
 }
 if [ -n "${SLURM_JOB_ID:-}" ]; then
     job=$SLURM_JOB_ID job_name=${SLURM_JOB_NAME:-job} assumed=
+    # the number of an array's last task is the whole array's too, and would end or requeue all of it
+    reference=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID:-$job}_$SLURM_ARRAY_TASK_ID}
+    reference=${reference:-$job}
     nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
     # nodes may differ; what all of them have counts. --gpus-per-node=0 stands, though --exclusive hands out the GPUs too
     cpus=$(tr , '\n' <<<"${SLURM_JOB_CPUS_PER_NODE:-${SLURM_CPUS_ON_NODE:-1}}" | sed 's/(.*//' | sort -n | head -n 1)
@@ -49,7 +52,7 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
     [[ ${SLURM_GPUS_PER_NODE:-} != *0 || ${SLURM_GPUS_PER_NODE##*[:=]} != 0 ]] || gpus=0
 else
     [ $is_dry = yes ] || refuse "there is no Slurm job here: sbatch $script (or bash $script --dry_run, to see what it would do)"
-    job=1 job_name=$(asked_for job-name) nodes=$(asked_for nodes) gpus=$(asked_for gpus-per-node)
+    job=1 reference=1 job_name=$(asked_for job-name) nodes=$(asked_for nodes) gpus=$(asked_for gpus-per-node)
     job_name=${job_name:-job} nodes=${nodes:-1} gpus=${SBATCH_GPUS_PER_NODE:-${gpus:-0}}
     cpus=$(asked_for cpus-per-task)
     cpus=${cpus:-$(env -u OMP_NUM_THREADS nproc)}
@@ -201,7 +204,7 @@ if [ $is_dry = yes ]; then
     in_a_shell mkdir -p "$run_dir"
     in_a_shell "${check[@]}"
     in_a_shell "${step[@]}"
-    echo "# then, where RUN_PREEMPTED.txt is new and nobody cancelled the job: scontrol requeue $job"
+    echo "# then, where RUN_PREEMPTED.txt is new and nobody cancelled the job: scontrol requeue $reference"
     exit 0
 fi
 # shellcheck source=scripts/slurm/carry_out.sh
