@@ -48,8 +48,11 @@ class Plan:
         done = ask(script, *flags, **variables)
         assert done.returncode == 0, done.stderr
         self.said = done.stdout
-        lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith(("#", "launch.sh"))]
+        lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
+        assert {line[0] for line in lines} <= {"cd", "export", "mkdir", "srun", "env"}, "all else is a comment"
         self.check, self.step = [line for line in lines if line[0] == "srun"]
+        self.finish = [line for line in lines if line[0] == "env"]
+        self.made = next(line for line in lines if line[0] == "mkdir")[2:]
         self.exported = dict(word.split("=", 1) for line in lines if line[0] == "export" for word in line[1:])
         self.flags = self.step[self.step.index("src/gpt2.py") + 1 :]
         self.values = parse_command_line(self.flags).values
@@ -145,6 +148,42 @@ def test_what_observes_the_run_goes_where_it_belongs(tmp_path, launcher):
     assert ("--tee=3" in words[:place]) == ("--no-python" in words) == (launcher == "torchrun")
 
 
+TOGGLES = ("NSYS", "NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG")
+# of each toggle: a flag of torchrun, one of the program, a variable, a folder of its own
+GIVES = {
+    "NSYS": (None, "--profile_mode", None, "profiles"),
+    "NCCL_LOGS": (None, None, "NCCL_DEBUG", None),
+    "TORCHRUN_LOGS": ("--tee", None, None, "torchrun"),
+    "DIST_DEBUG": (None, "--log_collectives", "TORCH_DISTRIBUTED_DEBUG", None),
+}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("on", [(), *[(toggle,) for toggle in TOGGLES], ("NCCL_LOGS", "DIST_DEBUG", "NSYS"), TOGGLES])
+def test_launcher_and_evidence_fit_together(tmp_path, launcher, on):
+    """A dry run prints all that a job would export, make and call, and writes nothing."""
+    if launcher == "srun" and "TORCHRUN_LOGS" in on:
+        done = ask("run_2node_8gpu.sbatch", LAUNCHER="srun", NSYS_BIN="true", **dict.fromkeys(on, "1"))
+        assert done.returncode == 2 and "TORCHRUN_LOGS=1 is collected by torchrun, and LAUNCHER=srun" in done.stderr
+        return
+    told = {"LAUNCHER": launcher, "RUN_DIR": str(tmp_path / "a run"), "GIT_COMMIT": "abc"}
+    plain = Plan("run_2node_8gpu.sbatch", **told)
+    plan = Plan("run_2node_8gpu.sbatch", **told, NSYS_BIN="true", **{name: str(int(name in on)) for name in TOGGLES})
+    assert list(tmp_path.iterdir()) == []
+    start = str(tmp_path / "a run" / "evidence" / "start_1")
+    for toggle, (of_torchrun, of_program, variable, folder) in GIVES.items():
+        assert of_torchrun is None or (of_torchrun in plan.step) == (toggle in on)
+        assert of_program is None or (of_program in plan.flags) == (toggle in on)
+        assert variable is None or (variable in plan.exported) == (toggle in on)
+        assert folder is None or (f"{start}/{folder}" in plan.made) == (toggle in on)
+    assert (str(SCRIPTS / "rank.sh") in plan.step) == ("NSYS" in on or launcher == "srun")
+    if not on:
+        assert plan.said == plain.said and "EVIDENCE_DIR" not in plan.exported and plan.finish == []
+        return
+    assert plan.exported["EVIDENCE_DIR"] == start and sorted(plan.exported["EVIDENCE_TOGGLES"].split()) == sorted(on)
+    assert plan.made[1] == start and plan.finish[0][-2:] == [start, plan.exported["EVIDENCE_TOGGLES"]]
+
+
 def test_words_are_split_as_a_shell_does_and_nothing_is_carried_out(tmp_path):
     victim = tmp_path / "victim"
     text = f"""--sample_prompt 'two words; $(touch {victim})' --init_from "a'b" --seed 7"""
@@ -164,6 +203,15 @@ def test_the_allocation_decides_nodes_ranks_and_names():
     assert with_gpus.of("nproc-per-node") == "2" and with_gpus.exported["OMP_NUM_THREADS"] == "3"
     declined = Plan("run_2node_8gpu.sbatch", **IN_A_JOB, SLURM_GPUS_ON_NODE="2", SLURM_GPUS_PER_NODE="0")
     assert declined.of("nproc-per-node") == "6", "--exclusive hands out GPUs that --gpus-per-node=0 declined"
+
+
+@pytest.mark.parametrize(("asked", "gpus"), [("a100:4", "4"), ("tesla:2,kepler:1", "3"), ("gpu:h100=8", "8")])
+def test_gpus_may_have_a_type(asked, gpus):
+    assert Plan("run_2node_8gpu.sbatch", SBATCH_GPUS_PER_NODE=asked).of("nproc-per-node") == gpus
+    job = {**IN_A_JOB, "SLURM_GPUS_ON_NODE": "2"}
+    assert Plan("run_2node_8gpu.sbatch", **job, SLURM_GPUS_PER_NODE=asked).of("nproc-per-node") == "2"
+    declined = Plan("run_2node_8gpu.sbatch", **job, SLURM_GPUS_PER_NODE=f"{asked.partition(':')[0]}:0")
+    assert declined.of("nproc-per-node") == "6"
 
 
 def test_a_task_per_rank():
@@ -206,6 +254,7 @@ def test_ranks_that_start_again_do_not_meet_the_addresses_of_the_dead():
         ("train_b64_g2.slurm", {"LAUNCHER": "mpirun"}, r"LAUNCHER=mpirun: give torchrun \(the default\) or srun"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--sample_prompt 'open"}, "a quote is not closed"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--checkpoint_path x"}, "--checkpoint_path x: give RUN_DIR=x"),
+        ("train_b64_g2.slurm", {"SBATCH_GPUS_PER_NODE": "a100"}, "SBATCH_GPUS_PER_NODE=a100: give a number of GPUs"),
         ("train_b64_g2.slurm", {"RUN_TYPE": "baseline"}, "RUN_TYPE=baseline is one process, not 1 x 2"),
         ("run_2node_8gpu.sbatch", {"RUN_TYPE": "dp"}, "RUN_TYPE=dp is one process, not 2 x 1: ask for --nodes=1"),
         ("train_b64_g2.slurm", {"SITE_ENV": "nowhere.env"}, "SITE_ENV=nowhere.env is no file; .*site.env.example"),
