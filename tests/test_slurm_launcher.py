@@ -506,6 +506,40 @@ def test_the_lab_refuses_what_it_does_not_understand(script, flags, words):
     assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
 
 
+def test_the_lab_knows_its_jobs_by_more_than_what_a_shell_of_the_user_has(tmp_path):
+    """A shell in a job of a real cluster has SLURMD_NODENAME, and SLURM_CONF once it talks to the lab."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "slurm.conf").write_text("NodeName=node1 NodeHostname=here\nNodeName=node2 NodeHostname=here\n")
+    (tmp_path / "etc" / "token").write_text("0123abcd\n")
+    base = environment(SLURM_CONF=f"{tmp_path}/etc/slurm.conf")
+    theirs = [{}, {"SLURMD_NODENAME": "gpu017"}, {"SLURMD_NODENAME": "node1"}, {"SLURM_LAB_TOKEN": "0123abcd"}]
+    theirs += [{"SLURMD_NODENAME": "node1", "SLURM_LAB_TOKEN": "0123"}]
+    theirs += [{"SLURMD_NODENAME": "gpu017", "SLURM_LAB_TOKEN": "0123abcd"}]
+    ours = [{"SLURMD_NODENAME": node, "SLURM_LAB_TOKEN": "0123abcd"} for node in ("node1", "node2")]
+    started = [subprocess.Popen(["sleep", "60"], env={**base, **more}) for more in theirs + ours]
+    try:
+        look = f'. "{LAB}/slurm_processes.sh"; of_jobs "$@"; : not the last, which bash would become'
+
+        def found(*words: str, **more: str) -> set[int]:
+            command = ["bash", "-c", look, "look", str(tmp_path), *words]
+            done = subprocess.run(command, capture_output=True, text=True, env=base | more, timeout=30, check=True)
+            return {int(pid) for pid in done.stdout.split()}
+
+        first, second = (process.pid for process in started[-2:])
+        assert found() == {first, second} and found("node2") == {second}
+        mine = subprocess.run(
+            ["bash", "-c", f"{look}; echo $$", "look", str(tmp_path)],
+            capture_output=True, text=True, env={**base, **ours[0]}, timeout=30, check=True,
+        ).stdout.split()  # fmt: skip
+        assert mine.count(mine[-1]) == 1, "it would end who asks"
+        (tmp_path / "etc" / "token").unlink()
+        assert found() == set(), "without a token nothing is known"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def test_a_machine_where_slurm_cannot_be_installed_is_told_why(tmp_path):
     for name in ("bash", "id"):
         (tmp_path / name).symlink_to(shutil.which(name))
