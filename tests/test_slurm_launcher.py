@@ -481,6 +481,31 @@ def test_the_guide_tells_of_every_variable_and_every_script():
         assert caller in guide or re.search(r"_(b\d+_g\d|dp|ddp|single|deepspeed_stage\d)\.", caller), caller
 
 
+def test_the_earlier_projects_commands_of_the_guide_are_understood(tmp_path):
+    """Each as it stands there, with bash and a dry run in place of sbatch."""
+    guide = (REPOSITORY / "docs" / "clusters.md").read_text()
+    section = guide[guide.index("## The earlier projects' commands") :]
+    block = re.search(r"```bash\n(.*?)```", section, re.DOTALL).group(1)
+    block = re.sub(r"\bsbatch (\S+)", r"bash \1 --dry_run", block).replace("/scratch/$USER", str(tmp_path))
+    block = block.replace(
+        "cd scripts/slurm && bash train", "bash scripts/slurm/train"
+    )  # the others are called from the root
+    done = subprocess.run(
+        ["bash", "-euc", block],
+        capture_output=True,
+        text=True,
+        env=environment(NSYS_BIN="true"),
+        cwd=REPOSITORY,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [line for line in done.stdout.splitlines() if line.startswith("srun") and "check_node" not in line]
+    found = [parse_command_line(words[words.index("src/gpt2.py") + 1 :]).values for words in map(shlex.split, steps)]
+    assert [values["run_type"] for values in found] == ["ddp", "ddp", "optimized", "optimized"]
+    assert [(values["max_train_steps"], values["max_val_steps"]) for values in found[2:]] == [(300, 50), (80, 0)]
+    assert "--tee" in steps[3] and "evidence.sh rank" in steps[3] and "evidence.sh" not in steps[2]
+
+
 LAB = REPOSITORY / "scripts" / "lab"
 
 
