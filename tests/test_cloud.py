@@ -209,6 +209,7 @@ def test_the_commands_of_the_task_start_a_run(tmp_path):
         f'#!/bin/bash\nexec {sys.executable} -c "import json, sys; print(json.dumps(sys.argv[1:]))" "$@"\n'
     )
     torchrun.chmod(0o755)
+    assert task["num_nodes"] == 1, "the working folders of several machines are not one, and the run would be refused"
     sky = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}
     variables = {**os.environ, **task["envs"], **sky, "SKYPILOT_NUM_GPUS_PER_NODE": "4", "HOME": str(home)}
     variables["GPT2_EXTRA_ARGS"] = "--seq_length 64"
@@ -222,3 +223,8 @@ def test_the_commands_of_the_task_start_a_run(tmp_path):
     assert launch[launch.index("--master-addr") + 1] == "10.0.0.1" and launch[launch.index("--node-rank") + 1] == "1"
     assert parse_command_line(flags).values["run_type"] == "ddp"
     assert flags[-2:] == ["--seq_length", "64"]
+    assert parse_command_line(flags).values["checkpoint_path"] == "checkpoint/sky_ddp"
+    shared = subprocess.run(
+        ["bash", "-c", task["run"]], capture_output=True, text=True, env=variables | {"RUN_DIR": "/shared/run"}
+    )
+    assert "/shared/run" in json.loads(shared.stdout)

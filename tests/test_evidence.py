@@ -58,7 +58,7 @@ NSYS_PROFILING_SESSION_ID=1 exec "$@"
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's, without what would switch anything on."""
-    foreign = ("NCCL_", "TORCH_", "SLURM_", "EVIDENCE_", "NSYS")
+    foreign = ("NCCL_", "TORCH_", "SLURM", "EVIDENCE_", "NSYS")
     own = {name: value for name, value in os.environ.items() if not name.startswith(foreign) and name not in TOGGLES}
     own |= {"SCRIPT": str(SCRIPT), "PROGRAM": str(PROGRAM), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     return own | variables
@@ -177,6 +177,75 @@ def test_a_dry_run_shows_the_flags_and_writes_nothing(tmp_path, fake_nsys):
     arrays, changed = prepared(tmp_path / "run", **toggles)
     assert all(arrays.values()) and changed["EVIDENCE_DIR"] == str(tmp_path / "run" / "evidence" / "start_1")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_exported_is_told_to_who_prints_it(tmp_path, fake_nsys):
+    """EVIDENCE_VARIABLES holds what was exported, and what a person had set already; EVIDENCE_FOLDERS what was made."""
+    show = 'printf "%s\\n" "${EVIDENCE_VARIABLES[@]}" "" "${EVIDENCE_FOLDERS[@]}"'
+    script = f'. "$SCRIPT"; evidence_prepare "$1"; {show}'
+    toggles = {**dict.fromkeys(TOGGLES, "1"), "NSYS_BIN": str(fake_nsys), "NCCL_DEBUG": "TRACE"}
+    done = subprocess.run(
+        ["bash", "-uc", script, "told", str(tmp_path)], capture_output=True, text=True, env=environment(**toggles)
+    )
+    variables, folders = (part.splitlines() for part in done.stdout.split("\n\n"))
+    _, changed = prepared(tmp_path / "again", **toggles)
+    assert set(changed) <= {word.partition("=")[0] for word in variables} and "NCCL_DEBUG=TRACE" in variables
+    start = tmp_path / "evidence" / "start_1"
+    assert folders == [str(start), str(start / "torchrun"), str(start / "profiles")]
+    assert all(Path(folder).is_dir() for folder in folders)
+
+
+def test_a_plain_start_has_no_profiles_of_an_earlier_one(tmp_path, fake_nsys):
+    """Whoever reads the folder would take it for a profiled run. What somebody else put there stays."""
+    link = tmp_path / "profiles"
+    prepared(tmp_path, NSYS="1", NSYS_BIN=str(fake_nsys))
+    prepare(tmp_path, is_dry="yes")
+    assert link.is_symlink()
+    prepared(tmp_path)
+    assert not link.is_symlink() and (tmp_path / "evidence" / "start_1" / "profiles").is_dir()
+    prepared(tmp_path, NSYS="1", NSYS_BIN=str(fake_nsys))
+    prepared(tmp_path, NCCL_LOGS="1")
+    assert not link.is_symlink()
+    link.symlink_to("/somewhere/else")
+    prepared(tmp_path)
+    assert link.is_symlink()
+
+
+def test_nodes_of_one_host_do_not_take_each_others_names(tmp_path, fake_nsys):
+    for node in ("node1", "node2"):
+        on_node = environment(
+            SLURMD_NODENAME=node,
+            LOCAL_RANK="0",
+            EVIDENCE_DIR=str(tmp_path),
+            NSYS_BIN=str(fake_nsys),
+            PATH="/usr/bin:/bin",
+        )
+        (tmp_path / "profiles").mkdir(exist_ok=True)
+        subprocess.run(["bash", str(SCRIPT), "host", str(tmp_path)], check=True, env=on_node)
+        subprocess.run(["bash", str(SCRIPT), "rank", "true"], check=True, env=on_node)
+    assert sorted(path.stem for path in tmp_path.glob("*.topo")) == ["node1", "node2"]
+    assert len(list((tmp_path / "profiles").glob("nsys_0_node?_attempt_0.nsys-rep"))) == 2
+
+
+def test_a_driver_that_hangs_does_not_hold_the_run_up(tmp_path):
+    """`timeout` is a stand-in that ends at once what it is asked to bound."""
+    for name, does in (("nvidia-smi", "exec sleep 300"), ("timeout", 'echo "$@"; exit 124')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = environment(PATH=f"{tmp_path}:/usr/bin:/bin", SLURMD_NODENAME="n")
+    subprocess.run(["bash", str(SCRIPT), "host", str(tmp_path)], check=True, env=variables, timeout=20)
+    said = (tmp_path / "n.topo").read_text()
+    assert "-k 2 25 nvidia-smi topo -m" in said and "failed on n, or took longer than 25 s" in said
+
+
+def test_the_signal_before_the_time_limit_does_not_end_nsys(tmp_path):
+    """Slurm sends USR1 to every process of the step: nsys would die of it, and take its rank along."""
+    nsys = tmp_path / "nsys"
+    nsys.write_text("#!/bin/bash\nkill -USR1 $$\necho alive\n")
+    nsys.chmod(0o755)
+    variables = environment(LOCAL_RANK="0", EVIDENCE_DIR=str(tmp_path), NSYS_BIN=str(nsys))
+    done = subprocess.run(["bash", str(SCRIPT), "rank", "true"], capture_output=True, text=True, env=variables)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
 
 
 def test_a_missing_tool_is_said_in_the_file(tmp_path):

@@ -89,7 +89,7 @@ def cluster(tmp_path_factory, token_files) -> Iterator[Cluster]:
     directory, output = tmp_path_factory.mktemp("lab") / "cluster", tmp_path_factory.mktemp("jobs")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "OMP_"))}
     up = ["bash", str(LAB / "slurm_up.sh"), "--nodes", "2", "--cpus", "2", "--dir", str(directory)]
-    subprocess.run(up, check=True, env={**kept, "LAB_MINUTES": "15"}, timeout=60)
+    subprocess.run(up, check=True, env={**kept, "LAB_MINUTES": "30"}, timeout=60)
     # the first is what docs/clusters.md tells the users of CPU-only clusters to set once
     settings = {"SBATCH_GPUS_PER_NODE": "0", "SLURM_CONF": f"{directory}/etc/slurm.conf"}
     settings |= {"PYTHON": sys.executable}
@@ -208,6 +208,34 @@ def test_the_commands_of_the_earlier_projects(cluster, tmp_path):
     assert found == {"001": ("ddp", 64, 2), "003": ("ddp", 32, 2), "004": ("optimized", 8, 2)}
 
 
+def test_a_job_with_evidence_is_marked_and_enters_no_comparison(cluster, tmp_path):
+    toggles = ("NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG")
+    told = " ".join(f"{toggle}=1" for toggle in toggles)
+    jobs = {
+        name: cluster.submit(
+            "run_2node_8gpu.sbatch", f"RUN_TYPE=ddp RUN_DIR={tmp_path}/{name} {variables}", "--max_train_steps 8"
+        )
+        for name, variables in (("seen", told), ("plain", ""))
+    }
+    for job in jobs.values():
+        assert cluster.end_of(job, timeout_s=180)["JobState"] == "COMPLETED", cluster.said(job)
+    seen, plain = (read_metrics(tmp_path / name / "training_metrics.json") for name in jobs)
+    assert (seen["status"], seen["hardware"]["world_size"], seen["hardware"]["num_nodes"]) == ("complete", 4, 2)
+    assert seen["instrumented"] and {f"{toggle}=1" for toggle in toggles} <= set(seen["instruments"])
+    assert not plain["instrumented"] and not (tmp_path / "plain" / "evidence").exists()
+    assert [row["loss"] for row in seen["steps"]] == [row["loss"] for row in plain["steps"]]
+    start = tmp_path / "seen" / "evidence" / "start_1"
+    ranks = [re.match(r"collectives_rank(\d)_", path.name).group(1) for path in start.glob("collectives_rank*.jsonl")]
+    assert sorted(ranks) == ["0", "1", "2", "3"]
+    assert {path.parent.name for path in (start / "torchrun").rglob("stdout.log")} == {"0", "1"}
+    assert len(list((start / "torchrun").rglob("stdout.log"))) == 4, "of two ranks on each of two nodes"
+    topology = (start / "topo.txt").read_text()
+    assert "== node1: nvidia-smi" in topology and "== node2: nvidia-smi" in topology
+    compare = [sys.executable, str(REPOSITORY / "scripts" / "compare_runs.py"), str(tmp_path / "seen")]
+    done = subprocess.run([*compare, "--against", str(tmp_path / "plain")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "has no run that counts: it is instrumented (" in done.stderr, done.stderr
+
+
 def test_nodes_that_are_not_ready_are_named(cluster, tmp_path):
     job = cluster.submit("run_2node_8gpu.sbatch", f"RUN_DIR={tmp_path}/run", "--train_data_path nowhere.bin")
     assert cluster.end_of(job)["JobState"] == "FAILED"
@@ -232,7 +260,10 @@ def test_a_node_that_dies_ends_the_job_with_the_reason(cluster, tmp_path):
 
 
 def test_the_lab_touches_nothing_that_it_did_not_start(cluster, tmp_path):
-    bystander = subprocess.Popen(["sleep", "60"], env=cluster.variables)  # talks to the lab, belongs to nobody's job
+    """Bystanders that talk to the lab and belong to none of its jobs: in no job, in one of a real cluster, and there on
+    a node with the name of one of the lab's. Last, since a node of the lab ends."""
+    places = ({}, {"SLURMD_NODENAME": "gpu017"}, {"SLURMD_NODENAME": "node1"})
+    bystanders = [subprocess.Popen(["sleep", "60"], env={**cluster.variables, **place}) for place in places]
     try:
         down = ["bash", str(LAB / "slurm_down.sh"), "--dir"]
         refused = subprocess.run([*down, str(tmp_path)], capture_output=True, text=True)
@@ -240,12 +271,38 @@ def test_the_lab_touches_nothing_that_it_did_not_start(cluster, tmp_path):
         forged = tmp_path / "forged"  # the number is right, the time at which it started is not
         forged.mkdir()
         forged.joinpath("lab").write_text("")
-        forged.joinpath("processes").write_text(f"{bystander.pid} 1 slurmctld\n")
+        forged.joinpath("processes").write_text(f"{bystanders[0].pid} 1 slurmctld\n")
         assert subprocess.run([*down, str(forged)]).returncode == 0 and not forged.exists()
         again = ["bash", str(LAB / "slurm_up.sh"), "--dir", str(cluster.directory)]
         refused = subprocess.run(again, capture_output=True, text=True)
         assert refused.returncode == 2 and "is not empty" in refused.stderr
-        assert bystander.poll() is None
+        job = cluster.call(
+            "sbatch", "--parsable", "--nodelist=node1", f"--output={cluster.output}/%j.out", "--wrap=sleep 60"
+        )
+        deadline_s = time.monotonic() + 60
+        while not (steps := sleepers_of(job)):
+            assert time.monotonic() < deadline_s, "the job never began"
+            time.sleep(0.1)
+        cluster.call(*down, str(cluster.directory), "--node", "node1")
+        deadline_s = time.monotonic() + 10
+        while any(step.joinpath("cmdline").exists() for step in steps):
+            assert time.monotonic() < deadline_s, "its own job is still there"
+            time.sleep(0.1)
+        assert [bystander.poll() for bystander in bystanders] == [None] * len(places)
     finally:
-        bystander.kill()
-        bystander.wait()
+        for bystander in bystanders:
+            bystander.kill()
+            bystander.wait()
+
+
+def sleepers_of(job: str) -> list[Path]:
+    """The processes `sleep` of a job of the lab."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = process.joinpath("environ").read_bytes().split(b"\0")
+            if f"SLURM_JOB_ID={job}".encode() in words and process.joinpath("comm").read_text() == "sleep\n":
+                found.append(process)
+        except OSError:
+            continue
+    return found

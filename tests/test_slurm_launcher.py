@@ -26,7 +26,7 @@ IN_A_JOB = {
     "SLURM_JOB_CPUS_PER_NODE": "8(x2),6", "SLURM_JOB_NODELIST": "n[1-3]", "MASTER_ADDR": "n1",
 }  # fmt: skip
 RULED_OUT = re.compile(
-    "SLURM_|SBATCH_|RUN_|NSYS|NCCL_|MASTER_|OMP_NUM|GPT2_|GRAD_|MICRO_|RANKS_|LAUNCHER|PYTHON$|SITE_"
+    "SLURM|SBATCH_|RUN_|NSYS|EVIDENCE_|NCCL_|MASTER_|OMP_NUM|GPT2_|GRAD_|MICRO_|RANKS_|LAUNCHER|PYTHON$|SITE_"
 )
 
 
@@ -48,8 +48,11 @@ class Plan:
         done = ask(script, *flags, **variables)
         assert done.returncode == 0, done.stderr
         self.said = done.stdout
-        lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith(("#", "launch.sh"))]
+        lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
+        assert {line[0] for line in lines} <= {"cd", "export", "mkdir", "srun", "env"}, "all else is a comment"
         self.check, self.step = [line for line in lines if line[0] == "srun"]
+        self.finish = [line for line in lines if line[0] == "env"]
+        self.made = next(line for line in lines if line[0] == "mkdir")[2:]
         self.exported = dict(word.split("=", 1) for line in lines if line[0] == "export" for word in line[1:])
         self.flags = self.step[self.step.index("src/gpt2.py") + 1 :]
         self.values = parse_command_line(self.flags).values
@@ -145,6 +148,42 @@ def test_what_observes_the_run_goes_where_it_belongs(tmp_path, launcher):
     assert ("--tee=3" in words[:place]) == ("--no-python" in words) == (launcher == "torchrun")
 
 
+TOGGLES = ("NSYS", "NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG")
+# of each toggle: a flag of torchrun, one of the program, a variable, a folder of its own
+GIVES = {
+    "NSYS": (None, "--profile_mode", None, "profiles"),
+    "NCCL_LOGS": (None, None, "NCCL_DEBUG", None),
+    "TORCHRUN_LOGS": ("--tee", None, None, "torchrun"),
+    "DIST_DEBUG": (None, "--log_collectives", "TORCH_DISTRIBUTED_DEBUG", None),
+}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("on", [(), *[(toggle,) for toggle in TOGGLES], ("NCCL_LOGS", "DIST_DEBUG", "NSYS"), TOGGLES])
+def test_launcher_and_evidence_fit_together(tmp_path, launcher, on):
+    """A dry run prints all that a job would export, make and call, and writes nothing."""
+    if launcher == "srun" and "TORCHRUN_LOGS" in on:
+        done = ask("run_2node_8gpu.sbatch", LAUNCHER="srun", NSYS_BIN="true", **dict.fromkeys(on, "1"))
+        assert done.returncode == 2 and "TORCHRUN_LOGS=1 is collected by torchrun, and LAUNCHER=srun" in done.stderr
+        return
+    told = {"LAUNCHER": launcher, "RUN_DIR": str(tmp_path / "a run"), "GIT_COMMIT": "abc"}
+    plain = Plan("run_2node_8gpu.sbatch", **told)
+    plan = Plan("run_2node_8gpu.sbatch", **told, NSYS_BIN="true", **{name: str(int(name in on)) for name in TOGGLES})
+    assert list(tmp_path.iterdir()) == []
+    start = str(tmp_path / "a run" / "evidence" / "start_1")
+    for toggle, (of_torchrun, of_program, variable, folder) in GIVES.items():
+        assert of_torchrun is None or (of_torchrun in plan.step) == (toggle in on)
+        assert of_program is None or (of_program in plan.flags) == (toggle in on)
+        assert variable is None or (variable in plan.exported) == (toggle in on)
+        assert folder is None or (f"{start}/{folder}" in plan.made) == (toggle in on)
+    assert (str(SCRIPTS / "rank.sh") in plan.step) == ("NSYS" in on or launcher == "srun")
+    if not on:
+        assert plan.said == plain.said and "EVIDENCE_DIR" not in plan.exported and plan.finish == []
+        return
+    assert plan.exported["EVIDENCE_DIR"] == start and sorted(plan.exported["EVIDENCE_TOGGLES"].split()) == sorted(on)
+    assert plan.made[1] == start and plan.finish[0][-2:] == [start, plan.exported["EVIDENCE_TOGGLES"]]
+
+
 def test_words_are_split_as_a_shell_does_and_nothing_is_carried_out(tmp_path):
     victim = tmp_path / "victim"
     text = f"""--sample_prompt 'two words; $(touch {victim})' --init_from "a'b" --seed 7"""
@@ -164,6 +203,15 @@ def test_the_allocation_decides_nodes_ranks_and_names():
     assert with_gpus.of("nproc-per-node") == "2" and with_gpus.exported["OMP_NUM_THREADS"] == "3"
     declined = Plan("run_2node_8gpu.sbatch", **IN_A_JOB, SLURM_GPUS_ON_NODE="2", SLURM_GPUS_PER_NODE="0")
     assert declined.of("nproc-per-node") == "6", "--exclusive hands out GPUs that --gpus-per-node=0 declined"
+
+
+@pytest.mark.parametrize(("asked", "gpus"), [("a100:4", "4"), ("tesla:2,kepler:1", "3"), ("gpu:h100=8", "8")])
+def test_gpus_may_have_a_type(asked, gpus):
+    assert Plan("run_2node_8gpu.sbatch", SBATCH_GPUS_PER_NODE=asked).of("nproc-per-node") == gpus
+    job = {**IN_A_JOB, "SLURM_GPUS_ON_NODE": "2"}
+    assert Plan("run_2node_8gpu.sbatch", **job, SLURM_GPUS_PER_NODE=asked).of("nproc-per-node") == "2"
+    declined = Plan("run_2node_8gpu.sbatch", **job, SLURM_GPUS_PER_NODE=f"{asked.partition(':')[0]}:0")
+    assert declined.of("nproc-per-node") == "6"
 
 
 def test_a_task_per_rank():
@@ -206,6 +254,7 @@ def test_ranks_that_start_again_do_not_meet_the_addresses_of_the_dead():
         ("train_b64_g2.slurm", {"LAUNCHER": "mpirun"}, r"LAUNCHER=mpirun: give torchrun \(the default\) or srun"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--sample_prompt 'open"}, "a quote is not closed"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--checkpoint_path x"}, "--checkpoint_path x: give RUN_DIR=x"),
+        ("train_b64_g2.slurm", {"SBATCH_GPUS_PER_NODE": "a100"}, "SBATCH_GPUS_PER_NODE=a100: give a number of GPUs"),
         ("train_b64_g2.slurm", {"RUN_TYPE": "baseline"}, "RUN_TYPE=baseline is one process, not 1 x 2"),
         ("run_2node_8gpu.sbatch", {"RUN_TYPE": "dp"}, "RUN_TYPE=dp is one process, not 2 x 1: ask for --nodes=1"),
         ("train_b64_g2.slurm", {"SITE_ENV": "nowhere.env"}, "SITE_ENV=nowhere.env is no file; .*site.env.example"),
@@ -276,6 +325,39 @@ def test_marks_decide_and_not_the_exit_code_of_srun(in_a_job_of_our_own, tmp_pat
     assert done.returncode == 1 and "rank 1 is dead" in done.stdout
 
 
+def test_an_old_mark_makes_no_success_of_a_start_that_was_refused(in_a_job_of_our_own, tmp_path):
+    """The program refuses a folder that holds a run, and leaves it as it is."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "RUN_COMPLETE.txt").write_text("done\n")
+    done = in_the_step(in_a_job_of_our_own, tmp_path, "exit 2")
+    assert done.returncode == 1 and "left no new mark" in done.stdout and "complete: " not in done.stdout
+    assert in_the_step(in_a_job_of_our_own, tmp_path, "exit 0").returncode == 0
+    done = in_the_step(in_a_job_of_our_own, tmp_path, "rm RUN_COMPLETE.txt; echo done >RUN_COMPLETE.txt; exit 2")
+    assert done.returncode == 0, "a mark of this start counts, though it says the same"
+
+
+def test_reading_the_evidence_takes_no_time_from_the_requeue_and_little_from_the_rest(in_a_job_of_our_own, tmp_path):
+    nsys = tmp_path / "bin" / "nsys"
+    nsys.write_text(f"#!/bin/sh\necho nsys $1 >>{tmp_path}/called\nexec sleep 60\n")
+    nsys.chmod(0o755)
+    variables = {**in_a_job_of_our_own, "NSYS": "1", "NCCL_LOGS": "1", "EVIDENCE_SECONDS": "1"}
+    report = 'touch "$EVIDENCE_DIR/profiles/one.nsys-rep"'
+    how = (
+        r"evidence is not read; do it with: (env PYTHON=\S+ bash \S+/evidence.sh finish \S+/start_\d NCCL_LOGS\\ NSYS)"
+    )
+    preempted = {**variables, "STAND_IN_CODE": "1"}
+    done = in_the_step(preempted, tmp_path, f"{report}; echo '{PREEMPTED}' >RUN_PREEMPTED.txt; exit 1")
+    assert done.returncode == 143 and (tmp_path / "called").read_text() == "scontrol requeue 123456\n"
+    later = re.search(how, done.stdout).group(1)
+    done = in_the_step(variables, tmp_path, f"{report}; rm RUN_PREEMPTED.txt; echo rank 1 is dead >RUN_FAILED.txt")
+    assert done.returncode == 1 and "rank 1 is dead" in done.stdout and re.search(how, done.stdout)
+    assert "was ended after EVIDENCE_SECONDS=1" in done.stdout and (tmp_path / "called").read_text().count("nsys") == 1
+    nsys.write_text("#!/bin/sh\necho stats of $2\n")
+    subprocess.run(["bash", "-c", later], check=True, env=environment(PATH=variables["PATH"]), timeout=60)
+    stats = tmp_path / "run" / "evidence" / "start_1" / "profiles" / "nsys_stats_one.txt"
+    assert stats.read_text() == f"stats of {stats.parent}/one.nsys-rep\n"
+
+
 def test_a_preempted_run_is_requeued_an_old_mark_is_not(in_a_job_of_our_own, tmp_path):
     quick = {
         **in_a_job_of_our_own,
@@ -290,6 +372,39 @@ def test_a_preempted_run_is_requeued_an_old_mark_is_not(in_a_job_of_our_own, tmp
     assert done.returncode == 1 and not (tmp_path / "called").exists(), "it would be started again for ever"
     done = in_the_step({**quick, "MAX_REQUEUES": "4"}, tmp_path, f"echo '{PREEMPTED} again' >RUN_PREEMPTED.txt")
     assert done.returncode == 143 and "MAX_REQUEUES is 4" in done.stdout and not (tmp_path / "called").exists()
+
+
+ARRAY_TASK = {"SLURM_ARRAY_JOB_ID": "123456", "SLURM_ARRAY_TASK_ID": "7"}
+
+
+def test_a_task_of_an_array_requeues_and_signals_itself_alone(in_a_job_of_our_own, tmp_path):
+    """The number of one task of an array is the number of the whole array too."""
+    variables = {**in_a_job_of_our_own, **ARRAY_TASK, "STAND_IN_CODE": "1"}
+    (tmp_path / "bin" / "scancel").symlink_to(tmp_path / "bin" / "scontrol")
+    (tmp_path / "bin" / "scontrol").write_text(
+        (tmp_path / "bin" / "scontrol").read_text().replace("echo scontrol", "echo $0")
+    )
+    ending = f"kill -USR1 $PPID; sleep 0.5; echo '{PREEMPTED}' >RUN_PREEMPTED.txt; exit 1"
+    assert in_the_step(variables, tmp_path, ending).returncode == 143
+    called = [line.rpartition("/")[2] for line in (tmp_path / "called").read_text().splitlines()]
+    assert called == ["scancel --signal=USR1 123456_7", "scontrol requeue 123456_7"]
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_a_caller_finds_its_launcher_wherever_a_copy_of_it_runs(caller, in_a_job_of_our_own, tmp_path):
+    """sbatch runs a copy under another name, and Slurm says where it was, of an array once for each task. In the
+    allocation of another script Slurm says where that was."""
+    spool = tmp_path / "slurm_script"
+    shutil.copy(SCRIPTS / caller, spool)
+    place = tmp_path / "place"
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\ncat {place}\n")
+    ours = f"JobId=1\n   Command={SCRIPTS}/{caller} --seed 1\n   WorkDir=/\n"
+    for said, called in ((ours, spool), (2 * ours, spool), ("   Command=/elsewhere/x.sbatch\n", SCRIPTS / caller)):
+        place.write_text(said)
+        done = subprocess.run(
+            ["bash", str(called), "--dry_run"], capture_output=True, text=True, env=in_a_job_of_our_own, timeout=30
+        )
+        assert done.returncode == 0 and "src/gpt2.py" in done.stdout, done.stderr
 
 
 def test_a_job_that_is_cancelled_saves_and_is_not_requeued(in_a_job_of_our_own, tmp_path):
@@ -366,6 +481,31 @@ def test_the_guide_tells_of_every_variable_and_every_script():
         assert caller in guide or re.search(r"_(b\d+_g\d|dp|ddp|single|deepspeed_stage\d)\.", caller), caller
 
 
+def test_the_earlier_projects_commands_of_the_guide_are_understood(tmp_path):
+    """Each as it stands there, with bash and a dry run in place of sbatch."""
+    guide = (REPOSITORY / "docs" / "clusters.md").read_text()
+    section = guide[guide.index("## The earlier projects' commands") :]
+    block = re.search(r"```bash\n(.*?)```", section, re.DOTALL).group(1)
+    block = re.sub(r"\bsbatch (\S+)", r"bash \1 --dry_run", block).replace("/scratch/$USER", str(tmp_path))
+    block = block.replace(
+        "cd scripts/slurm && bash train", "bash scripts/slurm/train"
+    )  # the others are called from the root
+    done = subprocess.run(
+        ["bash", "-euc", block],
+        capture_output=True,
+        text=True,
+        env=environment(NSYS_BIN="true"),
+        cwd=REPOSITORY,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [line for line in done.stdout.splitlines() if line.startswith("srun") and "check_node" not in line]
+    found = [parse_command_line(words[words.index("src/gpt2.py") + 1 :]).values for words in map(shlex.split, steps)]
+    assert [values["run_type"] for values in found] == ["ddp", "ddp", "optimized", "optimized"]
+    assert [(values["max_train_steps"], values["max_val_steps"]) for values in found[2:]] == [(300, 50), (80, 0)]
+    assert "--tee" in steps[3] and "evidence.sh rank" in steps[3] and "evidence.sh" not in steps[2]
+
+
 LAB = REPOSITORY / "scripts" / "lab"
 
 
@@ -389,6 +529,40 @@ def test_the_lab_refuses_what_it_does_not_understand(script, flags, words):
         ["bash", str(LAB / script), *flags], capture_output=True, text=True, env=variables, timeout=30
     )
     assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
+
+
+def test_the_lab_knows_its_jobs_by_more_than_what_a_shell_of_the_user_has(tmp_path):
+    """A shell in a job of a real cluster has SLURMD_NODENAME, and SLURM_CONF once it talks to the lab."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "slurm.conf").write_text("NodeName=node1 NodeHostname=here\nNodeName=node2 NodeHostname=here\n")
+    (tmp_path / "etc" / "token").write_text("0123abcd\n")
+    base = environment(SLURM_CONF=f"{tmp_path}/etc/slurm.conf")
+    theirs = [{}, {"SLURMD_NODENAME": "gpu017"}, {"SLURMD_NODENAME": "node1"}, {"SLURM_LAB_TOKEN": "0123abcd"}]
+    theirs += [{"SLURMD_NODENAME": "node1", "SLURM_LAB_TOKEN": "0123"}]
+    theirs += [{"SLURMD_NODENAME": "gpu017", "SLURM_LAB_TOKEN": "0123abcd"}]
+    ours = [{"SLURMD_NODENAME": node, "SLURM_LAB_TOKEN": "0123abcd"} for node in ("node1", "node2")]
+    started = [subprocess.Popen(["sleep", "60"], env={**base, **more}) for more in theirs + ours]
+    try:
+        look = f'. "{LAB}/slurm_processes.sh"; of_jobs "$@"; : not the last, which bash would become'
+
+        def found(*words: str, **more: str) -> set[int]:
+            command = ["bash", "-c", look, "look", str(tmp_path), *words]
+            done = subprocess.run(command, capture_output=True, text=True, env=base | more, timeout=30, check=True)
+            return {int(pid) for pid in done.stdout.split()}
+
+        first, second = (process.pid for process in started[-2:])
+        assert found() == {first, second} and found("node2") == {second}
+        mine = subprocess.run(
+            ["bash", "-c", f"{look}; echo $$", "look", str(tmp_path)],
+            capture_output=True, text=True, env={**base, **ours[0]}, timeout=30, check=True,
+        ).stdout.split()  # fmt: skip
+        assert mine.count(mine[-1]) == 1, "it would end who asks"
+        (tmp_path / "etc" / "token").unlink()
+        assert found() == set(), "without a token nothing is known"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_a_machine_where_slurm_cannot_be_installed_is_told_why(tmp_path):

@@ -4,6 +4,7 @@
 #   bash scripts/lab/slurm_down.sh --dir DIR                 (or SLURM_LAB_DIR)
 #   bash scripts/lab/slurm_down.sh --dir DIR --node node2    node2 alone, at once, as if it had lost its power
 set -euo pipefail
+[ -z "${SLURM_LAB_TOKEN:-}" ] || exec env -u SLURM_LAB_TOKEN bash "$0" "$@" # called in a job of the lab: not one of its processes
 # shellcheck source=scripts/lab/slurm_processes.sh
 . "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/slurm_processes.sh"
 

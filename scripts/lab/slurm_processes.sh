@@ -24,13 +24,29 @@ noted() { # DIR [NAME]: the processes that were noted and still run, one number 
     done <"$1/processes"
 }
 
+ancestors() { # of this process, with itself: whoever asks for the end of a lab must live to see it
+    local pid=$$ stat
+    while [ "$pid" -gt 0 ]; do
+        echo "$pid"
+        { read -r stat <"/proc/$pid/stat"; } 2>/dev/null || break
+        stat=${stat##*) }
+        # shellcheck disable=SC2086
+        set -- $stat
+        pid=$2
+    done
+}
+
 of_jobs() { # DIR [NODE]: slurmstepd's and what they started, here or on NODE alone
-    local found pid name
-    # A shell of the user that only talks to the lab has its SLURM_CONF too, but is on no node. What ends meanwhile is no error.
-    for found in $(grep -slzxF "SLURM_CONF=$1/etc/slurm.conf" /proc/[0-9]*/environ || true); do
+    local found pid name token own
+    token=$(cat "$1/etc/token" 2>/dev/null) || true
+    own=" $(ancestors | tr '\n' ' ')"
+    # SLURM_CONF is the lab's in a user's shell too, and SLURMD_NODENAME is set in any job of a real cluster, which may be where
+    # that shell runs. The token is in the lab's own jobs alone. What ends meanwhile is no error.
+    for found in $([ -z "$token" ] || grep -slzxF "SLURM_LAB_TOKEN=$token" /proc/[0-9]*/environ || true); do
         name=$(grep -szoP '^SLURMD_NODENAME=\K.*' "$found" | tr -d '\0') || true
         pid=${found#/proc/} pid=${pid%/environ}
-        if [ -n "$name" ] && [ "${2:-$name}" = "$name" ] && [ -n "$(start_time "$pid")" ]; then echo "$pid"; fi
+        if [[ $own = *" $pid "* ]] || ! grep -q "^NodeName=${name:-none} " "$1/etc/slurm.conf"; then continue; fi
+        if [ "${2:-$name}" = "$name" ] && [ -n "$(start_time "$pid")" ]; then echo "$pid"; fi
     done
     # slurmstepd writes its title over its environment; where it is and what it has open tell whose it is
     for found in $(grep -slx slurmstepd /proc/[0-9]*/comm || true); do

@@ -115,6 +115,7 @@ SlurmdTimeout=15
 KillWait=30
 MessageTimeout=30
 MailProg=/bin/true
+TaskProlog=$dir/etc/task_prolog
 CONFIGURATION
     [ -z "$gres" ] || echo "GresTypes=gpu"
     for ((node = 1; node <= nodes; node++)); do
@@ -125,6 +126,11 @@ CONFIGURATION
 } >"$dir/etc/slurm.conf"
 [ -z "$gres" ] || { echo "AutoDetect=off" && cat "$dir/etc/gres.list" && rm "$dir/etc/gres.list"; } >"$dir/etc/gres.conf"
 echo "CgroupPlugin=autodetect" >"$dir/etc/cgroup.conf"
+# Slurm gives jobs the environment of who submitted them; what its prolog prints comes on top, in each process of theirs alone
+token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+printf '%s\n' "$token" >"$dir/etc/token"
+printf '#!/bin/sh\necho export SLURM_LAB_TOKEN=%s\n' "$token" >"$dir/etc/task_prolog"
+chmod 755 "$dir/etc" "$dir/etc/task_prolog"
 (umask 077 && head -c 128 /dev/urandom >"$dir/munge/munge.key")
 
 trap 'echo "slurm_up.sh: the cluster did not come up; its logs were:" >&2; tail -n 5 "$dir"/log/* >&2 || true

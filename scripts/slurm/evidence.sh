@@ -10,6 +10,7 @@
 # NCCL_LOGS=1, TORCHRUN_LOGS=1, DIST_DEBUG=1, NSYS=1: each is 0 unless it is set. With all of them 0 nothing is exported,
 # no file is written and the three arrays are empty: the run is a plain one. With any of them the run is marked as
 # instrumented, because EVIDENCE_TOGGLES names it (src/testbed/instruments.py).
+# EVIDENCE_VARIABLES and EVIDENCE_FOLDERS tell what was exported and made, so that a dry run can show it.
 # The prefix may stand before every rank, or before the first of each node alone: it does nothing on the others.
 # Every start has a folder of its own, RUN_DIR/evidence/start_K: logs of two starts in one folder would be read as one.
 
@@ -17,13 +18,15 @@ _EVIDENCE_SCRIPT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/$(basename "${BAS
 EVIDENCE_TORCHRUN_FLAGS=()
 EVIDENCE_RANK_PREFIX=()
 EVIDENCE_GPT2_FLAGS=()
+EVIDENCE_VARIABLES=()
+EVIDENCE_FOLDERS=()
 
 # evidence_prepare RUN_DIR: make the folder of this start, export what the toggles ask for, fill the three arrays.
 # With is_dry=yes in the calling shell it writes nothing, and exports and fills in the same.
 # Returns 2 where a variable is wrong or nsys is missing, 1 where the folder cannot be written.
 evidence_prepare() {
     local run_dir=${1:?evidence_prepare needs the folder of the run} name toggles=()
-    EVIDENCE_TORCHRUN_FLAGS=() EVIDENCE_RANK_PREFIX=() EVIDENCE_GPT2_FLAGS=()
+    EVIDENCE_TORCHRUN_FLAGS=() EVIDENCE_RANK_PREFIX=() EVIDENCE_GPT2_FLAGS=() EVIDENCE_VARIABLES=() EVIDENCE_FOLDERS=()
     unset EVIDENCE_DIR EVIDENCE_TOGGLES # of an earlier call, or of the job that submitted this one
     for name in NCCL_LOGS TORCHRUN_LOGS DIST_DEBUG NSYS; do
         case ${!name:-0} in
@@ -35,6 +38,7 @@ evidence_prepare() {
             ;;
         esac
     done
+    [ "${NSYS:-0}" = 1 ] || _evidence_forget_profiles "$run_dir"
     [ "${#toggles[@]}" -gt 0 ] || return 0
     if [ "${NSYS:-0}" = 1 ] && ! command -v "${NSYS_BIN:-nsys}" >/dev/null; then
         echo "evidence.sh: error: NSYS=1 needs Nsight Systems, and ${NSYS_BIN:-nsys} is not on PATH; load its module," \
@@ -42,7 +46,8 @@ evidence_prepare() {
         return 2
     fi
     _evidence_make_folder "$run_dir" || return
-    export EVIDENCE_DIR EVIDENCE_TOGGLES="${toggles[*]}"
+    EVIDENCE_FOLDERS+=("$EVIDENCE_DIR")
+    _evidence_export EVIDENCE_DIR="$EVIDENCE_DIR" EVIDENCE_TOGGLES="${toggles[*]}"
     if ! _evidence_is_dry; then
         _evidence_note_start "$run_dir"
         _evidence_topology
@@ -51,7 +56,24 @@ evidence_prepare() {
     [ "${TORCHRUN_LOGS:-0}" = 0 ] || _evidence_torchrun_logs
     [ "${DIST_DEBUG:-0}" = 0 ] || _evidence_dist_debug
     [ "${NSYS:-0}" = 0 ] || _evidence_nsys "$run_dir"
-    echo "evidence.sh: ${toggles[*]} into $EVIDENCE_DIR; the run is marked as instrumented"
+    echo "evidence.sh: ${toggles[*]} into $EVIDENCE_DIR; the run is marked as instrumented" >&2 # stdout is a dry run's commands
+}
+
+_evidence_export() { # NAME=VALUE...
+    # shellcheck disable=SC2163  # each word has its name in it
+    export "$@"
+    EVIDENCE_VARIABLES+=("$@")
+}
+
+_evidence_folder() { # FOLDER
+    _evidence_is_dry || mkdir "$1"
+    EVIDENCE_FOLDERS+=("$1")
+}
+
+# The link that an earlier start with NSYS=1 left: it says of whoever reads the folder that this start was profiled.
+_evidence_forget_profiles() {
+    _evidence_is_dry || [[ ! -L $1/profiles || ! $(readlink "$1/profiles") =~ ^evidence/start_[0-9]+/profiles$ ]] ||
+        rm "$1/profiles"
 }
 
 _evidence_is_dry() { [ "${is_dry:-no}" = yes ]; }
@@ -99,7 +121,8 @@ _evidence_topology() {
     local hosts=$EVIDENCE_DIR/hosts kind
     mkdir "$hosts"
     if [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ] && [ -z "${SLURM_STEP_ID:-}" ]; then
-        srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash "$_EVIDENCE_SCRIPT" host "$hosts" ||
+        timeout -k 5 60 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
+            --ntasks-per-node=1 bash "$_EVIDENCE_SCRIPT" host "$hosts" </dev/null ||
             echo "evidence.sh: srun did not reach every node: topo.txt and ibstat.txt lack some" >&2
     else
         bash "$_EVIDENCE_SCRIPT" host "$hosts"
@@ -114,31 +137,30 @@ _evidence_topology() {
 # every collective of every rank, is left out; TUNING writes one on the communicator's first rank, and names the algorithm.
 _evidence_nccl_logs() {
     case ${NCCL_DEBUG:-} in
-    INFO | TRACE) ;;
-    *) export NCCL_DEBUG=INFO ;;
+    INFO | TRACE) _evidence_export NCCL_DEBUG="$NCCL_DEBUG" ;;
+    *) _evidence_export NCCL_DEBUG=INFO ;;
     esac
-    export NCCL_DEBUG_SUBSYS=${NCCL_DEBUG_SUBSYS:-INIT,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING}
-    export NCCL_DEBUG_FILE=$EVIDENCE_DIR/nccl_rank_%h_%p.log
-    export NCCL_TOPO_DUMP_FILE=$EVIDENCE_DIR/nccl_topo.xml
+    _evidence_export NCCL_DEBUG_SUBSYS="${NCCL_DEBUG_SUBSYS:-INIT,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING}" \
+        NCCL_DEBUG_FILE="$EVIDENCE_DIR/nccl_rank_%h_%p.log" NCCL_TOPO_DUMP_FILE="$EVIDENCE_DIR/nccl_topo.xml"
 }
 
 _evidence_torchrun_logs() {
-    _evidence_is_dry || mkdir "$EVIDENCE_DIR/torchrun"
+    _evidence_folder "$EVIDENCE_DIR/torchrun"
     EVIDENCE_TORCHRUN_FLAGS+=(--log-dir "$EVIDENCE_DIR/torchrun" --redirects 3 --tee 3)
 }
 
 # Never DETAIL: it wraps every process group, and DDP on gloo dies of that (segmentation fault, torch 2.13). INFO logs
 # what DDP was built with. The flight recorder exists in NCCL's process group alone; new and old names of its variables.
 _evidence_dist_debug() {
-    export TORCH_DISTRIBUTED_DEBUG=${TORCH_DISTRIBUTED_DEBUG:-INFO}
+    _evidence_export TORCH_DISTRIBUTED_DEBUG="${TORCH_DISTRIBUTED_DEBUG:-INFO}"
     if [ "$TORCH_DISTRIBUTED_DEBUG" = DETAIL ]; then
         echo "evidence.sh: TORCH_DISTRIBUTED_DEBUG=DETAIL crashes DDP on gloo; INFO, or unset, is safe" >&2
     fi
-    export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=1 # where a rank was when it crashed
+    _evidence_export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1 TORCH_SHOW_CPP_STACKTRACES=1 # where a rank was when it crashed
     local entries=${TORCH_FR_BUFFER_SIZE:-${TORCH_NCCL_TRACE_BUFFER_SIZE:-20000}}
-    export TORCH_FR_BUFFER_SIZE=$entries TORCH_NCCL_TRACE_BUFFER_SIZE=$entries TORCH_NCCL_DUMP_ON_TIMEOUT=1
-    export TORCH_FR_DUMP_TEMP_FILE=$EVIDENCE_DIR/flight_recorder_rank_
-    export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE
+    _evidence_export TORCH_FR_BUFFER_SIZE="$entries" TORCH_NCCL_TRACE_BUFFER_SIZE="$entries" TORCH_NCCL_DUMP_ON_TIMEOUT=1 \
+        TORCH_FR_DUMP_TEMP_FILE="$EVIDENCE_DIR/flight_recorder_rank_" \
+        TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$EVIDENCE_DIR/flight_recorder_rank_"
     EVIDENCE_GPT2_FLAGS+=(--log_collectives)
     _evidence_is_dry || cat >"$EVIDENCE_DIR/flight_recorder.txt" <<'TEXT'
 PyTorch's flight recorder belongs to NCCL's process group: flight_recorder_rank_N appears here when a collective of a run
@@ -150,10 +172,10 @@ TEXT
 _evidence_nsys() {
     EVIDENCE_RANK_PREFIX=(bash "$_EVIDENCE_SCRIPT" rank)
     EVIDENCE_GPT2_FLAGS+=(--profile_mode)
+    _evidence_folder "$EVIDENCE_DIR/profiles"
     if _evidence_is_dry; then
         return
     fi
-    mkdir "$EVIDENCE_DIR/profiles"
     # where parse_nsys_stats.py looks: the profiles of the newest start, and of no other
     if [ -L "$1/profiles" ] || [ ! -e "$1/profiles" ]; then
         ln -sfn "evidence/$(basename "$EVIDENCE_DIR")/profiles" "$1/profiles"
@@ -187,10 +209,12 @@ evidence_finish() {
     return 0
 }
 
+_evidence_node() { echo "${SLURMD_NODENAME:-$(hostname)}"; } # several of Slurm's nodes may be one host
+
 # host FOLDER, on each node: how its devices and its network cards are connected, or which tool is missing.
 _evidence_host() {
     local host
-    host=$(hostname)
+    host=$(_evidence_node)
     _evidence_say "$host" nvidia-smi topo -m >"$1/$host.topo"
     _evidence_say "$host" ibstat >"$1/$host.ibstat"
 }
@@ -201,8 +225,8 @@ _evidence_say() {
     echo "== $host: $*"
     if ! command -v "$1" >/dev/null; then
         echo "$1 is not installed on $host: nothing is known here"
-    elif ! "$@" 2>&1; then
-        echo "$* failed on $host"
+    elif ! timeout -k 2 25 "$@" 2>&1 </dev/null; then # a driver that hangs must not hold the run up
+        echo "$* failed on $host, or took longer than 25 s"
     fi
     echo
 }
@@ -215,12 +239,15 @@ _evidence_rank() {
     local options=(
         --trace="${NSYS_TRACE:-cuda,nvtx,osrt}" --sample="${NSYS_SAMPLE:-none}" --cpuctxsw="${NSYS_CPUCTXSW:-none}"
         --trace-fork-before-exec=true --force-overwrite="${NSYS_FORCE_OVERWRITE:-true}"
-        --output="$EVIDENCE_DIR/profiles/nsys_${SLURM_JOB_ID:-0}_$(hostname)_attempt_${TORCHELASTIC_RESTART_COUNT:-0}"
+        --output="$EVIDENCE_DIR/profiles/nsys_${SLURM_JOB_ID:-0}_$(_evidence_node)_attempt_${TORCHELASTIC_RESTART_COUNT:-0}"
     )
     # older releases of nsys do not know these, so they are given only where they are asked for
     [ -z "${NSYS_CUDA_EVENT_TRACE:-}" ] || options+=(--cuda-event-trace="$NSYS_CUDA_EVENT_TRACE")
     [ -z "${NSYS_DELAY:-}" ] || options+=(--delay="$NSYS_DELAY")
     [ -z "${NSYS_DURATION:-}" ] || options+=(--duration="$NSYS_DURATION" --kill=none)
+    # Slurm sends the signal before the time limit to every process of the step. nsys would die of it, and its rank with it;
+    # the rank itself takes it again (signal handlers of its own replace what it inherits).
+    trap '' USR1
     exec "${NSYS_BIN:-nsys}" profile "${options[@]}" "$@"
 }
 
@@ -228,6 +255,11 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case ${1:-} in
     host) shift && _evidence_host "$@" ;;
     rank) shift && _evidence_rank "$@" ;;
+    finish) # FOLDER OF A START, "TOGGLE...": evidence_finish in a process of its own, which can be ended, or run later
+        EVIDENCE_DIR=${2:?} NCCL_LOGS=0 NSYS=0
+        for toggle in ${3:-}; do printf -v "$toggle" 1; done
+        evidence_finish
+        ;;
     *)
         echo "evidence.sh is sourced: . scripts/slurm/evidence.sh; evidence_prepare RUN_DIR" >&2
         exit 2

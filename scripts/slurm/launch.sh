@@ -40,17 +40,29 @@ count() { # NAME VALUE FROM: VALUE, if it is a number from FROM on
     if [[ ! $2 =~ ^[0-9]{1,6}$ ]] || [ "$2" -lt "$3" ]; then refuse "$1=$2: give a number from $3 on"; fi
     echo $((10#$2))
 }
+gpus_in() { # NAME VALUE: how many "4", "a100:4" or "a100:2,h100:2" are
+    local part sum=0
+    for part in ${2//,/ }; do
+        [[ ${part##*[:=]} =~ ^[0-9]{1,4}$ ]] || refuse "$1=$2: give a number of GPUs, or one after a type as in a100:4"
+        sum=$((sum + 10#${part##*[:=]}))
+    done
+    echo $sum
+}
 if [ -n "${SLURM_JOB_ID:-}" ]; then
     job=$SLURM_JOB_ID job_name=${SLURM_JOB_NAME:-job} assumed=
+    # the number of an array's last task is the whole array's too, and would end or requeue all of it
+    reference=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID:-$job}_$SLURM_ARRAY_TASK_ID}
+    reference=${reference:-$job}
     nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
     # nodes may differ; what all of them have counts. --gpus-per-node=0 stands, though --exclusive hands out the GPUs too
     cpus=$(tr , '\n' <<<"${SLURM_JOB_CPUS_PER_NODE:-${SLURM_CPUS_ON_NODE:-1}}" | sed 's/(.*//' | sort -n | head -n 1)
     gpus=${SLURM_GPUS_ON_NODE:-0}
-    [[ ${SLURM_GPUS_PER_NODE:-} != *0 || ${SLURM_GPUS_PER_NODE##*[:=]} != 0 ]] || gpus=0
+    [ -z "${SLURM_GPUS_PER_NODE:-}" ] || asked_gpus=$(gpus_in SLURM_GPUS_PER_NODE "$SLURM_GPUS_PER_NODE")
+    [ "${asked_gpus:-1}" != 0 ] || gpus=0
 else
     [ $is_dry = yes ] || refuse "there is no Slurm job here: sbatch $script (or bash $script --dry_run, to see what it would do)"
-    job=1 job_name=$(asked_for job-name) nodes=$(asked_for nodes) gpus=$(asked_for gpus-per-node)
-    job_name=${job_name:-job} nodes=${nodes:-1} gpus=${SBATCH_GPUS_PER_NODE:-${gpus:-0}}
+    job=1 reference=1 job_name=$(asked_for job-name) nodes=$(asked_for nodes) gpus=$(asked_for gpus-per-node)
+    job_name=${job_name:-job} nodes=${nodes:-1} gpus=$(gpus_in SBATCH_GPUS_PER_NODE "${SBATCH_GPUS_PER_NODE:-${gpus:-0}}")
     cpus=$(asked_for cpus-per-task)
     cpus=${cpus:-$(env -u OMP_NUM_THREADS nproc)}
     assumed="outside of a job, so as $(basename "$script") asks: job 1 on $nodes nodes (node1 first) with $gpus GPUs, and $cpus CPUs on each"
@@ -65,6 +77,7 @@ ranks=$(count RANKS_PER_NODE "${RANKS_PER_NODE:-$default_ranks}" 1)
 world=$((nodes * ranks))
 max_restarts=$(count MAX_RESTARTS "${MAX_RESTARTS:-0}" 0)
 max_requeues=$(count MAX_REQUEUES "${MAX_REQUEUES:-50}" 0)
+evidence_seconds=$(count EVIDENCE_SECONDS "${EVIDENCE_SECONDS:-300}" 1)
 launcher=${LAUNCHER:-torchrun}
 [[ $launcher =~ ^(torchrun|srun)$ ]] || refuse "LAUNCHER=$launcher: give torchrun (the default) or srun (a task per rank)"
 [[ $run_type =~ ^(baseline|dp)$ ]] && [ "$world" -gt 1 ] &&
@@ -111,9 +124,12 @@ has_flag overwrite resume eval_only skip_gradient_sync || words=(--resume auto "
 [ -z "${MICRO_BATCH_SIZE_PER_GPU:-}" ] || words=(--micro_batch_size_per_gpu "$MICRO_BATCH_SIZE_PER_GPU" "${words[@]}")
 
 # --- what observes the run, where it is asked for: evidence.sh fills these, and leaves them empty where nothing is asked
-EVIDENCE_TORCHRUN_FLAGS=() EVIDENCE_RANK_PREFIX=() EVIDENCE_GPT2_FLAGS=()
+EVIDENCE_TORCHRUN_FLAGS=() EVIDENCE_RANK_PREFIX=() EVIDENCE_GPT2_FLAGS=() EVIDENCE_VARIABLES=() EVIDENCE_FOLDERS=()
+unset EVIDENCE_DIR EVIDENCE_TOGGLES # of a job that submitted this one
 for toggle in NSYS NCCL_LOGS TORCHRUN_LOGS DIST_DEBUG; do
     [[ ${!toggle:-0} =~ ^[01]$ ]] || refuse "$toggle=${!toggle}: give 1 (on) or 0 (off)"
+    [ "$launcher $toggle ${!toggle:-0}" != "srun TORCHRUN_LOGS 1" ] ||
+        refuse "TORCHRUN_LOGS=1 is collected by torchrun, and LAUNCHER=srun has none: leave one of the two out"
     [ "${!toggle:-0}" = 0 ] || [ -e "$here/evidence.sh" ] || refuse "$toggle=1 needs $here/evidence.sh, which is not there; leave it out"
 done
 prepare_evidence() { # in a dry run too, so that its flags are seen; is_dry=yes then, and it writes nothing
@@ -159,7 +175,7 @@ if [ "$max_restarts" -gt 0 ] && [ "$nodes" -gt 1 ]; then
     variables+=(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) # else ranks that start again may meet the addresses of those that died
 fi
 export "${variables[@]}"
-[ "$ranks" -le "$cpus" ] || say "WARNING: $ranks ranks on each node share $cpus CPUs; ask for more with --cpus-per-task=$ranks, or --exclusive"
+[ "$ranks" -le "$cpus" ] || say "WARNING: $ranks ranks on each node share $cpus CPUs; ask for more with --cpus-per-task=$ranks, or --exclusive" >&2
 
 # --- the commands
 prepare_evidence
@@ -188,16 +204,19 @@ else
     step=("${one_per_node[@]}" "${torchrun[@]}")
 fi
 in_a_shell() { printf '%q ' "$@" | sed 's/ $/\n/'; }
+evidence_finish=() # what reads the evidence when the run has ended
+[ ! -v EVIDENCE_DIR ] || evidence_finish=(env PYTHON="$found_python" bash "$here/evidence.sh" finish "$EVIDENCE_DIR" "$EVIDENCE_TOGGLES")
 
 if [ $is_dry = yes ]; then
     [ -z "$assumed" ] || echo "# $assumed"
     echo "# $run_type: $nodes x $ranks = $world ranks by $launcher, run directory $run_dir"
     in_a_shell cd "$repository"
-    in_a_shell export "${variables[@]}"
-    in_a_shell mkdir -p "$run_dir"
+    in_a_shell export "${variables[@]}" "${EVIDENCE_VARIABLES[@]}"
+    in_a_shell mkdir -p "$run_dir" "${EVIDENCE_FOLDERS[@]}"
     in_a_shell "${check[@]}"
     in_a_shell "${step[@]}"
-    echo "# then, where RUN_PREEMPTED.txt is new and nobody cancelled the job: scontrol requeue $job"
+    [ ${#evidence_finish[@]} -eq 0 ] || in_a_shell "${evidence_finish[@]}"
+    echo "# then, where RUN_PREEMPTED.txt is new and nobody cancelled the job: scontrol requeue $reference"
     exit 0
 fi
 # shellcheck source=scripts/slurm/carry_out.sh
