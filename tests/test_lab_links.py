@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -114,19 +115,37 @@ def packet(destination: int, size: int = 100) -> bytes:
 def test_the_switch_delays_limits_and_keeps_the_order():
     ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     switch = Switch([ours.fileno() for ours, _ in ends], delay_s=0.05, seconds_per_byte=0.0001)
-    started_s = time.monotonic()
     for size in (200, 100):
-        switch.accept(packet(2, size), started_s)
+        switch.accept(packet(2, size), 8.0)
     for foreign in (packet(3), packet(0), bytes([0x60, *[0] * 39])):
-        switch.accept(foreign, started_s)
+        switch.accept(foreign, 8.0)
     assert switch.queued_bytes == 300
-    next_s = switch.deliver()
-    assert 0.05 < next_s <= 0.07, "20 ms for the bytes of the first packet, 50 ms on its way"
-    time.sleep(next_s)
-    assert switch.deliver() <= 0.01, "and 10 ms more for those of the second"
-    time.sleep(0.011)
-    assert switch.deliver() is None and switch.queued_bytes == 0
+    assert switch.deliver(8.0) == pytest.approx(8.07), "20 ms for the bytes of the first packet, 50 ms on its way"
+    assert switch.deliver(8.0699) > 8.0699 and switch.queued_bytes == 300
+    assert switch.deliver(8.0701) == pytest.approx(8.08), "and 10 ms more for those of the second"
+    assert switch.deliver(8.0801) is None and switch.queued_bytes == 0
     assert [len(ends[1][1].recv(9000)) for _ in range(2)] == [200, 100]
+
+
+def test_a_packet_that_its_host_cannot_take_is_lost_and_the_switch_goes_on(monkeypatch):
+    """A device that is down answers EIO."""
+    taken = []
+
+    def write(device: int, data: bytes) -> int:
+        if device == 1:
+            raise OSError(errno.EIO, "down")
+        taken.append(len(data))
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    switch = Switch([1, 2], delay_s=0.0, seconds_per_byte=0.0)
+    for destination in (1, 2):
+        switch.accept(packet(destination), 8.0)
+    assert switch.deliver(8.0) is None and (taken, switch.queued_bytes) == ([100], 0)
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EBADF, "no device")))
+    switch.accept(packet(2), 9.0)
+    with pytest.raises(OSError, match="no device"):
+        switch.deliver(9.0)
 
 
 def example_lab(num_hosts: int = 2):
