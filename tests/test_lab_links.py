@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,16 @@ from conftest import REPOSITORY
 from testbed.lab import links
 from testbed.lab.hosts import command_on, run_on_hosts
 from testbed.lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
-from testbed.lab.links import LabError, Link, Namespace, parse_rate, set_connected, spelled_rate, why_impossible
+from testbed.lab.links import (
+    LabError,
+    Link,
+    Namespace,
+    parse_rate,
+    set_connected,
+    spelled_rate,
+    why_impossible,
+    why_no_switch,
+)
 from testbed.lab.relay import Switch
 
 PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
@@ -29,6 +39,10 @@ def needs_lab(test):
     """Labs are seen by the whole machine, so nothing that makes others may run beside these tests."""
     is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
     return pytest.mark.alone(is_missing(test))
+
+
+NO_SWITCH = pytest.mark.skipif(why_no_switch() is not None, reason=f"no lab with a delay here: {why_no_switch()}")
+NEEDS_PING = pytest.mark.skipif(shutil.which("ping") is None, reason="no ping here: apt-get install iputils-ping")
 
 
 def network(*words: str) -> subprocess.CompletedProcess:
@@ -92,6 +106,24 @@ def test_only_root_makes_a_lab(monkeypatch):
     assert "root only" in why_impossible()
     with pytest.raises(LabError, match="root only"):
         bring_up(2, Link(), 60)
+
+
+@needs_lab
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here: apt-get install util-linux")
+def test_without_the_capability_the_reason_is_the_kernels():
+    """As in a container that was not given it: the tests of labs skip with this instead of failing."""
+    code = "from testbed.lab import links; print(links.why_impossible()); print(links.why_no_switch())"
+    for capability in ("sys_admin", "net_admin"):
+        command = ["setpriv", "--bounding-set", f"-{capability}", sys.executable, "-c", code]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+        said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
+        assert said.stdout.count("Operation not permitted") == 2, (capability, said.stdout)
+
+
+def test_a_tool_that_hangs_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(links, "TOOL_S", 0.1)
+    with pytest.raises(LabError, match="sleep 30 did not end within"):
+        links.run_tool("sleep", "30")
 
 
 def test_what_is_typed_wrong_is_one_sentence():
@@ -182,6 +214,7 @@ def test_launchers_are_told_their_place_and_what_is_typed_wins(tmp_path):
 
 
 @needs_lab
+@NEEDS_PING
 def test_two_hosts_meet_and_leave_nothing(nothing_left):
     with lab(2, Link(), 60) as made:
         assert made.name in known_labs() and len(made.namespaces) == 3
@@ -214,7 +247,10 @@ else:
 
 
 @needs_lab
-@pytest.mark.parametrize("delay_s", [None, 0.0], ids=["bridge", "switch in user space"])
+@pytest.mark.parametrize(
+    "delay_s",
+    [pytest.param(None, id="bridge"), pytest.param(0.0, id="switch in user space", marks=NO_SWITCH)],
+)
 def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path, delay_s):
     said = []
     with lab(2, Link(parse_rate("40mbit"), delay_s), 60) as made:
@@ -227,6 +263,8 @@ def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path, delay_s):
 
 
 @needs_lab
+@NO_SWITCH
+@NEEDS_PING
 def test_the_switch_in_user_space_adds_its_delay_each_way(nothing_left):
     with lab(2, Link(None, 0.0), 60) as at_once, lab(2, Link(None, 0.010), 60) as delayed:
         base_ms = round_trip_ms(at_once)
@@ -269,7 +307,7 @@ def test_a_lab_that_stays_up_is_taken_down_by_name(nothing_left):
 
 @needs_lab
 def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothing_left):
-    with pytest.raises(LabError, match="time of 1 s was over"), lab(2, Link(), 1) as made:
+    with pytest.raises(LabError, match="time of 5 s was over"), lab(2, Link(), 5) as made:
         sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
         assert sleeper.wait(timeout=15) == -signal.SIGTERM
 
@@ -277,16 +315,18 @@ def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothin
 @needs_lab
 def test_who_dies_leaves_no_lab(nothing_left):
     """kill -9: no line of the program runs any more."""
+    others = set(known_labs())
     command = [sys.executable, str(PROGRAM), "run", "--", "sh", "-c", "echo up; sleep 100"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert "up" in process.stdout.readline()
-    (name,) = known_labs()
+    (name,) = set(known_labs()) - others
     process.kill()
     process.wait()
     assert wait_until(lambda: name not in known_labs())
 
 
 @needs_lab
+@NO_SWITCH
 def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
     made = bring_up(2, Link(None, 0.001), 60)
     sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
@@ -296,6 +336,7 @@ def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
 
 
 @needs_lab
+@NEEDS_PING
 def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
     abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
     kill(abandoned.keeper)
