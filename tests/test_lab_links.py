@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from conftest import REPOSITORY
 
-from testbed.lab import links
+from testbed.lab import keeper, links
 from testbed.lab.hosts import command_on, run_on_hosts
 from testbed.lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
 from testbed.lab.links import (
@@ -283,6 +284,54 @@ def test_hosts_have_names_of_their_own_and_the_others_end_with_the_first(nothing
     assert (ends[0].exit_code, ends[0].ended_by_us) == (3, False)
     assert (ends[1].exit_code, ends[1].ended_by_us) == (-signal.SIGTERM, True) and ends[1].seconds < 10
     assert socket.gethostname() not in ("host1", "host2")
+
+
+@needs_lab
+def test_who_is_asked_to_stop_before_the_start_is_not_waited_for(nothing_left, tmp_path):
+    """Asked before the first host, and once the first program was started: it is not in its namespace yet."""
+    for num_started in (0, 1):
+        answers = iter([False] * num_started + [True] * 1000)
+        started_s = time.monotonic()
+        with lab(2, Link(), 60) as made:
+            ends = run_on_hosts(made, ["sleep", "100"], tmp_path, 50, is_stopped=lambda left=answers: next(left))
+        assert time.monotonic() - started_s < 20
+        assert [(end.host, end.exit_code < 0, end.ended_by_us) for end in ends] == [(1, True, True)] * num_started
+
+
+@needs_lab
+def test_a_program_that_never_entered_its_host_is_ended_too(nothing_left, tmp_path, monkeypatch):
+    """The second host is gone; the first one's program is still outside, where nobody inside can be signalled."""
+    slow = tmp_path / "nsenter"
+    slow.write_text("#!/bin/sh\nexec sleep 100\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    started_s = time.monotonic()
+    with lab(2, Link(), 60) as made:
+        subprocess.run(["ip", "netns", "del", made.hosts[1].name], check=True)
+        with pytest.raises(LabError, match="not the namespace that this lab made"):
+            run_on_hosts(made, ["true"], tmp_path, 50)
+        found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "100"]]
+        assert not [process for process in found if process.ppid() == os.getpid()]
+    assert time.monotonic() - started_s < 30
+
+
+def test_each_namespace_is_on_record_as_soon_as_it_is_made(tmp_path, monkeypatch):
+    """A keeper may be killed between two of them; `down` and the next lab must know what it has left."""
+    on_record = []
+
+    def make(name: str) -> Namespace:
+        known = [lab_from(json.loads(path.read_text())) for path in tmp_path.glob("*.json")]
+        on_record.append([namespace.name[-2:] for found in known for namespace in found.namespaces])
+        return Namespace(name, 4, 17)
+
+    monkeypatch.setattr(keeper, "STATE", tmp_path)
+    monkeypatch.setattr(keeper, "make_namespace", make)
+    monkeypatch.setattr(keeper, "join_by_bridge", lambda *_: None)
+    monkeypatch.setattr(Namespace, "open", lambda _: -1)
+    asked = {"hosts": 2, "link": {}, "seconds": 5, "is_attached": True}
+    made = keeper.Keeper(asked)._make()
+    assert on_record == [[], ["-s"], ["-s", "-1"]] and len(made.namespaces) == 3
+    assert lab_from(json.loads((tmp_path / f"{made.name}.json").read_text())) == made
 
 
 @needs_lab

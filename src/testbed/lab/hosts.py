@@ -6,7 +6,9 @@ that a launcher would set for one rank per host. What is typed wins over what is
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.lab.keeper import Lab
-from testbed.lab.links import Namespace, address_of, end_processes_in
+from testbed.lab.links import KILL_WAIT_S, LabError, Namespace, address_of, end_processes_in
 from testbed.launch import Launch
 
 MASTER_PORT = 29500  # every lab has its own network: the port is always free
 POLL_S = 0.1
 PATIENCE_S = 30.0  # the others get so long once the first host has ended: torchrun's would wait 300 s for a dead one
 GRACE_S = 25.0  # between SIGTERM and SIGKILL; gpt2.py gives itself 20 s to save and end
+OUTSIDE_S = 0.5  # for a program that was ended inside its namespace to be seen as ended
 STARTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -102,14 +105,18 @@ def run_on_hosts(
         is_stopped: asked ten times a second whether to end early.
         on_output: gets every line that a host says, while it runs.
 
+    Returns how the program of each host ended that was started: all of them unless `is_stopped` said so before.
+
     Raises:
-        LabError: a host's namespace is gone.
+        LabError: a host's namespace is gone, or its program does not end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running: list[_Running] = []
     started_s = time.perf_counter()
     try:
         for host, namespace in enumerate(lab.hosts, start=1):
+            if is_stopped():
+                break
             running.append(_start(host, namespace, lab, command, folder))
         _wait(running, started_s, timeout_s, is_stopped, on_output, patience_s)
         # asked to end, late, or alone: all of what is inside, for a launcher's ranks are no children of ours
@@ -119,7 +126,7 @@ def run_on_hosts(
         raise
     finally:
         for each in running:
-            each.process.wait()
+            _end_outside(each)
             _follow(each, on_output)
     for each in running:
         if each.end is None:
@@ -146,6 +153,19 @@ def _start(host: int, namespace: Namespace, lab: Lab, command: Sequence[str], fo
     finally:
         os.close(descriptor)
     return _Running(host, process, log)
+
+
+def _end_outside(each: _Running) -> None:
+    """End a program that has not been ended inside its namespace: it had not entered it yet. It leads a session."""
+    try:
+        each.process.wait(OUTSIDE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+        try:
+            each.process.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            raise LabError(f"process {each.process.pid} of host{each.host} does not end") from None
 
 
 def _wait(

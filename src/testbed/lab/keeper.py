@@ -269,16 +269,16 @@ class Keeper:
 
     def _make(self) -> Lab:
         STATE.mkdir(mode=0o700, exist_ok=True)
+        hosts_file = STATE / f"{self.name}.hosts"
+        started_s = psutil.Process().create_time()
         for suffix in ("s", *range(1, self.num_hosts + 1)):
             self.namespaces.append(make_namespace(f"{self.name}-{suffix}"))
             self.held.append(self.namespaces[-1].open())
-        switch, *hosts = self.namespaces
-        hosts_file = STATE / f"{self.name}.hosts"
+            switch, *hosts = self.namespaces
+            made = Lab(self.name, self.link, switch, tuple(hosts), hosts_file, os.getpid(), started_s)
+            write_text(STATE / f"{self.name}.json", made.as_json())  # each at once: a keeper may be killed here, too
         names = [f"{address_of(number)} host{number}" for number in range(1, self.num_hosts + 1)]
         hosts_file.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
-        started_s = psutil.Process().create_time()
-        made = Lab(self.name, self.link, switch, tuple(hosts), hosts_file, os.getpid(), started_s)
-        write_text(STATE / f"{self.name}.json", made.as_json())
         if self.link.delay_s is None:
             join_by_bridge(switch, hosts, self.link)
         else:
