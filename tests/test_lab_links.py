@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -339,9 +340,19 @@ def test_the_program_runs_a_command_on_each_host_and_says_who_failed(nothing_lef
     said = network(
         "run", "--hosts", "3", "--log_dir", str(tmp_path), "--", "sh", "-c", "echo I am $RANK; exit $((RANK == 2))"
     )
-    assert said.returncode == 1 and said.stderr.strip() == "network.py: host3 ended with 1"
+    assert said.returncode == 1 and said.stderr.splitlines()[1:] == ["network.py: host3 ended with 1"]
+    assert re.fullmatch(r"network.py: lab testbed-[0-9a-f]{6}, 3 hosts, unlimited", said.stderr.splitlines()[0])
     assert sorted(said.stdout.splitlines()) == ["[host1] I am 0", "[host2] I am 1", "[host3] I am 2"]
     assert (tmp_path / "host3.log").read_text() == "I am 2\n"
+
+
+@needs_lab
+def test_the_hosts_find_the_python_that_made_the_lab(nothing_left):
+    """Under sudo its folder is in no PATH."""
+    environment = {**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    command = [sys.executable, str(PROGRAM), "run", "--hosts", "1", "--", "sh", "-c", "command -v python"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert said.stdout.strip() == f"[host1] {Path(sys.executable).parent / 'python'}", said.stderr
 
 
 @needs_lab

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,11 @@ def run_on_hosts(
     return [each.end for each in running]
 
 
+def path_with_this_python() -> str:
+    """PATH with the programs beside this Python first: under sudo an environment that is active is not in it."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
 def _start(host: int, namespace: Namespace, lab: Lab, command: Sequence[str], folder: Path) -> _Running:
     words, variables = command_on(host, lab, command, folder)
     log = folder / f"host{host}.log"
@@ -146,7 +152,7 @@ def _start(host: int, namespace: Namespace, lab: Lab, command: Sequence[str], fo
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+                env={**os.environ, "PATH": path_with_this_python(), "PYTHONUNBUFFERED": "1", **variables},
                 pass_fds=[descriptor],
                 start_new_session=True,  # Ctrl-C is for whoever runs the lab
             )
