@@ -112,7 +112,7 @@ def why_impossible() -> str | None:
 
 
 def why_no_switch() -> str | None:
-    """Why the switch in user space cannot be started here, as `why_impossible`."""
+    """Why no lab with a delay can be made here, as `why_impossible`: the switch in user space needs a TUN device."""
     if (reason := why_impossible()) is not None:
         return reason
     words = _refusal("unshare", "--net", "ip", "tuntap", "add", "dev", "t0", "mode", "tun")
