@@ -47,7 +47,7 @@ class Summary:
     exposed_s: float | None
     communication_s: float | None
     idle_s: float | None  # neither computing nor communicating; of a pipeline its bubble, and waiting for transfers
-    covered_s: float | None  # communication less what of it is exposed, step by step, 0 at least
+    covered_s: float | None  # communication less what of it is exposed, step by step, 0 at least; None of a pipeline
     num_profiled: int
     traffic: float | None  # bytes on the bus over those of the gradients' ring all-reduce; None where no trace tells
     # of a ring all-reduce of the gradients at the link's rate, of a pipeline's own traffic; None without a rate
@@ -249,7 +249,10 @@ def summaries(content: Mapping[str, Any]) -> list[Summary]:
                     *median_interval(steps),
                     statistics.median(rates_of(content, arm["name"])),
                     *(_median_of_medians(traced, name) for name in ("exposed_s", "communication_s", "idle_s")),
-                    _median_of_medians([_covered(each) for each in traced], "covered_s"),
+                    # a transfer between a pipeline's stages is no collective: what waits for it counts as idle
+                    None
+                    if arm["strategy"] == "pipeline"
+                    else _median_of_medians([_covered(each) for each in traced], "covered_s"),
                     len(traced),
                     _traffic(traced, arm["hosts"], content["work"]["gradient_bytes"]),
                     bound_of(content, arm),

@@ -114,10 +114,13 @@ def left_out(content: Mapping[str, Any]) -> str:
 
 
 def count(content: Mapping[str, Any]) -> str:
-    """How many verdicts the tables hold."""
+    """How many verdicts the tables hold; empty where there are too few repeats for any."""
+    verdicts_made = sum(each.verdict != NOT_ENOUGH for each in comparisons(content))
+    if not verdicts_made:
+        return ""
     return (
-        f"The tables below hold {len(comparisons(content))} verdicts, each from a 95 % interval of its own. None is "
-        "corrected for their number: of twenty pairs without a difference, one would be expected to show one."
+        f"The tables below hold {verdicts_made} verdicts, each from a 95 % interval of its own. None is corrected for "
+        "their number: of twenty pairs without a difference, one would be expected to show one."
     )
 
 
