@@ -162,7 +162,6 @@ def _names(text: str | None, known: Any, flag: str) -> tuple[str, ...]:
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
     from testbed.drill.work import write_made_up_tokens
-    from testbed.lab.links import why_impossible
     from testbed.lab.study import VOCABULARY, cells_of
     from testbed.sweep import FAILED
     from testbed.sweep_request import Machine, facts_of_machine
@@ -173,7 +172,7 @@ def study(arguments: argparse.Namespace) -> int:
     cells = cells_of(asked)
     if arguments.dry_run:
         return say_plan(asked, cells)
-    if (reason := why_impossible()) is not None:
+    if (reason := why_not_here(cells)) is not None:
         raise ValueError(f"no lab can be made here: {reason}")
     out_dir = Path(asked.folder)
     with Stop() as stop, only_sweep_in(out_dir) as lock:
@@ -193,6 +192,13 @@ def study(arguments: argparse.Namespace) -> int:
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
 
+def why_not_here(cells: list[Cell]) -> str | None:
+    """Why the labs of a plan cannot be made here; None where they can."""
+    from testbed.lab.links import why_impossible, why_no_switch
+
+    return why_no_switch() if any("--delay_ms" in cell.command for cell in cells) else why_impossible()
+
+
 def check(cells: list[Cell]) -> dict:
     """Have gpt2.py's rules checked before anything runs; what a lever changes may differ, all else may not."""
     from testbed.sweep import check_cells
@@ -203,7 +209,6 @@ def check(cells: list[Cell]) -> dict:
 
 
 def say_plan(asked: Asked, cells: list[Cell]) -> int:
-    from testbed.lab.links import why_impossible
     from testbed.lab.study import SEQUENCE, VOCABULARY, arms_of, expected_left
     from testbed.model_shape import MODEL_SIZES
     from testbed.sweep_run import in_words
@@ -217,7 +222,7 @@ def say_plan(asked: Asked, cells: list[Cell]) -> int:
         f"\n# {len(arms_of(asked))} arms: {timed} timed runs and {len(cells) - timed} profiled ones, in interleaved "
         f"rounds: about {in_words(left_s)} on {os.cpu_count()} cores, a guess"
     )
-    if (reason := why_impossible()) is not None:
+    if (reason := why_not_here(cells)) is not None:
         print(f"# not here: {reason}")
     return 0  # fmt: skip
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,10 +18,19 @@ import psutil
 import pytest
 from conftest import REPOSITORY
 
-from testbed.lab import links
+from testbed.lab import keeper, links
 from testbed.lab.hosts import command_on, run_on_hosts
 from testbed.lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
-from testbed.lab.links import LabError, Link, Namespace, parse_rate, set_connected, spelled_rate, why_impossible
+from testbed.lab.links import (
+    LabError,
+    Link,
+    Namespace,
+    parse_rate,
+    set_connected,
+    spelled_rate,
+    why_impossible,
+    why_no_switch,
+)
 from testbed.lab.relay import Switch
 
 PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
@@ -28,6 +41,10 @@ def needs_lab(test):
     """Labs are seen by the whole machine, so nothing that makes others may run beside these tests."""
     is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
     return pytest.mark.alone(is_missing(test))
+
+
+NO_SWITCH = pytest.mark.skipif(why_no_switch() is not None, reason=f"no lab with a delay here: {why_no_switch()}")
+NEEDS_PING = pytest.mark.skipif(shutil.which("ping") is None, reason="no ping here: apt-get install iputils-ping")
 
 
 def network(*words: str) -> subprocess.CompletedProcess:
@@ -93,6 +110,24 @@ def test_only_root_makes_a_lab(monkeypatch):
         bring_up(2, Link(), 60)
 
 
+@needs_lab
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here: apt-get install util-linux")
+def test_without_the_capability_the_reason_is_the_kernels():
+    """As in a container that was not given it: the tests of labs skip with this instead of failing."""
+    code = "from testbed.lab import links; print(links.why_impossible()); print(links.why_no_switch())"
+    for capability in ("sys_admin", "net_admin"):
+        command = ["setpriv", "--bounding-set", f"-{capability}", sys.executable, "-c", code]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+        said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
+        assert said.stdout.count("Operation not permitted") == 2, (capability, said.stdout)
+
+
+def test_a_tool_that_hangs_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(links, "TOOL_S", 0.1)
+    with pytest.raises(LabError, match="sleep 30 did not end within"):
+        links.run_tool("sleep", "30")
+
+
 def test_what_is_typed_wrong_is_one_sentence():
     for words, telling in (
         (["run", "--rate", "5", "--", "true"], "--rate"),
@@ -114,19 +149,37 @@ def packet(destination: int, size: int = 100) -> bytes:
 def test_the_switch_delays_limits_and_keeps_the_order():
     ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     switch = Switch([ours.fileno() for ours, _ in ends], delay_s=0.05, seconds_per_byte=0.0001)
-    started_s = time.monotonic()
     for size in (200, 100):
-        switch.accept(packet(2, size), started_s)
+        switch.accept(packet(2, size), 8.0)
     for foreign in (packet(3), packet(0), bytes([0x60, *[0] * 39])):
-        switch.accept(foreign, started_s)
+        switch.accept(foreign, 8.0)
     assert switch.queued_bytes == 300
-    next_s = switch.deliver()
-    assert 0.05 < next_s <= 0.07, "20 ms for the bytes of the first packet, 50 ms on its way"
-    time.sleep(next_s)
-    assert switch.deliver() <= 0.01, "and 10 ms more for those of the second"
-    time.sleep(0.011)
-    assert switch.deliver() is None and switch.queued_bytes == 0
+    assert switch.deliver(8.0) == pytest.approx(8.07), "20 ms for the bytes of the first packet, 50 ms on its way"
+    assert switch.deliver(8.0699) > 8.0699 and switch.queued_bytes == 300
+    assert switch.deliver(8.0701) == pytest.approx(8.08), "and 10 ms more for those of the second"
+    assert switch.deliver(8.0801) is None and switch.queued_bytes == 0
     assert [len(ends[1][1].recv(9000)) for _ in range(2)] == [200, 100]
+
+
+def test_a_packet_that_its_host_cannot_take_is_lost_and_the_switch_goes_on(monkeypatch):
+    """A device that is down answers EIO."""
+    taken = []
+
+    def write(device: int, data: bytes) -> int:
+        if device == 1:
+            raise OSError(errno.EIO, "down")
+        taken.append(len(data))
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    switch = Switch([1, 2], delay_s=0.0, seconds_per_byte=0.0)
+    for destination in (1, 2):
+        switch.accept(packet(destination), 8.0)
+    assert switch.deliver(8.0) is None and (taken, switch.queued_bytes) == ([100], 0)
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EBADF, "no device")))
+    switch.accept(packet(2), 9.0)
+    with pytest.raises(OSError, match="no device"):
+        switch.deliver(9.0)
 
 
 def example_lab(num_hosts: int = 2):
@@ -163,6 +216,7 @@ def test_launchers_are_told_their_place_and_what_is_typed_wins(tmp_path):
 
 
 @needs_lab
+@NEEDS_PING
 def test_two_hosts_meet_and_leave_nothing(nothing_left):
     with lab(2, Link(), 60) as made:
         assert made.name in known_labs() and len(made.namespaces) == 3
@@ -195,7 +249,10 @@ else:
 
 
 @needs_lab
-@pytest.mark.parametrize("delay_s", [None, 0.0], ids=["bridge", "switch in user space"])
+@pytest.mark.parametrize(
+    "delay_s",
+    [pytest.param(None, id="bridge"), pytest.param(0.0, id="switch in user space", marks=NO_SWITCH)],
+)
 def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path, delay_s):
     said = []
     with lab(2, Link(parse_rate("40mbit"), delay_s), 60) as made:
@@ -208,6 +265,8 @@ def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path, delay_s):
 
 
 @needs_lab
+@NO_SWITCH
+@NEEDS_PING
 def test_the_switch_in_user_space_adds_its_delay_each_way(nothing_left):
     with lab(2, Link(None, 0.0), 60) as at_once, lab(2, Link(None, 0.010), 60) as delayed:
         base_ms = round_trip_ms(at_once)
@@ -229,13 +288,71 @@ def test_hosts_have_names_of_their_own_and_the_others_end_with_the_first(nothing
 
 
 @needs_lab
+def test_who_is_asked_to_stop_before_the_start_is_not_waited_for(nothing_left, tmp_path):
+    """Asked before the first host, and once the first program was started: it is not in its namespace yet."""
+    for num_started in (0, 1):
+        answers = iter([False] * num_started + [True] * 1000)
+        started_s = time.monotonic()
+        with lab(2, Link(), 60) as made:
+            ends = run_on_hosts(made, ["sleep", "100"], tmp_path, 50, is_stopped=lambda left=answers: next(left))
+        assert time.monotonic() - started_s < 20
+        assert [(end.host, end.exit_code < 0, end.ended_by_us) for end in ends] == [(1, True, True)] * num_started
+
+
+@needs_lab
+def test_a_program_that_never_entered_its_host_is_ended_too(nothing_left, tmp_path, monkeypatch):
+    """The second host is gone; the first one's program is still outside, where nobody inside can be signalled."""
+    slow = tmp_path / "nsenter"
+    slow.write_text("#!/bin/sh\nexec sleep 100\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    started_s = time.monotonic()
+    with lab(2, Link(), 60) as made:
+        subprocess.run(["ip", "netns", "del", made.hosts[1].name], check=True)
+        with pytest.raises(LabError, match="not the namespace that this lab made"):
+            run_on_hosts(made, ["true"], tmp_path, 50)
+        found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "100"]]
+        assert not [process for process in found if process.ppid() == os.getpid()]
+    assert time.monotonic() - started_s < 30
+
+
+def test_each_namespace_is_on_record_as_soon_as_it_is_made(tmp_path, monkeypatch):
+    """A keeper may be killed between two of them; `down` and the next lab must know what it has left."""
+    on_record = []
+
+    def make(name: str) -> Namespace:
+        known = [lab_from(json.loads(path.read_text())) for path in tmp_path.glob("*.json")]
+        on_record.append([namespace.name[-2:] for found in known for namespace in found.namespaces])
+        return Namespace(name, 4, 17)
+
+    monkeypatch.setattr(keeper, "STATE", tmp_path)
+    monkeypatch.setattr(keeper, "make_namespace", make)
+    monkeypatch.setattr(keeper, "join_by_bridge", lambda *_: None)
+    monkeypatch.setattr(Namespace, "open", lambda _: -1)
+    asked = {"hosts": 2, "link": {}, "seconds": 5, "is_attached": True}
+    made = keeper.Keeper(asked)._make()
+    assert on_record == [[], ["-s"], ["-s", "-1"]] and len(made.namespaces) == 3
+    assert lab_from(json.loads((tmp_path / f"{made.name}.json").read_text())) == made
+
+
+@needs_lab
 def test_the_program_runs_a_command_on_each_host_and_says_who_failed(nothing_left, tmp_path):
     said = network(
         "run", "--hosts", "3", "--log_dir", str(tmp_path), "--", "sh", "-c", "echo I am $RANK; exit $((RANK == 2))"
     )
-    assert said.returncode == 1 and said.stderr.strip() == "network.py: host3 ended with 1"
+    assert said.returncode == 1 and said.stderr.splitlines()[1:] == ["network.py: host3 ended with 1"]
+    assert re.fullmatch(r"network.py: lab testbed-[0-9a-f]{6}, 3 hosts, unlimited", said.stderr.splitlines()[0])
     assert sorted(said.stdout.splitlines()) == ["[host1] I am 0", "[host2] I am 1", "[host3] I am 2"]
     assert (tmp_path / "host3.log").read_text() == "I am 2\n"
+
+
+@needs_lab
+def test_the_hosts_find_the_python_that_made_the_lab(nothing_left):
+    """Under sudo its folder is in no PATH."""
+    environment = {**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    command = [sys.executable, str(PROGRAM), "run", "--hosts", "1", "--", "sh", "-c", "command -v python"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert said.stdout.strip() == f"[host1] {Path(sys.executable).parent / 'python'}", said.stderr
 
 
 @needs_lab
@@ -250,7 +367,7 @@ def test_a_lab_that_stays_up_is_taken_down_by_name(nothing_left):
 
 @needs_lab
 def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothing_left):
-    with pytest.raises(LabError, match="time of 1 s was over"), lab(2, Link(), 1) as made:
+    with pytest.raises(LabError, match="time of 5 s was over"), lab(2, Link(), 5) as made:
         sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
         assert sleeper.wait(timeout=15) == -signal.SIGTERM
 
@@ -258,16 +375,18 @@ def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothin
 @needs_lab
 def test_who_dies_leaves_no_lab(nothing_left):
     """kill -9: no line of the program runs any more."""
+    others = set(known_labs())
     command = [sys.executable, str(PROGRAM), "run", "--", "sh", "-c", "echo up; sleep 100"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert "up" in process.stdout.readline()
-    (name,) = known_labs()
+    (name,) = set(known_labs()) - others
     process.kill()
     process.wait()
     assert wait_until(lambda: name not in known_labs())
 
 
 @needs_lab
+@NO_SWITCH
 def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
     made = bring_up(2, Link(None, 0.001), 60)
     sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
@@ -277,6 +396,7 @@ def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
 
 
 @needs_lab
+@NEEDS_PING
 def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
     abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
     kill(abandoned.keeper)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -12,11 +13,15 @@ from conftest import REPOSITORY
 
 from testbed.analysis import network
 from testbed.analysis.network import check_study, read_study, results, write_study
+from testbed.analysis.network_bounds import bound_of, share_ready_last
 from testbed.analysis.network_charts import plot_study
-from testbed.analysis.network_tables import NOT_MEASURED, block_of, blocks, filled, verdicts
+from testbed.analysis.network_tables import NOT_MEASURED, block_of, blocks, filled, tables, verdicts
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
+from testbed.distributed import measured_bus_bandwidth
 from testbed.lab.links import why_impossible
 from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED, Arm, Asked, arms_of, cells_of, links_as_records
+from testbed.model import GPT2
+from testbed.model_shape import ModelShape
 
 PROGRAM = REPOSITORY / "scripts" / "network_study.py"
 PAGE = REPOSITORY / "docs" / "network.md"
@@ -175,9 +180,85 @@ def test_arms_are_compared_to_what_differs_in_one_thing():
     assert sum(f": {FASTER} (" in sentence for sentence in said) == 8 and not any(SLOWER in word for word in said)
 
 
+def rows_of(table: str) -> list[dict[str, str]]:
+    """The lines of a Markdown table by the names of its columns."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+
+
+def with_arms(*added: tuple[str, str, int, str, float]) -> dict:
+    """The made-up study with more arms, each (part, strategy, hosts, link, seconds of a step)."""
+    content = made_up()
+    of_ddp = [run for run in content["runs"] if run["arm"] == "ddp_2hosts_100mbit"]
+    for part, strategy, hosts, link, step_s in added:
+        arm = Arm(part, strategy, hosts, link)
+        content["arms"].append(arm.as_record())
+        for run in copy.deepcopy(of_ddp):
+            times = [9.0, *[step_s * (1 + 0.002 * run["repeat"])] * 3]
+            content["runs"].append({**run, "arm": arm.name, "step_times_s": times})
+    return content
+
+
+def test_what_is_exposed_covered_and_idle_is_told_of_every_strategy():
+    content = with_arms(("strategies", "pipeline", 2, "100mbit", 0.2))
+    for run in content["runs"]:
+        if run["traced"] and run["arm"] in ("pipeline_2hosts_100mbit", "allreduce_2hosts_100mbit"):
+            run["traced"].update(exposed_s=[0.03] * 3, communication_s=[0.05, 0.02, 0.07], idle_s=[0.011] * 3)
+    told = {(row["strategy"], row["link"]): row for row in rows_of(tables(content)["strategies"].split("Against")[0])}
+    columns = ("profiled runs", "exposed communication (ms)", "covered (ms)", "idle (ms)")
+    assert [told["allreduce", "100 Mbit/s"][name] for name in columns] == ["1", "30.0", "20.0", "11.0"]
+    assert [told["pipeline", "100 Mbit/s"][name] for name in columns] == ["1", "30.0", "", "11.0"], "transfers are idle"
+    assert [told["ddp", "100 Mbit/s"][name] for name in columns] == ["1", "50.0", "50.0", "0.0"]
+    row = told["ddp", "100 Mbit/s"]
+    assert row["tokens/s over the reference link, over these"].startswith("3.00x [")
+    assert row["reference"] == f"the reference is {FASTER} (unlimited)"
+
+
+def test_bounds_and_the_ceiling_of_overlap_follow_from_the_shapes():
+    """A pipeline: 384 rows of the embedding (300 padded) and 1,000 tokens, 128 numbers each, at 12.5 MB/s."""
+    content = with_arms(("strategies", "pipeline", 2, "100mbit", 0.2), ("strategies", "fsdp", 4, "100mbit", 0.5))
+    of_name = {arm["name"]: bound_of(content, arm) for arm in content["arms"]}
+    assert of_name["pipeline_2hosts_100mbit"] == pytest.approx((384 + 1000) * 128 * 4 / 12.5e6)
+    assert of_name["fsdp_4hosts_100mbit"] == pytest.approx(1.5 * 2e6 / 12.5e6)
+    assert of_name["ddp_2hosts_unlimited"] is None
+    model = GPT2(ModelShape(4, 4, 128, vocab_size=300, max_position_embeddings=128))
+    last = sum(each.numel() for each in (model.wte.weight[:300], model.wpe.weight))
+    whole = sum(each.numel() for each in model.parameters()) - model.wte.weight[300:].numel()
+    assert share_ready_last(content["work"]) == pytest.approx(last / whole)
+    assert f"at most {1 - last / whole:.0%} can overlap" in tables(content)["overlap"]
+
+
+def test_strategies_stand_against_ddp_and_what_was_left_out_is_said():
+    content = with_arms(("strategies", "fsdp", 2, "100mbit", 0.6), ("strategies", "ddp", 4, "100mbit", 0.6))
+    (row,) = rows_of(tables(content)["strategies"].split("Against ddp over the same link:")[1])
+    assert (row["hosts"], row["link"], row["strategy"]) == ("2", "100 Mbit/s", "fsdp")
+    assert row["tokens/s over those of ddp"].startswith("0.50x [") and row["verdict: the strategy is"] == SLOWER
+    said = tables(content)["what was measured"]
+    # 3 strategies over 4 links: on 2 hosts 7 of 12 cells are there, on 4 hosts one
+    assert "are 16 cells" in said and "on 4 hosts only over 100 Mbit/s ddp." in said
+    assert f"hold {len(results(content)['comparisons'])} verdicts" in said and "None is corrected" in said
+
+
+def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
+    content = made_up()
+    assert "not comparable" not in tables(content)["levers"]
+    for run in content["runs"]:
+        if run["arm"].startswith("ddp_buckets_of_1_MiB"):
+            run.update(tokens_per_step=4000, last_loss=8.25)
+    row = next(row for row in rows_of(tables(content)["levers"]) if row["ddp with"] == "buckets of 1 MiB")
+    assert (row["last loss"], row["last loss of plain ddp"]) == ("8.25000", "8.50000")
+    assert "not comparable where a step takes another number of tokens (buckets of 1 MiB)" in tables(content)["levers"]
+
+
+def test_the_best_of_as_many_all_reduces_as_the_table_says():
+    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == network.BEST_OF
+    assert f"best of {network.BEST_OF} (ms)" in tables(made_up())["all-reduce"]
+
+
 def test_few_repeats_make_no_claim():
     assert {row["verdict"] for row in compared(made_up(repeats=2)).values()} == {NOT_ENOUGH}
     assert all("not enough repeats" in sentence for sentence in verdicts(made_up(repeats=2)))
+    assert "corrected" not in tables(made_up(repeats=2))["what was measured"]
 
 
 def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):

@@ -139,6 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(scratch) if arguments.log_dir is None else arguments.log_dir
         # the hosts end first, with time to say why; the lab's own limit is behind it
         with lab(arguments.hosts, link, arguments.seconds + 60) as made:
+            print(f"network.py: lab {made.name}, {len(made.hosts)} hosts, {made.link}", file=sys.stderr, flush=True)
             ends = run_on_hosts(
                 made, arguments.command, folder, arguments.seconds, lambda: stop.signal_number is not None, show,
                 arguments.patience_s,

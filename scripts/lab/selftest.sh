@@ -21,9 +21,7 @@ clean_up() {
 }
 trap clean_up EXIT
 
-[ "$(id -u)" -eq 0 ] || fail "namespaces are made by root only; run it with sudo, or in a container of your own"
-namespaces_before=$(ip netns list | sort)
-links_before=$(ip -o link | sed 's/:.*@/@/')
+[ "$(id -u)" -eq 0 ] || fail "namespaces are made by root only; run it with sudo env PATH=\"\$PATH\", or in a container of your own"
 
 say "token files, and $STEPS steps of nano in one process"
 python - "$scratch" <<'PYTHON'
@@ -46,6 +44,8 @@ python scripts/lab/network.py run --hosts 2 --rate 1gbit -- \
     python -m torch.distributed.run --nproc-per-node 1 src/gpt2.py --run_type ddp "${work[@]}" \
     --checkpoint_path "$scratch/ddp" >"$scratch/ddp.log" 2>&1 ||
     { cat "$scratch/ddp.log"; fail "two hosts ended with an error"; }
+lab=$(sed -n 's/^network.py: lab \(testbed-[0-9a-f]*\).*/\1/p' "$scratch/ddp.log")
+[ -n "$lab" ] || fail "network.py did not say which lab it made"
 
 python - "$scratch" <<'PYTHON' || fail "two hosts do not train as one process does"
 import json
@@ -71,17 +71,24 @@ else
         { cat "$scratch/slurm_up.log"; fail "no Slurm cluster"; }
     export SLURM_CONF=$scratch/slurm/etc/slurm.conf
     job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --output="$scratch/job.log" --wrap 'srun hostname')
+    state=unknown # an answer that does not come is no answer: the job may still run
     for _ in $(seq 300); do
-        [ -n "$(squeue -h -j "$job" 2>/dev/null)" ] || break
+        state=$(scontrol --oneliner show job "$job" 2>/dev/null | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p') || state=unknown
+        case $state in COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL) break ;; esac
         sleep 0.1
     done
-    [ "$(wc -l <"$scratch/job.log")" -eq 2 ] || { cat "$scratch/job.log"; fail "job $job did not run on two nodes"; }
+    if [ "$state" != COMPLETED ] || [ "$(grep -c . "$scratch/job.log")" != 2 ]; then
+        cat "$scratch/job.log" || true
+        fail "job $job did not run on two nodes, its state is $state"
+    fi
     say "job $job ran on two nodes"
     bash scripts/lab/slurm_down.sh --dir "$scratch/slurm" >"$scratch/slurm_down.log" 2>&1 ||
         { cat "$scratch/slurm_down.log"; fail "Slurm did not go"; }
     slurm_is_up=no
 fi
 
-[ "$(ip netns list | sort)" = "$namespaces_before" ] || fail "namespaces are left: $(ip netns list | tr '\n' ' ')"
-[ "$(ip -o link | sed 's/:.*@/@/')" = "$links_before" ] || fail "the machine's own network has changed"
+# By the names of the lab that was made here: others may come and go meanwhile. Its links were born inside.
+left=$(ip netns list | awk -v lab="$lab" 'index($1, lab "-") == 1 { print $1 }')
+[ -z "$left" ] || fail "namespaces are left: $left"
+[ -z "$(ls "/run/testbed-lab/$lab".* 2>/dev/null)" ] || fail "the lab $lab is still on record"
 say "nothing is left; all of it took $((SECONDS - started)) s"

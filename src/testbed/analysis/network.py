@@ -4,8 +4,8 @@ One number per run, its tokens/s over the measured steps. Whether two arms diffe
 communication comes from profiled runs of their own, which enter no time: of the rank that waits least in each step,
 since what another one waits beyond that is for a slower rank, not for the network.
 
-The bound is that of a ring all-reduce of the gradients, 2 (N - 1) / N x bytes / bandwidth. The bytes are those of the
-model's parameters in fp32; no strategy must move exactly these, and what ZeRO and FSDP move more shows against it.
+The bound is that of a ring all-reduce of the gradients (network_bounds.py). The bytes are those of the model's
+parameters in fp32; no strategy must move exactly these, and what ZeRO and FSDP move more shows against it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.analysis.network_bounds import BYTES_PER_NUMBER, bound_of, bound_s
 from testbed.analysis.statistics import compare, median_interval
 from testbed.atomic_file import write_text
 from testbed.json_file import read_json
@@ -29,7 +30,7 @@ from testbed.metrics_file import read_metrics
 from testbed.run_directory import now_utc
 
 STUDY_FILE, SCHEMA_VERSION = "network_study.json", "1.0"
-BYTES_PER_GRADIENT = 4
+BEST_OF = 5
 ONE_BUCKET, SMALL_BUCKETS = "buckets of 200 MiB", "buckets of 1 MiB"
 
 
@@ -45,10 +46,11 @@ class Summary:
     median_tokens_per_s: float
     exposed_s: float | None
     communication_s: float | None
-    idle_s: float | None  # of a pipeline: its bubble and its transfers, which the trace does not tell apart
+    idle_s: float | None  # neither computing nor communicating; of a pipeline its bubble, and waiting for transfers
+    covered_s: float | None  # communication less what of it is exposed, step by step, 0 at least; None of a pipeline
     num_profiled: int
     traffic: float | None  # bytes on the bus over those of the gradients' ring all-reduce; None where no trace tells
-    # of a ring all-reduce of the gradients at the link's rate; None without a rate, and where gradients stay at home
+    # of a ring all-reduce of the gradients at the link's rate, of a pipeline's own traffic; None without a rate
     bound_s: float | None
 
 
@@ -70,7 +72,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The gradients' all-reduce with nothing beside it, measured at the end of profiled runs: best of several each."""
+    """The gradients' all-reduce with nothing beside it, measured at the end of profiled runs: best of BEST_OF each,
+    as distributed.measured_bus_bandwidth keeps it."""
 
     hosts: int
     link: str
@@ -116,7 +119,7 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
         "hardware": {name: first["hardware"][name] for name in ("cpu_name", "cpu_cores_visible", "backend")},
         "work": {
             **{name: config[name] for name in names},
-            "gradient_bytes": BYTES_PER_GRADIENT * config["num_parameters"],
+            "gradient_bytes": BYTES_PER_NUMBER * config["num_parameters"],
             "steps": len(first["steps"]),
             "warmup_steps": sum(step["is_warmup"] for step in first["steps"]),
         },
@@ -232,12 +235,6 @@ def steps_of(content: Mapping[str, Any], arm: str) -> list[float]:
     return [statistics.median(run["step_times_s"][warmup:]) for run in runs]
 
 
-def bound_s(content: Mapping[str, Any], hosts: int, link: str) -> float | None:
-    """Seconds of a ring all-reduce of the gradients at the rate of the link."""
-    rate = next(each for each in content["links"] if each["name"] == link)["rate_bit_per_s"]
-    return None if rate is None else 2 * (hosts - 1) / hosts * content["work"]["gradient_bytes"] / (rate / 8)
-
-
 def summaries(content: Mapping[str, Any]) -> list[Summary]:
     """Of each arm that has a timed run, in the order of the plan."""
     found = []
@@ -252,9 +249,13 @@ def summaries(content: Mapping[str, Any]) -> list[Summary]:
                     *median_interval(steps),
                     statistics.median(rates_of(content, arm["name"])),
                     *(_median_of_medians(traced, name) for name in ("exposed_s", "communication_s", "idle_s")),
+                    # a transfer between a pipeline's stages is no collective: what waits for it counts as idle
+                    None
+                    if arm["strategy"] == "pipeline"
+                    else _median_of_medians([_covered(each) for each in traced], "covered_s"),
                     len(traced),
                     _traffic(traced, arm["hosts"], content["work"]["gradient_bytes"]),
-                    None if arm["strategy"] == "pipeline" else bound_s(content, arm["hosts"], arm["link"]),
+                    bound_of(content, arm),
                 )
             )
     return found
@@ -264,8 +265,23 @@ def _traced_runs(content: Mapping[str, Any], arm: str) -> list[dict[str, Any]]:
     return [run["traced"] for run in content["runs"] if run["arm"] == arm and run["traced"] is not None]
 
 
+def _covered(traced: Mapping[str, Any]) -> dict[str, list[float]]:
+    pairs = zip(traced["communication_s"], traced["exposed_s"], strict=True)
+    return {"covered_s": [max(0.0, communication_s - exposed_s) for communication_s, exposed_s in pairs]}
+
+
 def _median_of_medians(traced: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return statistics.median(float(np.median(each[name])) for each in traced) if traced else None
+
+
+def tokens_of(content: Mapping[str, Any], arm: str) -> int:
+    """Tokens of one step of an arm that has runs."""
+    return next(run["tokens_per_step"] for run in content["runs"] if run["arm"] == arm)
+
+
+def last_loss_of(content: Mapping[str, Any], arm: str) -> float:
+    """Median over the timed runs of an arm, which all trained alike."""
+    return statistics.median(run["last_loss"] for run in content["runs"] if (run["arm"], run["kind"]) == (arm, "timed"))
 
 
 def _traffic(traced: Sequence[Mapping[str, Any]], hosts: int, gradient_bytes: int) -> float | None:
@@ -366,11 +382,10 @@ def pictures(content: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Arms]
         "hosts": ("A step on more hosts", [arm for arm in plain if arm["hosts"] > 2]),
     }
     # a step of another number of tokens is another quantity, and only the table has it
-    tokens = {run["arm"]: run["tokens_per_step"] for run in content["runs"]}
     levers = [arm for arm in arms if arm["lever"] is not None]
     places = {(arm["hosts"], arm["link"]) for arm in levers}
     beside = [a for a in plain if a["strategy"] in ("allreduce", "ddp") and (a["hosts"], a["link"]) in places]
-    usual = {tokens[arm["name"]] for arm in beside}
-    levers = [arm for arm in levers if tokens[arm["name"]] in usual]
+    usual = {tokens_of(content, arm["name"]) for arm in beside}
+    levers = [arm for arm in levers if tokens_of(content, arm["name"]) in usual]
     groups["levers"] = ("What helps DDP over a slow link", [*beside, *levers] if levers else [])
     return {name: (title, panels(of)) for name, (title, of) in groups.items() if of}

@@ -11,16 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.chart_style import COLOURS, DPI, LABEL_CHARACTERS, STYLE, figure_with_footer, rows_on, wrapped
-from testbed.analysis.network import bound_s, pictures, steps_of, summaries
+from testbed.analysis.network import pictures, steps_of, summaries
+from testbed.analysis.network_bounds import bound_s
 from testbed.analysis.network_tables import what_was_measured
 from testbed.analysis.repeats_chart import MEANING_OF_MARKS, Bar, draw_bars
 from testbed.atomic_file import replacing
 
 EXPOSED = (
-    "Exposed: communication not covered by computing, in profiled runs of their own; of the rank that waits least. "
-    "Idle, of a pipeline: its bubble and its transfers."
+    "Exposed: communication not covered by computing; idle: neither of the two, of a pipeline its bubble. In profiled "
+    "runs of their own, of the rank that waits least."
 )
-BOUND = "Dashed: a ring all-reduce of the gradients in fp32 at the rate of the link."
+BOUND = (
+    "Dashed: a ring all-reduce of the gradients in fp32 at the rate of the link. A pipeline has a bound of its own: "
+    "activations, and the gradient of the tied embedding."
+)
 MANY = "More hosts than 2 share the cores of this machine: compare them with each other, not with 2."
 
 
@@ -58,10 +62,8 @@ def _panel(
     bars = []
     for arm in rows:
         summary = found[arm["name"]]
-        is_pipeline = arm["strategy"] == "pipeline"
-        waiting_s = summary.idle_s if is_pipeline else summary.exposed_s
-        waits = "idle" if is_pipeline else "exposed"
-        exposed = "" if waiting_s is None else f", {1000 * waiting_s:,.0f} {waits}"
+        waits = [(summary.exposed_s, "exposed"), (summary.idle_s, "idle")]
+        exposed = "".join(f", {1000 * seconds:,.0f} {name}" for seconds, name in waits if seconds is not None)
         times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
         text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
         bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["title"]], text))

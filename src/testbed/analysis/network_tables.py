@@ -8,14 +8,18 @@ from typing import Any
 
 from testbed.analysis.chart_style import rate
 from testbed.analysis.network import (
+    BEST_OF,
     Comparison,
     Summary,
     all_reduces,
     comparisons,
     largest_loss_difference,
+    last_loss_of,
     pictures,
     summaries,
+    tokens_of,
 )
+from testbed.analysis.network_bounds import share_ready_last
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 
 NOT_MEASURED = (
@@ -30,8 +34,8 @@ _BLOCK = (
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """Markdown by the name of its place in the page."""
     return {
-        "what was measured": what_was_measured(content),
-        "strategies": strategies_table(content),
+        "what was measured": "\n".join(filter(None, [what_was_measured(content), left_out(content), count(content)])),
+        "strategies": f"{strategies_table(content)}\n\nAgainst ddp over the same link:\n\n{against_ddp_table(content)}",
         "all-reduce": all_reduce_table(content),
         "overlap": overlap_table(content),
         "levers": levers_table(content),
@@ -87,33 +91,89 @@ def what_was_measured(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def left_out(content: Mapping[str, Any]) -> str:
+    """Which cells of strategies x hosts x links nobody asked for; empty where there is none."""
+    plain = [arm for arm in content["arms"] if arm["lever"] is None]
+    titles, said, missing = _titles(content), [], 0
+    strategies, links = ({arm[name] for arm in plain} for name in ("strategy", "link"))
+    for hosts in sorted({arm["hosts"] for arm in plain}):
+        here = [arm for arm in plain if arm["hosts"] == hosts]
+        if len(here) < len(strategies) * len(links):
+            missing += len(strategies) * len(links) - len(here)
+            over = [
+                f"over {titles[link]} {', '.join(arm['title'] for arm in here if arm['link'] == link)}"
+                for link in titles
+                if any(arm["link"] == link for arm in here)
+            ]
+            said.append(f"on {hosts} hosts only {'; '.join(over)}")
+    return (
+        f"Left out of strategies x hosts x links are {missing} cells: measured is {', and '.join(said)}."
+        if said
+        else ""
+    )
+
+
+def count(content: Mapping[str, Any]) -> str:
+    """How many verdicts the tables hold; empty where there are too few repeats for any."""
+    verdicts_made = sum(each.verdict != NOT_ENOUGH for each in comparisons(content))
+    if not verdicts_made:
+        return ""
+    return (
+        f"The tables below hold {verdicts_made} verdicts, each from a 95 % interval of its own. None is corrected for "
+        "their number: of twenty pairs without a difference, one would be expected to show one."
+    )
+
+
 def strategies_table(content: Mapping[str, Any]) -> str:
     """A row per strategy, hosts and link; against the same strategy over the link's reference."""
     arms, titles = _arms(content), _titles(content)
     against = {each.slower: each for each in comparisons(content) if each.question == "link"}
     lines = [
-        "| hosts | link | strategy | n | step (ms) | tokens/s | exposed communication (ms) | bound of the gradients "
-        "(ms) | traffic | times as long as over the reference |",
-        "|---:|---|---|---:|---:|---:|---:|---:|---:|---|",
+        "| hosts | link | strategy | n | step (ms) | tokens/s | profiled runs | exposed communication (ms) | covered "
+        "(ms) | idle (ms) | bound (ms) | traffic | tokens/s over the reference link, over these | reference |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     for summary in summaries(content):
         arm = arms[summary.arm]
         if arm["lever"] is None:
             told = against.get(summary.arm)
-            reference = "" if told is None else f"{_ratio(told)} ({titles[arms[told.faster]['link']]})"
+            reference = (
+                ("", "")
+                if told is None
+                else (_ratio(told), f"{_reference(told)} ({titles[arms[told.faster]['link']]})")
+            )
             place = (arm["hosts"], titles[arm["link"]], arm["title"], summary.num_runs, _step(summary))
             traffic = "" if summary.traffic is None else f"{summary.traffic:.2f}"
-            exposed = f"idle {_ms(summary.idle_s)}" if arm["strategy"] == "pipeline" else _ms(summary.exposed_s)
-            times = (exposed, _ms(summary.bound_s), traffic, reference)
+            waits = (summary.num_profiled, _ms(summary.exposed_s), _ms(summary.covered_s), _ms(summary.idle_s))
+            times = (*waits, _ms(summary.bound_s), traffic, *reference)
             lines.append(_line(*place, rate(summary.median_tokens_per_s), *times))
     return "\n".join(lines)
+
+
+def _reference(told: Comparison) -> str:
+    """The verdict on the link that a link is compared to."""
+    return told.verdict if told.verdict in (NO_DIFFERENCE, NOT_ENOUGH) else f"the reference is {told.verdict}"
+
+
+def against_ddp_table(content: Mapping[str, Any]) -> str:
+    """Each strategy against ddp over the same link and as many hosts; allreduce is in the table of overlap."""
+    arms, titles = _arms(content), _titles(content)
+    lines = [
+        "| hosts | link | strategy | tokens/s over those of ddp | verdict: the strategy is |",
+        "|---:|---|---|---|---|",
+    ]
+    for each in comparisons(content):
+        if each.question == "strategy":
+            arm = arms[each.faster]
+            lines.append(_line(arm["hosts"], titles[arm["link"]], arm["title"], _ratio(each), each.verdict))
+    return _or_nothing(lines)
 
 
 def all_reduce_table(content: Mapping[str, Any]) -> str:
     """The gradients' all-reduce alone."""
     titles = _titles(content)
     lines = [
-        "| hosts | link | all-reduce of the gradients (ms) | bound (ms) | over the bound | runs |",
+        f"| hosts | link | all-reduce of the gradients, best of {BEST_OF} (ms) | bound (ms) | over the bound | runs |",
         "|---:|---|---:|---:|---:|---:|",
     ]
     for each in all_reduces(content):
@@ -125,24 +185,39 @@ def all_reduce_table(content: Mapping[str, Any]) -> str:
 def overlap_table(content: Mapping[str, Any]) -> str:
     """allreduce against ddp, and what of it is fewer messages and what is overlap."""
     arms, titles = _arms(content), _titles(content)
-    exposed = {summary.arm: summary.exposed_s for summary in summaries(content)}
+    found = {summary.arm: summary for summary in summaries(content)}
     meanings = {
-        "ddp": "allreduce over ddp: fewer messages and overlap together",
-        "coalescing": "allreduce over ddp in one bucket: fewer messages alone",
-        "overlap": "ddp in one bucket over ddp in small buckets: overlap, less the cost of more messages",
+        "ddp": "allreduce, then ddp: fewer messages and overlap together",
+        "coalescing": "allreduce, then ddp in one bucket: fewer messages alone",
+        "overlap": "ddp in one bucket, then in small buckets: overlap, less the cost of more messages",
     }
     lines = [
-        "| hosts | link | ratio of step times | what it holds | verdict: the second is | exposed, the first (ms) | "
-        "exposed, the second (ms) |",
-        "|---:|---|---|---|---|---:|---:|",
+        "| hosts | link | first and second: what the ratio holds | tokens/s of the second over the first's | verdict: "
+        "the second is | profiled runs | exposed, first (ms) | exposed, second (ms) | covered, first (ms) | covered, "
+        "second (ms) |",
+        "|---:|---|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for each in comparisons(content):
         if each.question in meanings:
             arm = arms[each.faster]
-            times = (_ms(exposed[each.slower]), _ms(exposed[each.faster]))
-            what = (_ratio(each), meanings[each.question], each.verdict)
+            pair = found[each.slower], found[each.faster]
+            profiled = " and ".join(str(summary.num_profiled) for summary in pair)
+            times = [_ms(summary.exposed_s) for summary in pair] + [_ms(summary.covered_s) for summary in pair]
+            what = (meanings[each.question], _ratio(each), each.verdict, profiled)
             lines.append(_line(arm["hosts"], titles[arm["link"]], *what, *times))
-    return _or_nothing(lines)
+    return f"{ceiling(content)}\n\n{_or_nothing(lines)}"
+
+
+def ceiling(content: Mapping[str, Any]) -> str:
+    """How much can overlap at all, from the shapes."""
+    work = content["work"]
+    last = share_ready_last(work)
+    return (
+        f"There is a ceiling: {work['model_name']}'s token embedding is also its head, so its gradient is complete "
+        f"only at the end of backward, as is that of the positions. They are {last:.0%} of the gradients' bytes here "
+        f"(a vocabulary of {work['vocab_size']:,}), so at most {1 - last:.0%} can overlap with computing, in buckets "
+        "of any size."
+    )
 
 
 def levers_table(content: Mapping[str, Any]) -> str:
@@ -150,16 +225,26 @@ def levers_table(content: Mapping[str, Any]) -> str:
     arms, titles = _arms(content), _titles(content)
     found = {summary.arm: summary for summary in summaries(content)}
     lines = [
-        "| ddp with | hosts | link | n | step (ms) | tokens/s | exposed communication (ms) | tokens/s over those of "
-        "plain ddp | verdict | work |",
-        "|---|---:|---|---:|---:|---:|---:|---|---|---|",
+        "| ddp with | hosts | link | n | step (ms) | tokens/s | profiled runs | exposed communication (ms) | tokens/s "
+        "over those of plain ddp | verdict | last loss | last loss of plain ddp | work |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---|---|---:|---:|---|",
     ]
+    other_batches = set()
     for each in comparisons(content):
         if each.question == "lever":
             arm, summary = arms[each.faster], found[each.faster]
             place = (arm["lever"], arm["hosts"], titles[arm["link"]], summary.num_runs, _step(summary))
-            speed = (rate(summary.median_tokens_per_s), _ms(summary.exposed_s), _ratio(each), each.verdict)
-            lines.append(_line(*place, *speed, "another" if arm["changes_work"] else "equal"))
+            speed = (rate(summary.median_tokens_per_s), summary.num_profiled, _ms(summary.exposed_s), _ratio(each))
+            losses = [f"{last_loss_of(content, name):.5f}" for name in (each.faster, each.slower)]
+            lines.append(_line(*place, *speed, each.verdict, *losses, "another" if arm["changes_work"] else "equal"))
+            if tokens_of(content, each.faster) != tokens_of(content, each.slower):
+                other_batches.add(arm["lever"])
+    if other_batches:
+        lines += [
+            "",
+            f"Losses after equally many steps are not comparable where a step takes another number of tokens "
+            f"({', '.join(sorted(other_batches))}): the runs have seen different amounts of text.",
+        ]
     return _or_nothing(lines)
 
 

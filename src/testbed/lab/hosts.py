@@ -6,21 +6,25 @@ that a launcher would set for one rank per host. What is typed wins over what is
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.lab.keeper import Lab
-from testbed.lab.links import Namespace, address_of, end_processes_in
+from testbed.lab.links import KILL_WAIT_S, LabError, Namespace, address_of, end_processes_in
 from testbed.launch import Launch
 
 MASTER_PORT = 29500  # every lab has its own network: the port is always free
 POLL_S = 0.1
 PATIENCE_S = 30.0  # the others get so long once the first host has ended: torchrun's would wait 300 s for a dead one
 GRACE_S = 25.0  # between SIGTERM and SIGKILL; gpt2.py gives itself 20 s to save and end
+OUTSIDE_S = 0.5  # for a program that was ended inside its namespace to be seen as ended
 STARTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -102,14 +106,18 @@ def run_on_hosts(
         is_stopped: asked ten times a second whether to end early.
         on_output: gets every line that a host says, while it runs.
 
+    Returns how the program of each host ended that was started: all of them unless `is_stopped` said so before.
+
     Raises:
-        LabError: a host's namespace is gone.
+        LabError: a host's namespace is gone, or its program does not end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running: list[_Running] = []
     started_s = time.perf_counter()
     try:
         for host, namespace in enumerate(lab.hosts, start=1):
+            if is_stopped():
+                break
             running.append(_start(host, namespace, lab, command, folder))
         _wait(running, started_s, timeout_s, is_stopped, on_output, patience_s)
         # asked to end, late, or alone: all of what is inside, for a launcher's ranks are no children of ours
@@ -119,12 +127,17 @@ def run_on_hosts(
         raise
     finally:
         for each in running:
-            each.process.wait()
+            _end_outside(each)
             _follow(each, on_output)
     for each in running:
         if each.end is None:
             each.end = HostEnd(each.host, each.process.returncode, time.perf_counter() - started_s, ended_by_us=True)
     return [each.end for each in running]
+
+
+def path_with_this_python() -> str:
+    """PATH with the programs beside this Python first: under sudo an environment that is active is not in it."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _start(host: int, namespace: Namespace, lab: Lab, command: Sequence[str], folder: Path) -> _Running:
@@ -139,13 +152,26 @@ def _start(host: int, namespace: Namespace, lab: Lab, command: Sequence[str], fo
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+                env={**os.environ, "PATH": path_with_this_python(), "PYTHONUNBUFFERED": "1", **variables},
                 pass_fds=[descriptor],
                 start_new_session=True,  # Ctrl-C is for whoever runs the lab
             )
     finally:
         os.close(descriptor)
     return _Running(host, process, log)
+
+
+def _end_outside(each: _Running) -> None:
+    """End a program that has not been ended inside its namespace: it had not entered it yet. It leads a session."""
+    try:
+        each.process.wait(OUTSIDE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+        try:
+            each.process.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            raise LabError(f"process {each.process.pid} of host{each.host} does not end") from None
 
 
 def _wait(

@@ -42,13 +42,14 @@ from testbed.lab.links import (
     run_tool,
     tear_down,
     why_impossible,
+    why_no_switch,
 )
 from testbed.lab.relay import MTU
 
 STATE = Path("/run/testbed-lab")
 PREFIX = "testbed-"
 LONGEST_S = 24 * 3600.0
-MAKING_S, ENDING_S, POLL_S = 60.0, 40.0, 0.25
+MAKING_S, RELAY_S, ENDING_S, POLL_S = 60.0, 30.0, 40.0, 0.25
 SOURCE = Path(__file__).resolve().parents[2]  # the folder that holds the package
 
 
@@ -172,7 +173,7 @@ def _start_keeper(num_hosts: int, link: Link, seconds: float, is_attached: bool)
         raise ValueError(f"a lab's time of {seconds:g} s is not above 0 and at most {LONGEST_S:g}")
     if link.delay_s is not None and not 0 <= link.delay_s <= 10:
         raise ValueError(f"a delay of {1000 * link.delay_s:g} ms is not from 0 to 10000")
-    if (reason := why_impossible()) is not None:
+    if (reason := why_impossible() if link.delay_s is None else why_no_switch()) is not None:
         raise LabError(reason)
     clear_abandoned()
     asked = {"hosts": num_hosts, "link": dataclasses.asdict(link), "seconds": seconds, "is_attached": is_attached}
@@ -268,16 +269,16 @@ class Keeper:
 
     def _make(self) -> Lab:
         STATE.mkdir(mode=0o700, exist_ok=True)
+        hosts_file = STATE / f"{self.name}.hosts"
+        started_s = psutil.Process().create_time()
         for suffix in ("s", *range(1, self.num_hosts + 1)):
             self.namespaces.append(make_namespace(f"{self.name}-{suffix}"))
             self.held.append(self.namespaces[-1].open())
-        switch, *hosts = self.namespaces
-        hosts_file = STATE / f"{self.name}.hosts"
+            switch, *hosts = self.namespaces
+            made = Lab(self.name, self.link, switch, tuple(hosts), hosts_file, os.getpid(), started_s)
+            write_text(STATE / f"{self.name}.json", made.as_json())  # each at once: a keeper may be killed here, too
         names = [f"{address_of(number)} host{number}" for number in range(1, self.num_hosts + 1)]
         hosts_file.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
-        started_s = psutil.Process().create_time()
-        made = Lab(self.name, self.link, switch, tuple(hosts), hosts_file, os.getpid(), started_s)
-        write_text(STATE / f"{self.name}.json", made.as_json())
         if self.link.delay_s is None:
             join_by_bridge(switch, hosts, self.link)
         else:
@@ -297,8 +298,8 @@ class Keeper:
         )
         for descriptor in descriptors:
             os.close(descriptor)
-        if not self.relay.stdout.readline():
-            raise LabError("the switch in user space could not be started; is there a /dev/net/tun?")
+        if not select.select([self.relay.stdout], [], [], RELAY_S)[0] or not self.relay.stdout.readline():
+            raise LabError(f"the switch in user space has not started within {RELAY_S:g} s, or ended at once")
         for number, host in enumerate(hosts, start=1):
             run_tool("ip", "-n", host.name, "link", "set", "lo", "up")
             run_tool("ip", "-n", host.name, "addr", "add", f"{address_of(number)}/24", "dev", "eth0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -22,10 +23,26 @@ from pathlib import Path
 NETNS = Path("/run/netns")  # where `ip netns` keeps its names
 MOST_HOSTS = 32
 PORT_OF_SWITCH = 254  # the switch's own address on the bridge ends with it
+# What a lab is made of, where nobody sees it: /run is one of its own, so the names are gone with the last process.
+TRIAL = """
+mount -t tmpfs tmpfs /run
+hostname trial
+ip netns add s
+ip netns add h
+ip -n s link add br0 type bridge
+ip -n s link add p1 type veth peer name eth0 netns h
+ip -n s link set p1 master br0 up
+tc -n h qdisc add dev eth0 root tbf rate 100mbit burst 250000b latency 50ms
+"""
+REFUSED = (
+    "this kernel or container does not let root make namespaces with links (a container needs the capabilities "
+    "NET_ADMIN and SYS_ADMIN)"
+)
 NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 NS_GET_NSTYPE, CLONE_NEWNET = 0xB703, 0x40000000
 TERM_WAIT_S, KILL_WAIT_S, POLL_S = 2.0, 10.0, 0.02
+TOOL_S = 20.0  # ip and tc take milliseconds
 
 
 class LabError(Exception):
@@ -84,14 +101,31 @@ def address_of(host: int) -> str:
 
 
 def why_impossible() -> str | None:
-    """Why no lab can be made here, in a sentence; None where it can be tried."""
+    """Why no lab can be made here, in a sentence with the kernel's own words; None where one can. Tried once."""
     if os.geteuid() != 0:
         return "network namespaces are made by root only; run it with sudo, or in a container of your own"
     missing = sorted({NEEDED[name] for name in NEEDED if shutil.which(name) is None})
     if missing:
         return f"{' and '.join(missing)} is missing; apt-get install {' '.join(missing)}"
-    if not Path("/proc/self/ns/net").exists():
-        return "this kernel has no network namespaces"
+    words = _refusal("unshare", "--net", "--mount", "--uts", "sh", "-ec", TRIAL)
+    return None if words is None else f"{REFUSED}: {words}"
+
+
+def why_no_switch() -> str | None:
+    """Why no lab with a delay can be made here, as `why_impossible`: the switch in user space needs a TUN device."""
+    if (reason := why_impossible()) is not None:
+        return reason
+    words = _refusal("unshare", "--net", "ip", "tuntap", "add", "dev", "t0", "mode", "tun")
+    return None if words is None else f"no TUN device can be made here, and the switch in user space needs one: {words}"
+
+
+@functools.cache
+def _refusal(*words: str) -> str | None:
+    """What a command said that failed. It runs in namespaces of its own, and what it makes ends with it."""
+    try:
+        run_tool(*words)
+    except LabError as error:
+        return str(error).partition(" failed: ")[2] or str(error)
     return None
 
 
@@ -153,8 +187,13 @@ def make_namespace(name: str) -> Namespace:
 
 
 def run_tool(*words: str) -> str:
-    """Run ip or tc and return what it said; LabError with its own words when it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    """Run ip or tc and return what it said; LabError with its own words when it fails, or does not end."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=TOOL_S
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(f"{words[0]} failed: {' '.join(words)} did not end within {TOOL_S:g} s") from None
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise LabError(f"{' '.join(words)} failed: {reason}")
@@ -197,17 +236,21 @@ def tear_down(namespaces: Sequence[Namespace]) -> list[str]:
 
     A process is signalled through a descriptor of it, and only if it is in a namespace of this lab at that moment.
     """
-    there = [namespace for namespace in namespaces if namespace.is_there()]
-    end_processes_in(there)
-    left = []
-    for namespace in there:
-        if namespace.is_there():
-            try:
-                run_tool("ip", "netns", "del", namespace.name)
-            except LabError as error:
-                left.append(str(error))
-    for namespace in namespaces:
-        left += [f"process {number} in {namespace.name}" for number in namespace.processes()]
+    there, left = [], []
+    with contextlib.ExitStack() as held:
+        for namespace in namespaces:  # one that is gone is known no more: its identity may be another's by now
+            with contextlib.suppress(LabError):
+                held.callback(os.close, namespace.open())
+                there.append(namespace)
+        end_processes_in(there)
+        for namespace in there:
+            if namespace.is_there():
+                try:
+                    run_tool("ip", "netns", "del", namespace.name)
+                except LabError as error:
+                    left.append(str(error))
+        for namespace in there:
+            left += [f"process {number} in {namespace.name}" for number in namespace.processes()]
     return left
 
 

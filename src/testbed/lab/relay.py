@@ -12,6 +12,7 @@ It runs inside the namespace of the lab's switch, so that it ends with the lab.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -28,6 +29,7 @@ from testbed.lab.links import CLONE_NEWNET
 MTU = 9000  # fewer packets for a program that handles each one
 MOST_QUEUED_BYTES = 16 * 2**20  # then nothing more is read, and the senders' own queues fill
 PACKETS_AT_ONCE = 16
+LOST = (errno.EIO, errno.EAGAIN, errno.ENOBUFS)  # a device that is down or full: its packet is gone, as on a wire
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
@@ -72,7 +74,8 @@ class Switch:
         port_of = {port.device: port for port in self.ports}
         devices = list(port_of)
         while True:
-            wait_s = self.deliver()
+            next_s = self.deliver(time.monotonic())
+            wait_s = None if next_s is None else max(0.0, next_s - time.monotonic())
             readable = devices if self.queued_bytes < MOST_QUEUED_BYTES else []
             for device in select.select(readable, [], [], wait_s)[0]:
                 self.receive(device)
@@ -95,18 +98,22 @@ class Switch:
         port.waiting.append((port.free_s + self.delay_s, packet))
         self.queued_bytes += len(packet)
 
-    def deliver(self) -> float | None:
-        """Hand over what has arrived by now. Returns the seconds until the next packet does; None: none is on its
+    def deliver(self, now_s: float) -> float | None:
+        """Hand over what has arrived by then. Returns the moment at which the next packet does; None: none is on its
         way."""
         next_s = None
         for port in self.ports:
-            while port.waiting and port.waiting[0][0] <= time.monotonic():
+            while port.waiting and port.waiting[0][0] <= now_s:
                 _, packet = port.waiting.popleft()
                 self.queued_bytes -= len(packet)
-                os.write(port.device, packet)
+                try:
+                    os.write(port.device, packet)
+                except OSError as error:
+                    if error.errno not in LOST:
+                        raise
             if port.waiting:
                 next_s = port.waiting[0][0] if next_s is None else min(next_s, port.waiting[0][0])
-        return None if next_s is None else max(0.0, next_s - time.monotonic())
+        return next_s
 
 
 def main() -> None:

@@ -50,8 +50,9 @@ PARTS = ("strategies", "levers")
 LOADING_S, LOADING_DEEPSPEED_S, ENDING_S, TRACE_S = 3.5, 7.0, 1.5, 3.0
 ALL_REDUCES_AT_THE_END = 6  # of a profiled run, of the gradients alone
 TOKENS_PER_S_OF_CORE = 3000.0
-# bytes of the gradients that a step moves over the slowest link, as counted on gloo; pipeline: activations instead
-TRAFFIC = {"zero1": 1.5, "zero2": 1.5, "zero3": 1.5, "fsdp": 1.7, "pipeline": 0.2}
+# bytes of the gradients that a step moves over the slowest link, as counted on gloo; of a pipeline the
+# activations and the gradient of the tied embedding
+TRAFFIC = {"zero1": 1.5, "zero2": 1.5, "zero3": 1.5, "fsdp": 1.7, "pipeline": 0.6}
 SLOWER_SWITCH_BYTES_PER_S = 60e6
 
 
