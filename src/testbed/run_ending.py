@@ -195,7 +195,8 @@ class RunEnding:
     def _unknown(self) -> str:
         if self.launch.rank > 0 and self._meeting is not None and not distributed.is_store_held():
             return "rank 0, or the launcher that holds the store where the ranks find each other, is gone"
-        return "another rank is gone or does not answer"
+        other = f"rank {1 - self.launch.rank}" if self.launch.world_size == 2 else "another rank"
+        return f"{other} is gone or does not answer"
 
     def _waited(self) -> str:
         if self._owned is None:
