@@ -101,8 +101,24 @@ def test_the_table_of_other_trainers_is_what_the_file_says():
     assert unmeasured(content) == [] and content["git_dirty"] is False
     assert content["git_commit"] in (PERFORMANCE / "README.md").read_text()
     others = [result for result in results(content) if result.peer != "ours"]
-    assert {result.peer for result in others} == {"nanogpt", "transformers"}
+    assert {result.peer for result in others} == {"nanogpt", "nanogpt-bf16", "transformers"}
     assert all(result.ratio_high > 1 for result in others)
+    assert all(result.median_share_of_ceiling > 0.6 for result in results(content) if result.peer == "ours")
+
+
+def test_the_losses_of_two_precisions_are_what_the_files_say():
+    """The same work but for the precision; bf16 moves the loss after 20 steps by less than 0.02."""
+    files = [read_metrics(PERFORMANCE / "precisions" / name / "training_metrics.json") for name in ("fp32", "bf16")]
+    page = (PERFORMANCE / "README.md").read_text()
+    for metrics in files:
+        assert (metrics["status"], metrics["git_dirty"], len(metrics["steps"])) == ("complete", False, 20)
+        assert metrics["git_commit"] in page
+    fp32, bf16 = (metrics["training_config"] for metrics in files)
+    assert fp32["precision"] == "fp32" and {**fp32, "precision": "bf16"} == bf16
+    losses = [metrics["steps"][-1]["loss"] for metrics in files]
+    said = f"After 20 steps on the same batches the loss is {losses[0]:.4f} in fp32 and {losses[1]:.4f} in bf16"
+    assert said in (REPOSITORY / "docs" / "performance.md").read_text()
+    assert abs(losses[0] - losses[1]) < 0.02
 
 
 def test_the_table_of_learning_rates_is_what_the_files_say():
