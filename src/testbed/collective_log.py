@@ -15,7 +15,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch._C import _distributed_c10d as c10d
 
 from testbed.instruments import EVIDENCE_DIR
 from testbed.launch import Launch
+from testbed.run_directory import now_utc
 
 FOLDER = "evidence"  # in the run's, where no launcher named another
 _NAMESPACE = "c10d"
@@ -45,7 +45,7 @@ class CollectiveLog:
         self._numbers = itertools.count(1)
         self.knows_the_end = backend == "gloo"
         start = {"rank": launch.rank, "world_size": launch.world_size, "backend": backend, "process": os.getpid()}
-        start |= {"host": socket.gethostname(), "started_utc": datetime.now(UTC).isoformat(timespec="seconds")}
+        start |= {"host": socket.gethostname(), "started_utc": now_utc()}
         start["launcher_restarts"] = os.environ.get("TORCHELASTIC_RESTART_COUNT")
         self._write({"event": "start", **start, "clock": "seconds of CLOCK_MONOTONIC", "meaning": _MEANING})
 
