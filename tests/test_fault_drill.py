@@ -272,7 +272,7 @@ FLAWS = {
     "goes_on_from_an_older": ("kill_everything", "went on after step 3, not after 6"),
     "fails_once": ("kill_everything", "start 2, which nothing disturbed, ended with [1, 1]"),
     "loses_a_row": ("kill_everything", "not 1 to 12 once each"),
-    "leaves_halves": ("half_written_temporary", "half-written files are left: .training_metrics.json.999999.tmp"),
+    "leaves_halves": ("half_written_temporary", "half-written files are left: ", ".training_metrics.json.999999.tmp"),
     "leaves_a_process": ("kill_everything", "these processes were left"),
     "leaves_a_lock": ("kill_everything", "locks are left"),
     "hangs": ("kill_rank", "these processes were left"),
@@ -283,7 +283,7 @@ FLAWS = {
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_what_a_program_loses_is_found(flaw, honest, monkeypatch, tmp_path):
     """Planted flaws: each is found, by its name."""
-    kind, words = FLAWS[flaw]
+    kind, *words = FLAWS[flaw]
     monkeypatch.setenv("STAND_IN_FLAW", flaw)
     monkeypatch.setattr(drills_module, "SPARE_S", 2.0)
     monkeypatch.setattr(drills_module, "START_LIMIT_S", 6.0 if flaw in ("hangs", "leaves_a_process") else 60.0)
@@ -292,7 +292,8 @@ def test_what_a_program_loses_is_found(flaw, honest, monkeypatch, tmp_path):
     (tmp_path / "torch_extensions").mkdir()
     target = {"kill_rank": "rank 0", "sigterm": "all ranks"}.get(kind, "everything")
     row = drills.run(fault(kind, target=target, shares=(0.99, 0.0003) if flaw == "trusts_the_disk" else (0.0, 0.5)))
-    assert row["survived"] is False and any(words in problem for problem in row["problems"]), row["problems"]
+    found = [problem for problem in row["problems"] if all(each in problem for each in words)]
+    assert row["survived"] is False and found, row["problems"]
     assert marked_processes(drills.session) == [], "whatever the program does, the drill leaves nothing running"
     assert (tmp_path / "lost" / "fault_0001").is_dir(), "for whoever looks into it"
 
