@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from testbed.analysis.statistics import NOT_ENOUGH, Ratio, compare
-from testbed.json_file import read_json
+from testbed.schema import check_schema, read_checked
 
 SCHEMA_VERSION = 1
 OVERHEAD_FILE = "evidence_overhead.json"
@@ -18,31 +15,12 @@ PLAIN, EVIDENCE = "plain", "evidence"
 
 def check_overhead(content: dict[str, Any]) -> None:
     """Raise ValueError, one sentence, unless `content` is such a file."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator().iter_errors(content))
-    if error is not None:
-        place = ".".join(map(str, error.absolute_path)) or "the file"
-        raise ValueError(f"{place}: {error.message}")
+    check_schema(content, "evidence_overhead.schema.json")
 
 
 def read_overhead(path: Path) -> dict[str, Any]:
     """The file; ValueError, one sentence that names the file and the fault."""
-    content = read_json(path)
-    try:
-        check_overhead(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return content
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema
-
-    name = "evidence_overhead.schema.json"
-    schema = json.loads(resources.files("testbed").joinpath(name).read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)
+    return read_checked(path, check_overhead)
 
 
 def overhead(content: dict[str, Any]) -> Ratio:

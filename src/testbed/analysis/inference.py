@@ -6,12 +6,9 @@ decode rates with repeats interleaved. Its interval, not its value, decides what
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from testbed.analysis.chart_style import digits, rate
 from testbed.analysis.comparability import LOSS_NOISE
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 from testbed.error_text import one_line
-from testbed.json_file import read_json
+from testbed.schema import check_schema, read_checked
 
 INFERENCE_FILE = "inference_metrics.json"
 REFERENCE = "none"  # the scheme that the others are compared with
@@ -41,34 +38,12 @@ def read_inference(path: Path) -> dict[str, Any]:
     """An inference_metrics.json, or the one in a folder. ValueError, one sentence naming the file, when it is none."""
     path = Path(path)
     path = path / INFERENCE_FILE if path.is_dir() else path
-    content = read_json(path)
-    try:
-        check_inference(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return content
+    return read_checked(path, check_inference)
 
 
 def check_inference(content: Any) -> None:
     """Raise ValueError, one sentence that names the place, unless `content` is an inference_metrics.json."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator().iter_errors(content))
-    if error is not None:
-        message = error.message if len(error.message) < 160 else f"breaks the rule {error.validator}"
-        raise ValueError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
-    try:
-        json.dumps(content, allow_nan=False)
-    except ValueError:
-        raise ValueError("it holds a number that is not finite") from None
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema  # 0.15 s, which --help does not owe
-
-    text = resources.files("testbed").joinpath("inference_metrics.schema.json").read_text(encoding="utf-8")
-    return jsonschema.Draft202012Validator(json.loads(text))
+    check_schema(content, "inference_metrics.schema.json")
 
 
 def measured_schemes(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -11,12 +11,10 @@ parameters in fp32; no strategy must move exactly these, and what ZeRO and FSDP 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,9 @@ import numpy as np
 from testbed.analysis.network_bounds import BYTES_PER_NUMBER, bound_of, bound_s
 from testbed.analysis.statistics import compare, median_interval
 from testbed.atomic_file import write_text
-from testbed.json_file import read_json
 from testbed.metrics_file import read_metrics
 from testbed.run_directory import now_utc
+from testbed.schema import check_schema, read_checked
 
 STUDY_FILE, SCHEMA_VERSION = "network_study.json", "1.0"
 BEST_OF = 5
@@ -167,12 +165,7 @@ def _traced(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
 def read_study(path: Path) -> dict[str, Any]:
     """A network_study.json, or the one in a folder. ValueError, one sentence that names the file, when it is none."""
     path = path / STUDY_FILE if path.is_dir() else path
-    content = read_json(path)
-    try:
-        check_study(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return content
+    return read_checked(path, check_study)
 
 
 def write_study(path: Path, content: dict[str, Any]) -> None:
@@ -184,12 +177,7 @@ def write_study(path: Path, content: dict[str, Any]) -> None:
 
 def check_study(content: Any) -> None:
     """Raise ValueError, one sentence that names the place, unless `content` is a whole network_study.json."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator().iter_errors(content))
-    if error is not None:
-        message = error.message if len(error.message) < 160 else f"breaks the rule {error.validator}"
-        raise ValueError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
+    check_schema(content, "network_study.schema.json")
     known = {arm["name"] for arm in content["arms"]}
     links = {link["name"] for link in content["links"]}
     if unknown := sorted(
@@ -199,14 +187,6 @@ def check_study(content: Any) -> None:
     for run in content["runs"]:
         if len(run["step_times_s"]) <= content["work"]["warmup_steps"]:
             raise ValueError(f"the run {run['repeat']} of {run['arm']} has no step after warm-up")
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema
-
-    schema = json.loads(resources.files("testbed").joinpath("network_study.schema.json").read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)
 
 
 def results(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,8 +364,9 @@ def pictures(content: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Arms]
     # a step of another number of tokens is another quantity, and only the table has it
     levers = [arm for arm in arms if arm["lever"] is not None]
     places = {(arm["hosts"], arm["link"]) for arm in levers}
-    beside = [a for a in plain if a["strategy"] in ("allreduce", "ddp") and (a["hosts"], a["link"]) in places]
+    turned = {"allreduce", *(arm["strategy"] for arm in levers)}
+    beside = [arm for arm in plain if arm["strategy"] in turned and (arm["hosts"], arm["link"]) in places]
     usual = {tokens_of(content, arm["name"]) for arm in beside}
     levers = [arm for arm in levers if tokens_of(content, arm["name"]) in usual]
-    groups["levers"] = ("What helps DDP over a slow link", [*beside, *levers] if levers else [])
+    groups["levers"] = ("What helps over a slow link", [*beside, *levers] if levers else [])
     return {name: (title, panels(of)) for name, (title, of) in groups.items() if of}

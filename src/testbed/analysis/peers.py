@@ -9,19 +9,17 @@ makes the second from the first.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from testbed.analysis.chart_style import rate
 from testbed.analysis.statistics import MIN_REPEATS, NOT_ENOUGH, compare, median_interval
 from testbed.atomic_file import write_text
-from testbed.json_file import read_json
+from testbed.schema import check_schema, read_checked
 
 PEERS_FILE = "peers.json"
 OURS = "ours"
@@ -56,12 +54,7 @@ class Result:
 def read_peers(path: Path) -> dict[str, Any]:
     """A peers.json, or the one in a folder. ValueError, one sentence that names the file, when it is none."""
     path = path / PEERS_FILE if path.is_dir() else path
-    content = read_json(path)
-    try:
-        check_peers(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return content
+    return read_checked(path, check_peers)
 
 
 def write_peers(path: Path, content: dict[str, Any]) -> None:
@@ -73,27 +66,10 @@ def write_peers(path: Path, content: dict[str, Any]) -> None:
 
 def check_peers(content: Any) -> None:
     """Raise ValueError, one sentence that names the place, unless `content` is a whole peers.json."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator().iter_errors(content))
-    if error is not None:
-        message = error.message if len(error.message) < 160 else f"breaks the rule {error.validator}"
-        raise ValueError(f"{error.json_path.removeprefix('$.')}: {message}")
-    try:
-        json.dumps(content, allow_nan=False)
-    except ValueError:
-        raise ValueError("it holds a number that is not finite") from None
+    check_schema(content, "peers.schema.json")
     for run in content["runs"]:
         if len(run["step_times_s"]) <= content["work"]["warmup_steps"]:
             raise ValueError(f"the run of {run['peer']} in round {run['round']} has no step after warm-up")
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema  # 0.15 s, which --help does not owe
-
-    schema = json.loads(resources.files("testbed").joinpath("peers.schema.json").read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)
 
 
 def results(content: Mapping[str, Any]) -> list[Result]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from testbed.atomic_file import write_text
 from testbed.drill.faults import ENDS_IN_ORDER, KINDS
 from testbed.drill.work import Work
-from testbed.json_file import read_json
 from testbed.run_directory import now_utc
+from testbed.schema import check_schema, read_checked
 
 DRILL_FILE = "fault_drill.json"
 SCHEMA_VERSION = "1.0"
@@ -24,12 +22,7 @@ SAME = ("seed", "run_types", "model", "steps", "save_every", "collective_timeout
 
 def read_drill(path: Path) -> dict[str, Any]:
     """A fault_drill.json. ValueError, one sentence that names the file, when it is none."""
-    content = read_json(path)
-    try:
-        check_drill(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return content
+    return read_checked(path, check_drill)
 
 
 def write_drill(path: Path, content: dict[str, Any]) -> None:
@@ -42,20 +35,7 @@ def write_drill(path: Path, content: dict[str, Any]) -> None:
 
 def check_drill(content: Any) -> None:
     """Raise ValueError, one sentence that names the place, unless `content` is a whole fault_drill.json."""
-    from jsonschema.exceptions import best_match
-
-    error = best_match(_validator().iter_errors(content))
-    if error is not None:
-        message = error.message if len(error.message) < 160 else f"breaks the rule {error.validator}"
-        raise ValueError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema
-
-    schema = json.loads(resources.files("testbed").joinpath("fault_drill.schema.json").read_text(encoding="utf-8"))
-    return jsonschema.Draft202012Validator(schema)
+    check_schema(content, "fault_drill.schema.json")
 
 
 def beginning(
