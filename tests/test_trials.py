@@ -26,8 +26,11 @@ from testbed.trials import TRIALS
 SCRIPT = REPOSITORY / "scripts" / "measure_trials.py"
 CPU = torch.device("cpu")
 SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=32, vocab_size=300, max_position_embeddings=64)
-COMPILED = pytest.param("compiled blocks", marks=pytest.mark.alone)  # the compiler wants all cores
-EVERY = [*sorted(set(TRIALS) - {"compiled blocks"}), COMPILED]
+COMPILED = ("compiled blocks", "compiled head")
+EVERY = [
+    *sorted(set(TRIALS) - set(COMPILED)),
+    *(pytest.param(name, marks=pytest.mark.alone) for name in COMPILED),  # the compiler wants all cores
+]
 
 
 @pytest.mark.parametrize("name", EVERY)
