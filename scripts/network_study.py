@@ -47,7 +47,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to measure")
     what.add_argument(
-        "--parts", metavar="LIST", help=f"of {', '.join(PARTS)} (default: all); levers are {', '.join(LEVERS)}, of ddp"
+        "--parts", metavar="LIST", help=f"of {', '.join(PARTS)} (default: all); levers are {', '.join(LEVERS)}"
     )
     what.add_argument("--strategies", metavar="LIST", help=f"of {', '.join(STRATEGIES_STUDIED)} (default: all)")
     what.add_argument(

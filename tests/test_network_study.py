@@ -44,7 +44,7 @@ def asked(**changes) -> Asked:
 def test_each_round_holds_every_arm_once_and_profiled_runs_are_their_own():
     cells = cells_of(asked())
     arms = [arm.name for arm in arms_of(asked())]
-    assert len(arms) == len(set(arms)) == 7 * 5 + 3 * 2 + 4 + 2
+    assert len(arms) == len(set(arms)) == 7 * 5 + 3 * 2 + 6 + 4
     rounds = [cells[: len(arms)], cells[len(arms) : 2 * len(arms)], cells[2 * len(arms) : 3 * len(arms)]]
     assert all(sorted(cell.name for cell in round_) == sorted(arms) for round_ in rounds)
     assert [round_[0].profiled for round_ in rounds] == [False, True, False], "the profiled ones end the first round"
@@ -73,15 +73,20 @@ def test_a_command_is_what_a_person_would_type():
 
 def test_levers_alone_bring_what_they_are_compared_to():
     arms = arms_of(asked(parts=("levers",)))
-    assert [arm.lever for arm in arms] == [None, *LEVERS, None, "buckets of 200 MiB", "buckets of 1 MiB"]
-    assert [arm.link for arm in arms] == ["100mbit"] * 5 + ["1gbit"] * 3
-    assert [arm.changes_work for arm in arms] == [False, False, False, True, True, False, False, False]
+    buckets = [name for name in LEVERS if "buckets" in name]
+    assert [arm.lever for arm in arms] == [None, None, *LEVERS, None, None, *buckets]
+    assert [arm.link for arm in arms] == ["100mbit"] * 8 + ["1gbit"] * 6
+    assert [arm.lever for arm in arms if arm.changes_work] == ["gradients in bf16", "4 micro batches per step"]
+    by_name = {arm.name: arm for arm in arms}
+    published = by_name["zero1_buckets_of_5e8_elements_2hosts_100mbit"]
+    assert published.flags[-4:] == ("--reduce_bucket_size", "500000000", "--allgather_bucket_size", "500000000")
+    assert all(f"{arm.strategy}_{arm.hosts}hosts_{arm.link}" in by_name for arm in arms), "each beside itself as it is"
     assert len(arms_of(asked(is_whole=True, parts=("strategies",)))) == 7 * 2 * 5
 
 
 def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
     said = network_study("--dry_run", "--out_dir", tmp_path / "none")
-    assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 47 and "47 arms" in said.stdout
+    assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 51 and "51 arms" in said.stdout
     assert not (tmp_path / "none").exists()
     for words, telling in (
         (["--links", "10mbit"], "'10mbit' is not one of unlimited"),
@@ -245,8 +250,8 @@ def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
     for run in content["runs"]:
         if run["arm"].startswith("ddp_buckets_of_1_MiB"):
             run.update(tokens_per_step=4000, last_loss=8.25)
-    row = next(row for row in rows_of(tables(content)["levers"]) if row["ddp with"] == "buckets of 1 MiB")
-    assert (row["last loss"], row["last loss of plain ddp"]) == ("8.25000", "8.50000")
+    row = next(row for row in rows_of(tables(content)["levers"]) if row["with"] == "buckets of 1 MiB")
+    assert (row["strategy"], row["last loss"], row["last loss without"]) == ("ddp", "8.25000", "8.50000")
     assert "not comparable where a step takes another number of tokens (buckets of 1 MiB)" in tables(content)["levers"]
 
 

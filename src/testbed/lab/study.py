@@ -37,14 +37,29 @@ STRATEGIES_STUDIED = {
 TITLES = {"zero1": "ZeRO 1", "zero2": "ZeRO 2", "zero3": "ZeRO 3"}
 ON_FOUR_HOSTS = {"strategies": ("ddp", "fsdp", "zero1"), "links": ("unlimited", "100mbit")}
 LEVER_HOSTS = 2
-LEVERS = {  # of ddp
-    "buckets of 200 MiB": (("--bucket_cap_mb", "200"), 1),
-    "buckets of 1 MiB": (("--bucket_cap_mb", "1"), 1),
-    "gradients in bf16": (("--gradient_compression", "bf16"), 1),
-    "4 micro batches per step": ((), 4),
+
+
+@dataclass(frozen=True)
+class Lever:
+    """Something to turn on one strategy. `accumulation`: how many times the usual global batch a step takes."""
+
+    strategy: str
+    flags: tuple[str, ...]
+    accumulation: int = 1
+
+
+LEVERS = {
+    "buckets of 200 MiB": Lever("ddp", ("--bucket_cap_mb", "200")),
+    "buckets of 1 MiB": Lever("ddp", ("--bucket_cap_mb", "1")),
+    "gradients in bf16": Lever("ddp", ("--gradient_compression", "bf16")),
+    "4 micro batches per step": Lever("ddp", (), accumulation=4),
+    "buckets of 5e8 elements": Lever(
+        "zero1", ("--reduce_bucket_size", "500000000", "--allgather_bucket_size", "500000000")
+    ),
+    "buckets of 2e5 elements": Lever("zero1", ("--reduce_bucket_size", "200000", "--allgather_bucket_size", "200000")),
 }
 # Overlap is seen best where communication takes about as long as the backward pass that can cover it.
-LEVERS_ON = {"100mbit": tuple(LEVERS), "1gbit": ("buckets of 200 MiB", "buckets of 1 MiB")}
+LEVERS_ON = {"100mbit": tuple(LEVERS), "1gbit": tuple(name for name in LEVERS if name.startswith("buckets"))}
 PARTS = ("strategies", "levers")
 # Seconds, to plan with: a process that loads PyTorch, or DeepSpeed too, on a core of its own; the end of a run
 LOADING_S, LOADING_DEEPSPEED_S, ENDING_S, TRACE_S = 3.5, 7.0, 1.5, 3.0
@@ -58,7 +73,7 @@ SLOWER_SWITCH_BYTES_PER_S = 60e6
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration of the study. `accumulation`: how many times the usual global batch a step takes."""
+    """One configuration of the study."""
 
     part: str
     strategy: str
@@ -79,11 +94,11 @@ class Arm:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (*STRATEGIES_STUDIED[self.strategy][1], *(LEVERS[self.lever][0] if self.lever else ()))
+        return (*STRATEGIES_STUDIED[self.strategy][1], *(LEVERS[self.lever].flags if self.lever else ()))
 
     @property
     def global_batch(self) -> int:
-        return GLOBAL_BATCH * (LEVERS[self.lever][1] if self.lever else 1)
+        return GLOBAL_BATCH * (LEVERS[self.lever].accumulation if self.lever else 1)
 
     @property
     def changes_work(self) -> bool:
@@ -127,9 +142,10 @@ def arms_of(asked: Asked) -> list[Arm]:
                         arms.append(Arm("strategies", strategy, hosts, link))
     if "levers" in asked.parts:
         for link, levers in LEVERS_ON.items():
-            plain = Arm("strategies", "ddp", LEVER_HOSTS, link)
-            arms += [] if plain in arms else [plain]
-            arms += [Arm("levers", "ddp", LEVER_HOSTS, link, lever) for lever in levers]
+            for strategy in dict.fromkeys(LEVERS[lever].strategy for lever in levers):
+                plain = Arm("strategies", strategy, LEVER_HOSTS, link)
+                arms += [] if plain in arms else [plain]
+            arms += [Arm("levers", LEVERS[lever].strategy, LEVER_HOSTS, link, lever) for lever in levers]
     return arms
 
 
