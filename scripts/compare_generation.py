@@ -69,7 +69,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and cache (default: %(default)s)"
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="cpu", help="(default: %(default)s)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads (default: the usable cores)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every round's rate and where they were measured")
     return parser.parse_args(words)
@@ -120,17 +120,17 @@ def measure(arguments: argparse.Namespace, shape: ModelShape) -> dict[str, Any]:
     import torch
 
     from testbed import environment
+    from testbed.device import device_type
     from testbed.inference.peers import against_recomputing, against_transformers
     from testbed.launch import usable_cores
     from testbed.model import GPT2
     from testbed.run_directory import now_utc
 
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu")
+    device = device_type(arguments.device)
     torch.set_num_threads(arguments.threads or usable_cores())
     torch.manual_seed(0)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
-    model = GPT2(shape).to(arguments.device, dtype).eval()
+    model = GPT2(shape).to(device, dtype).eval()
     commit, is_dirty = environment.commit()
     content = {
         "timestamp_utc": now_utc(),
@@ -139,14 +139,14 @@ def measure(arguments: argparse.Namespace, shape: ModelShape) -> dict[str, Any]:
         "git_dirty": is_dirty,
         "environment": {
             "env": environment.versions(),
-            "hardware": environment.hardware(torch.device(arguments.device), Launch(0, 0, 1, 1), None),
+            "hardware": environment.hardware(torch.device(device), Launch(0, 0, 1, 1), None),
         },
         "model_size": shape.describe(),
         "vocab_size": shape.vocab_size,
         "dtype": arguments.dtype,
         "comparisons": {},
     }
-    print(f"{arguments.model}, {arguments.dtype}, {arguments.device}, {torch.get_num_threads()} threads")
+    print(f"{arguments.model}, {arguments.dtype}, {device}, {torch.get_num_threads()} threads")
     prefix = f"1 sequence, {arguments.prefix_tokens} tokens before and {arguments.new_tokens} new"
     arms = against_recomputing(model, arguments.prefix_tokens, arguments.new_tokens, arguments.rounds)
     content["comparisons"]["recomputing"] = told(prefix, arms)

@@ -229,15 +229,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     from testbed.analysis.inference import check_inference, report
     from testbed.analysis.statistics import compare
-    from testbed.device import keep_freed_memory
+    from testbed.device import device_type, keep_freed_memory
     from testbed.inference.evaluation import Evaluation, model_of
     from testbed.inference.quantize import check_scheme
     from testbed.inference.record import beginning, scheme_entry
 
-    has_cuda = torch.cuda.is_available()
-    if arguments.device == "cuda" and not has_cuda:
-        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
-    device = torch.device("cuda" if has_cuda and arguments.device != "cpu" else "cpu")
+    device = torch.device(device_type(arguments.device))
     torch.set_num_threads(arguments.threads or usable_cores())
     if device.type == "cpu":
         keep_freed_memory()

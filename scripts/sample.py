@@ -137,7 +137,10 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
     prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
     new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions)
-    device = chosen_device(arguments.device)  # from here on torch is needed
+
+    from testbed.device import device_type  # from here on torch is needed
+
+    device = device_type(arguments.device)
     with naming(flag):
         model = load_model(source, device)
 
@@ -192,16 +195,6 @@ def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int) -> int
             f"takes {prompt_tokens}"
         )
     return asked
-
-
-def chosen_device(name: str) -> str:
-    """The device that --device stands for. ValueError where it is not there."""
-    import torch
-
-    has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
-    return "cuda" if has_cuda and name != "cpu" else "cpu"
 
 
 def without(tokens: Iterable[int], end_of_text_id: int) -> Iterator[int]:

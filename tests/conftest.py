@@ -34,6 +34,15 @@ def quiet_environment(tmp_path_factory):
         os.environ.pop(name, None)
 
 
+@pytest.fixture
+def other():
+    """A process that can be stopped and killed in a rank's stead."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
 def tokens_with_structure(num_tokens: int, seed: int) -> np.ndarray:
     """Ids below VOCABULARY - 1 in which each follows from the one before, with noise: something to learn."""
     steps = np.random.default_rng(seed).integers(1, 4, num_tokens)

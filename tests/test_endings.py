@@ -364,15 +364,6 @@ def test_a_start_again_does_not_find_what_the_ranks_before_left_in_the_store(mon
 # --- who is missing
 
 
-@pytest.fixture
-def other():
-    """A process that can be stopped and killed in a rank's stead."""
-    process = subprocess.Popen(["sleep", "600"])
-    yield process
-    process.kill()
-    process.wait()
-
-
 def place_of(folder: Path, rank: int, phase: str, step: int, process: int | None = None) -> watchdog.ProgressFile:
     file = watchdog.ProgressFile(folder, rank)
     file.enter(phase, step)

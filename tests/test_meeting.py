@@ -66,15 +66,6 @@ def look(meeting: Meeting, seconds: float = 1.0) -> str | None:
     return missing
 
 
-@pytest.fixture
-def other():
-    """A process that can be stopped and killed in a rank's stead."""
-    process = subprocess.Popen(["sleep", "600"])
-    yield process
-    process.kill()
-    process.wait()
-
-
 def end(process: subprocess.Popen) -> None:
     process.kill()  # nobody asks for its exit code: a zombie is dead too
     wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)

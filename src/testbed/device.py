@@ -55,6 +55,14 @@ def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
             os.sched_setaffinity(int(thread.name), cores[launch.local_rank * share : (launch.local_rank + 1) * share])
 
 
+def device_type(asked: str) -> str:
+    """ "cuda" or "cpu": what --device auto, cuda or cpu stands for here. ValueError where it is not there."""
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
+    return "cuda" if has_cuda and asked != "cpu" else "cpu"
+
+
 def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     """The device of this rank; sets its CPU threads.
 
@@ -64,10 +72,7 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     torch.set_num_threads(settings.threads_per_rank)
     if settings.bind_cores:
         keep_to_own_cores(settings.threads_per_rank, launch)
-    has_cuda = torch.cuda.is_available()
-    if settings.device == "cuda" and not has_cuda:
-        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
-    if settings.device == "cpu" or not has_cuda:
+    if device_type(settings.device) == "cpu":
         device = torch.device("cpu")
         keep_freed_memory()
     else:
