@@ -20,7 +20,9 @@ from testbed.analysis.network import results as results_of_study
 from testbed.analysis.network_tables import NOT_MEASURED, blocks, filled
 from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
+from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
 from testbed.drill.record import DRILL_FILE, read_drill, summary, table
+from testbed.lab.study import STRATEGIES_STUDIED
 from testbed.metrics_file import read_metrics
 from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
 from testbed.strategies import STRATEGIES
@@ -297,6 +299,48 @@ def test_the_tables_of_the_network_study_are_what_the_file_says():
     assert all(row["low"] is not None for row in content["results"]["comparisons"])
     slow = [row["over_bound"] for row in content["results"]["all_reduces"] if row["link"] == "100mbit"]
     assert len(slow) == 2 and all(0.95 < each < 1.25 for each in slow)
+
+
+def test_what_the_page_says_of_the_network_study_are_verdicts_of_its_file():
+    """Each sentence of "What came out"."""
+    if not (NETWORK / STUDY_FILE).exists():
+        return
+    found = read_study(NETWORK)["results"]
+    told = {(row["question"], row["faster"], row["slower"]): row for row in found["comparisons"]}
+
+    def verdict(question: str, one: str, other: str) -> str:
+        return told[question, one, other]["verdict"]
+
+    assert all(row["over_bound"] < 1.06 for row in found["all_reduces"] if row["over_bound"] is not None)
+    for strategy in ("fsdp", "zero1", "zero2", "zero3"):
+        assert verdict("strategy", f"{strategy}_2hosts_100mbit", "ddp_2hosts_100mbit") == SLOWER
+    for link in ("unlimited", "1gbit", "100mbit", "switch0ms", "switch5ms"):
+        is_faster = verdict("strategy", f"pipeline_2hosts_{link}", f"ddp_2hosts_{link}") == FASTER
+        assert is_faster == (link == "100mbit")
+    for lever in ("gradients_in_bf16", "4_micro_batches_per_step"):
+        assert told["lever", f"ddp_{lever}_2hosts_100mbit", "ddp_2hosts_100mbit"]["low"] > 1.5
+    for link in ("100mbit", "1gbit"):
+        for size in ("200_MiB", "1_MiB"):
+            assert 0.95 < told["lever", f"ddp_buckets_of_{size}_2hosts_{link}", f"ddp_2hosts_{link}"]["ratio"] < 1.05
+        for size in ("5e8", "2e5"):
+            buckets = f"zero1_buckets_of_{size}_elements_2hosts_{link}"
+            assert verdict("lever", buckets, f"zero1_2hosts_{link}") == NO_DIFFERENCE
+    delayed = {
+        name: told["link", f"{name}_2hosts_switch0ms", f"{name}_2hosts_switch5ms"] for name in STRATEGIES_STUDIED
+    }
+    by_cost = sorted(delayed, key=lambda name: delayed[name]["ratio"], reverse=True)
+    assert by_cost[:3] == ["allreduce", "zero3", "fsdp"] and by_cost[-1] == "ddp"
+    assert delayed["allreduce"]["low"] > 5 and delayed["ddp"]["ratio"] < 1.5
+    gained = [told["coalescing", "ddp_buckets_of_200_MiB_2hosts_1gbit", "allreduce_2hosts_1gbit"]]
+    gained += [told["ddp", "ddp_2hosts_1gbit", "allreduce_2hosts_1gbit"]]
+    assert [row["verdict"] for row in gained] == [FASTER, FASTER]
+    assert gained[0]["ratio"] == pytest.approx(gained[1]["ratio"], rel=0.05)
+    assert verdict("ddp", "ddp_2hosts_100mbit", "allreduce_2hosts_100mbit") == NO_DIFFERENCE
+    for link in ("100mbit", "1gbit"):
+        overlap = told["overlap", f"ddp_buckets_of_1_MiB_2hosts_{link}", f"ddp_buckets_of_200_MiB_2hosts_{link}"]
+        assert overlap["ratio"] < 1.05
+        covered = {row["arm"]: row["covered_s"] for row in found["summaries"]}
+        assert covered[overlap["faster"]] > 0.01 and covered[overlap["slower"]] < 0.001
 
 
 def test_the_guide_tells_of_every_run_type():

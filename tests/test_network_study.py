@@ -15,7 +15,7 @@ from testbed.analysis import network
 from testbed.analysis.network import check_study, read_study, results, write_study
 from testbed.analysis.network_bounds import bound_of, share_ready_last
 from testbed.analysis.network_charts import plot_study
-from testbed.analysis.network_tables import NOT_MEASURED, block_of, blocks, filled, tables, verdicts
+from testbed.analysis.network_tables import NOT_MEASURED, _ratio, block_of, blocks, filled, tables, verdicts
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
 from testbed.distributed import measured_bus_bandwidth
 from testbed.lab.links import why_impossible
@@ -253,6 +253,22 @@ def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
     row = next(row for row in rows_of(tables(content)["levers"]) if row["with"] == "buckets of 1 MiB")
     assert (row["strategy"], row["last loss"], row["last loss without"]) == ("ddp", "8.25000", "8.50000")
     assert "not comparable where a step takes another number of tokens (buckets of 1 MiB)" in tables(content)["levers"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.98, 1.0026, "1.02x [0.98, 1.00]"),  # nothing was found, so nothing looks odd
+        (1.0026, 1.0359, "1.019x [1.003, 1.036]"),
+        (1.0003, 1.0359, "1.0191x [1.0003, 1.0359]"),
+        (0.9, 0.9996, "1.0191x [0.9000, 0.9996]"),
+        (1.05, 1.1, "1.02x [1.05, 1.10]"),
+        (None, None, "1.02x"),
+    ],
+)
+def test_an_interval_that_leaves_1_out_is_seen_to(low, high, shown):
+    each = network.Comparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
+    assert _ratio(each) == shown
 
 
 def test_the_best_of_as_many_all_reduces_as_the_table_says():

@@ -41,10 +41,12 @@ def plot_study(content: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    names = list(dict.fromkeys(arm["title"] for rows in panels.values() for arm in rows))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    notes = [what_was_measured(content).replace("`", "").replace("*", ""), MEANING_OF_MARKS, EXPOSED, BOUND]
-    notes += [MANY] if any(arm["hosts"] > 2 for rows in panels.values() for arm in rows) else []
+    strategies = list(dict.fromkeys(arm["strategy"] for arm in content["arms"]))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(strategies)}  # in every picture
+    drawn = [arm for rows in panels.values() for arm in rows]
+    notes = [what_was_measured(content).replace("`", "").replace("*", ""), MEANING_OF_MARKS, EXPOSED]
+    notes += [BOUND] if any(bound_s(content, arm["hosts"], arm["link"]) is not None for arm in drawn) else []
+    notes += [MANY] if any(arm["hosts"] > 2 for arm in drawn) else []
     with rc_context(STYLE):
         heights = [0.4 + 0.42 * len(rows) for rows in panels.values()]
         figure, axes = figure_with_footer([], title, heights, notes, are_single=False)
@@ -66,7 +68,7 @@ def _panel(
         exposed = "".join(f", {1000 * seconds:,.0f} {name}" for seconds, name in waits if seconds is not None)
         times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
         text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
-        bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["title"]], text))
+        bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["strategy"]], text))
     draw_bars(axis, bars)
     rows_on(axis, [bar.label for bar in bars])
     for text in axis.texts:  # the line of the bound may pass behind it

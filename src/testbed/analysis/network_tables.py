@@ -296,4 +296,12 @@ def _step(summary: Summary) -> str:
 
 
 def _ratio(each: Comparison) -> str:
-    return f"{each.ratio:.2f}x" + ("" if each.low is None else f" [{each.low:.2f}, {each.high:.2f}]")
+    """With as many digits as show that an interval leaves 1 out, where it does."""
+    if each.low is None:
+        return f"{each.ratio:.2f}x"
+    is_apart = not each.low <= 1 <= each.high
+    for places in (2, 3, 4):
+        low, high = (f"{bound:.{places}f}" for bound in (each.low, each.high))
+        if not is_apart or f"{1:.{places}f}" not in (low, high):
+            break
+    return f"{each.ratio:.{places}f}x [{low}, {high}]"
