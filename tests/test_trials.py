@@ -133,6 +133,9 @@ def test_the_tables_on_the_page_are_what_the_file_says():
         return
     measured = json.loads(file.read_text())
     assert trials_table(measured) in page and two_numbers_table(measured) in page and not measured["git_dirty"]
+    later = json.loads(file.with_name("trials_head.json").read_text())
+    assert trials_table(later) in page and not later["git_dirty"]
+    assert later["trials"].keys() | measured["trials"].keys() == TRIALS.keys(), "each is in one of them"
     assert "follow with `docs/results/performance/trials.json`" not in page
 
 
