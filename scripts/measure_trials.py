@@ -147,19 +147,21 @@ def heading(arguments: argparse.Namespace, settings: RunSettings, device: torch.
     import torch
 
     from testbed.environment import commit, hardware, versions
-    from testbed.flops import flops_per_token_causal, flops_per_token_palm, least_bytes_of_step
+    from testbed.flops import flops_per_token_palm, least_bytes_of_step, least_flops_per_token
+    from testbed.trials import WARMUP_PAIRS
 
     sha, is_dirty = commit()
     tokens = settings.tokens_per_step
     return {
-        "schema": 2,
+        "schema": 3,
         "git_commit": sha,
         "git_dirty": is_dirty,
         "command": ["python", "scripts/measure_trials.py", *sys.argv[1:]],
         "work": arguments.work,
         "tokens_per_step": tokens,
+        "warmup_pairs": WARMUP_PAIRS,  # the first pair after them begins with the step as it is
         "precision": settings.precision,
-        "causal_flops_per_step": tokens * flops_per_token_causal(settings.shape, settings.seq_length),
+        "causal_flops_per_step": tokens * least_flops_per_token(settings.shape, settings.seq_length),
         "palm_flops_per_step": tokens * flops_per_token_palm(settings.shape, settings.seq_length),
         "least_bytes_per_step": least_bytes_of_step(
             settings.shape, tokens, settings.grad_accum_steps, settings.precision

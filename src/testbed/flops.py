@@ -40,6 +40,12 @@ def flops_per_token_causal(shape: ModelShape, seq_length: int) -> int:
     return 6 * shape.num_parameters + 6 * shape.num_layers * shape.embedding_size * seq_length
 
 
+def least_flops_per_token(shape: ModelShape, seq_length: int) -> int:
+    """What forward + backward cannot do without: of the PaLM count only the causal half of the scores. With a rate it
+    bounds the time of a step from below."""
+    return flops_per_token_palm(shape, seq_length) - 6 * shape.num_layers * shape.embedding_size * seq_length
+
+
 def least_bytes_of_step(shape: ModelShape, tokens: int, micro_batches: int, precision: str) -> int:
     """Memory traffic that an optimizer step of AdamW on one device cannot do without, when no cache holds a tensor from
     one use to the next. With the FLOPs it bounds the time of a step from below.

@@ -25,7 +25,7 @@ from testbed.settings import CheckedRun, RunSettings
 from testbed.step_clock import synchronize
 from testbed.strategies.baseline import Baseline
 
-WARMUP_PAIRS = 3  # the memory that steps need is still being faulted in during the second pair
+WARMUP_PAIRS = 5  # in the first ones the memory that steps need is still being faulted in
 Alternative = Callable[[Baseline], contextlib.AbstractContextManager]
 
 
