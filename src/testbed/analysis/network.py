@@ -47,7 +47,10 @@ class Summary:
     idle_s: float | None  # neither computing nor communicating; of a pipeline its bubble, and waiting for transfers
     covered_s: float | None  # communication less what of it is exposed, step by step, 0 at least; None of a pipeline
     num_profiled: int
-    traffic: float | None  # bytes on the bus over those of the gradients' ring all-reduce; None where no trace tells
+    profiled_over_timed: float | None  # a step of the profiled runs over one of the timed: what profiling did to it
+    num_collectives: float | None  # of a profiled step, of the rank that has most
+    # bytes that a ring needs for a step's collectives over those of the gradients' all-reduce; None without a trace
+    traffic: float | None
     # of a ring all-reduce of the gradients at the link's rate, of a pipeline's own traffic; None without a rate
     bound_s: float | None
 
@@ -208,10 +211,10 @@ def rates_of(content: Mapping[str, Any], arm: str) -> list[float]:
     ]
 
 
-def steps_of(content: Mapping[str, Any], arm: str) -> list[float]:
-    """The median step of each timed run of an arm, in seconds."""
+def steps_of(content: Mapping[str, Any], arm: str, kind: str = "timed") -> list[float]:
+    """The median step of each run of an arm, in seconds; only timed ones unless `kind` is "profiled"."""
     warmup = content["work"]["warmup_steps"]
-    runs = [run for run in content["runs"] if (run["arm"], run["kind"]) == (arm, "timed")]
+    runs = [run for run in content["runs"] if (run["arm"], run["kind"]) == (arm, kind)]
     return [statistics.median(run["step_times_s"][warmup:]) for run in runs]
 
 
@@ -219,7 +222,7 @@ def summaries(content: Mapping[str, Any]) -> list[Summary]:
     """Of each arm that has a timed run, in the order of the plan."""
     found = []
     for arm in content["arms"]:
-        steps = steps_of(content, arm["name"])
+        steps, profiled = (steps_of(content, arm["name"], kind) for kind in ("timed", "profiled"))
         if steps:
             traced = _traced_runs(content, arm["name"])
             found.append(
@@ -234,6 +237,8 @@ def summaries(content: Mapping[str, Any]) -> list[Summary]:
                     if arm["strategy"] == "pipeline"
                     else _median_of_medians([_covered(each) for each in traced], "covered_s"),
                     len(traced),
+                    statistics.median(profiled) / statistics.median(steps) if profiled else None,
+                    _median_of_medians(traced, "num_collectives"),
                     _traffic(traced, arm["hosts"], content["work"]["gradient_bytes"]),
                     bound_of(content, arm),
                 )
@@ -296,6 +301,7 @@ def comparisons(content: Mapping[str, Any]) -> list[Comparison]:
         if arm["strategy"] == "ddp" and arm["lever"] is None:
             asked.append(("ddp", name, named("allreduce", *place)))
             asked.append(("coalescing", named("ddp", *place, ONE_BUCKET), named("allreduce", *place)))
+            asked.append(("both", named("ddp", *place, SMALL_BUCKETS), named("allreduce", *place)))
             asked.append(("overlap", named("ddp", *place, SMALL_BUCKETS), named("ddp", *place, ONE_BUCKET)))
         elif arm["lever"] is not None:
             asked.append(("lever", name, named(arm["strategy"], *place)))

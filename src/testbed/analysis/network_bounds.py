@@ -25,7 +25,8 @@ def bound_of(content: Mapping[str, Any], arm: Mapping[str, Any]) -> float | None
     """Of an arm: None without a rate. Of a pipeline: what the link of its first stage, and of its last, carries in one
     direction: the activations of a step, or their gradients, and the embedding's gradient, which the two add up."""
     if arm["strategy"] != "pipeline":
-        return bound_s(content, arm["hosts"], arm["link"])
+        whole_s = bound_s(content, arm["hosts"], arm["link"])
+        return whole_s / 2 if whole_s is not None and "bf16" in (arm["lever"] or "") else whole_s  # half the bytes
     shape = shape_of(content["work"])
     tokens = next(run["tokens_per_step"] for run in content["runs"] if run["arm"] == arm["name"])
     numbers = (shape.padded_vocab_size + tokens) * shape.embedding_size  # two ranks' all-reduce: all of it each way

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.chart_style import COLOURS, DPI, LABEL_CHARACTERS, STYLE, figure_with_footer, rows_on, wrapped
-from testbed.analysis.network import pictures, steps_of, summaries
+from testbed.analysis.network import pictures, steps_of, summaries, tokens_of
 from testbed.analysis.network_bounds import bound_s
 from testbed.analysis.network_tables import what_was_measured
 from testbed.analysis.repeats_chart import MEANING_OF_MARKS, Bar, draw_bars
@@ -22,9 +22,11 @@ EXPOSED = (
     "runs of their own, of the rank that waits least."
 )
 BOUND = (
-    "Dashed: a ring all-reduce of the gradients in fp32 at the rate of the link. A pipeline has a bound of its own: "
-    "activations, and the gradient of the tied embedding."
+    "Dashed: a ring all-reduce of the gradients in fp32 at the rate of the link; in bf16 they are half as many bytes. "
+    "A pipeline has a bound of its own: activations, and the gradient of the tied embedding."
 )
+LEFT_OUT = "Four micro batches per step are in the table alone: their step is another amount of work."
+WORTH_SAYING = 0.02  # of a step
 MANY = "More hosts than 2 share the cores of this machine: compare them with each other, not with 2."
 
 
@@ -46,6 +48,7 @@ def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequenc
     drawn = [arm for rows in panels.values() for arm in rows]
     notes = [what_was_measured(content).replace("`", "").replace("*", ""), MEANING_OF_MARKS, EXPOSED]
     notes += [BOUND] if any(bound_s(content, arm["hosts"], arm["link"]) is not None for arm in drawn) else []
+    notes += [LEFT_OUT] if any(arm["lever"] for arm in drawn) and _has_larger_steps(content) else []
     notes += [MANY] if any(arm["hosts"] > 2 for arm in drawn) else []
     with rc_context(STYLE):
         heights = [0.4 + 0.42 * len(rows) for rows in panels.values()]
@@ -57,6 +60,12 @@ def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequenc
     return figure
 
 
+def _has_larger_steps(content: Mapping[str, Any]) -> bool:
+    """Whether a lever's steps take other tokens than those of the others."""
+    of_levers = [arm["name"] for arm in content["arms"] if arm["lever"] is not None and steps_of(content, arm["name"])]
+    return len({tokens_of(content, name) for name in of_levers}) > 1
+
+
 def _panel(
     axis: Axes, content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str]
 ) -> None:
@@ -65,7 +74,8 @@ def _panel(
     for arm in rows:
         summary = found[arm["name"]]
         waits = [(summary.exposed_s, "exposed"), (summary.idle_s, "idle")]
-        exposed = "".join(f", {1000 * seconds:,.0f} {name}" for seconds, name in waits if seconds is not None)
+        worth_it = [(seconds, name) for seconds, name in waits if (seconds or 0) > WORTH_SAYING * summary.median_step_s]
+        exposed = "".join(f", {1000 * seconds:,.0f} {name}" for seconds, name in worth_it)
         times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
         text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
         bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["strategy"]], text))

@@ -22,10 +22,6 @@ from testbed.analysis.network import (
 from testbed.analysis.network_bounds import share_ready_last
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 
-NOT_MEASURED = (
-    "Not measured yet: `python scripts/network_study.py` measures it, and `--tables DIR --into docs/network.md` fills "
-    "it in here."
-)
 _BLOCK = (
     "<!-- network study, {name}: scripts/network_study.py --tables fills this in -->\n{text}\n<!-- end of {name} -->"
 )
@@ -101,16 +97,12 @@ def left_out(content: Mapping[str, Any]) -> str:
         if len(here) < len(strategies) * len(links):
             missing += len(strategies) * len(links) - len(here)
             over = [
-                f"over {titles[link]} {', '.join(arm['title'] for arm in here if arm['link'] == link)}"
+                f"{', '.join(arm['title'] for arm in here if arm['link'] == link)} over {titles[link]}"
                 for link in titles
                 if any(arm["link"] == link for arm in here)
             ]
-            said.append(f"on {hosts} hosts only {'; '.join(over)}")
-    return (
-        f"Left out of strategies x hosts x links are {missing} cells: measured is {', and '.join(said)}."
-        if said
-        else ""
-    )
+            said.append(f"on {hosts} hosts there are only {'; '.join(over)}")
+    return f"Left out of strategies x hosts x links are {missing} cells: {', and '.join(said)}." if said else ""
 
 
 def count(content: Mapping[str, Any]) -> str:
@@ -129,9 +121,10 @@ def strategies_table(content: Mapping[str, Any]) -> str:
     arms, titles = _arms(content), _titles(content)
     against = {each.slower: each for each in comparisons(content) if each.question == "link"}
     lines = [
-        "| hosts | link | strategy | n | step (ms) | tokens/s | profiled runs | exposed communication (ms) | covered "
-        "(ms) | idle (ms) | bound (ms) | traffic | tokens/s over the reference link, over these | reference |",
-        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|---|",
+        "| hosts | link | strategy | n | step (ms) | tokens/s | profiled runs (their step over the timed) | exposed "
+        "communication (ms) | covered (ms) | idle (ms) | bound (ms) | collectives | traffic | tokens/s over the "
+        "reference link, over these | reference |",
+        "|---:|---|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     for summary in summaries(content):
         arm = arms[summary.arm]
@@ -144,8 +137,8 @@ def strategies_table(content: Mapping[str, Any]) -> str:
             )
             place = (arm["hosts"], titles[arm["link"]], arm["title"], summary.num_runs, _step(summary))
             traffic = "" if summary.traffic is None else f"{summary.traffic:.2f}"
-            waits = (summary.num_profiled, _ms(summary.exposed_s), _ms(summary.covered_s), _ms(summary.idle_s))
-            times = (*waits, _ms(summary.bound_s), traffic, *reference)
+            waits = (_profiled(summary), _ms(summary.exposed_s), _ms(summary.covered_s), _ms(summary.idle_s))
+            times = (*waits, _ms(summary.bound_s), _count(summary.num_collectives), traffic, *reference)
             lines.append(_line(*place, rate(summary.median_tokens_per_s), *times))
     return "\n".join(lines)
 
@@ -187,23 +180,25 @@ def overlap_table(content: Mapping[str, Any]) -> str:
     arms, titles = _arms(content), _titles(content)
     found = {summary.arm: summary for summary in summaries(content)}
     meanings = {
-        "ddp": "allreduce, then ddp: fewer messages and overlap together",
+        "ddp": "allreduce, then ddp as it is",
         "coalescing": "allreduce, then ddp in one bucket: fewer messages alone",
+        "both": "allreduce, then ddp in small buckets: fewer messages and overlap together",
         "overlap": "ddp in one bucket, then in small buckets: overlap, less the cost of more messages",
     }
     lines = [
         "| hosts | link | first and second: what the ratio holds | tokens/s of the second over the first's | verdict: "
-        "the second is | profiled runs | exposed, first (ms) | exposed, second (ms) | covered, first (ms) | covered, "
-        "second (ms) |",
-        "|---:|---|---|---|---|---:|---:|---:|---:|---:|",
+        "the second is | collectives | profiled runs (their step over the timed) | exposed, first (ms) | exposed, "
+        "second (ms) | covered, first (ms) | covered, second (ms) |",
+        "|---:|---|---|---|---|---|---|---:|---:|---:|---:|",
     ]
     for each in comparisons(content):
         if each.question in meanings:
             arm = arms[each.faster]
             pair = found[each.slower], found[each.faster]
-            profiled = " and ".join(str(summary.num_profiled) for summary in pair)
+            counts = " and ".join(_count(summary.num_collectives) for summary in pair)
+            profiled = " and ".join(_profiled(summary) for summary in pair)
             times = [_ms(summary.exposed_s) for summary in pair] + [_ms(summary.covered_s) for summary in pair]
-            what = (meanings[each.question], _ratio(each), each.verdict, profiled)
+            what = (meanings[each.question], _ratio(each), each.verdict, counts, profiled)
             lines.append(_line(arm["hosts"], titles[arm["link"]], *what, *times))
     return f"{ceiling(content)}\n\n{_or_nothing(lines)}"
 
@@ -225,9 +220,10 @@ def levers_table(content: Mapping[str, Any]) -> str:
     arms, titles = _arms(content), _titles(content)
     found = {summary.arm: summary for summary in summaries(content)}
     lines = [
-        "| strategy | with | hosts | link | n | step (ms) | tokens/s | profiled runs | exposed communication (ms) | "
-        "tokens/s over those without | verdict | last loss | last loss without | work |",
-        "|---|---|---:|---|---:|---:|---:|---:|---:|---|---|---:|---:|---|",
+        "| strategy | with | hosts | link | n | step (ms) | tokens/s | profiled runs (their step over the timed) | "
+        "exposed communication (ms) | collectives | tokens/s over those without | verdict | last loss | last loss "
+        "without | work |",
+        "|---|---|---:|---|---:|---:|---:|---|---:|---:|---|---|---:|---:|---|",
     ]
     other_batches = set()
     for each in comparisons(content):
@@ -235,7 +231,8 @@ def levers_table(content: Mapping[str, Any]) -> str:
             arm, summary = arms[each.faster], found[each.faster]
             strategy = arms[each.slower]["title"]
             place = (strategy, arm["lever"], arm["hosts"], titles[arm["link"]], summary.num_runs, _step(summary))
-            speed = (rate(summary.median_tokens_per_s), summary.num_profiled, _ms(summary.exposed_s), _ratio(each))
+            traced = (_profiled(summary), _ms(summary.exposed_s), _count(summary.num_collectives))
+            speed = (rate(summary.median_tokens_per_s), *traced, _ratio(each))
             losses = [f"{last_loss_of(content, name):.5f}" for name in (each.faster, each.slower)]
             lines.append(_line(*place, *speed, each.verdict, *losses, "another" if arm["changes_work"] else "equal"))
             if tokens_of(content, each.faster) != tokens_of(content, each.slower):
@@ -267,6 +264,16 @@ def verdicts(content: Mapping[str, Any]) -> list[str]:
             words = f"{each.verdict} ({_ratio(each)})"
         said.append(f"{spelled(each.faster)} against {spelled(each.slower)}: {words}")
     return said
+
+
+def _profiled(summary: Summary) -> str:
+    """How many profiled runs, and how many times as long as a timed step theirs took."""
+    over = summary.profiled_over_timed
+    return str(summary.num_profiled) + ("" if over is None else f" ({over:.2f})")
+
+
+def _count(number: float | None) -> str:
+    return "" if number is None else f"{number:g}"
 
 
 def _or_nothing(lines: list[str]) -> str:
@@ -303,5 +310,5 @@ def _ratio(each: Comparison) -> str:
     for places in (2, 3, 4):
         low, high = (f"{bound:.{places}f}" for bound in (each.low, each.high))
         if not is_apart or f"{1:.{places}f}" not in (low, high):
-            break
+            break  # nearer to 1 than 0.00005 it is shown as 1.0000
     return f"{each.ratio:.{places}f}x [{low}, {high}]"

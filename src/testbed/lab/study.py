@@ -141,7 +141,10 @@ def arms_of(asked: Asked) -> list[Arm]:
                     if asked.is_whole or not is_left_out:
                         arms.append(Arm("strategies", strategy, hosts, link))
     if "levers" in asked.parts:
-        for link, levers in LEVERS_ON.items():
+        for link, known in LEVERS_ON.items():
+            levers = [lever for lever in known if LEVERS[lever].strategy in asked.strategies]
+            if link not in asked.links or LEVER_HOSTS not in asked.hosts:
+                continue
             for strategy in dict.fromkeys(LEVERS[lever].strategy for lever in levers):
                 plain = Arm("strategies", strategy, LEVER_HOSTS, link)
                 arms += [] if plain in arms else [plain]
