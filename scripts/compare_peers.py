@@ -22,6 +22,7 @@ Exit code: 0 every trainer that was asked for was measured; 1 one could not be, 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
@@ -239,7 +240,11 @@ def compare(arguments: argparse.Namespace) -> int:
         repeats = default(arguments, device_type, "repeats")
         if arguments.dry_run:
             return say_plan(plan, runner, repeats)
-        command_line = shlex.join(["scripts/compare_peers.py", *sys.argv[1:]])
+        words = sys.argv[1:]
+        if arguments.nanogpt_dir is not None:  # a record should not name a home folder
+            shorter = os.path.relpath(arguments.nanogpt_dir)
+            words = [word.replace(str(arguments.nanogpt_dir), shorter) for word in words]
+        command_line = shlex.join(["scripts/compare_peers.py", *words])
         content = beginning(command_line, facts, plan, runner, peers, repeats)
         return run_rounds(content, plan.rounds(repeats), runner, file)
 

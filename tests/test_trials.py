@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from statistics import median
 
 import pytest
 import torch
 from conftest import REPOSITORY, TINY_RUN, data_flags
 
 from testbed import trials
+from testbed.analysis.statistics import FASTER, SLOWER
 from testbed.analysis.trials import trial_result, trials_table, two_numbers_table
 from testbed.data import TrainingBatches
 from testbed.flags import parse_command_line
@@ -21,7 +27,7 @@ from testbed.model import GPT2
 from testbed.model_shape import ModelShape
 from testbed.settings import check_run
 from testbed.strategies.baseline import Baseline
-from testbed.trials import TRIALS
+from testbed.trials import TRIALS, Trial
 
 SCRIPT = REPOSITORY / "scripts" / "measure_trials.py"
 CPU = torch.device("cpu")
@@ -33,14 +39,22 @@ EVERY = [
 ]
 
 
+def operations_of(step: Callable[[], object]) -> Counter[str]:
+    """What PyTorch does in a step, by name and number."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        step()
+    return Counter({event.key: event.count for event in profiled.key_averages()})
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_an_alternative_takes_the_same_steps(token_files, name):
-    """Three steps, the second and third of weights that the alternative made, and nothing of it stays behind."""
+    """Three steps, the second and third of weights that the alternative made: by other operations to the same numbers,
+    and nothing of it stays behind in the steps as they are after it."""
     if name == "chunked cross entropy" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         pytest.skip("this torch has no LinearCrossEntropyOptions")
     flags = ["--global_batch_size", "4", "--micro_batch_size_per_gpu", "2", "--vocab_size", "512", *TRIALS[name].needs]
     checked = check_run(parse_command_line([*TINY_RUN, *data_flags(token_files), *flags]), Launch(0, 0, 1, 1))
-    seen = []
+    seen, done = [], []
     for is_alternative in (False, True):
         torch.manual_seed(0)
         strategy = Baseline(checked.settings, GPT2(checked.settings.shape), CPU)
@@ -53,10 +67,47 @@ def test_an_alternative_takes_the_same_steps(token_files, name):
                 result = strategy.train_step(batches.of_step(step), 1e-3)
             results.append((result.loss_sum.item(), result.grad_norm.item()))
         seen.append(results)
+        with around:
+            done.append(operations_of(lambda s=strategy, b=batches: s.train_step(b.of_step(3), 1e-3)))
         after = dict(vars(strategy)), strategy.model.forward, torch.nn.functional.scaled_dot_product_attention
         assert before == after
+        for step in (4, 5):  # the first of them may make the optimizer's moments
+            done_after = operations_of(lambda s=strategy, b=batches, n=step: s.train_step(b.of_step(n), 1e-3))
+        done.append(done_after)
     for usual, other in zip(*seen, strict=True):
         assert other == pytest.approx(usual, rel=2e-5)
+    usual, usual_later, other, usual_after = done
+    assert usual == usual_later == usual_after != other
+
+
+def test_pairs_take_turns_and_the_first_ones_are_left_out(token_files, monkeypatch):
+    """Which column is which, who begins, and that what warms up is in no pair."""
+    order: list[bool] = []
+    is_within: list[bool] = []
+
+    class Strategy:
+        def __init__(self, *arguments: object):
+            pass
+
+        def train_step(self, *arguments: object) -> None:
+            order.append(bool(is_within))
+            time.sleep(0.03 if is_within else 0.01)
+
+    @contextlib.contextmanager
+    def alternative():
+        is_within.append(True)
+        yield
+        is_within.clear()
+
+    monkeypatch.setattr(trials, "Baseline", Strategy)
+    monkeypatch.setattr(trials, "GPT2", lambda *arguments: None)
+    checked = check_run(parse_command_line([*TINY_RUN, *data_flags(token_files)]), Launch(0, 0, 1, 1))
+    trial = Trial("w", "p", lambda strategy: trials._Reentrant(alternative), kept="no")
+    pairs = trials.times_of_pairs(checked, CPU, trial, 4)
+    assert len(order) == 2 * (trials.WARMUP_PAIRS + 4) and len(pairs) == 4
+    assert [order[2 * pair] for pair in range(trials.WARMUP_PAIRS, trials.WARMUP_PAIRS + 4)] == [False, True] * 2
+    assert all(order[2 * pair] != order[2 * pair + 1] for pair in range(len(order) // 2))
+    assert all(usual_s < other_s for usual_s, other_s in pairs)
 
 
 def run_of(pairs: list[list[float]], precision: str = "fp32") -> dict:
@@ -121,6 +172,13 @@ def test_what_this_torch_or_device_cannot_do_is_not_measured(token_files, monkey
     assert "has no LinearCrossEntropyOptions" in chunked.why_not(aligned, CPU)
     monkeypatch.setattr(trials, "is_bf16_faster", lambda device: False)
     assert "does not multiply bf16 faster" in casts.why_not(aligned, CPU)
+
+    def no_compiler(*arguments: object) -> None:
+        raise RuntimeError("no C compiler\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    for name in COMPILED:
+        assert TRIALS[name].why_not(aligned, CPU) == "the compiler does not work here (RuntimeError: no C compiler)"
     assert all(trial.kept for trial in TRIALS.values()) and TRIALS["float32 norm"].why_not(padded, CPU) is None
 
 
@@ -133,10 +191,28 @@ def test_the_tables_on_the_page_are_what_the_file_says():
         return
     measured = json.loads(file.read_text())
     assert trials_table(measured) in page and two_numbers_table(measured) in page and not measured["git_dirty"]
-    later = json.loads(file.with_name("trials_head.json").read_text())
-    assert trials_table(later) in page and not later["git_dirty"]
-    assert later["trials"].keys() | measured["trials"].keys() == TRIALS.keys(), "each is in one of them"
+    assert measured["trials"].keys() == TRIALS.keys() and measured["warmup_pairs"] == trials.WARMUP_PAIRS
     assert "follow with `docs/results/performance/trials.json`" not in page
+
+
+def test_what_the_page_concludes_of_the_trials_is_what_their_verdicts_say():
+    page = " ".join((REPOSITORY / "docs" / "performance.md").read_text().split())
+    measured = json.loads((REPOSITORY / "docs" / "results" / "performance" / "trials.json").read_text())
+    found = {
+        name: trial_result([run["pairs"] for run in trial["repeats"]])
+        for name, trial in measured["trials"].items()
+        if not trial["not_measured"]
+    }
+    slower = {name for name, result in found.items() if result.verdict == SLOWER}
+    assert not [name for name, result in found.items() if result.verdict == FASTER] and len(found) == 7
+    assert "No alternative is found faster. Two are slower: AdamW unfused, by some per cent" in page
+    assert slower == {"unfused AdamW", "chunked cross entropy"} and found["chunked cross entropy"].low > 3
+    runs = [run for trial in measured["trials"].values() for run in trial["repeats"]]
+    step_s = median(pair[0] for run in runs for pair in run["pairs"])
+    rates = [median(run[name] for run in runs) for name in ("matrix_flops_per_s", "copy_bytes_per_s")]
+    assert "two thirds of its time" in page and "alone would be an eighth of it" in page
+    assert measured["causal_flops_per_step"] / rates[0] / step_s == pytest.approx(2 / 3, abs=0.02)
+    assert measured["least_bytes_per_step"] / rates[1] / step_s == pytest.approx(1 / 8, abs=0.02)
 
 
 def test_a_file_is_measured_and_read_again(tmp_path, token_files):

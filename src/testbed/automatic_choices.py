@@ -15,9 +15,8 @@ import torch
 from testbed import distributed
 from testbed.attention_backend import check_backend, fastest_backend
 from testbed.batch import with_micro_batch
-from testbed.device import with_precision_resolved
+from testbed.device import why_nothing_compiles, with_precision_resolved
 from testbed.earlier_settings import in_todays_terms
-from testbed.error_text import first_line
 from testbed.largest_micro_batch import find_micro_batch
 from testbed.launch import Launch
 from testbed.parallelism import why_not_compiled_unasked
@@ -112,11 +111,5 @@ def _compiles(settings: RunSettings, device: torch.device) -> tuple[bool, str]:
         return False, ""
     if (reason := why_not_compiled_unasked(vars(settings))) is not None:
         return False, f"not compiled {reason}"
-    try:
-        x = torch.ones(8, device=device, requires_grad=True)
-        torch.compile(lambda x: torch.nn.functional.gelu(x) * 2)(x).sum().backward()
-    except Exception as error:  # no Triton, no C compiler, a driver too old: of many types
-        return False, f"not compiled, as the compiler does not work here ({first_line(error)})"
-    finally:
-        torch._dynamo.reset()
-    return True, ""
+    reason = why_nothing_compiles(device)
+    return reason is None, "" if reason is None else f"not compiled, as {reason}"

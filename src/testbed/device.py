@@ -12,6 +12,7 @@ import torch
 
 from testbed import distributed
 from testbed.attention_backend import check_backend
+from testbed.error_text import first_line
 from testbed.float8 import check_float8
 from testbed.launch import Launch
 from testbed.measure import is_bf16_faster
@@ -96,6 +97,18 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     check_float8(settings, device)
     check_backend(settings, device)
     return device
+
+
+def why_nothing_compiles(device: torch.device) -> str | None:
+    """Why torch.compile cannot work on a device, found by a trial; None where it works."""
+    try:
+        x = torch.ones(8, device=device, requires_grad=True)
+        torch.compile(lambda x: torch.nn.functional.gelu(x) * 2)(x).sum().backward()
+    except Exception as error:  # no Triton, no C compiler, a driver too old: of many types
+        return f"the compiler does not work here ({first_line(error)})"
+    finally:
+        torch._dynamo.reset()
+    return None
 
 
 def with_precision_resolved(settings: RunSettings, launch: Launch, device: torch.device) -> RunSettings:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from testbed import model as model_module
 from testbed.data import TrainingBatches
+from testbed.device import why_nothing_compiles
 from testbed.measure import is_bf16_faster
 from testbed.model import GPT2
 from testbed.optimizer import parameter_groups
@@ -151,6 +152,10 @@ def _no_fast_bf16(settings: RunSettings, device: torch.device) -> str | None:
     return None if is_bf16_faster(device) else "this device does not multiply bf16 faster than fp32"
 
 
+def _no_compiler(settings: RunSettings, device: torch.device) -> str | None:
+    return why_nothing_compiles(device)
+
+
 def _float32_norm(strategy: Baseline) -> contextlib.AbstractContextManager:
     def norm() -> torch.Tensor:
         return torch.nn.utils.get_total_norm([parameter.grad for parameter in strategy.parameters])
@@ -238,11 +243,13 @@ TRIALS = {
         "faster: LayerNorm, GELU and sums in fewer passes; on a CPU those are a few per cent of the step",
         _compiled_blocks,
         kept="on CUDA, by --compile auto; on a CPU only where it is typed: the first step waits for the compiler",
+        why_not=_no_compiler,
     ),
     "compiled head": Trial(
         "last LayerNorm, head and cross entropy in one compiled region, after its start-up",
         "faster by 1 to 3 %: the softmax and its backward in fewer passes over the logits; the product stays as it is",
         _compiled_head,
         kept="no: one more region that the first step waits for; what it gains on CUDA nobody has measured",
+        why_not=_no_compiler,
     ),
 }
