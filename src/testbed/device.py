@@ -57,7 +57,7 @@ def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
 
 
 def device_type(asked: str) -> str:
-    """ "cuda" or "cpu": what --device auto, cuda or cpu stands for here. ValueError where it is not there."""
+    """What --device auto, cuda or cpu stands for here, "cuda" or "cpu". ValueError where it is not there."""
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
         raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
