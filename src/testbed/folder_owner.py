@@ -29,7 +29,6 @@ _SAYS = {  # of each file of settings, some that every version wrote
     LAUNCHER: {"checkpoint_path", "git_commit", "world_size"},
 }
 _MARK = re.compile(r"\[Rank \d+\] RUN_(?:COMPLETE|FAILED|PREEMPTED) \S.*timestamp_utc=\S+\n?")
-_MOST_NAMED = 5
 
 
 def refuse_stranger(directory: Path) -> None:
@@ -87,10 +86,9 @@ def is_run(directory: Path) -> bool:
 
 
 def names_of(paths: list[Path]) -> str:
-    """Names for the middle of a sentence; of a link that it is one, of many files the first few."""
-    names = [f"{path.name} (a link: what it leads to stays)" if path.is_symlink() else path.name for path in paths]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    """Names for the middle of a sentence; of a link that it is one."""
+    links = {path: " (a link: what it leads to stays)" for path in paths if path.is_symlink()}
+    return ", ".join(path.name + links.get(path, "") for path in paths)
 
 
 def _keys(path: Path) -> set[Any]:

@@ -46,7 +46,7 @@ def keep_others_out(directory: Path) -> None:
             pass
         hold(directory)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of that name must not be waited for
-        _locks[directory] = os.open(LOCK, flags, 0o644, dir_fd=_handles[directory])
+        _locks[directory] = os.open(by_handle(directory) / LOCK, flags, 0o644)
     except OSError as error:
         let_others_in(directory)
         raise ValueError(
@@ -75,7 +75,7 @@ def _is_locked(directory: Path) -> bool:
     except OSError as error:  # a file system without locks: nothing to be had, and no reason not to train
         print(f"no lock on {directory} ({error.strerror or error}): start no second run in it", flush=True)
     try:
-        return _lock(_handles[directory], deadline_s)
+        return directory not in _handles or _lock(_handles[directory], deadline_s)
     except OSError:
         return True
 
@@ -106,9 +106,9 @@ def let_others_in(directory: Path) -> None:
 
 
 def hold(directory: Path) -> None:
-    """Keep a handle of a folder, without a lock. A rank that does not see the folder has none."""
+    """Keep a handle of a folder, without a lock. A rank that does not see the folder, or may not list it, has none."""
     if directory not in _handles:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             _handles[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
 
 
