@@ -19,6 +19,7 @@ from test_endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, python_
 from testbed import checkpoint, held_folder, manifest, run_directory, run_ending, weights
 from testbed.atomic_file import write_text
 from testbed.checkpoint import CheckpointWriter
+from testbed.drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
 from testbed.held_folder import FolderGone
 from testbed.launch import Launch
 from testbed.metrics_file import check_metrics, read_metrics, write_metrics
@@ -268,6 +269,22 @@ def test_the_mark_goes_where_the_files_are(held, tmp_path, capsys, vanish, said,
         assert str(moved / "checkpoints" / "step_000001") in (moved / "RUN_FAILED.txt").read_text()
         metrics = read_metrics(moved / "training_metrics.json")
         assert metrics["status"] == "failed" and said in metrics["failure"]["reason"]
+
+
+@pytest.mark.skipif(way_to_fill_a_disk() != TMPFS, reason="nobody here may mount a disk")
+def test_a_disk_that_is_unmounted_under_a_run_is_not_written_beside(token_files, tmp_path):
+    path = tmp_path / "run"
+    with SmallDisk(path, 4_000_000, TMPFS):
+        held = Held(token_files, path)
+        writer = held.writer()
+        writer.save(1)
+    try:
+        for write in (lambda: held.recorded.write("running"), lambda: writer.save(2)):
+            with pytest.raises(FolderGone, match=r"was deleted or unmounted .* another folder has its name now"):
+                write()
+        assert list(path.iterdir()) == []
+    finally:
+        held_folder.let_others_in(path)
 
 
 def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held, capsys):
