@@ -485,6 +485,21 @@ def test_a_mark_is_one_line_whatever_the_path(tmp_path):
         assert path.read_text().count("\n") == 1 and path.read_text().endswith("\n"), path
 
 
+def test_marking_a_folder_that_is_a_file_now_is_a_sentence(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    words = run_directory.mark_failed(tmp_path / "run", 0, "the folder has gone")
+    assert words == "the folder has gone (and RUN_FAILED.txt could not be written: Not a directory)"
+
+
+def test_weights_make_no_folder_anew(run):
+    settings = run.settings()
+    shutil.rmtree(run.path)
+    for folder in (run.path / "best", run.path / "checkpoints" / "x"):
+        with pytest.raises(FileNotFoundError):
+            weights.export_weights(folder, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300")
+    assert not run.path.exists()
+
+
 def test_a_rank_says_in_rank_0s_stead_how_the_run_ended(run, tmp_path):
     """Only where rank 0 is dead, which its lock tells: else it says it itself, and knows more."""
     path = run.path / "training_metrics.json"
