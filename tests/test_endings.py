@@ -242,6 +242,19 @@ def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
     assert not folder.exists() and "Traceback" not in run.text
 
 
+def test_a_token_file_that_is_cut_off_ends_the_run_with_a_sentence(tmp_path):
+    """Mapped into memory it ended it by SIGBUS: no mark, no sentence, status `running`."""
+    folder, files = tmp_path / "run", write_token_files(tmp_path)
+    flags = [*flags_of(files, folder, *ENDLESS), "--num_workers", "2"]
+    with started(folder, [[*python_command(), *flags]]) as run:
+        run.wait_until(lambda: run.is_at(3))
+        os.truncate(files[0], 4096)
+        assert run.codes(20) == [1], run.text
+        mark = run.mark(FAILED)
+    assert f"{files[0]} is no longer the file that was opened" in mark and "Traceback" not in run.text
+    assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
+
+
 # --- without another rank
 
 

@@ -28,7 +28,7 @@ def write_documents(path, texts):
 
 def documents_of(path, tokenizer):
     token_file = open_token_file(path)
-    ends = np.flatnonzero(token_file.tokens == token_file.end_of_text_id)
+    ends = np.flatnonzero(token_file.tokens[:] == token_file.end_of_text_id)
     assert ends[-1] == len(token_file.tokens) - 1
     starts = [0, *(ends[:-1] + 1)]
     return [tokenizer.decode(token_file.tokens[a:b]) for a, b in zip(starts, ends, strict=True)]
