@@ -86,10 +86,15 @@ def download(settings: argparse.Namespace) -> None:
     print(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
 
 
+def end_as_interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
 def main() -> int:
     settings = parse_arguments()
-    # SIGTERM ends the program as Ctrl-C does: through the `finally` clauses that remove or keep the partial files.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM ends the program as Ctrl-C does, but for the exit code: through the `finally` clauses that remove or keep
+    # the partial files.
+    signal.signal(signal.SIGTERM, end_as_interrupted)
     from testbed.corpus import CorpusError
     from testbed.streams import SourceError
 
@@ -101,12 +106,12 @@ def main() -> int:
     except (CorpusError, SourceError, OSError) as error:
         print(f"download_data.py: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(
             "download_data.py: interrupted; nothing unfinished was left under a final name, run it again",
             file=sys.stderr,
         )
-        return 1
+        return 143 if stop.args else 130
     return 0
 
 

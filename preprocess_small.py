@@ -264,10 +264,14 @@ def report(output_dir: Path, source: Source, train: dict, val: dict, text_bytes:
     print(f"{text_bytes / text_tokens:.2f} bytes per token")
 
 
+def end_as_interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
 def main() -> int:
     settings = parse_arguments()
-    # SIGTERM ends the program as Ctrl-C does: through the clauses that remove temporary files.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM ends the program as Ctrl-C does, but for the exit code: through the clauses that remove temporary files.
+    signal.signal(signal.SIGTERM, end_as_interrupted)
     from testbed.corpus import CorpusError
 
     try:
@@ -278,9 +282,9 @@ def main() -> int:
     except (CorpusError, OSError) as error:
         print(f"preprocess_small.py: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("preprocess_small.py: interrupted; earlier token files are unchanged, run it again", file=sys.stderr)
-        return 1
+        return 143 if stop.args else 130
     return 0
 
 

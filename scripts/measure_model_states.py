@@ -185,7 +185,7 @@ def worker(folder: Path) -> None:
     from testbed import distributed
     from testbed.launch import StopSignals, read_launch
 
-    StopSignals(grace_s=10, on_stuck=lambda stop: None)
+    StopSignals(grace_s=10, on_stuck=lambda stop: None).interrupt()
     torch.set_num_threads(1)
     launch = read_launch()
     distributed.start_process_group(torch.device("cpu"), launch, is_needed=True)

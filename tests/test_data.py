@@ -37,7 +37,8 @@ class Settings:
 def counting_file(num_windows: int, odd_tokens: int = 5) -> SimpleNamespace:
     """Token i is i, so a window's first token says which window it is; a rest that fills no window follows."""
     tokens = np.arange(num_windows * SEQUENCE + 1 + odd_tokens)
-    return SimpleNamespace(tokens=tokens, path=Path("counting.bin"), targets=None, end_of_text_id=0)
+    is_as_it_was = {"check_unchanged": lambda: None}
+    return SimpleNamespace(tokens=tokens, path=Path("counting.bin"), targets=None, end_of_text_id=0, **is_as_it_was)
 
 
 def pairs_file(folder: Path, lengths: list[tuple[int, int]]):

@@ -213,7 +213,7 @@ def test_a_stop_that_cannot_save_is_a_failure_with_the_signals_exit_code(files, 
     assert "terminated (SIGTERM), and nothing could be saved: the checkpoint of step" in mark
 
 
-@pytest.mark.parametrize(("sent", "code", "mark"), [(signal.SIGINT, 130, FAILED), (signal.SIGHUP, 143, PREEMPTED)])
+@pytest.mark.parametrize(("sent", "code", "mark"), [(signal.SIGINT, 130, PREEMPTED), (signal.SIGHUP, 143, PREEMPTED)])
 def test_that_nobody_reads_any_more_costs_no_mark(files, tmp_path, sent, code, mark):
     """As after Ctrl-C with `2>&1 | tee`, or when a terminal is closed: the reader is gone before the run is."""
     folder = tmp_path / "run"
@@ -240,6 +240,19 @@ def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
         run.processes[0].send_signal(signal.SIGUSR1)
         assert run.codes(20) == [143]
     assert not folder.exists() and "Traceback" not in run.text
+
+
+def test_a_token_file_that_is_cut_off_ends_the_run_with_a_sentence(tmp_path):
+    """Mapped into memory it ended it by SIGBUS: no mark, no sentence, status `running`."""
+    folder, files = tmp_path / "run", write_token_files(tmp_path)
+    flags = [*flags_of(files, folder, *ENDLESS), "--num_workers", "2"]
+    with started(folder, [[*python_command(), *flags]]) as run:
+        run.wait_until(lambda: run.is_at(3))
+        os.truncate(files[0], 4096)
+        assert run.codes(20) == [1], run.text
+        mark = run.mark(FAILED)
+    assert f"{files[0]} is no longer the file that was opened" in mark and "Traceback" not in run.text
+    assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
 
 
 # --- without another rank
@@ -395,6 +408,44 @@ def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_p
     assert missing() is None, "what is no progress file says nothing"
 
 
+def waiting_for_rank_1(files, folder: Path, process: int) -> tuple[run_ending.RunEnding, watchdog.ProgressFile]:
+    """Rank 0 of two in the exchange of step 12, and rank 1 in the barrier before it, where it was last seen."""
+    ending = ending_of(files)
+    ending.launch, ending._owned, ending._meeting = Launch(0, 0, 2, 2), folder, None
+    place_of(folder, 0, "exchange", 12)
+    return ending, place_of(folder, 1, "barrier", 12, process)
+
+
+BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1024")
+
+
+def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp_path, other, monkeypatch):
+    """Its connections break before. A table of processes that shows the death at the third look."""
+    ending, _ = waiting_for_rank_1(files, tmp_path, other.pid)
+    shown = iter([psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING])
+    monkeypatch.setattr(watchdog, "_status", lambda process: next(shown, psutil.STATUS_ZOMBIE))
+    reason = ending._reason_of(BROKEN)
+    assert reason.startswith("rank 1 is dead, its last sign was from the barrier before a step of step 12"), reason
+
+
+def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, other, monkeypatch):
+    ending, file = waiting_for_rank_1(files, tmp_path, other.pid)
+    looks = []
+    monkeypatch.setattr(run_ending.time, "sleep", lambda seconds: looks.append(seconds) or file.beat())
+    reason = ending._reason_of(BROKEN)
+    assert re.match(r"rank 1 is in the barrier before a step of step 12 since \d s; rank 0 waited", reason), reason
+    assert len(looks) == 1, "and nobody waits longer"
+
+
+@pytest.mark.parametrize(("flags", "lives"), [(0x400040, True), (0x400044, False)])
+def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other, monkeypatch, flags, lives):
+    """It is listed as running while its memory goes, after its connections have broken. Names may hold brackets."""
+    (tmp_path / str(other.pid)).mkdir()
+    (tmp_path / str(other.pid) / "stat").write_text(f"{other.pid} (a) R (b)) R 1 2 3 0 -1 {flags} 101 0 0 0\n")
+    monkeypatch.setattr(watchdog, "PROCESSES", tmp_path)
+    assert watchdog.is_process_alive(other.pid) is lives
+
+
 def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, monkeypatch):
     monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
     mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other.pid)
@@ -481,6 +532,7 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 TIMESTAMPS = {
     ("src/testbed/run_directory.py", "now_utc"),
     ("src/testbed/run_facts.py", "facts_of_run"),
+    ("src/testbed/launch.py", "tell_torchrun"),
     ("src/testbed/corpus.py", "write_corpus"),
     ("src/testbed/analysis/profiles/summary.py", "summarize"),
 }

@@ -267,6 +267,17 @@ def test_what_is_asked_wrongly_is_refused_with_the_way_out(script, variables, wo
     assert "srun" not in done.stdout.replace("by srun", "")
 
 
+@pytest.mark.parametrize(
+    "name", ["SLURM_JOB_ID", "SLURM_JOB_CPUS_PER_NODE", "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE"]
+)
+def test_no_command_in_a_number_of_slurm_is_carried_out(tmp_path, name):
+    """bash evaluates what it computes with: an index of an array may hold a command."""
+    made = tmp_path / "made"
+    done = ask("train_b64_g2.slurm", **{**IN_A_JOB, name: f"a[`touch {made}`]"})
+    assert not made.exists()
+    assert done.returncode == 2 and f"{name}=a[`touch" in done.stderr and "is no number as Slurm sets it" in done.stderr
+
+
 def test_outside_of_a_job_nothing_runs_but_a_dry_run():
     done = subprocess.run(
         ["bash", str(SCRIPTS / "train_b64_g2.slurm")], capture_output=True, text=True, env=environment(), timeout=30

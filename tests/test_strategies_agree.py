@@ -280,7 +280,7 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
     batches = TrainingBatches(checked.train_file, settings, 0, torch.device("cpu"))
     expected = train("baseline", 1, "", clipping)
     for step in range(STEPS):
-        tokens = checked.train_file.tokens.astype(np.int64)
+        tokens = checked.train_file.tokens[:].astype(np.int64)
         windows = batches.windows_of_step(step)
         rows = torch.from_numpy(np.stack([tokens[w * SEQUENCE : w * SEQUENCE + SEQUENCE + 1] for w in windows]))
         logits = model(rows[:, :-1]).logits

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import os
+import timeit
 
 import numpy as np
 import pytest
 
+from testbed.disk_array import DiskArray, FileChanged
 from testbed.token_file import (
     TokenFileWriter,
     check_token_file,
@@ -14,6 +17,7 @@ from testbed.token_file import (
     sidecar_path,
     targets_path,
 )
+from testbed.windows import Windows
 
 SOURCE = {"name": "stdlib", "revision": "CPython 3.11.7", "sha256": "0" * 64}
 
@@ -49,8 +53,8 @@ def test_ids_are_uint32_only_above_65536_tokens(tmp_path, vocab_size, dtype):
     path = write(tmp_path / "a.bin", [[5, vocab_size - 2]], vocab_size)
     assert np.fromfile(path, dtype).tolist() == [5, vocab_size - 2, vocab_size - 1]
     token_file = open_token_file(path)
-    assert token_file.tokens.tolist() == [5, vocab_size - 2, vocab_size - 1]
-    assert not token_file.tokens.flags.writeable
+    assert token_file.tokens[:].tolist() == [5, vocab_size - 2, vocab_size - 1]
+    assert not token_file.tokens[:].flags.writeable
 
 
 def test_opening_gives_the_sidecars_facts(tmp_path):
@@ -64,7 +68,7 @@ def test_opening_gives_the_sidecars_facts(tmp_path):
 def test_without_a_sidecar_a_file_is_gpt2(tmp_path):
     np.array([15496, 995, 50256], dtype="<u2").tofile(tmp_path / "a.bin")
     token_file = open_token_file(tmp_path / "a.bin")
-    assert token_file.tokens.tolist() == [15496, 995, 50256]
+    assert token_file.tokens[:].tolist() == [15496, 995, 50256]
     assert (token_file.vocab_size, token_file.end_of_text_id, token_file.tokenizer) == (50257, 50256, "gpt2")
     assert (token_file.num_documents, token_file.sha256, token_file.has_sidecar) == (None, None, False)
     assert check_token_file(token_file, 50257).max_token_id == 50256
@@ -138,7 +142,7 @@ def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_id_beyond_the_vocabulary_is_named_with_its_position(tmp_path, monkeypatch):
-    monkeypatch.setattr("testbed.token_file._SCAN_TOKENS", 4)  # so that the id lies in the third chunk
+    monkeypatch.setattr("testbed.disk_array.CHUNK_ITEMS", 4)  # so that the id lies in the third chunk
     token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2, 3, 4, 5, 6, 7, 8, 250, 260]]))
     with pytest.raises(ValueError, match=r"token id 250 at position 8, but --vocab_size 250 .* pass --vocab_size 300"):
         check_token_file(token_file, 250)
@@ -182,7 +186,7 @@ def test_targets_are_a_byte_per_token_and_the_sidecar_is_one_that_readers_of_ver
     assert sidecar["targets_file"] == "a.targets.bin"
     assert sidecar["targets_sha256"] == hashlib.sha256(targets_path(path).read_bytes()).hexdigest()
     file = open_token_file(path)
-    assert file.targets.tolist() == [0, 0, 1, 1, 1, 0, 1, 1] and not file.targets.flags.writeable
+    assert file.targets[:].tolist() == [0, 0, 1, 1, 1, 0, 1, 1]
     assert [each.tolist() for each in file.documents] == [[0, 5], [5, 8]]
     scan = check_token_file(file, 300)
     assert scan.sha256 == sidecar["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -253,3 +257,91 @@ def test_damaged_targets_are_one_sentence_with_the_flag(tmp_path, damage, senten
         check_token_file(open_token_file(path, "--val_data_path"), 300, "--val_data_path")
     message = str(caught.value)
     assert message.startswith("--val_data_path") and "\n" not in message and "preprocess_small.py" in message
+
+
+# --- a file that changes while it is read
+
+
+def cut_off(path):
+    with path.open("r+b") as file:
+        file.truncate(4)
+
+
+def write_other_ids(path):
+    """As many, all valid. The clock that stamps files ticks every few milliseconds, so the moment is set."""
+    with path.open("r+b") as file:
+        file.write(np.array([7, 7], "<u2").tobytes())
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**7))
+
+
+def replace_by_another(path):
+    other = path.with_suffix(".new")
+    other.write_bytes(np.array([9] * 50, "<u2").tobytes())
+    other.replace(path)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.targets.bin"])
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [(cut_off, "it ends inside the bytes"), (write_other_ids, "its size or the time of its last change is another")],
+)
+def test_a_file_that_changes_in_place_is_not_read_on(tmp_path, name, change, fault):
+    """Mapped into memory, the first of these would kill the process."""
+    path = write_pairs(tmp_path / "a.bin")
+    file = open_token_file(path)
+    windows = Windows(file, 8)
+    expected = windows.read([0, 1], 2)
+    change(tmp_path / name)
+    with pytest.raises(FileChanged, match=f"{name} is no longer the file that was opened: {fault}") as caught:
+        windows.read([0, 1], 2)
+    assert "--resume auto" in str(caught.value) and "\n" not in str(caught.value)
+    assert expected[0].tolist() == [[1, 2, 10, 11] + [299] * 5, [3, 10] + [299] * 7]
+
+
+def test_text_that_changes_in_place_is_not_read_on(tmp_path):
+    windows = Windows(open_token_file(write(tmp_path / "a.bin", [range(20)])), 4)
+    windows.read([0, 3], 2)
+    write_other_ids(tmp_path / "a.bin")
+    with pytest.raises(FileChanged):
+        windows.read([3], 1)
+
+
+def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path):
+    """So does preprocess_small.py: a run that trains goes on with what it began with."""
+    path = write(tmp_path / "a.bin", [[1, 2, 3]])
+    windows = Windows(open_token_file(path), 3)
+    replace_by_another(path)
+    assert windows.read([0], 1)[0].tolist() == [[1, 2, 3, 299]]
+
+
+def test_a_disk_that_fails_says_so(tmp_path, monkeypatch):
+    file = open_token_file(write(tmp_path / "a.bin", [[1, 2, 3]]))
+
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("testbed.disk_array.os.pread", fails)
+    with pytest.raises(FileChanged, match=r"a.bin .* it cannot be read \(Input/output error\)"):
+        check_token_file(file, 300)
+
+
+def test_a_file_that_grows_between_two_looks_is_not_opened(tmp_path):
+    path = write(tmp_path / "a.bin", [[1, 2, 3]])
+    with pytest.raises(FileChanged, match="changed while it was opened"):
+        DiskArray(path, "<u2", 5)
+
+
+def test_a_slice_is_read_whole_however_little_a_call_gives(tmp_path, monkeypatch):
+    pread = os.pread
+    array = DiskArray(write(tmp_path / "a.bin", [range(20)]), "<u2", 21)
+    monkeypatch.setattr("testbed.disk_array.os.pread", lambda file, size, offset: pread(file, min(size, 3), offset))
+    assert array[:].tolist() == [*range(20), 299] and array[2:7].tolist() == [2, 3, 4, 5, 6]
+    assert array[30:].tolist() == [] and int(array[-1]) == 299 and len(array) == 21
+    with pytest.raises(IndexError):
+        array[21]
+
+
+def test_looking_whether_a_file_changed_costs_microseconds(tmp_path):
+    """Once per step: the best of five thousand calls each, on a machine that may be busy."""
+    file = open_token_file(write(tmp_path / "a.bin", [[1, 2, 3]]))
+    assert min(timeit.repeat(file.check_unchanged, repeat=5, number=5000)) / 5000 < 20e-6

@@ -40,6 +40,10 @@ count() { # NAME VALUE FROM: VALUE, if it is a number from FROM on
     if [[ ! $2 =~ ^[0-9]{1,6}$ ]] || [ "$2" -lt "$3" ]; then refuse "$1=$2: give a number from $3 on"; fi
     echo $((10#$2))
 }
+number_of_slurm() { # NAME VALUE: VALUE. bash would carry out the commands in a word that it takes for a number
+    [[ $2 =~ ^(0|[1-9][0-9]{0,17})$ ]] || refuse "$1=$2 is no number as Slurm sets it: start the script with sbatch, and set no SLURM_ variable by hand"
+    echo "$2"
+}
 gpus_in() { # NAME VALUE: how many "4", "a100:4" or "a100:2,h100:2" are
     local part sum=0
     for part in ${2//,/ }; do
@@ -49,14 +53,16 @@ gpus_in() { # NAME VALUE: how many "4", "a100:4" or "a100:2,h100:2" are
     echo $sum
 }
 if [ -n "${SLURM_JOB_ID:-}" ]; then
-    job=$SLURM_JOB_ID job_name=${SLURM_JOB_NAME:-job} assumed=
+    job=$(number_of_slurm SLURM_JOB_ID "$SLURM_JOB_ID")
+    job_name=${SLURM_JOB_NAME:-job} assumed=
     # the number of an array's last task is the whole array's too, and would end or requeue all of it
     reference=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID:-$job}_$SLURM_ARRAY_TASK_ID}
     reference=${reference:-$job}
     nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
     # nodes may differ; what all of them have counts. --gpus-per-node=0 stands, though --exclusive hands out the GPUs too
     cpus=$(tr , '\n' <<<"${SLURM_JOB_CPUS_PER_NODE:-${SLURM_CPUS_ON_NODE:-1}}" | sed 's/(.*//' | sort -n | head -n 1)
-    gpus=${SLURM_GPUS_ON_NODE:-0}
+    cpus=$(number_of_slurm SLURM_JOB_CPUS_PER_NODE "$cpus")
+    gpus=$(number_of_slurm SLURM_GPUS_ON_NODE "${SLURM_GPUS_ON_NODE:-0}")
     [ -z "${SLURM_GPUS_PER_NODE:-}" ] || asked_gpus=$(gpus_in SLURM_GPUS_PER_NODE "$SLURM_GPUS_PER_NODE")
     [ "${asked_gpus:-1}" != 0 ] || gpus=0
 else
@@ -114,7 +120,7 @@ words+=("${extra[@]}")
 if has_flag checkpoint_path; then refuse "--checkpoint_path $(flag checkpoint_path): give RUN_DIR=$(flag checkpoint_path), which this script reads too"; fi
 run_dir=${RUN_DIR:-checkpoint/slurm/${job_name//[^A-Za-z0-9_.-]/_}-$job} # the same after a requeue, another for another job
 [[ $run_dir = /* ]] || run_dir=$repository/$run_dir
-restarts=${SLURM_RESTART_COUNT:-0}
+restarts=$(number_of_slurm SLURM_RESTART_COUNT "${SLURM_RESTART_COUNT:-0}")
 if [ "$restarts" -gt 0 ]; then # what --overwrite meant was done by the first start
     for i in "${!words[@]}"; do [ "${words[i]}" != --overwrite ] || unset 'words[i]'; done
     words=("${words[@]}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.error_text import first_line
+from testbed.launch import Launch, launcher, usable_cores
 from testbed.model_shape import size_name
 from testbed.progress import Progress
 from testbed.settings import RunSettings
 from testbed.stages import balanced_stages
+from testbed.strategies import STRATEGIES
 from testbed.windows import Windows, longest_pair
 
 
@@ -60,6 +62,31 @@ def _pairs_in_words(windows: Windows) -> str:
         )
     share = windows.num_target_tokens() / max(1, len(windows) * windows.seq_length)
     return f"{words}. {share:.1%} of what passes through the model is learned, the rest are prompts and filling"
+
+
+def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
+    """Where the ranks are fewer, or their threads more, than who started them may have meant; a line each."""
+    notes, cores, started_by = [], usable_cores(), launcher()
+    if STRATEGIES[settings.run_type].is_distributed and launch.world_size == 1:
+        if started_by == "python":
+            notes.append(
+                f"note: one rank, because plain python starts one: --run_type {settings.run_type} shares nothing out; "
+                f"torchrun --nproc-per-node {max(2, cores)} src/gpt2.py ... starts more"
+            )
+        elif started_by == "deepspeed" and settings.device == "cpu":
+            notes.append(
+                "note: one rank, because the deepspeed command counts no cores: --run_type "
+                f"{settings.run_type} shares nothing out; deepspeed --num_gpus {max(2, cores)} src/gpt2.py ... starts "
+                "more, on a CPU too"
+            )
+    ranks, threads = launch.local_world_size, settings.threads_per_rank
+    if settings.device == "cpu" and ranks * threads > cores:
+        notes.append(
+            f"note: {ranks} rank{'s' * (ranks > 1)} x {threads} thread{'s' * (threads > 1)} on {cores} usable "
+            f"core{'s' * (cores > 1)}: they take turns, so steps are slow and scatter; for a measurement give at most "
+            f"{cores} together (fewer ranks, --threads_per_rank)"
+        )
+    return notes
 
 
 def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:

@@ -22,6 +22,7 @@ from testbed.launch import Launch
 from testbed.parallelism import MeshSizes
 from testbed.step import StepResult
 from testbed.step_clock import RECORDED_PHASES, StepClock, synchronize
+from testbed.store_port import is_held_here, is_loopback, listen, where_ranks_meet
 
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
@@ -54,7 +55,14 @@ def _store_of_this_start(launch: Launch) -> dist.Store:
 
     Several nodes count their restarts apart and have no such name in common; docs/faults.md has what to set instead.
     """
-    store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
+    address, port = where_ranks_meet()
+    if is_held_here(launch) and is_loopback(address) and port is not None:
+        # PyTorch alone would listen at all addresses of the machine, for anybody who reaches it
+        listener = listen(address, port).detach()
+        place = {"host_name": address, "port": port, "world_size": launch.world_size, "is_master": True}
+        store = dist.TCPStore(**place, timeout=START_TIMEOUT, multi_tenant=True, master_listen_fd=listener)
+    else:
+        store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
     store.set_timeout(START_TIMEOUT)
     return _names_of_this_start(store, launch)
 

@@ -7,6 +7,7 @@ Launchers differ in what they forward. `deepspeed` on SIGTERM dies at once and l
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -15,14 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
+
+from testbed.atomic_file import write_text
 
 PARENT_POLL_S = 0.5
 REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
 SAME_SIGNAL_S = 2.0
 MARK_WITHIN_S = 5.0  # after the grace: then the process ends without a mark
 INTERRUPTED, STOPPED = 130, 143  # exit codes, as shells have them: 128 + SIGINT, 128 + SIGTERM
+INTERRUPT_HEARD = "Ctrl-C: the step is finished and saved; another Ctrl-C, after two seconds, ends the run at once"
 LAUNCHER_DIED = 1000  # among the signals' numbers, one of which each rank tells the others
 STOPS = {
     int(signal.SIGINT): "interrupted (SIGINT, Ctrl-C)",
@@ -98,6 +103,15 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
     return launch
 
 
+def launcher(variables: Mapping[str, str] = os.environ) -> str:
+    """What started this process: torchrun, deepspeed, another (Slurm, a script), or python, which sets no rank."""
+    if "TORCHELASTIC_RUN_ID" in variables:
+        return "torchrun"
+    if "CROSS_RANK" in variables:  # DeepSpeed's number of the node
+        return "deepspeed"
+    return "another" if "RANK" in variables else "python"
+
+
 def refuse(launch: Launch | None, message: str) -> int:
     """Say on local rank 0 why the run cannot start; the others wait, lest the launcher ends rank 0 before it spoke.
 
@@ -106,9 +120,20 @@ def refuse(launch: Launch | None, message: str) -> int:
     """
     if launch is None or launch.local_rank == 0:
         print(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)
+        tell_torchrun(message)
     else:
         time.sleep(REFUSAL_WAIT_S)
     return 2
+
+
+def tell_torchrun(message: str) -> None:
+    """After a rank's end torchrun prints forty lines of its own. They close with what it finds in this file, and with a
+    link to its manual where there is none."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with contextlib.suppress(OSError):  # whole or not at all: of half a file torchrun would die itself
+            write_text(Path(path), json.dumps({"message": content}))
 
 
 def end_on_signals() -> None:
@@ -116,17 +141,29 @@ def end_on_signals() -> None:
 
     `StopSignals` takes over from here.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a page of traceback
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: os._exit(STOPPED))
+    for number in stop_signals():
+        signal.signal(number, lambda number, _: os._exit(stop_of(number).exit_code))
     _watch_launcher()
+
+
+def stop_signals() -> list[int]:
+    """The signals that ask a run to end; without SIGHUP under nohup, which ignores it."""
+    numbers = sorted({*STOPS} - {LAUNCHER_DIED})
+    return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def end_deaf() -> None:
+    """All is written and the exit code is known. On its way out the interpreter puts the default handlers back, and a
+    signal that comes then would end the process with another code than the run's."""
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
 
 
 class StopSignals:
     """What asks this run to end: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, the death of the launcher. One object per process.
 
-    While the run starts up a stop raises RunStopped in the main thread. After `defer` it is only noted in `number`, and
-    the loop ends the run after a step on which all ranks agree; Ctrl-C raises as before. After `ignore` nothing raises.
+    After `interrupt`, while the run starts up, a stop raises RunStopped in the main thread. Before that, and after
+    `defer`, it is only noted in `number`, and the loop ends the run after a step on which all ranks agree.
 
     A main thread that waits inside a collective, or saves, runs no signal handler. So a second thread, woken by the
     signal itself, ends the process when `grace_s` are over, or at once when the signal comes again: after more than
@@ -137,27 +174,31 @@ class StopSignals:
         agreed: what all ranks agreed to stop for after the step that they have just done; 0: nothing.
     """
 
-    def __init__(self, grace_s: float, on_stuck: Callable[[RunStopped], None]):
-        """Args: on_stuck: leaves the run's mark when the process is ended from the second thread."""
+    def __init__(self, grace_s: float, on_stuck: Callable[[RunStopped], None], is_speaking: bool = False):
+        """Args:
+        on_stuck: leaves the run's mark when the process is ended from the second thread.
+        is_speaking: this rank says that Ctrl-C was heard, and what another one does.
+        """
         self.number = self.agreed = 0
-        self._grace_s, self._on_stuck = grace_s, on_stuck
-        self._raising = {*STOPS} - {LAUNCHER_DIED}
+        self._grace_s, self._on_stuck, self._is_speaking = grace_s, on_stuck, is_speaking
+        self._raises = False
         self._read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        for number in sorted(self._raising):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
-                signal.signal(number, self._handle)
+        for number in stop_signals():
+            signal.signal(number, self._handle)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         threading.Thread(target=self._bound, name="bound-the-end", daemon=True).start()
         _watch_launcher()
 
-    def defer(self) -> None:
-        """From now on a stop waits for the end of the step; Ctrl-C does not."""
-        self._raising = {signal.SIGINT}
+    def interrupt(self) -> None:
+        """From now on a stop raises RunStopped at once, and so does one that came before: called where it is caught."""
+        self._raises = True
+        if self.number:
+            raise self.as_exception()
 
-    def ignore(self) -> None:
-        """From now on nothing interrupts closing down; the grace still bounds it."""
-        self._raising = set()
+    def defer(self) -> None:
+        """From now on nothing raises: a stop waits for the end of the step, or of closing down; the grace bounds it."""
+        self._raises = False
 
     def as_exception(self) -> RunStopped:
         """The stop that was agreed on, or that this rank was asked for."""
@@ -167,7 +208,7 @@ class StopSignals:
         if self.number:
             return  # the same stop seen twice, or a later one, which is the second thread's
         self.number = LAUNCHER_DIED if _launcher_died.is_set() else number
-        if number in self._raising:
+        if self._raises:
             raise self.as_exception()
 
     def _bound(self) -> None:
@@ -182,6 +223,9 @@ class StopSignals:
                 first = numbers[0]
                 _asked_to_stop.set()
                 deadline_s, same_until_s = time.monotonic() + self._grace_s, time.monotonic() + SAME_SIGNAL_S
+                if first == signal.SIGINT and self._is_speaking and not self._raises:
+                    with contextlib.suppress(OSError):  # nobody reads any more
+                        print(f"\n{INTERRUPT_HEARD}", file=sys.stderr, flush=True)
             elif numbers and time.monotonic() > same_until_s:
                 how = "and a second time, so this rank ended at once"
                 break

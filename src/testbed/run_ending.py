@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,12 +20,14 @@ from testbed import distributed, held_folder, run_directory, watchdog
 from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
+from testbed.disk_array import FileChanged
 from testbed.error_text import first_line
-from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, refuse
+from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, end_deaf, refuse, tell_torchrun
 from testbed.meeting import ENDED, START_PATIENCE_S, TRAINS, Meeting
 from testbed.metrics_file import read_metrics, write_metrics
 from testbed.segments import failed_in_its_stead
 from testbed.settings import RunSettings
+from testbed.store_port import PortTaken
 from testbed.weights import WeightsUnavailable
 
 if TYPE_CHECKING:
@@ -41,10 +44,11 @@ class RunPreempted(Exception):
 
 # they say it in a sentence of their own
 EXPECTED = (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, CheckpointFailed, ChoiceContradicts)
-EXPECTED += (run_directory.RunAlreadyFailed, held_folder.FolderGone)
+EXPECTED += (run_directory.RunAlreadyFailed, held_folder.FolderGone, FileChanged, PortTaken)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
 WRITER_PATIENCE_S = 1.0  # a connection breaks a moment before the kernel lets go of a killed process's lock
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
+SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
@@ -59,7 +63,7 @@ class RunEnding:
 
     def __init__(self, settings: RunSettings, launch: Launch):
         self.settings, self.launch = settings, launch
-        self.signals = StopSignals(settings.grace_seconds, self._mark_in_time)
+        self.signals = StopSignals(settings.grace_seconds, self._mark_in_time, launch.rank == 0)
         self.recorder: RunRecorder | None = None
         self.checkpoints: CheckpointWriter | None = None
         self._meeting: Meeting | None = None  # from before the ranks meet until they train
@@ -107,7 +111,7 @@ class RunEnding:
 
     def after(self, error: Exception | RunStopped) -> int:
         """Mark what ended the run, then leave. Returns the exit code."""
-        self.signals.ignore()  # from here on nothing interrupts closing down
+        self.signals.defer()  # from here on nothing interrupts closing down
         if self._meeting is not None:
             self._meeting.quiet()
         if isinstance(error, RunPreempted):
@@ -124,7 +128,7 @@ class RunEnding:
 
         With other ranks it does not return: gloo's threads sometimes abort the interpreter's own way out.
         """
-        self.signals.ignore()
+        self.signals.defer()
         self._close_meeting()
         watchdog.end(is_good=exit_code == 0)
         empty_streams()
@@ -138,6 +142,7 @@ class RunEnding:
                         self.recorder.note_process_group_ended()
             empty_streams()
             os._exit(exit_code)
+        end_deaf()
         return exit_code
 
     def _leave_preempted(self) -> int:
@@ -152,7 +157,9 @@ class RunEnding:
             step = self.recorder.last_step
             self.recorder.write("preempted")
             run_directory.mark_preempted(self._owned, stop.reason, step, saved[-1])
-            say(f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume", sys.stdout)
+            words = f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume"
+            say(words, sys.stdout)
+            tell_torchrun(words)
         distributed.wait_for_everyone()
         watchdog.end(is_good=True)
         return self.leave(stop.exit_code)
@@ -190,12 +197,12 @@ class RunEnding:
             return None
         return held_folder.why_gone(self._owned)
 
-    def _missing(self) -> str | None:
+    def _missing(self, who: Callable[[Path, int, int], str | None] = watchdog.who_is_missing) -> str | None:
         if not self.launch.is_distributed:
             return None
         if self._meeting is not None and self._meeting.told:
             return self._meeting.told  # by rank 0, which is gone itself by now, and not the cause
-        found = watchdog.who_is_missing(self._places, self.launch.world_size, self.launch.rank) if self._owned else None
+        found = who(self._places, self.launch.world_size, self.launch.rank) if self._owned else None
         if self._meeting is not None:
             found = found or self._meeting.who_is_dead()
             if found:
@@ -203,11 +210,22 @@ class RunEnding:
         return found
 
     def _missing_soon(self) -> str | None:
-        """A connection breaks a moment before the kernel shows that the process at its other end is dead."""
-        deadline_s = time.monotonic() + 1
-        while (missing := self._missing()) is None and time.monotonic() < deadline_s:
+        """A connection breaks a moment before the kernel shows that the process at its other end is dead, and until
+        then that one seems to be where it was last, behind perhaps. So look again until somebody is known to be gone,
+        or each of the others has shown since that it lives."""
+        lived = self._signs_of_life()
+        deadline_s = time.monotonic() + SURE_WITHIN_S
+        while (gone := self._missing(watchdog.who_is_gone)) is None and time.monotonic() < deadline_s:
+            lives = self._signs_of_life()
+            if lived and all(lives.get(rank, beats) > beats for rank, beats in lived.items()):
+                break
             time.sleep(0.05)
-        return missing
+        return gone or self._missing()
+
+    def _signs_of_life(self) -> dict[int, int]:
+        if self._owned is None:
+            return {}
+        return watchdog.signs_of_life(self._places, self.launch.world_size, self.launch.rank)
 
     def _level(self) -> str | None:
         if self._owned is None or not self.launch.is_distributed:
@@ -263,6 +281,7 @@ class RunEnding:
         if folder is not None:
             reason = f"{reason}; {last_checkpoint(folder)}"
         say(f"rank {rank} failed: {reason}")
+        tell_torchrun(f"rank {rank} failed: {reason}")
         standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
         watchdog.enter("ended")
         if folder is None:

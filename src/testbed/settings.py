@@ -31,6 +31,7 @@ from testbed.parallelism import (
 )
 from testbed.schedule import default_learning_rate, options_of_optimizer, schedule
 from testbed.starting_shape import check_start_is_not_overwritten, model_dimensions
+from testbed.store_port import check_port
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
 
@@ -205,7 +206,9 @@ def start(arguments: list[str]) -> tuple[CheckedRun, Launch]:
     launch = None
     try:
         launch = read_launch()
-        return check_run(parse_command_line(arguments), launch), launch
+        checked = check_run(parse_command_line(arguments), launch)
+        check_port(launch)
+        return checked, launch
     except ValueError as error:
         raise SystemExit(refuse(launch, one_line(str(error)))) from None
     except OSError as error:  # a folder that may not be entered, a name that is too long

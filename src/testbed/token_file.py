@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from testbed.atomic_file import put_in_place
+from testbed.disk_array import DiskArray
 from testbed.sidecar import (
     FORMAT_VERSION,
     FORMAT_VERSION_WITH_TARGETS,
@@ -39,7 +40,6 @@ from testbed.sidecar import (
 )
 
 _PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
-_SCAN_TOKENS = 1 << 23  # 16 MiB of uint16 at a time: large enough for full disk speed, small enough for any machine
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -52,7 +52,7 @@ class TokenFile:
     """An opened token file. Without a sidecar the counts and the hash are unknown, hence None."""
 
     path: Path
-    tokens: np.memmap  # (num_tokens,) read-only
+    tokens: DiskArray  # (num_tokens,) read-only
     vocab_size: int
     tokenizer: str | None
     tokenizer_file: Path | None
@@ -60,14 +60,21 @@ class TokenFile:
     num_documents: int | None
     sha256: str | None
     has_sidecar: bool
-    targets: np.memmap | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
+    targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
     targets_sha256: str | None = None
 
     @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each document begins and where it ends, end-of-text included. Reads the whole file, once."""
-        ends = np.flatnonzero(self.tokens == self.end_of_text_id) + 1
+        found = [start + np.flatnonzero(chunk == self.end_of_text_id) for start, chunk in self.tokens.chunks()]
+        ends = np.concatenate(found) + 1
         return np.append(0, ends)[:-1], ends
+
+    def check_unchanged(self) -> None:
+        """FileChanged, one sentence: somebody wrote to the file, or cut it off, since it was opened."""
+        self.tokens.check_unchanged()
+        if self.targets is not None:
+            self.targets.check_unchanged()
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ class TokenFileWriter:
 
 
 def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenFile:
-    """Map a token file into memory; costs nothing but a look at its size and sidecar (see `check_token_file`).
+    """Open a token file; costs nothing but a look at its size and sidecar (see `check_token_file`).
 
     Raises ValueError, one sentence that begins with `flag`, when the file is missing, no file, unreadable, empty, cut
     off inside a token, or disagrees with its sidecar.
@@ -246,7 +253,7 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     targets_file = fields["targets_file"]
     return TokenFile(
         path=path,
-        tokens=np.memmap(path, dtype=dtype, mode="r"),
+        tokens=DiskArray(path, dtype, num_tokens),
         vocab_size=fields["vocab_size"],
         tokenizer=fields["tokenizer"],
         tokenizer_file=None if fields["tokenizer_file"] is None else path.parent / fields["tokenizer_file"],
@@ -259,8 +266,8 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     )
 
 
-def _open_targets(path: Path, num_tokens: int, flag: str) -> np.memmap:
-    """Map the targets of a token file into memory. ValueError: they are missing, unreadable or not one per token."""
+def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
+    """Open the targets of a token file. ValueError: they are missing, unreadable or not one per token."""
     try:
         num_bytes = path.stat().st_size
         if not path.is_file() or num_bytes != num_tokens:
@@ -268,7 +275,7 @@ def _open_targets(path: Path, num_tokens: int, flag: str) -> np.memmap:
                 f"{flag}: the targets {path} have {num_bytes} bytes, not one for each of {num_tokens} tokens; "
                 f"{_PAIRS_AGAIN}"
             )
-        return np.memmap(path, dtype=np.uint8, mode="r")
+        return DiskArray(path, np.uint8, num_tokens)
     except OSError as error:
         raise ValueError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
 
@@ -277,17 +284,18 @@ def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | Non
     """Largest id and hashes in one pass; `progress` is called with the bytes of each chunk of the .bin."""
     digest = hashlib.sha256()
     max_token_id = 0
-    for start in range(0, len(token_file.tokens), _SCAN_TOKENS):
-        chunk = np.asarray(token_file.tokens[start : start + _SCAN_TOKENS])
+    for _, chunk in token_file.tokens.chunks():
         digest.update(chunk)
         max_token_id = max(max_token_id, int(chunk.max()))
         if progress is not None:
             progress(chunk.nbytes)
-    sha256 = digest.hexdigest()
+    sha256, targets_digest = digest.hexdigest(), hashlib.sha256()
     if token_file.targets is None:
         return TokenScan(max_token_id, sha256, sha256)
-    digest.update(token_file.targets)
-    return TokenScan(max_token_id, sha256, digest.hexdigest(), hashlib.sha256(token_file.targets).hexdigest())
+    for _, chunk in token_file.targets.chunks():
+        digest.update(chunk)
+        targets_digest.update(chunk)
+    return TokenScan(max_token_id, sha256, digest.hexdigest(), targets_digest.hexdigest())
 
 
 def check_token_file(
@@ -323,23 +331,24 @@ def _check_targets(token_file: TokenFile, scan: TokenScan, flag: str) -> None:
     pairs would have no loss."""
     fault = None
     starts, ends = token_file.documents
+    targets = token_file.targets[:]
     if scan.targets_sha256 != token_file.targets_sha256:
         fault = "changed after they were written"
-    elif token_file.targets.max() > 1:
-        fault = f"hold the byte {token_file.targets.max()}, must be 0 or 1"
+    elif targets.max() > 1:
+        fault = f"hold the byte {targets.max()}, must be 0 or 1"
     elif len(starts) != token_file.num_documents or not len(ends) or ends[-1] != len(token_file.tokens):
         fault = f"belong to {token_file.num_documents} pairs, but the .bin holds {len(starts)} and must end with one"
-    elif token_file.targets[starts].any():
+    elif targets[starts].any():
         fault = "begin with the first token of a pair, which nothing predicts"
-    elif not np.add.reduceat(token_file.targets, starts, dtype=np.int64).all():
+    elif not np.add.reduceat(targets, starts, dtype=np.int64).all():
         fault = "leave a pair without any"
     if fault is not None:
-        raise ValueError(f"{flag}: the targets {token_file.targets.filename} {fault}; {_PAIRS_AGAIN}")
+        raise ValueError(f"{flag}: the targets {token_file.targets.path} {fault}; {_PAIRS_AGAIN}")
 
 
-def _first_position_at_least(tokens: np.memmap, limit: int) -> int:
-    for start in range(0, len(tokens), _SCAN_TOKENS):
-        found = np.flatnonzero(tokens[start : start + _SCAN_TOKENS] >= limit)
+def _first_position_at_least(tokens: DiskArray, limit: int) -> int:
+    for start, chunk in tokens.chunks():
+        found = np.flatnonzero(chunk >= limit)
         if len(found):
             return start + int(found[0])
     raise AssertionError("only called when the scan saw such an id")

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 BEAT_S = 1.0
+PROCESSES, EXITING = Path("/proc"), 0x4  # PF_EXITING, among the flags in a process's "stat"
 # in the order in which a step passes them; then what lies between steps
 PHASES = {
     "start": "starting up",
@@ -161,8 +162,12 @@ def own_place(directory: Path, rank: int) -> str:
 
 def who_is_missing(directory: Path, world_size: int, rank: int) -> str | None:
     """For whom this rank waits in vain: the dead, else the stopped, else those behind it; None where there is none."""
-    places = [read_place(directory, other) for other in range(world_size)]
-    mine, others = places[rank], [place for place in places if place is not None and place.rank != rank]
+    return who_is_gone(directory, world_size, rank) or _who_is_behind(directory, world_size, rank)
+
+
+def who_is_gone(directory: Path, world_size: int, rank: int) -> str | None:
+    """Of the others the dead, else the stopped, else one that ended itself; None where all of them run."""
+    others = _others(directory, world_size, rank)
     dead = [place for place in others if place.phase != "ended" and not place.is_alive]
     if dead:
         return "; ".join(f"rank {place.rank} is dead, its last sign was from {place.words}" for place in dead) + (
@@ -177,6 +182,21 @@ def who_is_missing(directory: Path, world_size: int, rank: int) -> str | None:
     ended = [place for place in others if place.phase == "ended"]
     if ended:
         return f"rank {ended[0].rank} has ended itself, its own message says why"
+    return None
+
+
+def signs_of_life(directory: Path, world_size: int, rank: int) -> dict[int, int]:
+    """How often each other rank of this machine has shown that it runs. A rank whose number has grown lived then."""
+    return {place.rank: place.beats for place in _others(directory, world_size, rank) if place.is_here}
+
+
+def _others(directory: Path, world_size: int, rank: int) -> list[Place]:
+    places = [read_place(directory, other) for other in range(world_size) if other != rank]
+    return [place for place in places if place is not None]
+
+
+def _who_is_behind(directory: Path, world_size: int, rank: int) -> str | None:
+    mine, others = read_place(directory, rank), _others(directory, world_size, rank)
     behind = [place for place in others if mine is not None and _order(place) < _order(mine)]
     if behind:
         last = min(map(_order, behind))
@@ -206,13 +226,22 @@ def _with_seconds(place: Place) -> str:
 
 
 def is_process_alive(process: int) -> bool:
-    """Whether this machine has the process; a zombie is not alive."""
-    return _status(process) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    """Whether this machine has the process; a zombie is not alive, nor is one that the kernel takes apart already."""
+    return _status(process) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and not _is_exiting(process)
 
 
 def is_process_stopped(process: int) -> bool:
     """Whether it was sent SIGSTOP, or is held by a debugger."""
     return _status(process) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _is_exiting(process: int) -> bool:
+    """Whether Linux has begun to end it: its connections break before it is a zombie, and it is listed as running."""
+    try:
+        fields = (PROCESSES / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return bool(int(fields[6]) & EXITING)
+    except (OSError, ValueError, IndexError):  # gone meanwhile; no Linux
+        return False
 
 
 def _status(process: int) -> str | None:

@@ -35,7 +35,7 @@ class Windows:
     def _pairs(self) -> np.ndarray:
         """(pairs that fit, 3): where each begins, where it ends, and its number of targets."""
         starts, ends = self.token_file.documents
-        num_targets = np.add.reduceat(self.token_file.targets, starts, dtype=np.int64)
+        num_targets = np.add.reduceat(self.token_file.targets[:], starts, dtype=np.int64)
         return np.stack([starts, ends, num_targets], axis=1)[ends - starts <= self.seq_length + 1]
 
     def num_target_tokens(self, windows: np.ndarray | None = None) -> int:
@@ -50,12 +50,16 @@ class Windows:
         Returns:
             (num_rows, T + 1) int64 token ids, of which [:, :-1] are inputs and [:, 1:] what they predict, and
             (num_rows, T) bool: which of those predictions are targets. None, of text: all those of the windows are.
+
+        Raises:
+            FileChanged: the file is no longer the one that was opened.
         """
         length, file = self.seq_length, self.token_file
         if file.targets is None:
             tokens = np.zeros((num_rows, length + 1), dtype=np.int64)
             for row, window in enumerate(windows):
                 tokens[row] = file.tokens[window * length : window * length + length + 1]
+            file.check_unchanged()
             return tokens, None
         tokens = np.full((num_rows, length + 1), file.end_of_text_id, dtype=np.int64)
         is_target = np.zeros((num_rows, length), dtype=bool)
@@ -63,6 +67,7 @@ class Windows:
             start, end, _ = self._pairs[window]
             tokens[row, : end - start] = file.tokens[start:end]
             is_target[row, : end - start - 1] = file.targets[start + 1 : end]
+        file.check_unchanged()
         return tokens, is_target
 
 
