@@ -303,5 +303,5 @@ def _standing(repeats: list[Cell], files: list[dict[str, Any]]) -> str:
     if any(metrics["instrumented"] for metrics in files):
         words.append("instrumented: no throughput to compare")
     if any(cell.oversubscribed for cell in repeats):
-        words.append("oversubscribed: fewer cores than ranks")
+        words.append("oversubscribed: fewer cores than threads")
     return "; ".join(words) or "complete"
