@@ -166,11 +166,11 @@ def test_bf16_takes_instructions_and_time(plant_cpu, instructions, in_bf16, chos
 
 
 def test_a_moment_of_other_work_does_not_choose_the_precision(plant_cpu):
-    """Four rounds of nine are ten times as slow, or as fast."""
+    """Three rounds of seven are ten times as slow, or as fast."""
     for off in (10.0, 0.1):
-        plant_cpu({"avx512_bf16": True}, iter([1.0, *[0.25] * 5, *[0.25 * off] * 4]))
+        plant_cpu({"avx512_bf16": True}, iter([1.0, *[0.25] * 4, *[0.25 * off] * 3]))
         assert choose_precision(CPU)[0] == "bf16"
-        plant_cpu({"avx512_bf16": True}, iter([1.0, *[5.0] * 5, *[5.0 * off * 0.1] * 4]))
+        plant_cpu({"avx512_bf16": True}, iter([1.0, *[5.0] * 4, *[5.0 * off * 0.1] * 3]))
         assert choose_precision(CPU)[0] == "fp32"
 
 
