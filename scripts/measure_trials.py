@@ -91,7 +91,7 @@ def measure_one(arguments: argparse.Namespace) -> int:
     from testbed.trials import TRIALS, times_of_pairs
 
     device = choose_device(checked.settings, ALONE)
-    settings = with_precision_resolved(checked.settings, ALONE, device)
+    settings, _ = with_precision_resolved(checked.settings, ALONE, device)
     checked = dataclasses.replace(checked, settings=settings)
     pairs = times_of_pairs(checked, device, TRIALS[arguments.one], arguments.pairs)
     peak = PeakRate(device, settings.precision)
@@ -121,7 +121,7 @@ def measure_all(arguments: argparse.Namespace) -> int:
         device = choose_device(checked.settings, ALONE)
     except ValueError as error:
         return refuse(str(error))
-    settings = with_precision_resolved(checked.settings, ALONE, device)
+    settings, _ = with_precision_resolved(checked.settings, ALONE, device)
     trials = {name: entry(TRIALS[name], TRIALS[name].why_not(settings, device)) for name in names}
     content = heading(arguments, settings, device) | {"trials": trials}
     work = [*arguments.work, "--precision", settings.precision]  # decided once, not by every process anew

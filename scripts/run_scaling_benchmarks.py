@@ -304,7 +304,7 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
 
 
 def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
-    from testbed.sweep import COMPLETE, FAILED, NOT_APPLICABLE, PENDING
+    from testbed.sweep import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, oversubscription
     from testbed.sweep_run import in_words, seconds_left
 
     waiting = [cell for cell in sweep.cells if cell.status == PENDING]
@@ -315,6 +315,8 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
     for cell in sweep.cells:
         if cell.status == NOT_APPLICABLE:
             print(f"# not applicable: {cell.name}: {cell.reason}")
+    if (fact := oversubscription(waiting, request.machine)) is not None:
+        print(f"# oversubscribed: {fact}; without --yes it is asked first, or refused where nobody can answer")
     is_measured = any(cell.status == COMPLETE for cell in sweep.cells)
     basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
     left = in_words(seconds_left(sweep.cells, settings, request.machine))
@@ -322,19 +324,16 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
 
 
 def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool) -> bool:
-    """Whether to go on although a cell has more ranks than cores; asked on a terminal."""
-    from testbed.sweep import PENDING
+    """Whether to go on although a cell has more threads than cores; asked on a terminal."""
+    from testbed.sweep import PENDING, oversubscription
 
-    crowded = [cell for cell in cells if cell.oversubscribed and cell.status == PENDING]
-    if not crowded or is_agreed:
+    fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
+    if fact is None or is_agreed:
         return True
-    most = max(crowded, key=lambda cell: cell.ranks)
-    cores = f"{machine.num_cores} core{'s' * (machine.num_cores > 1)}"
-    fact = f"{most.variant} on {most.ranks} ranks needs more than the {cores} that this machine lets it use"
     if sys.stdin is None or not sys.stdin.isatty():
         raise ValueError(
             f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
-            "fewer --ranks, or --yes to run and mark them"
+            "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
         )
     print(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

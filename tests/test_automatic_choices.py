@@ -401,8 +401,26 @@ def test_the_trial_takes_the_fastest_and_leaves_no_trace(token_files, monkeypatc
         ({"flash": 1.0, "cudnn": 1.04, "efficient": 1.02}, "cudnn"),  # within noise: always the same
         ({"flash": 1.04, "cudnn": 1.06, "efficient": 1.0}, "flash"),
     ):
-        monkeypatch.setattr(attention_backend, "_trial", lambda name, *_, s=seconds: Trial(name, s[name]))
+        monkeypatch.setattr(attention_backend, "_check_result", lambda *_: None)
+        monkeypatch.setattr(attention_backend, "_seconds_of_pass", lambda name, *_, s=seconds: s[name])
         assert fastest_backend(settings, CPU)[0] == expected
+
+
+def test_a_machine_that_is_busy_for_a_while_does_not_move_the_choice_of_a_kernel(token_files, monkeypatch):
+    """Kernels take turns and the least time counts: whichever pass other work falls on, cudnn is the fastest by far."""
+    settings = settings_of(token_files)
+    own_s, order = {"cudnn": 1.0, "flash": 2.0, "efficient": 3.0}, []
+    monkeypatch.setattr(attention_backend, "_check_result", lambda *_: None)
+    for slow_from in range(24):
+        passes = iter(range(100))
+
+        def seconds(name, *_, slow_from=slow_from, passes=passes):
+            order.append(name)
+            return own_s[name] * (10 if slow_from <= next(passes) < slow_from + 15 else 1)
+
+        monkeypatch.setattr(attention_backend, "_seconds_of_pass", seconds)
+        assert fastest_backend(settings, CPU)[0] == "cudnn"
+    assert order[:6] == ["cudnn", "flash", "efficient"] * 2
 
 
 def plant_kernel(monkeypatch, *dtypes: torch.dtype) -> None:
@@ -422,7 +440,9 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
     check_backend(named, CPU)
     for chosen in ("bf16", "fp32"):
         monkeypatch.setattr(
-            automatic_choices, "with_precision_resolved", lambda s, *_, p=chosen: dataclasses.replace(s, precision=p)
+            automatic_choices,
+            "with_precision_resolved",
+            lambda s, *_, p=chosen: (dataclasses.replace(s, precision=p), "said"),
         )
         if chosen == "bf16":
             assert decide(named, ALONE, CPU)[0].precision == "bf16"

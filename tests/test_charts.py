@@ -276,6 +276,28 @@ def test_the_table_gives_a_speed_up_for_equal_work_only(load):
     assert "701 RSS" in table
 
 
+def test_a_ratio_between_unequally_many_cores_says_so_where_it_stands(load):
+    """Two ranks against one thread are mostly the second core; one process with both is as many cores as they are."""
+    one, both = ({"hardware": {"cpu_threads_per_rank": threads}} for threads in (1, 2))
+    runs = load(
+        example_metrics(world_size=1, step_time_s=0.3, **one),
+        example_metrics(world_size=1, step_time_s=0.2, **both),
+        example_metrics(world_size=2, step_time_s=0.2, **one),
+    )
+    table = charts.comparison_table(runs)
+    (row,) = [line.split() for line in table.splitlines() if line.startswith("cores (ranks x threads)")]
+    assert row[-3:] == ["1", "2", "2"]
+    said = "One core is one device: these runs compute on 1, 2 and 2 cores in turn"
+    assert said in " ".join(table.split())
+    for build in (charts.throughput_figure, charts.training_time_figure, charts.loss_vs_time_figure):
+        assert said in text_of(build(runs))
+    assert text_of(charts.throughput_figure(runs)).count("1.50x on 2 cores for 1") == 2
+    as_many = runs[1:]
+    assert "One core" not in charts.comparison_table(as_many) + text_of(charts.throughput_figure(as_many))
+    assert "1.00x (n" in text_of(charts.throughput_figure(as_many))
+    assert "cores" not in charts.comparison_table(load(v1_metrics(4)))
+
+
 def test_plot_results_mixes_no_meanings(load):
     with pytest.raises(ValueError, match="do not measure tokens_per_second alike"):
         charts.plot_results(dict(zip("ab", load(example_metrics(), v1_metrics(4)), strict=True)), "tokens_per_second")

@@ -27,9 +27,9 @@ def modules() -> dict[str, Path]:
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
-    "json_file schema recorded_environment instruments",
-    "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_values flags segments streams "
-    "parallelism stages memory_model trace meeting store_port",
+    "json_file schema recorded_environment instruments openmp scatter",
+    "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_values flags segments "
+    "streams parallelism stages memory_model trace meeting store_port",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
@@ -51,7 +51,7 @@ LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
 ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
-ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments", "schema"}
+ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments", "schema", "scatter"}
 
 
 class Imports(ast.NodeVisitor):

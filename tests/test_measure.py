@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from testbed.flops import flops_per_token_causal, flops_per_token_palm, mfu, peak_from_table
-from testbed.measure import PeakRate, is_bf16_faster, peak_memory
+from testbed.launch import usable_cores
+from testbed.measure import PeakRate, choose_precision, is_bf16_faster, peak_memory
 from testbed.model_shape import MODEL_SIZES
 from testbed.step_clock import StepClock, phase
 from testbed.utilization import UtilizationSampler
@@ -130,13 +135,70 @@ def test_the_sampler_sees_what_this_process_does():
     assert found["gpu_percent_mean"] is None and found["gpu_memory_used_bytes_max"] is None
 
 
-def test_the_trial_of_bf16_follows_the_clock(monkeypatch):
-    """Not what the CPU claims to be but what it does: the timing alone decides."""
-    slow = {torch.float32: 1.0, torch.bfloat16: 0.7}
-    monkeypatch.setattr("testbed.measure._seconds_of_product", lambda left, right, device: slow[left.dtype])
-    assert not is_bf16_faster(CPU)
-    slow[torch.bfloat16] = 0.3
-    assert is_bf16_faster(CPU)
+@pytest.fixture
+def plant_cpu(monkeypatch):
+    """A CPU with these instructions, whose bf16 product takes so many seconds where one in fp32 takes 1."""
+
+    def plant(instructions: dict[str, bool], in_bf16: float | Iterator[float]) -> None:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: instructions)
+        times = {torch.float32: itertools.repeat(1.0)}
+        times[torch.bfloat16] = itertools.repeat(in_bf16) if isinstance(in_bf16, float) else in_bf16
+        monkeypatch.setattr("testbed.measure._seconds_of_product", lambda left, *_: next(times[left.dtype]))
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    "instructions, in_bf16, chosen",
+    [
+        ({"avx512_bf16": True}, 0.3, "bf16"),
+        ({"amx_bf16": True}, 0.3, "bf16"),
+        ({"architecture": "aarch64", "bf16": True}, 0.3, "bf16"),
+        ({"avx512_bf16": True}, 0.7, "fp32"),  # there, but not used
+        ({"avx512_f": True, "amx_bf16": False}, 0.3, "fp32"),  # noise: nothing there could make it faster
+    ],
+)
+def test_bf16_takes_instructions_and_time(plant_cpu, instructions, in_bf16, chosen):
+    plant_cpu(instructions, in_bf16)
+    precision, words = choose_precision(CPU)
+    assert precision == chosen and words.startswith(f"precision {chosen}: ")
+    assert is_bf16_faster(CPU) is (chosen == "bf16")
+
+
+def test_a_moment_of_other_work_does_not_choose_the_precision(plant_cpu):
+    """Three rounds of seven are ten times as slow, or as fast."""
+    for off in (10.0, 0.1):
+        plant_cpu({"avx512_bf16": True}, iter([1.0, *[0.25] * 4, *[0.25 * off] * 3]))
+        assert choose_precision(CPU)[0] == "bf16"
+        plant_cpu({"avx512_bf16": True}, iter([1.0, *[5.0] * 4, *[5.0 * off * 0.1] * 3]))
+        assert choose_precision(CPU)[0] == "fp32"
+
+
+def test_a_gpu_that_emulates_bf16_computes_in_fp32_without_a_trial(monkeypatch):
+    """PyTorch calls bf16 supported on a T4, where it is slower than fp32."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert choose_precision(torch.device("cuda"))[0] == "fp32"
+
+
+BUSY = "import time\nend_s = time.time() + 60\nwhile time.time() < end_s: pass"
+
+
+@pytest.mark.alone
+def test_the_choice_of_a_precision_is_the_same_every_time_beside_other_work(monkeypatch):
+    """More busy loops than cores; a CPU that emulates bf16 makes the trial all the same, and comes to one answer."""
+    alone = choose_precision(CPU)[0]
+    threads = torch.get_num_threads()
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(max(2, usable_cores()) + 1)]
+    try:
+        found = {choose_precision(CPU)[0] for _ in range(20)}
+        monkeypatch.setattr("testbed.measure._bf16_instructions", lambda device: "planted")
+        of_time = {choose_precision(CPU)[0] for _ in range(5)}
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert found == {alone} and len(of_time) == 1
+    assert torch.get_num_threads() == threads
 
 
 def test_peak_memory_counts_bytes():

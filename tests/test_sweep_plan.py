@@ -97,6 +97,30 @@ def test_a_core_is_a_device_and_more_ranks_than_cores_are_marked():
     assert Machine(num_cores=4, threads_per_rank=4).is_oversubscribed(2)
 
 
+def test_the_threads_that_a_variant_asks_for_are_those_of_its_plan():
+    """They stood beside OMP_NUM_THREADS=1, and nobody counted them against the cores."""
+    cells = runs_of(plan(request("ddp,ddp:threads_per_rank=2", repeats=1)))
+    found = {(cell.variant, cell.ranks): (cell.command[1], cell.oversubscribed) for cell in cells}
+    assert found == {
+        ("ddp", 1): ("OMP_NUM_THREADS=1", False),
+        ("ddp", 2): ("OMP_NUM_THREADS=1", False),
+        ("ddp:threads_per_rank=2", 1): ("OMP_NUM_THREADS=2", False),
+        ("ddp:threads_per_rank=2", 2): ("OMP_NUM_THREADS=2", True),
+    }
+    beside_others = plan(request("ddp:threads_per_rank=1", machine=Machine(num_cores=2, threads_per_rank=2)))
+    assert {cell.command[1] for cell in beside_others} == {"OMP_NUM_THREADS=1"}
+
+
+def test_a_plan_says_that_it_is_oversubscribed(in_folder_with_data, program, capsys):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    words = ["--run_types", "ddp", "--ranks", "2", "--steps", "6"]
+    assert program([*words, "--dry_run", "--", "--threads_per_rank", str(cores)]) == 0
+    said = capsys.readouterr().out
+    assert f"# oversubscribed: ddp on 2 ranks of {cores} threads needs more than the {cores} core" in said
+    assert program([*words, "--dry_run", "--", "--threads_per_rank", "1"]) == 0
+    assert "oversubscribed" not in capsys.readouterr().out or cores < 2
+
+
 @pytest.mark.parametrize("repeats, profile_runs", [(2, 1), (2, 2), (1, 3)])
 def test_profiled_runs_end_their_round_and_share_their_cell(repeats, profile_runs):
     """In a block after all others a drift of the machine would meet them alone."""
@@ -274,6 +298,9 @@ def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, p
         (["--", "--seed", "1"], "--seed is set by the sweep itself; use --seed"),
         (["--", "--device", "cuda"], "PyTorch finds no CUDA device"),
         (["--ranks", "1024", "--batch_sizes", "1024"], "needs more than the"),
+        (["--ranks", "2", "--", "--threads_per_rank", "512"], "on 2 ranks of 512 threads needs more than the"),
+        (["--run_types", "ddp:threads_per_rank=999", "--ranks", "1"], "ddp:threads_per_rank=999 on 1 rank of 999"),
+        (["--steps", "9", "--profile_runs", "1"], "give --steps 10 or more, or a smaller --profile_steps, or leave"),
         (["--out_dir", "train_small.bin/x"], "cannot be written"),
     ],
 )

@@ -35,8 +35,9 @@ def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple
     """
     said: list[str] = []
     left_open = _left_open(settings)
-    settings = with_precision_resolved(settings, launch, device)
-    if "precision" in left_open:
+    settings, words = with_precision_resolved(settings, launch, device)
+    if words is not None:
+        said.append(words)
         try:
             check_backend(settings, device)
         except ValueError as error:

@@ -15,7 +15,7 @@ from testbed.attention_backend import check_backend
 from testbed.error_text import first_line
 from testbed.float8 import check_float8
 from testbed.launch import Launch
-from testbed.measure import is_bf16_faster
+from testbed.measure import choose_precision
 from testbed.settings import RunSettings
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -111,9 +111,16 @@ def why_nothing_compiles(device: torch.device) -> str | None:
     return None
 
 
-def with_precision_resolved(settings: RunSettings, launch: Launch, device: torch.device) -> RunSettings:
-    """--precision auto decided by a trial on rank 0, so that no two ranks can decide differently. All ranks call it."""
-    precision = settings.precision
-    if precision == "auto" and launch.rank == 0:
-        precision = "bf16" if is_bf16_faster(device) else "fp32"
-    return dataclasses.replace(settings, precision=distributed.gather_objects(precision)[0])
+def with_precision_resolved(
+    settings: RunSettings, launch: Launch, device: torch.device
+) -> tuple[RunSettings, str | None]:
+    """--precision auto decided on rank 0, so that no two ranks can decide differently. All ranks call it.
+
+    Returns:
+        The settings, and a line that says why; None where a precision was given.
+    """
+    if settings.precision != "auto":
+        return settings, None
+    chosen = choose_precision(device) if launch.rank == 0 else None
+    precision, words = distributed.gather_objects(chosen)[0]
+    return dataclasses.replace(settings, precision=precision), words

@@ -17,6 +17,7 @@ from testbed import flops, utilization
 from testbed.held_folder import check_held
 from testbed.metrics_file import write_metrics
 from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
+from testbed.scatter import words_on_scatter
 from testbed.segments import (
     SPREAD_HOW,
     kept_validation_s,
@@ -246,6 +247,7 @@ class RunRecorder:
                 f"{timing['step_time_p95_s']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
                 f"{timing['tokens_per_sec_global']:,.0f} tokens/s"
             )
+        words += filter(None, [words_on_scatter(timing)])
         if summary["final_val_loss"] is not None:
             words.append(f"validation loss {summary['final_val_loss']:.4f}")
         return "\n".join([*words, f"metrics: {self.directory / METRICS}", self._marker])

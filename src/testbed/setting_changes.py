@@ -17,7 +17,7 @@ from testbed.launch import Launch
 from testbed.parallelism import ALL_OPTIONS, math_changes, why_not_resharded
 from testbed.settings import RunSettings
 
-# None of these changes what is trained.
+# None of these changes what is trained; with other threads sums round otherwise, and segments[] names how many.
 FREE_TO_CHANGE = frozenset(
     "checkpoint_path stop_at_step eval_every save_every keep_last async_mode keep_best max_val_steps num_workers "
     "steps_per_print timing_warmup_steps timing_sample_every profile profile_steps profile_mode log_collectives "

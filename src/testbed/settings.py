@@ -20,6 +20,7 @@ from testbed.flag_values import AUTO
 from testbed.flags import NOT_IN_CONFIG_FILES, CommandLine, parse_command_line
 from testbed.launch import Launch, end_on_signals, read_launch, refuse, threads_per_rank
 from testbed.model_shape import ModelShape
+from testbed.openmp import wait_briefly
 from testbed.parallelism import (
     MeshSizes,
     check_combination,
@@ -203,6 +204,7 @@ class CheckedRun:
 def start(arguments: list[str]) -> tuple[CheckedRun, Launch]:
     """From the command line to a checked run; --help and what was typed wrong end the process here, in a second."""
     end_on_signals()
+    wait_briefly()
     launch = None
     try:
         launch = read_launch()

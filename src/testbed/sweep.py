@@ -67,6 +67,11 @@ class Cell:
     def gpt2_arguments(self) -> list[str]:
         return work_arguments(self.command)
 
+    @property
+    def threads_per_rank(self) -> int:
+        """CPU threads of a rank, as its command sets them."""
+        return int(next(word for word in self.command if word.startswith("OMP_NUM_THREADS=")).partition("=")[2])
+
 
 def work_arguments(command: Sequence[str]) -> list[str]:
     """The flags of gpt2.py in a command, without the folder: what two runs of the same command have in common."""
@@ -132,6 +137,20 @@ def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | 
     return None
 
 
+def oversubscription(cells: Sequence[Cell], machine: Machine) -> str | None:
+    """What the most crowded of these cells needs and what there is; None where every thread has a core."""
+    crowded = [cell for cell in cells if cell.oversubscribed]
+    if not crowded:
+        return None
+    most = max(crowded, key=lambda cell: cell.ranks * cell.threads_per_rank)
+    threads = f" of {most.threads_per_rank} threads" if most.threads_per_rank > 1 else ""
+    cores = f"{machine.num_cores} core{'s' * (machine.num_cores > 1)}"
+    return (
+        f"{most.variant} on {most.ranks} rank{'s' * (most.ranks > 1)}{threads} needs more than the {cores} that this "
+        "machine lets it use"
+    )
+
+
 def _cell(request: Request, variant: Variant, ranks: int, batch_size: int, repeat: int, profiled: bool = False) -> Cell:
     name = f"{folder_name(variant.text)}_{ranks}rank{'s' * (ranks > 1)}_batch{batch_size}"
     folder = f"{name}/{'profiled' if profiled else 'run'}_{repeat}"
@@ -146,7 +165,7 @@ def _cell(request: Request, variant: Variant, ranks: int, batch_size: int, repea
         seed=seed,
         folder=folder,
         command=_command(request, variant, ranks, batch_size, seed, ["--profile"] if profiled else [], folder),
-        oversubscribed=request.machine.is_oversubscribed(ranks),
+        oversubscribed=request.machine.is_oversubscribed(ranks, variant.threads_per_rank),
         profiled=profiled,
     )
 
@@ -157,7 +176,7 @@ def _command(
     """What a person would type to make this run alone. Relative paths only: it is recorded."""
     machine = request.machine
     is_dp = variant.run_type == "dp"  # one process that takes every device it sees
-    environment = [f"OMP_NUM_THREADS={machine.threads(1 if is_dp else ranks)}"]
+    environment = [f"OMP_NUM_THREADS={machine.threads(1 if is_dp else ranks, variant.threads_per_rank)}"]
     environment += [f"CUDA_VISIBLE_DEVICES={','.join(machine.cuda_devices[:ranks])}"] if is_dp else []
     is_launched = ranks > 1 and not is_dp
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if is_launched else []
@@ -183,7 +202,8 @@ def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "st
         the settings of every cell that can run, by its `configuration`.
 
     Raises:
-        ValueError: every cell is refused, no step would be measured, or cells of one batch size do unequal work.
+        ValueError: every cell is refused, one is refused under the profiler alone, no step would be measured, or cells
+            of one batch size do unequal work.
     """
     settings: dict[str, RunSettings] = {}
     refused: dict[str, str] = {}
@@ -197,6 +217,10 @@ def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "st
                 refused[key] = str(error)
         if key in refused:
             cell.status, cell.reason = FAILED, refused[key]
+    for cell in applicable:  # else it would come out after all runs were made
+        if cell.profiled and cell.configuration in refused and cell.name in settings:
+            reason = refused[cell.configuration].replace("--max_train_steps", "--steps")
+            raise ValueError(f"--profile_runs: {cell.name} cannot be profiled: {reason}, or leave --profile_runs out")
     if not settings:
         reasons = refused.values() or [cell.reason for cell in cells]
         raise ValueError(f"no run of this sweep can start: {next(iter(reasons))}")

@@ -56,6 +56,11 @@ class Variant:
     def is_one_process(self) -> bool:
         return not STRATEGIES[self.run_type].is_distributed
 
+    @property
+    def threads_per_rank(self) -> int | None:
+        """CPU threads that the variant itself asks for; None: it does not."""
+        return parse_command_line(list(self.arguments)).values["threads_per_rank"]
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -69,13 +74,18 @@ class Machine:
     def kind(self) -> str:
         return "cuda" if self.cuda_devices else "cpu"
 
-    def is_oversubscribed(self, ranks: int) -> bool:
-        return self.kind == "cpu" and ranks * (self.threads_per_rank or 1) > self.num_cores
+    def is_oversubscribed(self, ranks: int, of_variant: int | None = None) -> bool:
+        """Whether the ranks have more threads together than there are cores. Args: of_variant: as in `threads`."""
+        return self.kind == "cpu" and ranks * self.threads(ranks, of_variant) > self.num_cores
 
-    def threads(self, ranks: int) -> int:
-        """OMP_NUM_THREADS of a rank: one core is one device on the CPU; beside GPUs a rank has its even share."""
-        if self.threads_per_rank:
-            return self.threads_per_rank
+    def threads(self, ranks: int, of_variant: int | None = None) -> int:
+        """OMP_NUM_THREADS of a rank: one core is one device on the CPU; beside GPUs a rank has its even share.
+
+        Args:
+            of_variant: threads per rank that the variant asks for, which its run then has whatever the others have.
+        """
+        if of_variant or self.threads_per_rank:
+            return of_variant or self.threads_per_rank
         return 1 if self.kind == "cpu" else max(1, self.num_cores // ranks)
 
 

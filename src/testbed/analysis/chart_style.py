@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import get_hinting_flag
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from testbed.analysis.comparability import warnings
+from testbed.analysis.comparability import note_on_cores, warnings
 from testbed.analysis.runs import Run
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
@@ -49,10 +49,12 @@ def figure_with_footer(
 ) -> tuple[Figure, Sequence[Axes]]:
     """A figure with stacked panels, or `columns` in a row with one y axis; title above, notes and warnings below.
 
-    The warnings on `runs` go below, and for single ones, which stand for nothing else, that one run has no interval.
+    The warnings on `runs` go below, that they compute on unequally many cores, and for single ones, which stand for
+    nothing else, that one run has no interval.
     """
     caveats = ["One run: no interval.", "One run each: no interval, so a small difference may be noise."]
     notes = [*notes, *(caveats[len(runs) > 1 :][:1] if are_single else [])]
+    notes = [*notes, *filter(None, [note_on_cores(runs)])]
     footer = [(line, "#666666") for note in notes for line in _footer_lines(note, "normal")]
     loud = warnings(runs) if runs else []
     footer += [(line, WARNING_COLOUR) for note in loud for line in _footer_lines(note, "bold")]

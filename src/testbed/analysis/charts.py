@@ -3,6 +3,7 @@
 Figures are built without pyplot: no window system, no global state. Panels never mix two meanings of a quantity.
 """
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -27,7 +28,7 @@ from testbed.analysis.chart_style import (
     not_shown,
     rate,
 )
-from testbed.analysis.comparability import speed_ups
+from testbed.analysis.comparability import cores_of, note_on_cores, speed_ups
 from testbed.analysis.loss_chart import loss_vs_steps_figure, loss_vs_time_figure
 from testbed.analysis.repeats_chart import plot_results
 from testbed.analysis.report.subject import Entry, subject_of
@@ -61,6 +62,7 @@ QUANTITY_OF = {
     "inference performance": "inference",
 }
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width
+TABLE_CHARACTERS = 88  # of a line under the table
 MAX_DOTS = 2000  # per run; median and p95 are of all steps
 
 
@@ -82,6 +84,8 @@ def throughput_figure(runs: Sequence[Run]) -> Figure | None:
     def text(run: Run, unit: str, size: float) -> str:
         speed_up = speed_up_of[run]
         compared = f"  {speed_up:.2f}x" if isinstance(speed_up, float) and run is not runs[0] else ""
+        if compared and note_on_cores((runs[0], run)):
+            compared += f" on {cores_of(run)} cores for {cores_of(runs[0])}"
         return f"{rate(run.tokens_per_s)}{compared}{counted(len(run.step_times_s))}"
 
     bars = [(run, run.tokens_per_s_meaning, run.tokens_per_s) for run in runs if run.tokens_per_s]
@@ -255,6 +259,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
         {
             "": f"[{index}]",
             "ranks": number(run.world_size, ",d"),
+            **({"cores (ranks x threads)": number(cores_of(run), ",d")} if any(map(cores_of, runs)) else {}),
             "optimizer steps": number(run.work.get("optimizer_steps"), ",d"),
             "global batch (sequences)": number(run.work.get("global_batch_size"), ",d"),
             "median step (ms)": number(run.step_time_median_s, ",.1f", 1e3),
@@ -277,7 +282,8 @@ def comparison_table(runs: Sequence[Run]) -> str:
     for name in columns[0]:
         cells = [column[name].rjust(width) for column, width in zip(columns, widths, strict=True)]
         lines.append("   ".join([name.ljust(name_width), *cells]))
-    return "\n".join(lines)
+    note = note_on_cores(runs)
+    return "\n".join([*lines, *(["", *textwrap.wrap(note, TABLE_CHARACTERS)] if note else [])])
 
 
 def _bars_by_meaning(

@@ -9,6 +9,7 @@ from typing import Any
 from testbed.analysis.runs import WORK_FIELDS, Run
 
 UNKNOWN = "unknown"
+MOST_IN_TURN = 5  # runs whose numbers of cores are listed one by one
 # What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
 TASK_FIELDS = (
     *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from", "seq_len"),
@@ -72,6 +73,27 @@ def speed_ups(runs: Sequence[Run]) -> list[float | str]:
         else:
             found.append(run.tokens_per_s / runs[0].tokens_per_s)
     return found
+
+
+def cores_of(run: Run) -> int | None:
+    """Cores of a CPU that a run computes on, its ranks times their threads; None on GPUs, and where no file says it."""
+    hardware = run.section("hardware")
+    if run.version != "2.1" or hardware.get("device_type") != "cpu":
+        return None
+    return hardware.get("num_devices", run.world_size) * hardware["cpu_threads_per_rank"]
+
+
+def note_on_cores(runs: Sequence[Run]) -> str | None:
+    """The sentence for every table and picture of runs on unequally many cores of CPUs; None where they are as many."""
+    cores = [cores_of(run) for run in runs]
+    if None in cores or len(set(cores)) <= 1:
+        return None
+    in_turn = f"{', '.join(map(str, cores[:-1]))} and {cores[-1]} cores in turn"
+    which = in_turn if len(cores) <= MOST_IN_TURN else f"{min(cores)} to {max(cores)} cores"
+    return (
+        f"One core is one device: these runs compute on {which}, so a ratio between runs on unequally many is first of "
+        "all what the cores gain."
+    )
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:

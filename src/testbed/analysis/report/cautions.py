@@ -11,8 +11,7 @@ from testbed.analysis.report.subject import Subject
 from testbed.analysis.report.words import compared, joined
 from testbed.analysis.runs import Run
 from testbed.analysis.statistics import MIN_REPEATS
-
-NOISY = 0.1  # p95 above the median by more than this: the machine was not quiet
+from testbed.scatter import NOISY
 
 
 @dataclass(frozen=True)

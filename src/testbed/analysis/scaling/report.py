@@ -283,7 +283,7 @@ def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[d
 def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[Path, dict]) -> list[str]:
     found = []
     if crowded := sorted({cell["name"] for cell in cells.values() if cell.get("oversubscribed")}):
-        found.append(f"more ranks than cores, so the times say nothing about the strategy: {', '.join(crowded)}")
+        found.append(f"more threads than cores, so the times say nothing about the strategy: {', '.join(crowded)}")
     if few := sorted({row["n"] for row in rows if row["n"] < MIN_REPEATS}):
         found.append(f"fewer than {MIN_REPEATS} repeats in some arms (n = {', '.join(map(str, few))}): no claim")
     commits = sorted({commit for row in rows for commit in row["git_commits"]})

@@ -1,0 +1,22 @@
+"""Whether the steps of a run scatter: then the machine was not quiet, and its times are not to be quoted. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NOISY = 0.1  # p95 above the median by more than this: the machine was not quiet
+
+
+def words_on_scatter(timing: Mapping[str, float | None]) -> str | None:
+    """One line for the end of a run whose steps scatter; None where they do not, or none was measured.
+
+    Args:
+        timing: the section of training_metrics.json.
+    """
+    above = timing["step_time_p95_above_median"]
+    if above is None or above <= NOISY:
+        return None
+    return (
+        f"its steps scatter: p95 is {1 + above:.2f} times the median, over {1 + NOISY:.2f}; the machine was not quiet, "
+        "so repeat the run before you quote its times"
+    )
