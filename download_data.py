@@ -9,9 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to take")
     what.add_argument(
         "--dataset",
@@ -35,7 +38,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="SIZE",
         help="stop before this much text, as UTF-8; 10^6 is MB, 2^20 is MiB (default: %(default)s)",
     )
-    limits.add_argument("--max_docs", type=int, metavar="DOCUMENTS", help="stop after so many (default: no limit)")
+    limits.add_argument("--max_docs", type=positive, metavar="DOCUMENTS", help="stop after so many (default: no limit)")
     where = parser.add_argument_group("where to")
     where.add_argument(
         "--output_dir",
@@ -55,8 +58,6 @@ def download(settings: argparse.Namespace) -> None:
     from testbed.sources import find_source
 
     limits = Limits(parse_size(settings.max_bytes), settings.max_docs)
-    if limits.max_docs is not None and limits.max_docs < 1:
-        raise ValueError(f"--max_docs {limits.max_docs} takes nothing; pass 1 or more")
     source = find_source(settings.dataset, settings.config, settings.split, settings.text_field)
     directory = settings.output_dir / source.name
     manifest = None if settings.overwrite else existing_corpus(source, limits, directory)

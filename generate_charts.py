@@ -5,11 +5,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from testbed.flag_parser import FlagParser
+
 COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=__doc__,
         epilog="Without runs: every training_metrics.json under checkpoint/. Reads the versions 1, 2.0 and 2.1. "
         "Exit code 2: something that was typed is wrong; 1: writing failed.",

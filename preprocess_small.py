@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 if TYPE_CHECKING:
     from testbed.preprocess import Encoded
     from testbed.tokenizer import Tokenizer
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_argument_group("documents")
     source.add_argument(
         "--input",
@@ -39,14 +42,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     source.add_argument(
         "--max_train_docs",
-        type=int,
+        type=positive,
         default=50_000,
         metavar="DOCUMENTS",
         help="training documents or pairs at most (default: %(default)s)",
     )
     source.add_argument(
         "--max_val_docs",
-        type=int,
+        type=positive,
         default=5_000,
         metavar="DOCUMENTS",
         help="validation documents or pairs at most (default: %(default)s)",
@@ -73,7 +76,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     tokens.add_argument(
         "--num_workers",
-        type=int,
+        type=positive,
         default=os.cpu_count() or 1,
         metavar="THREADS",
         help="threads that tokenize (default: %(default)s, the cores of this machine)",
@@ -82,9 +85,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check(settings: argparse.Namespace) -> None:
-    for flag in ("max_train_docs", "max_val_docs", "num_workers"):
-        if getattr(settings, flag) < 1:
-            raise ValueError(f"--{flag} {getattr(settings, flag)} must be 1 or more")
     if not 0 < settings.val_fraction < 1:
         raise ValueError(f"--val_fraction {settings.val_fraction} must lie between 0 and 1, for example 0.1")
     if settings.pairs is not None and settings.input is not None:

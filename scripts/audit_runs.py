@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.flag_parser import FlagParser
+
 if TYPE_CHECKING:
     from testbed.analysis.audit.claims import Finding
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "

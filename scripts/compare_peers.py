@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.peers import PEERS
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ GPT2_VOCABULARY = 50257  # of the published sizes; a token file with fewer token
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     peers = "\n".join(f"  {name:<{2 + max(map(len, PEERS))}}{peer.summary}" for name, peer in PEERS.items())
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=__doc__.replace("PEERS", peers),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -83,28 +85,28 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         work.add_argument(f"--{name}", metavar="N", help="as src/gpt2.py takes it (default: the size's)")
     work.add_argument(
         "--vocab_size",
-        type=_positive,
+        type=positive,
         metavar="TOKENS",
         help=f"of every trainer's model; may exceed the data's (default: {GPT2_VOCABULARY} with a published size, else "
         "and with --quick the data's). Ours and nanoGPT pad it to a multiple of 128, 50304; transformers does not",
     )
     work.add_argument(
         "--batch_size",
-        type=_positive,
+        type=positive,
         metavar="SEQUENCES",
         help="sequences per optimizer step (default: 4, on CUDA 32)",
     )
     work.add_argument(
         "--micro_batch_size",
-        type=_positive,
+        type=positive,
         metavar="SEQUENCES",
         help="sequences of one forward pass (default: --batch_size)",
     )
-    work.add_argument("--seq_length", type=_positive, metavar="TOKENS", help="(default: 512, on CUDA 1024)")
-    work.add_argument("--steps", type=_positive, metavar="STEPS", help="optimizer steps (default: 20, on CUDA 60)")
+    work.add_argument("--seq_length", type=positive, metavar="TOKENS", help="(default: 512, on CUDA 1024)")
+    work.add_argument("--steps", type=positive, metavar="STEPS", help="optimizer steps (default: 20, on CUDA 60)")
     work.add_argument(
         "--warmup_steps",
-        type=_positive,
+        type=positive,
         metavar="STEPS",
         help="first steps that are kept but not counted: compiling, first touches of memory (default: 3, on CUDA 10, "
         "at most half of --steps)",
@@ -117,7 +119,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     work.add_argument("--val_data_path", default="val_small.bin", metavar="FILE.bin", help="(default: %(default)s)")
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--repeats", type=_positive, metavar="N", help="rounds; fewer than 5 make no claim (default: 5, with --quick 2)"
+        "--repeats", type=positive, metavar="N", help="rounds; fewer than 5 make no claim (default: 5, with --quick 2)"
     )
     how.add_argument(
         "--device",
@@ -126,7 +128,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         help="auto = CUDA where PyTorch finds it (default: %(default)s)",
     )
     how.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads of every run (default: the usable cores)"
+        "--threads", type=positive, metavar="N", help="CPU threads of every run (default: the usable cores)"
     )
     how.add_argument(
         "--out_dir", type=Path, default=Path("checkpoint/peers"), metavar="DIR", help="(default: %(default)s)"
@@ -154,12 +156,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     arguments = parser.parse_args(words[:place])
     arguments.only_ours = words[place + 1 :]
     return arguments  # fmt: skip
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def main() -> int:

@@ -22,11 +22,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.flag_parser import FlagParser
+
 PROGRAM = "compare_runs.py"
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog=PROGRAM,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,7 +39,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                         help="runs of the configuration that the verdict is about")  # fmt: skip
     parser.add_argument("--against", type=Path, nargs="+", required=True, metavar="B",
                         help="runs of the configuration it is compared with")  # fmt: skip
-    parser.add_argument("--allow-mismatch", "--allow_mismatch", action="store_true",
+    parser.add_argument("--allow-mismatch", action="store_true",
                         help="compare unequal work too; every verdict then begins with NOT EQUAL WORK and the fields "
                         "that differ (default: refuse, exit code 2)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE",

@@ -15,12 +15,13 @@ import argparse
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder with the runs, at any depth")
     arguments = parser.parse_args()
     from testbed.analysis.exposed import DISAGREE, exposed_communication, exposed_table

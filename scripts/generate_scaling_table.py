@@ -19,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.flag_parser import FlagParser
+
 LAYOUTS = {
     "001": "GPUs x batch: time and speed-up; compute and communication",
     "002": "data parallel: time and tokens/s; model_parallel against pipeline",
@@ -28,7 +30,7 @@ LAYOUTS = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_argument_group("what to read (one of --dir, --report, --gpu1 ...)")
     source.add_argument("--dir", type=Path, metavar="DIR", help="folder of a sweep: runs at any depth below it")
     source.add_argument("--report", type=Path, metavar="FILE.json", help="a scaling_report.json")
@@ -41,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
                         help="for time_to_loss (default: what sweep.json says)")  # fmt: skip
     parser.add_argument("--table", choices=tuple(LAYOUTS), help="; ".join(f"{k}: {v}" for k, v in LAYOUTS.items()))
     parser.add_argument("--variants", nargs=2, metavar=("A", "B"), help="strategies that --table 004 compares")
-    parser.add_argument("--allow-mismatch", "--allow_mismatch", action="store_true",
+    parser.add_argument("--allow-mismatch", action="store_true",
                         help="give speed-ups between unequal work too, labelled as such")  # fmt: skip
     return parser.parse_args()
 

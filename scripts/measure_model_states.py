@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 
 import numpy as np
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.memory_model import elements_held
 from testbed.model_shape import ModelShape
 from testbed.token_file import TokenFileWriter
@@ -90,14 +92,14 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=_numbers, default=[2, 4], metavar="N,N",
                         help="numbers of ranks to run on (default: 2,4)")  # fmt: skip
     parser.add_argument("--strategies", type=_names, default=list(CASES), metavar="NAME,NAME",
                         help=f"of {', '.join(CASES)} (default: all)")  # fmt: skip
     for name, default in (("num_layers", 4), ("num_heads", 4), ("embedding_size", 384), ("vocab_size", 8000)):
         parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help="of the model (default: %(default)s)"
+            f"--{name}", type=positive, default=default, metavar="N", help="of the model (default: %(default)s)"
         )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write every rank's counts there")
     return parser.parse_args()

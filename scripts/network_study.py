@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from testbed.sweep import Cell
     from testbed.sweep_state import Sweep
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 DEFAULTS = {"repeats": 5, "profile_runs": 1, "steps": 9, "warmup_steps": 3, "hosts": "2,4"}
 QUICK = {
@@ -44,7 +48,7 @@ RUN_TIMEOUT_S = 660.0  # the lab's own limit is 600 s
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to measure")
     what.add_argument(
         "--parts", metavar="LIST", help=f"of {', '.join(PARTS)} (default: all); levers are {', '.join(LEVERS)}"
@@ -59,9 +63,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     what.add_argument("--every", action="store_true", help="every strategy over every link on every number of hosts")
     what.add_argument("--quick", action="store_true", help="a trial of minutes; fewer than 5 repeats make no claim")
     how = parser.add_argument_group("how")
-    how.add_argument("--repeats", type=int, metavar="N", help="interleaved rounds (default: 5)")
-    how.add_argument("--profile_runs", type=int, metavar="N", help="profiled runs of each (default: 1)")
-    how.add_argument("--steps", type=int, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 9)")
+    how.add_argument("--repeats", type=positive, metavar="N", help="interleaved rounds (default: 5)")
+    how.add_argument("--profile_runs", type=not_negative, metavar="N", help="profiled runs of each (default: 1)")
+    how.add_argument(
+        "--steps", type=positive, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 9)"
+    )
     how.add_argument(
         "--out_dir",
         type=Path,

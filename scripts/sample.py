@@ -23,6 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
 from testbed.inference.loading import PUBLISHED, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
 from testbed.pairs import SEPARATOR, encode_prompt
@@ -33,7 +35,7 @@ DEFAULT_NEW_TOKENS = 200
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     head, _, examples = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=head, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     model = parser.add_mutually_exclusive_group(required=True)
@@ -52,7 +54,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--max_new_tokens",
-        type=int,
+        type=positive,
         metavar="TOKENS",
         help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the model's positions end)",
     )
@@ -62,7 +64,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--top_k",
-        type=int,
+        type=not_negative,
         default=50,
         metavar="TOKENS",
         help="draw from the so many likeliest tokens; 0 = from all (default: %(default)s)",
@@ -119,8 +121,6 @@ def main() -> int:
 
 def continue_prompt(arguments: argparse.Namespace) -> int:
     """Check all that was typed, load the model, write the text."""
-    if arguments.top_k < 0:
-        raise ValueError(f"--top_k {arguments.top_k} must be 0, which draws from all tokens, or more")
     sampling = {
         "temperature": arguments.temperature,
         "top_k": arguments.top_k or None,

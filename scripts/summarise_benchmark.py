@@ -14,16 +14,20 @@ import json
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR", help="what benchmark_gpu.sh wrote to")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True, help="what was measured")
-    parser.add_argument("--seconds", type=int, required=True, help="how long all of it took")
-    parser.add_argument("--deadline_s", type=int, required=True, metavar="SECONDS", help="how long it might have taken")
+    parser.add_argument("--seconds", type=not_negative, required=True, help="how long all of it took")
+    parser.add_argument(
+        "--deadline_s", type=not_negative, required=True, metavar="SECONDS", help="how long it might have taken"
+    )
     arguments = parser.parse_args()
     from testbed.analysis.benchmark_summary import summary
     from testbed.atomic_file import write_text

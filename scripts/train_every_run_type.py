@@ -20,6 +20,8 @@ from pathlib import Path
 
 from testbed.analysis.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs import load_runs
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.metrics_file import read_metrics
 from testbed.run_directory import METRICS
 from testbed.strategies import STRATEGIES
@@ -37,11 +39,11 @@ WORK = (
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--ranks", type=int, default=2, help="ranks of the distributed run types (default: %(default)s)"
+        "--ranks", type=positive, default=2, help="ranks of the distributed run types (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of each run (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, default=50, help="optimizer steps of each run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("checkpoint/run_types"), metavar="DIR",
                         help="one folder per run (default: %(default)s)")  # fmt: skip
     parser.add_argument("--figure", type=Path, default=Path("docs/charts/strategies_agree.png"), metavar="FILE.png",

@@ -17,11 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.flag_parser import FlagParser
+
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of a sweep or of runs")
-    parser.add_argument("--metrics-only", "--metrics_only", action="store_true",
+    parser.add_argument("--metrics-only", action="store_true",
                         help="check training_metrics.json alone; marks, logs and the launcher's record may be absent, "
                         "as in published results")  # fmt: skip
     return parser.parse_args()

@@ -287,7 +287,7 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens 0 must be from 1 to "),
         ([*good, *prompt, "--temperature", -1], "--temperature -1.0 must be 0"),
         ([*good, *prompt, "--temperature", "nan"], "--temperature nan must be 0"),
-        ([*good, *prompt, "--top_k", -1], "--top_k -1 must be 0, which draws from all tokens, or more"),
+        ([*good, *prompt, "--top_k", -1], "--top_k: '-1' is not a whole number from 0 upwards"),
         ([*good, *prompt, "--top_p", 0], "--top_p 0.0 must be above 0"),
         ([*good, *prompt, "--tokenizer_file", other], "reads ids of bpe:280, but the tokenizer file"),
         (

@@ -22,8 +22,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 RANKS, VOCABULARY, NUM_TOKENS = 2, 8192, 60_000
 TIMEOUT_S = 120
@@ -74,15 +78,15 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write every run there, as JSON")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N",
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N",
                         help="runs of each kind; 5 are needed for an interval (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=40, metavar="STEPS",
+    parser.add_argument("--steps", type=positive, default=40, metavar="STEPS",
                         help="optimizer steps of a run, at least 10 (default: %(default)s)")  # fmt: skip
     arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.steps < 10:
-        parser.error(f"--rounds {arguments.rounds} must be at least 1 and --steps {arguments.steps} at least 10")
+    if arguments.steps < 10:
+        parser.error(f"--steps {arguments.steps} must be at least 10")
     return arguments
 
 

@@ -11,15 +11,16 @@ of several starts are there.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent.parent / "src"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("logs", type=Path, metavar="DIR", help="folder of one start's evidence, or one log")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all of it to this file")
     return parser.parse_args()
@@ -27,7 +28,6 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    sys.path.insert(0, os.path.relpath(SOURCES))
     from testbed.analysis.profiles.nccl_logs import as_json, summarise, summary_text
     from testbed.atomic_file import write_text
 

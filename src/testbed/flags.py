@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from testbed.flag_parser import FlagParser
 from testbed.flag_values import (
     fraction,
     not_negative,
@@ -118,16 +119,16 @@ def checked_like_a_flag(action: argparse.Action, value: Any, place: str) -> Any:
     return typed
 
 
-class OneSentenceParser(argparse.ArgumentParser):
-    """Reports a mistake as one sentence to whoever asked, instead of printing a page of usage on every rank."""
+class RaisingParser(FlagParser):
+    """Hands the sentence to whoever asked: of many ranks one speaks."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message.removeprefix('argument ')}; --help lists every flag")
+        raise ValueError(self.sentence(message))
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `src/gpt2.py`, grouped as a user thinks."""
-    parser = OneSentenceParser(
+    parser = RaisingParser(
         prog="gpt2.py",
         description="Train GPT-2 under one way of spreading the work over devices, and measure it.",
         epilog="Start with python, torchrun or deepspeed. Guides: README.md, docs/.",
@@ -282,7 +283,7 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
                        help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)")
     group.add_argument("--bind_cores", action="store_true",
                        help="keep each rank to its share of the node's cores (Linux; not where the launcher binds ranks itself)")
-    group.add_argument("--local_rank", "--local-rank", type=int, default=-1, help=argparse.SUPPRESS)
+    group.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
     group.add_argument("--quiet_nccl_monitor", action="store_true",
                        help="switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)")
 
@@ -347,7 +348,7 @@ def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:
                        "checkpoint; begin it where there is none; end with 0 where it is complete. PATH: from this checkpoint, or "
                        "the newest of this run's folder; that of another run begins a new one in --checkpoint_path. See "
                        "docs/checkpoints.md (default: begin, and refuse a folder that holds a run)")
-    group.add_argument("--allow-setting-change", "--allow_setting_change", action="store_true",
+    group.add_argument("--allow-setting-change", action="store_true",
                        help="let --resume go on with other settings than the checkpoint's where they change the work, and write "
                        "each into training_metrics.json (default: refuse)")
     group.add_argument("--save_every", type=positive, metavar="STEPS",
