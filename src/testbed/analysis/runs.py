@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.analysis.run_search import files_of_runs
 from testbed.earlier_settings import in_todays_terms
 from testbed.metrics_file import metrics_version, read_metrics
 
@@ -181,8 +182,8 @@ def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Every training_metrics.json under `directory`, sorted by path."""
-    return sorted(Path(directory).rglob(METRICS_FILE))
+    """Every training_metrics.json of a run under `directory`, sorted by path."""
+    return files_of_runs(directory, METRICS_FILE)
 
 
 def _from_v21(path: Path, metrics: dict) -> Run:
