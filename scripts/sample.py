@@ -25,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
-from testbed.inference.loading import PUBLISHED, load_model, shape_of_config, tokenizer_of
+from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
 from testbed.pairs import SEPARATOR, encode_prompt
+from testbed.starting_shape import trained_with, untrained_positions
 from testbed.tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 200
@@ -56,7 +57,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "--max_new_tokens",
         type=positive,
         metavar="TOKENS",
-        help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the model's positions end)",
+        help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the length of the training, "
+        "or the model's positions end)",
     )
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0 = always the likeliest token; 1 = as the model predicts; "
@@ -136,7 +138,10 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
     prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
-    new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions)
+    trained = None if is_published(source) else trained_with(Path(source)).get("seq_length")
+    new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions, trained)
+    for warning in untrained_positions("prompt and text have", len(prompt) + new_tokens, trained):
+        print(warning, file=sys.stderr)
 
     from testbed.device import device_type  # from here on torch is needed
 
@@ -179,8 +184,9 @@ def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[i
         raise ValueError("--prompt is not UTF-8 text; type it again") from None
 
 
-def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int) -> int:
-    """New tokens that were asked for, or that have room. ValueError where they have none."""
+def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, trained: int | None) -> int:
+    """New tokens that were asked for, or that have room within the length of the training. ValueError where they have
+    none in the model."""
     if prompt_tokens >= positions:
         raise ValueError(
             f"--prompt has {prompt_tokens} tokens, and the model has {positions} positions for them and the new ones; "
@@ -188,7 +194,8 @@ def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int) -> int
         )
     room = positions - prompt_tokens
     if asked is None:
-        return min(DEFAULT_NEW_TOKENS, room)
+        in_training = (trained or positions) - prompt_tokens
+        return min(DEFAULT_NEW_TOKENS, room, in_training if in_training > 0 else room)
     if not 1 <= asked <= room:
         raise ValueError(
             f"--max_new_tokens {asked} must be from 1 to {room}: the model has {positions} positions, and --prompt "

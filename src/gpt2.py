@@ -31,7 +31,7 @@ if __name__ == "__main__":
 import torch
 
 from testbed import checkpoint, distributed, resume, run_directory, watchdog
-from testbed.announce import say_what_runs
+from testbed.announce import lengths_of_validation, say_what_runs
 from testbed.atomic_file import write_text
 from testbed.attribution import attribution
 from testbed.automatic_choices import decide
@@ -124,7 +124,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
         resume.record(begun, recorder)  # before anything can fail: what was recorded must not be lost
         progress = Progress(settings, begun.step, is_speaking=launch.rank == 0)
-        for line in (*choices, *warnings_of_locks(settings.run_type)):
+        for line in (*lengths_of_validation(settings), *choices, *warnings_of_locks(settings.run_type)):
             progress.say(line)
         if launch.rank == 0:
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))

@@ -284,7 +284,7 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         ([*good, "--prompt", too_long], "the model has 64 positions"),
         ([*good, "--prompt", "\udcff"], "--prompt is not UTF-8 text"),
         ([*good, *prompt, "--max_new_tokens", 64], "--max_new_tokens 64 must be from 1 to "),
-        ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens 0 must be from 1 to "),
+        ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens: '0' is not a positive whole number"),
         ([*good, *prompt, "--temperature", -1], "--temperature -1.0 must be 0"),
         ([*good, *prompt, "--temperature", "nan"], "--temperature nan must be 0"),
         ([*good, *prompt, "--top_k", -1], "--top_k: '-1' is not a whole number from 0 upwards"),
