@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 
@@ -64,11 +65,11 @@ def download(settings: argparse.Namespace) -> None:
     if manifest is not None:
         # preprocess_small.py takes the newest manifest: that must be the corpus asked for last.
         os.utime(directory / MANIFEST)
-        print(f"{directory} is whole already, nothing to do (revision {manifest['revision']})")
+        say(f"{directory} is whole already, nothing to do (revision {manifest['revision']})")
     else:
         source.open()
         for note in source.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
         with tqdm(total=limits.max_bytes, unit="B", unit_scale=True, desc=source.name) as bar:
             documents = 0
 
@@ -83,8 +84,8 @@ def download(settings: argparse.Namespace) -> None:
                 bar.total = bar.n
                 bar.refresh()
     stopped = f", stopped by --{manifest['stopped_by']}" if manifest["stopped_by"] else ", all there is"
-    print(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
-    print(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
+    say(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
+    say(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
 
 
 def main() -> int:
@@ -97,13 +98,13 @@ def main() -> int:
     try:
         download(settings)
     except ValueError as error:
-        print(f"download_data.py: {error}", file=sys.stderr)
+        say(f"download_data.py: {error}", file=sys.stderr)
         return 2
     except (CorpusError, SourceError, OSError) as error:
-        print(f"download_data.py: {error}", file=sys.stderr)
+        say(f"download_data.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
+        say(
             "download_data.py: interrupted; nothing unfinished was left under a final name, run it again",
             file=sys.stderr,
         )

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 from testbed.peers import PEERS
@@ -168,7 +169,7 @@ def main() -> int:
     try:
         return show(arguments) if arguments.table is not None else compare(arguments)
     except (ValueError, OSError) as error:
-        print(f"compare_peers.py: error: {error}", file=sys.stderr)
+        say(f"compare_peers.py: error: {error}", file=sys.stderr)
         return 2
 
 
@@ -181,7 +182,7 @@ def show(arguments: argparse.Namespace) -> int:
         from testbed.analysis.peers_chart import plot_peers
 
         plot_peers(content, arguments.picture)
-    print(peers_table(content))
+    say(peers_table(content))
     return 1 if content["not_measured"] else 0
 
 
@@ -337,19 +338,19 @@ def vocabulary(arguments: argparse.Namespace) -> int | None:
 def say_plan(plan: Plan, runner: Runner, repeats: int) -> int:
     """What would be run. 1 where a trainer that was asked for cannot be."""
     for name, arms in plan.sets.items():
-        print(f"{name}: {', '.join(map(str, arms))}")
-    print(f"{len(plan.rounds(repeats))} runs: {repeats} rounds of {', '.join(map(str, plan.arms))}")
+        say(f"{name}: {', '.join(map(str, arms))}")
+    say(f"{len(plan.rounds(repeats))} runs: {repeats} rounds of {', '.join(map(str, plan.arms))}")
     for arm in plan.arms:
         if arm.peer in PEERS:
-            print(f"  {arm}: {shlex.join(runner.command(arm))}")
+            say(f"  {arm}: {shlex.join(runner.command(arm))}")
     for name, reason in plan.skipped.items():
-        print(f"left out: {name}: {reason}")
+        say(f"left out: {name}: {reason}")
     return say_unmeasured(plan.not_measured)
 
 
 def say_unmeasured(not_measured: dict[str, str]) -> int:
     for name, reason in not_measured.items():
-        print(f"compare_peers.py: could not measure {name}: {reason}", file=sys.stderr)
+        say(f"compare_peers.py: could not measure {name}: {reason}", file=sys.stderr)
     return 1 if not_measured else 0
 
 
@@ -375,20 +376,20 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Run
         except RunFailed as error:
             failed.add(arm)
             content["not_measured"][str(arm)] = f"round {number}: {error}"
-            print(f"[{done}/{len(runs)}] round {number}: {arm} failed: {error}", flush=True)
+            say(f"[{done}/{len(runs)}] round {number}: {arm} failed: {error}", flush=True)
             if arm.peer == OURS:
                 break
             continue
         content["ceilings" if arm.peer == CEILING else "runs"].append(row)
         write_peers(file, content)
         left_s = (time.perf_counter() - started_s) / done * (len(runs) - done)
-        print(f"[{done}/{len(runs)}] round {number}: {arm}: {_outcome(row, content)}; {left_s:.0f} s left", flush=True)
+        say(f"[{done}/{len(runs)}] round {number}: {arm}: {_outcome(row, content)}; {left_s:.0f} s left", flush=True)
     if runner.stop.signal_number is None:
         content["status"] = "complete"
     write_peers(file, content)
     if content["runs"]:
         plot_peers(content, file.with_suffix(".png"))
-        print(f"\n{peers_table(content)}\n\nfiles: {file}, {file.with_suffix('.png')}")
+        say(f"\n{peers_table(content)}\n\nfiles: {file}, {file.with_suffix('.png')}")
     return runner.stop.exit_code or say_unmeasured(content["not_measured"])
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import first_line, one_line
+from testbed.error_text import first_line, one_line, say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
 from testbed.inference.loading import PUBLISHED
@@ -197,7 +197,7 @@ def main() -> int:
     try:
         return evaluate(parse_arguments(sys.argv[1:]))
     except ValueError as error:
-        print(f"evaluate.py: error: {error}", file=sys.stderr)
+        say(f"evaluate.py: error: {error}", file=sys.stderr)
         return 2
     except Exception as error:  # of every kind: the hub, a device without room for the model
         return failed(error)
@@ -208,7 +208,7 @@ def main() -> int:
 def failed(error: Exception) -> int:
     """Say in one line what failed; 1, the exit code for it."""
     said = one_line(str(error)) if isinstance(error, (OSError, ArithmeticError)) else first_line(error)
-    print(f"evaluate.py: error: {said}", file=sys.stderr)
+    say(f"evaluate.py: error: {said}", file=sys.stderr)
     return 1
 
 
@@ -247,9 +247,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         evaluation.run(model, [scheme for scheme in schemes if scheme not in unavailable])
     except Exception as error:  # a ValueError too: what was typed could be measured
         return failed(error)
-    print(f"\n{report(content)}\n\nfile: {subject.out}")
+    say(f"\n{report(content)}\n\nfile: {subject.out}")
     for sentence in evaluation.failed_parts:
-        print(f"evaluate.py: error: {sentence}", file=sys.stderr)
+        say(f"evaluate.py: error: {sentence}", file=sys.stderr)
     return 1 if evaluation.failed_parts else 0
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 
 LAYOUTS = {
@@ -62,9 +63,9 @@ def main() -> int:
                 table = TABLES["004"](report, arguments.variants)
             else:
                 table = TABLES.get(arguments.table, scaling_table)(report)
-        print(table)
+        say(table)
     except ValueError as error:
-        print(f"generate_scaling_table.py: error: {error}", file=sys.stderr)
+        say(f"generate_scaling_table.py: error: {error}", file=sys.stderr)
         return 2
     return 1 if report["status"] == "invalid_comparison" else 0
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 
@@ -59,7 +60,7 @@ def main() -> int:
 
     if arguments.table:
         try:
-            print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
+            say(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             return refuse(f"--table {arguments.table} cannot be read: {type(error).__name__}: {error}")
         return 0
@@ -67,12 +68,12 @@ def main() -> int:
         content = measure(arguments)
     except (OSError, ValueError, CorpusError) as error:
         return refuse(str(error))
-    print(table(content))
+    say(table(content))
     return 0 if content["ids_are_equal"] else 1
 
 
 def refuse(sentence: str) -> int:
-    print(f"measure_tokenizing.py: error: {sentence}", file=sys.stderr)
+    say(f"measure_tokenizing.py: error: {sentence}", file=sys.stderr)
     return 2
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
 
@@ -94,12 +95,12 @@ def main() -> int:
         arguments = parse_arguments(sys.argv[1:])
         return show(arguments) if arguments.tables is not None else study(arguments)
     except ValueError as error:
-        print(f"network_study.py: error: {error}", file=sys.stderr)
+        say(f"network_study.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        print(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
+        say(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
         return 1
 
 
@@ -112,13 +113,13 @@ def show(arguments: argparse.Namespace) -> int:
 
     content = read_study(arguments.tables)
     if arguments.into is None:
-        print("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
+        say("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
         return 0
     page = filled(arguments.into.read_text(encoding="utf-8"), blocks(content))
     folder = arguments.tables if arguments.tables.is_dir() else arguments.tables.parent
     drawn = plot_study(content, folder)
     write_text(arguments.into, page)
-    print(f"filled in: {arguments.into}; drawn: {', '.join(map(str, drawn))}")
+    say(f"filled in: {arguments.into}; drawn: {', '.join(map(str, drawn))}")
     return 0
 
 
@@ -187,13 +188,13 @@ def study(arguments: argparse.Namespace) -> int:
         facts = facts_of_machine()
         command_line = shlex.join(["python", os.path.relpath(__file__), *sys.argv[1:]])
         sweep = Sweep("network", command_line, facts["commit"], cells, git_dirty=facts["is_dirty"])
-        print(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
+        say(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
         sweep.write(out_dir)
         machine = Machine(num_cores=os.cpu_count() or 1)
         Runner(sweep, out_dir, machine, settings, stop, lock, RUN_TIMEOUT_S).run_all(warmup_runs=0)
     report(asked, sweep)
     if stop.exit_code is not None:
-        print("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
         return stop.exit_code
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
@@ -220,16 +221,16 @@ def say_plan(asked: Asked, cells: list[Cell]) -> int:
     from testbed.sweep_run import in_words
 
     for cell in cells:
-        print(shlex.join(cell.command))
+        say(shlex.join(cell.command))
     shape = dataclasses.replace(MODEL_SIZES["nano"], vocab_size=VOCABULARY, max_position_embeddings=SEQUENCE)
     left_s = expected_left(cells, asked, os.cpu_count() or 1, 4.0 * shape.num_parameters)
     timed = sum(not cell.profiled for cell in cells)
-    print(
+    say(
         f"\n# {len(arms_of(asked))} arms: {timed} timed runs and {len(cells) - timed} profiled ones, in interleaved "
         f"rounds: about {in_words(left_s)} on {os.cpu_count()} cores, a guess"
     )
     if (reason := why_not_here(cells)) is not None:
-        print(f"# not here: {reason}")
+        say(f"# not here: {reason}")
     return 0  # fmt: skip
 
 
@@ -252,12 +253,12 @@ def report(asked: Asked, sweep: Sweep) -> None:
     try:
         write_study(out_dir / STUDY_FILE, study_of(head, rows, out_dir))
     except ValueError as error:
-        print(f"no results yet: {error}")
+        say(f"no results yet: {error}")
         return
     content = read_study(out_dir)
     drawn = plot_study(content, out_dir)
-    print("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
-    print(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
+    say("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
+    say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import printable, say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
 from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
@@ -103,10 +105,10 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ValueError as error:
-        print(f"sample.py: error: {error}", file=sys.stderr)
+        say(f"sample.py: error: {error}", file=sys.stderr)
         return 2
     except (OSError, ArithmeticError) as error:
-        print(f"sample.py: error: {error}", file=sys.stderr)
+        say(f"sample.py: error: {error}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         from testbed.run_ending import is_out_of_memory
@@ -150,10 +152,10 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
         model = load_model(source, device)
 
     from testbed.inference.generate import stream
-    from testbed.sample import printable, text_of
+    from testbed.sample import text_of
 
     sys.stdout.reconfigure(errors="replace")
-    shown = printable if sys.stdout.isatty() else str
+    shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
     clock = Clock(stream(model, prompt, new_tokens, stop_id=tokenizer.end_of_text_id, **sampling))
     texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)
     print(shown(arguments.prompt), end=SEPARATOR if arguments.pair else "", flush=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from testbed.analysis.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs import load_runs
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 from testbed.metrics_file import read_metrics
@@ -61,23 +62,23 @@ def main() -> int:
     for number, (name, flags) in enumerate(runs.items(), start=1):
         if arguments.draw_only or is_complete(arguments.out / name):
             continue
-        print(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
+        say(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
         outcome = train(name, flags, arguments)
-        print(outcome, flush=True)
+        say(outcome, flush=True)
         is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
         failed += [] if outcome.startswith("complete") or is_excused else [name]
     done = [arguments.out / name for name in runs if is_complete(arguments.out / name)]
     if arguments.out / "baseline" not in done:
-        print(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
+        say(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
         return 1
     try:
         loaded = load_runs(done)
         table = agreement_table(loaded)
     except ValueError as error:  # runs of an earlier call with other --steps, say
-        print(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
+        say(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
         return 1
     write_agreement_figure(loaded, arguments.figure)
-    print(f"\n{table}\n\npicture: {arguments.figure}")
+    say(f"\n{table}\n\npicture: {arguments.figure}")
     return 1 if failed else 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 
 
@@ -36,12 +37,12 @@ def main() -> int:
     try:
         verdicts = verify(arguments.dir, arguments.metrics_only)
     except ValueError as error:
-        print(f"verify_run_artifacts.py: error: {error}", file=sys.stderr)
+        say(f"verify_run_artifacts.py: error: {error}", file=sys.stderr)
         return 2
-    print(as_tsv(verdicts), flush=True)
+    say(as_tsv(verdicts), flush=True)
     failures = sum(verdict.is_failure for verdict in verdicts)
     passed = f"Verification passed: {len(verdicts)} runs."
-    print(f"Verification failed: {failures} of {len(verdicts)} runs." if failures else passed, file=sys.stderr)
+    say(f"Verification failed: {failures} of {len(verdicts)} runs." if failures else passed, file=sys.stderr)
     return 1 if failures else 0
 
 

@@ -20,12 +20,13 @@ from conftest import PROGRAM, REPOSITORY, TINY_MODEL, run_program
 from data_fixtures import gpt2_cache, random_unicode
 from safetensors.torch import load_file, save_file
 
+from testbed.error_text import printable
 from testbed.inference import load_model
 from testbed.inference.loading import shape_of_config, tokenizer_of
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
 from testbed.pairs import encode_prompt
-from testbed.sample import printable, text_of
+from testbed.sample import text_of
 from testbed.token_file import TokenFileWriter
 from testbed.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
 from testbed.weights import export_weights
@@ -196,7 +197,7 @@ def test_pieces_come_as_soon_as_they_can(data):
 
 
 def test_a_terminal_is_not_given_orders():
-    assert printable("a\x1b[2J\tb\n\x07é\u202e") == "a\ufffd[2J\tb\n\ufffdé\ufffd"
+    assert printable("a\x1b[2J\tb\n\x07é\u202e\xa0", kept="\n\t") == "a\\x1b[2J\tb\n\\x07é\\u202e\xa0"
 
 
 def test_the_program_writes_what_the_flags_ask_for(run_sample, checkpoint):

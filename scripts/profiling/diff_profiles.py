@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 
@@ -43,15 +44,15 @@ def main() -> int:
             changes = diff(a, b)
             text = diff_text(changes, arguments.rows)
     except ValueError as error:
-        print(f"diff_profiles.py: {error}", file=sys.stderr)
+        say(f"diff_profiles.py: {error}", file=sys.stderr)
         return 2
-    print(text)
+    say(text)
     if arguments.json:
         try:
             write_text(arguments.json, json.dumps(changes, indent=2, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:  # ValueError: "." is no file's name
             why = getattr(error, "strerror", None) or error
-            print(f"diff_profiles.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            say(f"diff_profiles.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
             return 1
     return 0
 

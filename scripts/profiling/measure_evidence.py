@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 
@@ -57,22 +58,22 @@ def main() -> int:
         try:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before the minutes, not after
         except OSError as error:
-            print(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+            say(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
             return 1
     toggles = [name for name in TOGGLES if name not in not_measured()]
     with tempfile.TemporaryDirectory() as folder:
         try:
             content = measure(Path(folder), toggles, arguments.rounds, arguments.steps)
         except RunFailed as error:
-            print(f"measure_evidence.py: {error}", file=sys.stderr)
+            say(f"measure_evidence.py: {error}", file=sys.stderr)
             return 1
     check_overhead(content)
-    print(overhead_table(content))
+    say(overhead_table(content))
     if arguments.out is not None:
         try:
             write_text(arguments.out, json.dumps(content, indent=1) + "\n")
         except OSError as error:
-            print(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+            say(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
             return 1
     return 0
 
@@ -111,9 +112,7 @@ def measure(folder: Path, toggles: list[str], rounds: int, steps: int) -> dict[s
             metrics, row = train(folder / f"{arm}_{number}", toggles if arm == EVIDENCE else [], data, steps)
             runs.append({"round": number, "arm": arm, **row})
             example = example or metrics
-            print(
-                f"round {number} of {rounds}, {arm}: {row['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True
-            )
+            say(f"round {number} of {rounds}, {arm}: {row['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True)
     hardware, config = example["hardware"], example["training_config"]
     return {
         "schema_version": SCHEMA_VERSION,

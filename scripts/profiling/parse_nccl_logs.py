@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 
 
@@ -34,18 +35,18 @@ def main() -> int:
     try:
         summary = summarise(arguments.logs)
     except (FileNotFoundError, ValueError) as error:
-        print(f"parse_nccl_logs.py: {error}", file=sys.stderr)
+        say(f"parse_nccl_logs.py: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"parse_nccl_logs.py: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        say(f"parse_nccl_logs.py: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
         return 1
-    print(summary_text(summary))
+    say(summary_text(summary))
     if arguments.json:
         try:
             write_text(arguments.json, as_json(summary))
         except (OSError, ValueError) as error:  # ValueError: "." is no file's name
             why = getattr(error, "strerror", None) or error
-            print(f"parse_nccl_logs.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            say(f"parse_nccl_logs.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
             return 1
     return 0
 

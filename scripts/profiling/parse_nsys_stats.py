@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 
@@ -42,12 +43,12 @@ def main() -> int:
     try:
         path, summary = write_summary(arguments.run_dir, arguments.optimizer_steps, arguments.ranks_in_profile)
     except FileNotFoundError as error:
-        print(f"parse_nsys_stats.py: {error}", file=sys.stderr)
+        say(f"parse_nsys_stats.py: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
-        print(f"parse_nsys_stats.py: {error}", file=sys.stderr)
+        say(f"parse_nsys_stats.py: {error}", file=sys.stderr)
         return 1
-    print(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")
+    say(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")
     return 0
 
 

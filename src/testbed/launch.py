@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from testbed.error_text import say
+
 PARENT_POLL_S = 0.5
 REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
 SAME_SIGNAL_S = 2.0
@@ -105,7 +107,7 @@ def refuse(launch: Launch | None, message: str) -> int:
         2, the exit code for what the user typed.
     """
     if launch is None or launch.local_rank == 0:
-        print(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)
+        say(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)
     else:
         time.sleep(REFUSAL_WAIT_S)
     return 2

@@ -18,7 +18,7 @@ from testbed import distributed, run_directory, watchdog
 from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
-from testbed.error_text import first_line
+from testbed.error_text import first_line, printable
 from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, refuse
 from testbed.meeting import ENDED, START_PATIENCE_S, TRAINS, Meeting
 from testbed.settings import RunSettings
@@ -254,7 +254,7 @@ class RunEnding:
 def say(words: str, stream: TextIO | None = None) -> None:
     """Print to stderr, or `stream`. That nobody reads it (a closed terminal, `| tee` after Ctrl-C) costs no mark."""
     with contextlib.suppress(OSError):
-        print(words, file=stream or sys.stderr, flush=True)
+        print(printable(words, kept="\n\t"), file=stream or sys.stderr, flush=True)
 
 
 def empty_streams() -> None:
