@@ -10,6 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from testbed.error_text import printable
+from testbed.recorded_environment import check_no_secret
+
 SUGGESTIONS = 2
 ALIKE = 0.55  # difflib's ratio from which a flag is suggested
 SHORTEST_PART = 4  # of a flag that is suggested because it holds what was typed, as --global_batch_size --batch_size
@@ -21,6 +24,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
         words = list(sys.argv[1:] if args is None else args)
+        try:
+            check_no_secret("a flag", *words)
+        except ValueError as error:
+            self.refuse(str(error))
         if not self._subparsers and (unknown := next(filter(self._is_unknown, _before_the_end(words)), None)):
             self.error(self._not_a_flag(unknown))  # first: else what is missing would be said of what is misspelt
         parsed, left = self.parse_known_args(words, namespace)
@@ -34,13 +41,13 @@ class FlagParser(argparse.ArgumentParser):
         return super().parse_known_args([*map(self._as_declared, flags), *words[len(flags) :]], namespace)
 
     def error(self, message: str) -> NoReturn:
-        """End with 2 and one sentence. Raises SystemExit."""
-        self.exit(2, f"{self.prog}: error: {self.sentence(message)}\n")
-
-    def sentence(self, message: str) -> str:
-        """What argparse says of a mistake, without other names of the flag."""
+        """Refuse in one sentence, without other names of the flag."""
         said = re.sub(r"^argument (--[\w-]+)(/--[\w-]+)*:", r"\1:", message)
-        return f"{said}; --help lists every flag"
+        self.refuse(f"{said}; --help lists every flag")
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """End with 2. Raises SystemExit."""
+        self.exit(2, printable(f"{self.prog}: error: {sentence}", kept="\n\t") + "\n")
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         if action.type not in _NUMBERS:

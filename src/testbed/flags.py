@@ -24,7 +24,7 @@ from testbed.flag_values import (
 )
 from testbed.json_file import read_json
 from testbed.model_shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
-from testbed.recorded_environment import secret_in
+from testbed.recorded_environment import check_no_secret
 from testbed.strategies import STRATEGIES
 
 LR_SCHEDULES = {
@@ -59,11 +59,6 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
             raise ValueError(
                 f"{word!r} is not UTF-8, in which a run's files are written; rename what it names, or set a UTF-8 locale"
             ) from None
-        if variable := secret_in(word):
-            raise ValueError(
-                f"a flag holds the value of {variable}, and flags are written into the run's files; leave it in the "
-                "environment, where every library looks for it"
-            )
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
     typed = _typed(arguments) & values.keys()
@@ -86,6 +81,7 @@ def _read_config_file(path: Path, parser: argparse.ArgumentParser) -> dict[str, 
     content = read_json(path, f"--config {path}")
     if not isinstance(content, dict):
         raise ValueError(f"--config {path} must hold one JSON object of flag names and values")
+    check_no_secret(f"--config {path}", content)
     actions = {action.dest: action for action in parser._actions}
     checked = {}
     for name, value in content.items():
@@ -122,8 +118,8 @@ def checked_like_a_flag(action: argparse.Action, value: Any, place: str) -> Any:
 class RaisingParser(FlagParser):
     """Hands the sentence to whoever asked: of many ranks one speaks."""
 
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(self.sentence(message))
+    def refuse(self, sentence: str) -> NoReturn:
+        raise ValueError(sentence)
 
 
 def build_parser() -> argparse.ArgumentParser:
