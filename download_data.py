@@ -9,9 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to take")
     what.add_argument(
         "--dataset",
@@ -35,7 +39,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="SIZE",
         help="stop before this much text, as UTF-8; 10^6 is MB, 2^20 is MiB (default: %(default)s)",
     )
-    limits.add_argument("--max_docs", type=int, metavar="DOCUMENTS", help="stop after so many (default: no limit)")
+    limits.add_argument("--max_docs", type=positive, metavar="DOCUMENTS", help="stop after so many (default: no limit)")
     where = parser.add_argument_group("where to")
     where.add_argument(
         "--output_dir",
@@ -55,19 +59,17 @@ def download(settings: argparse.Namespace) -> None:
     from testbed.sources import find_source
 
     limits = Limits(parse_size(settings.max_bytes), settings.max_docs)
-    if limits.max_docs is not None and limits.max_docs < 1:
-        raise ValueError(f"--max_docs {limits.max_docs} takes nothing; pass 1 or more")
     source = find_source(settings.dataset, settings.config, settings.split, settings.text_field)
     directory = settings.output_dir / source.name
     manifest = None if settings.overwrite else existing_corpus(source, limits, directory)
     if manifest is not None:
         # preprocess_small.py takes the newest manifest: that must be the corpus asked for last.
         os.utime(directory / MANIFEST)
-        print(f"{directory} is whole already, nothing to do (revision {manifest['revision']})")
+        say(f"{directory} is whole already, nothing to do (revision {manifest['revision']})")
     else:
         source.open()
         for note in source.notes:
-            print(f"note: {note}")
+            say(f"note: {note}")
         with tqdm(total=limits.max_bytes, unit="B", unit_scale=True, desc=source.name) as bar:
             documents = 0
 
@@ -82,8 +84,8 @@ def download(settings: argparse.Namespace) -> None:
                 bar.total = bar.n
                 bar.refresh()
     stopped = f", stopped by --{manifest['stopped_by']}" if manifest["stopped_by"] else ", all there is"
-    print(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
-    print(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
+    say(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
+    say(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
 
 
 def end_as_interrupted(number: int, frame: object) -> None:
@@ -101,13 +103,13 @@ def main() -> int:
     try:
         download(settings)
     except ValueError as error:
-        print(f"download_data.py: {error}", file=sys.stderr)
+        say(f"download_data.py: {error}", file=sys.stderr)
         return 2
     except (CorpusError, SourceError, OSError) as error:
-        print(f"download_data.py: {error}", file=sys.stderr)
+        say(f"download_data.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
-        print(
+        say(
             "download_data.py: interrupted; nothing unfinished was left under a final name, run it again",
             file=sys.stderr,
         )

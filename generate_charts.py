@@ -5,11 +5,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+
 COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=__doc__,
         epilog="Without runs: every training_metrics.json under checkpoint/. Reads the versions 1, 2.0 and 2.1. "
         "Exit code 2: something that was typed is wrong; 1: writing failed.",
@@ -90,7 +93,7 @@ def runs_under(directory: Path, or_else: str) -> list:
         try:
             runs.append(run_files.load_run(path))
         except ValueError as error:
-            print(f"Warning: left out: {error}", file=sys.stderr)
+            say(f"Warning: left out: {error}", file=sys.stderr)
     if not runs:
         raise ValueError(f"no run found under {directory}/: {or_else}")
     return runs
@@ -140,9 +143,9 @@ def write_inference(found: dict[Path, tuple[Path, dict]]) -> None:
 
     for folder, (path, content) in found.items():
         with holding_together(path):
-            print(report(content) + "\n")
+            say(report(content) + "\n")
             for name, written in write_inference_charts(content, folder).items():
-                print(f"Saved {name}{'' if name == 'tables' else ' chart'} to {written}")
+                say(f"Saved {name}{'' if name == 'tables' else ' chart'} to {written}")
 
 
 def write(arguments: argparse.Namespace, runs: list) -> None:
@@ -153,17 +156,17 @@ def write(arguments: argparse.Namespace, runs: list) -> None:
 
         single = runs if has_repeats(runs) else with_distinct_labels(runs)
         for name, path in write_charts(single, arguments.output_dir).items():
-            print(f"Saved {name} chart to {path}")
+            say(f"Saved {name} chart to {path}")
     if arguments.report:
         from testbed.analysis.report.page import write_html
 
         write_html(runs, arguments.report, arguments.target_val_loss)
-        print(f"Saved the report to {arguments.report}")
+        say(f"Saved the report to {arguments.report}")
     if arguments.markdown:
         from testbed.analysis.report.markdown import write_markdown
 
         write_markdown(runs, arguments.markdown, arguments.target_val_loss)
-        print(f"Saved the report to {arguments.markdown}")
+        say(f"Saved the report to {arguments.markdown}")
 
 
 def main() -> int:
@@ -192,10 +195,10 @@ def main() -> int:
             if folder is not None:
                 make_folder(flag, folder)
     except ValueError as error:
-        print(f"generate_charts.py: error: {error}", file=sys.stderr)
+        say(f"generate_charts.py: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:  # a folder that may not be entered, a name that is too long
-        print(f"generate_charts.py: error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        say(f"generate_charts.py: error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
         return 2
     try:
         write_inference(inference)
@@ -203,19 +206,19 @@ def main() -> int:
             return 0
         if len(runs) <= COLUMNS:
             labelled = run_files.with_distinct_labels(runs)
-            print(comparison_table(labelled) + "\n")
+            say(comparison_table(labelled) + "\n")
             for warning in comparability.warnings(labelled):
-                print(f"Warning: {warning}", file=sys.stderr)
+                say(f"Warning: {warning}", file=sys.stderr)
         if has_repeats(runs) or len(runs) > COLUMNS:
             from testbed.analysis.report.markdown import summary
 
-            print(summary(runs) + "\n")
+            say(summary(runs) + "\n")
         write(arguments, runs)
     except ValueError as error:  # a sweep.json beside the runs that cannot be read
-        print(f"generate_charts.py: error: {error}", file=sys.stderr)
+        say(f"generate_charts.py: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"generate_charts.py: error: not everything could be written: {error}", file=sys.stderr)
+        say(f"generate_charts.py: error: not everything could be written: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 if TYPE_CHECKING:
     from testbed.preprocess import Encoded
     from testbed.tokenizer import Tokenizer
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_argument_group("documents")
     source.add_argument(
         "--input",
@@ -39,14 +43,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     source.add_argument(
         "--max_train_docs",
-        type=int,
+        type=positive,
         default=50_000,
         metavar="DOCUMENTS",
         help="training documents or pairs at most (default: %(default)s)",
     )
     source.add_argument(
         "--max_val_docs",
-        type=int,
+        type=positive,
         default=5_000,
         metavar="DOCUMENTS",
         help="validation documents or pairs at most (default: %(default)s)",
@@ -73,7 +77,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     tokens.add_argument(
         "--num_workers",
-        type=int,
+        type=positive,
         default=os.cpu_count() or 1,
         metavar="THREADS",
         help="threads that tokenize (default: %(default)s, the cores of this machine)",
@@ -82,9 +86,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check(settings: argparse.Namespace) -> None:
-    for flag in ("max_train_docs", "max_val_docs", "num_workers"):
-        if getattr(settings, flag) < 1:
-            raise ValueError(f"--{flag} {getattr(settings, flag)} must be 1 or more")
     if not 0 < settings.val_fraction < 1:
         raise ValueError(f"--val_fraction {settings.val_fraction} must lie between 0 and 1, for example 0.1")
     if settings.pairs is not None and settings.input is not None:
@@ -117,7 +118,7 @@ def documents_of(settings: argparse.Namespace) -> Source:
     from testbed.corpus import find_corpus, read_documents
 
     corpus = find_corpus(settings.input)
-    print(f"documents: {corpus.documents}")
+    say(f"documents: {corpus.documents}")
     split = preprocess.split_documents(
         read_documents(corpus.documents), settings.val_fraction, settings.max_train_docs, settings.max_val_docs
     )
@@ -192,7 +193,7 @@ def preprocess(settings: argparse.Namespace) -> None:
     else:
         chosen = tokenizer.load_bpe(given_bpe)
         name, reason = chosen.name, f"from {given_bpe}"
-    print(f"tokenizer: {name} ({reason})")
+    say(f"tokenizer: {name} ({reason})")
     output_dir = settings.output_dir
     output_dir.mkdir(parents=True, exist_ok=True)
 
@@ -253,15 +254,15 @@ def report(output_dir: Path, source: Source, train: dict, val: dict, text_bytes:
     text_tokens = sum(side["num_tokens"] - side["num_documents"] for side in (train, val))  # without end-of-text
     for name, side in ((f"train_{source.name}", train), (f"val_{source.name}", val)):
         targets = f", {side['num_target_tokens']:,} of the tokens to be learned" if "num_target_tokens" in side else ""
-        print(
+        say(
             f"{output_dir / name}.bin: {side['num_tokens']:,} tokens, {side['num_documents']:,} {source.unit}, "
             f"{side['dtype']}{targets}, sidecar {name}.json"
         )
     if bpe_file is not None:
-        print(f"{bpe_file}: the tokenizer")
+        say(f"{bpe_file}: the tokenizer")
     if source.held_out is not None:
-        print(f"{output_dir / f'val_{source.name}'}.jsonl: the {source.unit} held out for validation, as text")
-    print(f"{text_bytes / text_tokens:.2f} bytes per token")
+        say(f"{output_dir / f'val_{source.name}'}.jsonl: the {source.unit} held out for validation, as text")
+    say(f"{text_bytes / text_tokens:.2f} bytes per token")
 
 
 def end_as_interrupted(number: int, frame: object) -> None:
@@ -277,13 +278,13 @@ def main() -> int:
     try:
         preprocess(settings)
     except ValueError as error:
-        print(f"preprocess_small.py: {error}", file=sys.stderr)
+        say(f"preprocess_small.py: {error}", file=sys.stderr)
         return 2
     except (CorpusError, OSError) as error:
-        print(f"preprocess_small.py: {error}", file=sys.stderr)
+        say(f"preprocess_small.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
-        print("preprocess_small.py: interrupted; earlier token files are unchanged, run it again", file=sys.stderr)
+        say("preprocess_small.py: interrupted; earlier token files are unchanged, run it again", file=sys.stderr)
         return 143 if stop.args else 130
     return 0
 

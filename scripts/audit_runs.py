@@ -25,12 +25,15 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+
 if TYPE_CHECKING:
     from testbed.analysis.audit.claims import Finding
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="files of runs, or folders that hold them")
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "
@@ -49,22 +52,22 @@ def main() -> int:
         baselines = reported.read_reported([arguments.baseline]) if arguments.baseline else []
         findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
     except ValueError as error:
-        print(f"audit_runs.py: error: {error}", file=sys.stderr)
+        say(f"audit_runs.py: error: {error}", file=sys.stderr)
         return 2
     failed = [finding for finding in findings if finding.severity == claims.FAILS]
     runs = f"{len(items)} run{'s' * (len(items) != 1)}"
     if findings:
-        print(report(findings))
-        print(f"{runs}: {len(failed)} x {claims.FAILS}, {len(findings) - len(failed)} x {claims.NOTE}")
+        say(report(findings))
+        say(f"{runs}: {len(failed)} x {claims.FAILS}, {len(findings) - len(failed)} x {claims.NOTE}")
     else:
-        print(f"nothing found in {runs}")
+        say(f"nothing found in {runs}")
     if arguments.json:
         text = json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, allow_nan=False)
         try:
             write_text(arguments.json, text + "\n")
         except (OSError, ValueError) as error:  # ValueError: "." is no file's name
             why = getattr(error, "strerror", None) or error
-            print(f"audit_runs.py: error: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            say(f"audit_runs.py: error: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
             return 1
     return 1 if failed else 0
 

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
 from testbed.analysis.statistics import MIN_REPEATS, compare
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.launch import Launch
 from testbed.model_shape import MODEL_SIZES, ModelShape
 
@@ -35,33 +37,33 @@ QUICKSTART_VOCABULARY = 8192  # of nano, as the quickstart trains it
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     head, _, examples = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=head, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--model", choices=list(MODEL_SIZES), default="nano", help="(default: %(default)s)")
     parser.add_argument(
-        "--batch", type=_positive, default=8, metavar="SEQUENCES", help="against transformers (default: %(default)s)"
+        "--batch", type=positive, default=8, metavar="SEQUENCES", help="against transformers (default: %(default)s)"
     )
     parser.add_argument(
         "--prompt_tokens",
-        type=_positive,
+        type=positive,
         default=64,
         metavar="TOKENS",
         help="of each of these sequences (default: %(default)s)",
     )
     parser.add_argument(
-        "--new_tokens", type=_positive, default=64, metavar="TOKENS", help="that each gets (default: %(default)s)"
+        "--new_tokens", type=positive, default=64, metavar="TOKENS", help="that each gets (default: %(default)s)"
     )
     parser.add_argument(
         "--prefix_tokens",
-        type=_positive,
+        type=positive,
         default=512,
         metavar="TOKENS",
         help="that are read again, or not (default: %(default)s)",
     )
     parser.add_argument(
         "--rounds",
-        type=_positive,
+        type=positive,
         default=7,
         metavar="N",
         help=f"fewer than {MIN_REPEATS} make no claim (default: %(default)s)",
@@ -70,15 +72,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "--dtype", choices=["fp32", "bf16"], default="fp32", help="of weights and cache (default: %(default)s)"
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="cpu", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads (default: the usable cores)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: the usable cores)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every round's rate and where they were measured")
     return parser.parse_args(words)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def main() -> int:

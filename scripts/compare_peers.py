@@ -32,6 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.peers import PEERS
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ GPT2_VOCABULARY = 50257  # of the published sizes; a token file with fewer token
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     peers = "\n".join(f"  {name:<{2 + max(map(len, PEERS))}}{peer.summary}" for name, peer in PEERS.items())
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=__doc__.replace("PEERS", peers),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -83,28 +86,28 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         work.add_argument(f"--{name}", metavar="N", help="as src/gpt2.py takes it (default: the size's)")
     work.add_argument(
         "--vocab_size",
-        type=_positive,
+        type=positive,
         metavar="TOKENS",
         help=f"of every trainer's model; may exceed the data's (default: {GPT2_VOCABULARY} with a published size, else "
         "and with --quick the data's). Ours and nanoGPT pad it to a multiple of 128, 50304; transformers does not",
     )
     work.add_argument(
         "--batch_size",
-        type=_positive,
+        type=positive,
         metavar="SEQUENCES",
         help="sequences per optimizer step (default: 4, on CUDA 32)",
     )
     work.add_argument(
         "--micro_batch_size",
-        type=_positive,
+        type=positive,
         metavar="SEQUENCES",
         help="sequences of one forward pass (default: --batch_size)",
     )
-    work.add_argument("--seq_length", type=_positive, metavar="TOKENS", help="(default: 512, on CUDA 1024)")
-    work.add_argument("--steps", type=_positive, metavar="STEPS", help="optimizer steps (default: 20, on CUDA 60)")
+    work.add_argument("--seq_length", type=positive, metavar="TOKENS", help="(default: 512, on CUDA 1024)")
+    work.add_argument("--steps", type=positive, metavar="STEPS", help="optimizer steps (default: 20, on CUDA 60)")
     work.add_argument(
         "--warmup_steps",
-        type=_positive,
+        type=positive,
         metavar="STEPS",
         help="first steps that are kept but not counted: compiling, first touches of memory (default: 3, on CUDA 10, "
         "at most half of --steps)",
@@ -117,7 +120,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     work.add_argument("--val_data_path", default="val_small.bin", metavar="FILE.bin", help="(default: %(default)s)")
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--repeats", type=_positive, metavar="N", help="rounds; fewer than 5 make no claim (default: 5, with --quick 2)"
+        "--repeats", type=positive, metavar="N", help="rounds; fewer than 5 make no claim (default: 5, with --quick 2)"
     )
     how.add_argument(
         "--device",
@@ -126,7 +129,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         help="auto = CUDA where PyTorch finds it (default: %(default)s)",
     )
     how.add_argument(
-        "--threads", type=_positive, metavar="N", help="CPU threads of every run (default: the usable cores)"
+        "--threads", type=positive, metavar="N", help="CPU threads of every run (default: the usable cores)"
     )
     how.add_argument(
         "--out_dir", type=Path, default=Path("checkpoint/peers"), metavar="DIR", help="(default: %(default)s)"
@@ -156,12 +159,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments  # fmt: skip
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
-
-
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     if arguments.worker is not None:
@@ -172,7 +169,7 @@ def main() -> int:
     try:
         return show(arguments) if arguments.table is not None else compare(arguments)
     except (ValueError, OSError) as error:
-        print(f"compare_peers.py: error: {error}", file=sys.stderr)
+        say(f"compare_peers.py: error: {error}", file=sys.stderr)
         return 2
 
 
@@ -185,7 +182,7 @@ def show(arguments: argparse.Namespace) -> int:
         from testbed.analysis.peers_chart import plot_peers
 
         plot_peers(content, arguments.picture)
-    print(peers_table(content))
+    say(peers_table(content))
     return 1 if content["not_measured"] else 0
 
 
@@ -341,19 +338,19 @@ def vocabulary(arguments: argparse.Namespace) -> int | None:
 def say_plan(plan: Plan, runner: Runner, repeats: int) -> int:
     """What would be run. 1 where a trainer that was asked for cannot be."""
     for name, arms in plan.sets.items():
-        print(f"{name}: {', '.join(map(str, arms))}")
-    print(f"{len(plan.rounds(repeats))} runs: {repeats} rounds of {', '.join(map(str, plan.arms))}")
+        say(f"{name}: {', '.join(map(str, arms))}")
+    say(f"{len(plan.rounds(repeats))} runs: {repeats} rounds of {', '.join(map(str, plan.arms))}")
     for arm in plan.arms:
         if arm.peer in PEERS:
-            print(f"  {arm}: {shlex.join(runner.command(arm))}")
+            say(f"  {arm}: {shlex.join(runner.command(arm))}")
     for name, reason in plan.skipped.items():
-        print(f"left out: {name}: {reason}")
+        say(f"left out: {name}: {reason}")
     return say_unmeasured(plan.not_measured)
 
 
 def say_unmeasured(not_measured: dict[str, str]) -> int:
     for name, reason in not_measured.items():
-        print(f"compare_peers.py: could not measure {name}: {reason}", file=sys.stderr)
+        say(f"compare_peers.py: could not measure {name}: {reason}", file=sys.stderr)
     return 1 if not_measured else 0
 
 
@@ -379,20 +376,20 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Run
         except RunFailed as error:
             failed.add(arm)
             content["not_measured"][str(arm)] = f"round {number}: {error}"
-            print(f"[{done}/{len(runs)}] round {number}: {arm} failed: {error}", flush=True)
+            say(f"[{done}/{len(runs)}] round {number}: {arm} failed: {error}", flush=True)
             if arm.peer == OURS:
                 break
             continue
         content["ceilings" if arm.peer == CEILING else "runs"].append(row)
         write_peers(file, content)
         left_s = (time.perf_counter() - started_s) / done * (len(runs) - done)
-        print(f"[{done}/{len(runs)}] round {number}: {arm}: {_outcome(row, content)}; {left_s:.0f} s left", flush=True)
+        say(f"[{done}/{len(runs)}] round {number}: {arm}: {_outcome(row, content)}; {left_s:.0f} s left", flush=True)
     if runner.stop.signal_number is None:
         content["status"] = "complete"
     write_peers(file, content)
     if content["runs"]:
         plot_peers(content, file.with_suffix(".png"))
-        print(f"\n{peers_table(content)}\n\nfiles: {file}, {file.with_suffix('.png')}")
+        say(f"\n{peers_table(content)}\n\nfiles: {file}, {file.with_suffix('.png')}")
     return runner.stop.exit_code or say_unmeasured(content["not_measured"])
 
 

@@ -22,11 +22,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+
 PROGRAM = "compare_runs.py"
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         prog=PROGRAM,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,7 +40,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                         help="runs of the configuration that the verdict is about")  # fmt: skip
     parser.add_argument("--against", type=Path, nargs="+", required=True, metavar="B",
                         help="runs of the configuration it is compared with")  # fmt: skip
-    parser.add_argument("--allow-mismatch", "--allow_mismatch", action="store_true",
+    parser.add_argument("--allow-mismatch", action="store_true",
                         help="compare unequal work too; every verdict then begins with NOT EQUAL WORK and the fields "
                         "that differ (default: refuse, exit code 2)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE",
@@ -64,16 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "A and B did not do equal work, or their files do not show that they did, so their throughputs do not "
             f"compare:\n{fields}\nCompare runs of equal work, or label the result with --allow-mismatch."
         )
-    print(comparison_text(comparison))
+    say(comparison_text(comparison))
     for warning in [*unreadable_text(unreadable), *comparison.warnings]:
-        print(f"Warning: {warning}", file=sys.stderr)
+        say(f"Warning: {warning}", file=sys.stderr)
     if options.json:
         return write_json(options.json, comparison.as_json(), arguments)
     return 0
 
 
 def refuse(sentence: str) -> int:
-    print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
+    say(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
     return 2
 
 
@@ -86,9 +89,9 @@ def write_json(path: Path, record: dict, arguments: Sequence[str] | None) -> int
     try:
         write_text(path, json.dumps({"schema": 1, "command_line": command, **record}, indent=1) + "\n")
     except OSError as error:
-        print(f"{PROGRAM}: error: {path} could not be written: {error}", file=sys.stderr)
+        say(f"{PROGRAM}: error: {path} could not be written: {error}", file=sys.stderr)
         return 1
-    print(f"\nSaved the comparison to {path}")
+    say(f"\nSaved the comparison to {path}")
     return 0
 
 

@@ -26,7 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import first_line, one_line
+from testbed.error_text import first_line, one_line, say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
 from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
 from testbed.inference.subject import look
@@ -40,7 +42,7 @@ NOT_YET = "not measured yet"
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     schemes = "\n".join(f"  {name:<18}{scheme.summary}" for name, scheme in SCHEMES.items())
     head, _, rest = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=head, epilog=rest.replace("SCHEMES", schemes), allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -71,19 +73,19 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     quality.add_argument("--perplexity", action=argparse.BooleanOptionalAction, default=True, help="of --data_path")
     quality.add_argument(
         "--window",
-        type=_positive,
+        type=positive,
         metavar="TOKENS",
         help="tokens of a window (default: the sequence length of the training, else the model's positions)",
     )
     quality.add_argument(
         "--stride",
-        type=_positive,
+        type=positive,
         metavar="TOKENS",
         help="from window to window; each scores its last so many targets, the first one all (default: half a window)",
     )
     quality.add_argument(
         "--max_windows",
-        type=_not_negative,
+        type=not_negative,
         metavar="N",
         help="read only the first so many; 0 = all (default: 65,536 tokens of them)",
     )
@@ -95,17 +97,17 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         help="prefill, first token, decode",
     )
     speed.add_argument(
-        "--prompt_tokens", type=_positive, metavar="TOKENS", help="of a prompt (default: 64, if they fit)"
+        "--prompt_tokens", type=positive, metavar="TOKENS", help="of a prompt (default: 64, if they fit)"
     )
-    speed.add_argument("--new_tokens", type=_positive, metavar="TOKENS", help="of an answer, 2 or more (default: 64)")
+    speed.add_argument("--new_tokens", type=positive, metavar="TOKENS", help="of an answer, 2 or more (default: 64)")
     speed.add_argument(
         "--repeats",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="answers of each scheme, in turn; fewer than 5 make no claim, fewer than 20 have no p95 (default: 20)",
     )
     speed.add_argument(
-        "--warmup", type=_positive, default=2, metavar="N", help="answers before them, forgotten (default: %(default)s)"
+        "--warmup", type=positive, default=2, metavar="N", help="answers before them, forgotten (default: %(default)s)"
     )
     speed.add_argument(
         "--wrapped", action="store_true", help="also inside DeepSpeed's training engine and init_inference, in turn"
@@ -127,16 +129,16 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         metavar="R,R,...",
         help="requests per second, arriving at random (default: 25, 50, 75, 90, 110 %% of what the closed loops reach)",
     )
-    load.add_argument("--requests", type=_positive, metavar="N", help="of each loop (default: 100)")
+    load.add_argument("--requests", type=positive, metavar="N", help="of each loop (default: 100)")
     load.add_argument(
         "--max_batch",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="requests that run at once, a quarter of all at most (default: 8)",
     )
     load.add_argument(
         "--max_queue",
-        type=_positive,
+        type=positive,
         default=64,
         metavar="N",
         help="requests that may wait; more are rejected (default: %(default)s)",
@@ -146,17 +148,17 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "--bleu", type=Path, metavar="PAIRS.jsonl", help="prompts with references: the corpus score of greedy answers"
     )
     text.add_argument(
-        "--bleu_max_new_tokens", type=_positive, metavar="TOKENS", help="of an answer at most (default: 64)"
+        "--bleu_max_new_tokens", type=positive, metavar="TOKENS", help="of an answer at most (default: 64)"
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--seed", type=_not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")
+    how.add_argument("--seed", type=not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")
     how.add_argument(
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
         help="auto = CUDA where PyTorch finds it (default: %(default)s)",
     )
-    how.add_argument("--threads", type=_positive, metavar="N", help="CPU threads (default: the usable cores)")
+    how.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: the usable cores)")
     how.add_argument(
         "--quick", action="store_true", help="whether everything works: few and short of all; other flags still hold"
     )
@@ -176,18 +178,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
-
-
-def _not_negative(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
-
-
 def _positives(text: str) -> list[int]:
-    return [_positive(part.strip()) for part in text.split(",")]
+    return [positive(part.strip()) for part in text.split(",")]
 
 
 def _rates(text: str) -> list[float]:
@@ -205,7 +197,7 @@ def main() -> int:
     try:
         return evaluate(parse_arguments(sys.argv[1:]))
     except ValueError as error:
-        print(f"evaluate.py: error: {error}", file=sys.stderr)
+        say(f"evaluate.py: error: {error}", file=sys.stderr)
         return 2
     except Exception as error:  # of every kind: the hub, a device without room for the model
         return failed(error)
@@ -216,7 +208,7 @@ def main() -> int:
 def failed(error: Exception) -> int:
     """Say in one line what failed; 1, the exit code for it."""
     said = one_line(str(error)) if isinstance(error, (OSError, ArithmeticError)) else first_line(error)
-    print(f"evaluate.py: error: {said}", file=sys.stderr)
+    say(f"evaluate.py: error: {said}", file=sys.stderr)
     return 1
 
 
@@ -255,9 +247,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         evaluation.run(model, [scheme for scheme in schemes if scheme not in unavailable])
     except Exception as error:  # a ValueError too: what was typed could be measured
         return failed(error)
-    print(f"\n{report(content)}\n\nfile: {subject.out}")
+    say(f"\n{report(content)}\n\nfile: {subject.out}")
     for sentence in evaluation.failed_parts:
-        print(f"evaluate.py: error: {sentence}", file=sys.stderr)
+        say(f"evaluate.py: error: {sentence}", file=sys.stderr)
     return 1 if evaluation.failed_parts else 0
 
 

@@ -15,12 +15,14 @@ import argparse
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder with the runs, at any depth")
     arguments = parser.parse_args()
     from testbed.analysis.exposed import DISAGREE, exposed_communication, exposed_table
@@ -29,18 +31,18 @@ def main() -> int:
     try:
         found, left_out = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
     except ValueError as error:
-        print(f"exposed_communication.py: error: {error}", file=sys.stderr)
+        say(f"exposed_communication.py: error: {error}", file=sys.stderr)
         return 2
     if not found:
-        print(
+        say(
             f"exposed_communication.py: error: --dir {arguments.dir} holds no run type with complete runs of "
             "--skip_gradient_sync alternate, both with and without --profile; --help shows the sweep",
             file=sys.stderr,
         )
         return 2
     for sentence in left_out:
-        print(f"exposed_communication.py: left out: {sentence}", file=sys.stderr)
-    print(exposed_table(found))
+        say(f"exposed_communication.py: left out: {sentence}", file=sys.stderr)
+    say(exposed_table(found))
     return 1 if any(row.verdict == DISAGREE for row in found) else 0
 
 

@@ -27,9 +27,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = REPOSITORY / "src" / "gpt2.py"
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 if TYPE_CHECKING:
     from testbed.drill.drills import Drills
@@ -42,12 +46,12 @@ DRILLS_PER_REFERENCE = 2.5  # seconds of a drill over those of the undisturbed r
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     what = parser.add_argument_group("what strikes")
-    what.add_argument("--faults", type=int, default=200, metavar="N", help="how many (default: %(default)s)")
-    what.add_argument("--seed", type=int, default=1, metavar="N", help="what strikes when (default: %(default)s)")
+    what.add_argument("--faults", type=positive, default=200, metavar="N", help="how many (default: %(default)s)")
+    what.add_argument(
+        "--seed", type=not_negative, default=1, metavar="N", help="what strikes when (default: %(default)s)"
+    )
     what.add_argument(
         "--only", metavar="LIST", help="make only the faults with these numbers, again if they were made before"
     )
@@ -65,27 +69,35 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         default="nano",
         help="tiny = 2 layers of 32 channels, for a quick look (default: %(default)s)",
     )
-    work.add_argument("--steps", type=int, default=12, metavar="N", help="optimizer steps (default: %(default)s)")
+    work.add_argument("--steps", type=positive, default=12, metavar="N", help="optimizer steps (default: %(default)s)")
     work.add_argument(
-        "--save_every", type=int, default=3, metavar="STEPS", help="a checkpoint every STEPS (default: %(default)s)"
+        "--save_every",
+        type=positive,
+        default=3,
+        metavar="STEPS",
+        help="a checkpoint every STEPS (default: %(default)s)",
     )
     work.add_argument(
         "--collective_timeout",
-        type=int,
+        type=positive,
         default=15,
         metavar="SECONDS",
         help="of every run: how long a rank waits for another (default: %(default)s)",
     )
     work.add_argument(
         "--grace_seconds",
-        type=int,
+        type=positive,
         default=10,
         metavar="SECONDS",
         help="of every run: how long it may take to end after a signal (default: %(default)s)",
     )
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="drills side by side; two cores each (default: %(default)s)"
+        "--jobs",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="drills side by side; two cores each (default: %(default)s)",
     )
     how.add_argument(
         "--out_dir", type=Path, default=Path("checkpoint/fault_drill"), metavar="DIR", help="(default: %(default)s)"
@@ -113,18 +125,6 @@ def main() -> int:
 
 
 def check_numbers(arguments: argparse.Namespace) -> None:
-    least = {
-        "faults": 1,
-        "seed": 0,
-        "steps": 2,
-        "save_every": 1,
-        "collective_timeout": 1,
-        "grace_seconds": 1,
-        "jobs": 1,
-    }
-    for name, bound in least.items():
-        if getattr(arguments, name) < bound:
-            raise ValueError(f"--{name} {getattr(arguments, name)} is below {bound}")
     for name, bound in {"faults": 100_000, "steps": 10_000, "jobs": 64}.items():
         if getattr(arguments, name) > bound:
             raise ValueError(f"--{name} {getattr(arguments, name)} is above {bound:,}, more than any machine does")

@@ -19,6 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+
 LAYOUTS = {
     "001": "GPUs x batch: time and speed-up; compute and communication",
     "002": "data parallel: time and tokens/s; model_parallel against pipeline",
@@ -28,7 +31,7 @@ LAYOUTS = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_argument_group("what to read (one of --dir, --report, --gpu1 ...)")
     source.add_argument("--dir", type=Path, metavar="DIR", help="folder of a sweep: runs at any depth below it")
     source.add_argument("--report", type=Path, metavar="FILE.json", help="a scaling_report.json")
@@ -41,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
                         help="for time_to_loss (default: what sweep.json says)")  # fmt: skip
     parser.add_argument("--table", choices=tuple(LAYOUTS), help="; ".join(f"{k}: {v}" for k, v in LAYOUTS.items()))
     parser.add_argument("--variants", nargs=2, metavar=("A", "B"), help="strategies that --table 004 compares")
-    parser.add_argument("--allow-mismatch", "--allow_mismatch", action="store_true",
+    parser.add_argument("--allow-mismatch", action="store_true",
                         help="give speed-ups between unequal work too, labelled as such")  # fmt: skip
     return parser.parse_args()
 
@@ -60,9 +63,9 @@ def main() -> int:
                 table = TABLES["004"](report, arguments.variants)
             else:
                 table = TABLES.get(arguments.table, scaling_table)(report)
-        print(table)
+        say(table)
     except ValueError as error:
-        print(f"generate_scaling_table.py: error: {error}", file=sys.stderr)
+        say(f"generate_scaling_table.py: error: {error}", file=sys.stderr)
         return 2
     return 1 if report["status"] == "invalid_comparison" else 0
 

@@ -24,6 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 
 import numpy as np
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.memory_model import elements_held
 from testbed.model_shape import ModelShape
 from testbed.token_file import TokenFileWriter
@@ -69,35 +72,35 @@ def main() -> int:
     shape = ModelShape(
         arguments.num_layers, arguments.num_heads, arguments.embedding_size, arguments.vocab_size, SEQUENCE
     )
-    print(f"{elements_held(shape):,} parameters with padding; {shape.describe()}, vocab_size={shape.vocab_size}")
+    say(f"{elements_held(shape):,} parameters with padding; {shape.describe()}, vocab_size={shape.vocab_size}")
     results = []
     with tempfile.TemporaryDirectory() as folder:
         flags = write_inputs(Path(folder), shape)
         for ranks in arguments.ranks:
-            print(f"running {', '.join(arguments.strategies)} on {ranks} ranks ...", file=sys.stderr, flush=True)
+            say(f"running {', '.join(arguments.strategies)} on {ranks} ranks ...", file=sys.stderr, flush=True)
             counted = launch(Path(folder), ranks, flags, arguments.strategies)
             if counted is None:
                 return 1
             results += counted
     rows = [row for result in results for of_rank in result["per_rank"] for row in of_rank["rows"]]
     largest = max((abs(difference(row)) for row in rows), default=0.0)
-    print("\n".join([*table(results), "", NOTES]))
+    say("\n".join([*table(results), "", NOTES]))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(results, indent=2) + "\n")
     is_near = largest <= TOLERANCE
-    print(f"largest difference on any rank: {largest:.2%}, {'within' if is_near else 'MORE THAN'} {TOLERANCE:.0%}")
+    say(f"largest difference on any rank: {largest:.2%}, {'within' if is_near else 'MORE THAN'} {TOLERANCE:.0%}")
     return 0 if is_near else 1
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=_numbers, default=[2, 4], metavar="N,N",
                         help="numbers of ranks to run on (default: 2,4)")  # fmt: skip
     parser.add_argument("--strategies", type=_names, default=list(CASES), metavar="NAME,NAME",
                         help=f"of {', '.join(CASES)} (default: all)")  # fmt: skip
     for name, default in (("num_layers", 4), ("num_heads", 4), ("embedding_size", 384), ("vocab_size", 8000)):
         parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help="of the model (default: %(default)s)"
+            f"--{name}", type=positive, default=default, metavar="N", help="of the model (default: %(default)s)"
         )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write every rank's counts there")
     return parser.parse_args()
@@ -147,7 +150,7 @@ def launch(folder: Path, ranks: int, flags: list[str], names: list[str]) -> list
     command = [*torchrun, str(Path(__file__).resolve()), "--worker", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode != 0:
-        print(f"{done.stdout}{done.stderr}\nthe run on {ranks} ranks failed", file=sys.stderr)
+        say(f"{done.stdout}{done.stderr}\nthe run on {ranks} ranks failed", file=sys.stderr)
         return None
     return json.loads((folder / "counts.json").read_text())
 

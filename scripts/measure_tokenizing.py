@@ -26,12 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 if TYPE_CHECKING:
     from testbed.tokenizer import Tokenizer
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FILE", help="where the seconds are written, as JSON")
     what.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file, measure nothing")
@@ -43,12 +47,11 @@ def parse_arguments() -> argparse.Namespace:
         metavar="FILE.json",
         help="a BPE of preprocess_small.py, or gpt2 for the published one (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=int, default=9, help="of each; below 5 no claim (default: %(default)s)")
-    parser.add_argument("--num_workers", type=int, default=os.cpu_count() or 1, help="threads (default: %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.repeats < 1 or arguments.num_workers < 1:
-        parser.error("--repeats and --num_workers are whole numbers from 1")
-    return arguments
+    parser.add_argument("--repeats", type=positive, default=9, help="of each; below 5 no claim (default: %(default)s)")
+    parser.add_argument(
+        "--num_workers", type=positive, default=os.cpu_count() or 1, help="threads (default: %(default)s)"
+    )
+    return parser.parse_args()
 
 
 def main() -> int:
@@ -57,7 +60,7 @@ def main() -> int:
 
     if arguments.table:
         try:
-            print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
+            say(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             return refuse(f"--table {arguments.table} cannot be read: {type(error).__name__}: {error}")
         return 0
@@ -65,12 +68,12 @@ def main() -> int:
         content = measure(arguments)
     except (OSError, ValueError, CorpusError) as error:
         return refuse(str(error))
-    print(table(content))
+    say(table(content))
     return 0 if content["ids_are_equal"] else 1
 
 
 def refuse(sentence: str) -> int:
-    print(f"measure_tokenizing.py: error: {sentence}", file=sys.stderr)
+    say(f"measure_tokenizing.py: error: {sentence}", file=sys.stderr)
     return 2
 
 

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.launch import Launch
 
 if TYPE_CHECKING:
@@ -41,20 +43,20 @@ DEFAULT_WORK = (
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the measured pairs are written, as JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file, measure nothing")
     parser.add_argument("--trials", metavar="LIST", help="names, separated by commas (default: all)")
-    parser.add_argument("--repeats", type=int, default=5, help="processes per trial (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=8, help="pairs of steps in each process (default: %(default)s)")
+    parser.add_argument("--repeats", type=positive, default=5, help="processes per trial (default: %(default)s)")
+    parser.add_argument(
+        "--pairs", type=positive, default=8, help="pairs of steps in each process (default: %(default)s)"
+    )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)  # what a repeat's process is told
     place = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:place])
     arguments.work = words[place + 1 :] or DEFAULT_WORK
     if not (arguments.out or arguments.table or arguments.one):
         parser.error("give --out FILE to measure, or --table FILE to print what was measured")
-    if arguments.repeats < 1 or arguments.pairs < 1:
-        parser.error("--repeats and --pairs are whole numbers from 1")
     return arguments
 
 

@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from testbed.sweep import Cell
     from testbed.sweep_state import Sweep
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 DEFAULTS = {"repeats": 5, "profile_runs": 1, "steps": 9, "warmup_steps": 3, "hosts": "2,4"}
 QUICK = {
@@ -44,7 +49,7 @@ RUN_TIMEOUT_S = 660.0  # the lab's own limit is 600 s
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to measure")
     what.add_argument(
         "--parts", metavar="LIST", help=f"of {', '.join(PARTS)} (default: all); levers are {', '.join(LEVERS)}"
@@ -59,9 +64,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     what.add_argument("--every", action="store_true", help="every strategy over every link on every number of hosts")
     what.add_argument("--quick", action="store_true", help="a trial of minutes; fewer than 5 repeats make no claim")
     how = parser.add_argument_group("how")
-    how.add_argument("--repeats", type=int, metavar="N", help="interleaved rounds (default: 5)")
-    how.add_argument("--profile_runs", type=int, metavar="N", help="profiled runs of each (default: 1)")
-    how.add_argument("--steps", type=int, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 9)")
+    how.add_argument("--repeats", type=positive, metavar="N", help="interleaved rounds (default: 5)")
+    how.add_argument("--profile_runs", type=not_negative, metavar="N", help="profiled runs of each (default: 1)")
+    how.add_argument(
+        "--steps", type=positive, metavar="N", help="optimizer steps of a run, 3 of them warm-up (default: 9)"
+    )
     how.add_argument(
         "--out_dir",
         type=Path,
@@ -88,12 +95,12 @@ def main() -> int:
         arguments = parse_arguments(sys.argv[1:])
         return show(arguments) if arguments.tables is not None else study(arguments)
     except ValueError as error:
-        print(f"network_study.py: error: {error}", file=sys.stderr)
+        say(f"network_study.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        print(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
+        say(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
         return 1
 
 
@@ -106,13 +113,13 @@ def show(arguments: argparse.Namespace) -> int:
 
     content = read_study(arguments.tables)
     if arguments.into is None:
-        print("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
+        say("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
         return 0
     page = filled(arguments.into.read_text(encoding="utf-8"), blocks(content))
     folder = arguments.tables if arguments.tables.is_dir() else arguments.tables.parent
     drawn = plot_study(content, folder)
     write_text(arguments.into, page)
-    print(f"filled in: {arguments.into}; drawn: {', '.join(map(str, drawn))}")
+    say(f"filled in: {arguments.into}; drawn: {', '.join(map(str, drawn))}")
     return 0
 
 
@@ -181,13 +188,13 @@ def study(arguments: argparse.Namespace) -> int:
         facts = facts_of_machine()
         command_line = shlex.join(["python", os.path.relpath(__file__), *sys.argv[1:]])
         sweep = Sweep("network", command_line, facts["commit"], cells, git_dirty=facts["is_dirty"])
-        print(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
+        say(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
         sweep.write(out_dir)
         machine = Machine(num_cores=os.cpu_count() or 1)
         Runner(sweep, out_dir, machine, settings, stop, lock, RUN_TIMEOUT_S).run_all(warmup_runs=0)
     report(asked, sweep)
     if stop.exit_code is not None:
-        print("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
         return stop.exit_code
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
@@ -214,16 +221,16 @@ def say_plan(asked: Asked, cells: list[Cell]) -> int:
     from testbed.sweep_run import in_words
 
     for cell in cells:
-        print(shlex.join(cell.command))
+        say(shlex.join(cell.command))
     shape = dataclasses.replace(MODEL_SIZES["nano"], vocab_size=VOCABULARY, max_position_embeddings=SEQUENCE)
     left_s = expected_left(cells, asked, os.cpu_count() or 1, 4.0 * shape.num_parameters)
     timed = sum(not cell.profiled for cell in cells)
-    print(
+    say(
         f"\n# {len(arms_of(asked))} arms: {timed} timed runs and {len(cells) - timed} profiled ones, in interleaved "
         f"rounds: about {in_words(left_s)} on {os.cpu_count()} cores, a guess"
     )
     if (reason := why_not_here(cells)) is not None:
-        print(f"# not here: {reason}")
+        say(f"# not here: {reason}")
     return 0  # fmt: skip
 
 
@@ -246,12 +253,12 @@ def report(asked: Asked, sweep: Sweep) -> None:
     try:
         write_study(out_dir / STUDY_FILE, study_of(head, rows, out_dir))
     except ValueError as error:
-        print(f"no results yet: {error}")
+        say(f"no results yet: {error}")
         return
     content = read_study(out_dir)
     drawn = plot_study(content, out_dir)
-    print("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
-    print(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
+    say("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
+    say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
 
 
 if __name__ == "__main__":

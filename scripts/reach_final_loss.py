@@ -17,9 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="A", help="runs of the configuration it is about")
     parser.add_argument(
         "--of", type=Path, nargs="+", required=True, metavar="B", help="runs whose last loss is to reach"
@@ -41,11 +44,11 @@ def main() -> int:
                 )
         pairs = pairs_of_seeds(a.runs, b.runs)
     except ValueError as error:
-        print(f"reach_final_loss.py: error: {error}", file=sys.stderr)
+        say(f"reach_final_loss.py: error: {error}", file=sys.stderr)
         return 2
-    print(final_loss_table(pairs, *arguments.names))
+    say(final_loss_table(pairs, *arguments.names))
     for found in confounders(a.runs, b.runs):
-        print(f"Differs beside the recipe: {found.what}, {found.against}.")
+        say(f"Differs beside the recipe: {found.what}, {found.against}.")
     return 1 if any(pair.reached is None for pair in pairs) else 0
 
 

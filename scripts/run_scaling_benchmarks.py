@@ -27,9 +27,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_RUNS = 10_000  # of one configuration
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 if TYPE_CHECKING:
     from testbed.sweep import Cell
@@ -39,9 +43,7 @@ if TYPE_CHECKING:
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     what = parser.add_argument_group("what is compared (lists are separated by commas)")
     what.add_argument(
         "--run_types",
@@ -68,7 +70,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     what.add_argument(
         "--repeats",
         "--repeat",
-        type=int,
+        type=positive,
         default=5,
         metavar="N",
         help="runs of each; fewer than 5 make no claim (default: %(default)s)",
@@ -90,13 +92,13 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     work = parser.add_argument_group("work of each run")
     work.add_argument(
         "--steps",
-        type=int,
+        type=positive,
         metavar="N",
         help="optimizer steps (default on CPU / CUDA: 30 / 100; time_to_loss: 120 / 1000)",
     )
     work.add_argument(
         "--epochs",
-        type=int,
+        type=positive,
         metavar="N",
         help="passes over the data; alone they decide the length, with --steps the first of the two ends "
         "a run (default: 100 beside --steps)",
@@ -104,13 +106,13 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     work.add_argument(
         "--seq_length",
         "--seq_len",
-        type=int,
+        type=positive,
         metavar="TOKENS",
         help="tokens per sequence (default on CPU / CUDA: 128 / 1024)",
     )
     work.add_argument(
         "--seed",
-        type=int,
+        type=not_negative,
         default=42,
         metavar="N",
         help="of all runs; with time_to_loss of the first repeat (default: %(default)s)",
@@ -137,14 +139,14 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     )
     how.add_argument(
         "--warmup_runs",
-        type=int,
+        type=not_negative,
         default=1,
         metavar="N",
         help="runs like the first one, made before it and thrown away: caches are warm then (default: %(default)s)",
     )
     how.add_argument(
         "--profile_runs",
-        type=int,
+        type=not_negative,
         default=0,
         metavar="N",
         help="also N runs of each with --profile, one at the end of each round: communication, compute and idle time "
@@ -224,19 +226,8 @@ def main() -> int:
 
 
 def check_numbers(arguments: argparse.Namespace) -> None:
-    for name, least in (
-        ("repeats", 1),
-        ("steps", 1),
-        ("epochs", 1),
-        ("seq_length", 1),
-        ("seed", 0),
-        ("warmup_runs", 0),
-        ("profile_runs", 0),
-    ):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} {value} is below {least}")
-        if name in ("repeats", "warmup_runs", "profile_runs") and value > MOST_RUNS:
+    for name in ("repeats", "warmup_runs", "profile_runs"):
+        if (value := getattr(arguments, name)) > MOST_RUNS:
             raise ValueError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")
     if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
         raise ValueError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -23,9 +24,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.inference.loading import PUBLISHED, load_model, shape_of_config, tokenizer_of
+from testbed.error_text import printable, say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative, positive
+from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
 from testbed.pairs import SEPARATOR, encode_prompt
+from testbed.starting_shape import trained_with, untrained_positions
 from testbed.tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 200
@@ -33,7 +38,7 @@ DEFAULT_NEW_TOKENS = 200
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     head, _, examples = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         description=head, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     model = parser.add_mutually_exclusive_group(required=True)
@@ -52,9 +57,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--max_new_tokens",
-        type=int,
+        type=positive,
         metavar="TOKENS",
-        help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the model's positions end)",
+        help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the length of the training, "
+        "or the model's positions end)",
     )
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0 = always the likeliest token; 1 = as the model predicts; "
@@ -62,7 +68,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--top_k",
-        type=int,
+        type=not_negative,
         default=50,
         metavar="TOKENS",
         help="draw from the so many likeliest tokens; 0 = from all (default: %(default)s)",
@@ -99,10 +105,10 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ValueError as error:
-        print(f"sample.py: error: {error}", file=sys.stderr)
+        say(f"sample.py: error: {error}", file=sys.stderr)
         return 2
     except (OSError, ArithmeticError) as error:
-        print(f"sample.py: error: {error}", file=sys.stderr)
+        say(f"sample.py: error: {error}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         from testbed.run_ending import is_out_of_memory
@@ -119,8 +125,6 @@ def main() -> int:
 
 def continue_prompt(arguments: argparse.Namespace) -> int:
     """Check all that was typed, load the model, write the text."""
-    if arguments.top_k < 0:
-        raise ValueError(f"--top_k {arguments.top_k} must be 0, which draws from all tokens, or more")
     sampling = {
         "temperature": arguments.temperature,
         "top_k": arguments.top_k or None,
@@ -136,7 +140,10 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
     prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
-    new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions)
+    trained = None if is_published(source) else trained_with(Path(source)).get("seq_length")
+    new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions, trained)
+    for warning in untrained_positions("prompt and text have", len(prompt) + new_tokens, trained):
+        print(warning, file=sys.stderr)
 
     from testbed.device import device_type  # from here on torch is needed
 
@@ -145,10 +152,10 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
         model = load_model(source, device)
 
     from testbed.inference.generate import stream
-    from testbed.sample import printable, text_of
+    from testbed.sample import text_of
 
     sys.stdout.reconfigure(errors="replace")
-    shown = printable if sys.stdout.isatty() else str
+    shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
     clock = Clock(stream(model, prompt, new_tokens, stop_id=tokenizer.end_of_text_id, **sampling))
     texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)
     print(shown(arguments.prompt), end=SEPARATOR if arguments.pair else "", flush=True)
@@ -179,8 +186,9 @@ def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[i
         raise ValueError("--prompt is not UTF-8 text; type it again") from None
 
 
-def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int) -> int:
-    """New tokens that were asked for, or that have room. ValueError where they have none."""
+def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, trained: int | None) -> int:
+    """New tokens that were asked for, or that have room within the length of the training. ValueError where they have
+    none in the model."""
     if prompt_tokens >= positions:
         raise ValueError(
             f"--prompt has {prompt_tokens} tokens, and the model has {positions} positions for them and the new ones; "
@@ -188,7 +196,8 @@ def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int) -> int
         )
     room = positions - prompt_tokens
     if asked is None:
-        return min(DEFAULT_NEW_TOKENS, room)
+        in_training = (trained or positions) - prompt_tokens
+        return min(DEFAULT_NEW_TOKENS, room, in_training if in_training > 0 else room)
     if not 1 <= asked <= room:
         raise ValueError(
             f"--max_new_tokens {asked} must be from 1 to {room}: the model has {positions} positions, and --prompt "

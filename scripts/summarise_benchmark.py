@@ -14,50 +14,55 @@ import json
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import not_negative
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR", help="what benchmark_gpu.sh wrote to")
     parser.add_argument("--device", choices=["cuda", "cpu"], required=True, help="what was measured")
-    parser.add_argument("--seconds", type=int, required=True, help="how long all of it took")
-    parser.add_argument("--deadline_s", type=int, required=True, metavar="SECONDS", help="how long it might have taken")
+    parser.add_argument("--seconds", type=not_negative, required=True, help="how long all of it took")
+    parser.add_argument(
+        "--deadline_s", type=not_negative, required=True, metavar="SECONDS", help="how long it might have taken"
+    )
     arguments = parser.parse_args()
     from testbed.analysis.benchmark_summary import summary
     from testbed.atomic_file import write_text
 
     if not (arguments.folder / "steps.tsv").exists():
-        print(f"summarise_benchmark.py: error: {arguments.folder} holds no steps.tsv of a benchmark", file=sys.stderr)
+        say(f"summarise_benchmark.py: error: {arguments.folder} holds no steps.tsv of a benchmark", file=sys.stderr)
         return 2
     found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
     try:
         found |= summary(arguments.folder)
     except (OSError, ValueError) as error:
-        print(f"summarise_benchmark.py: error: {error}", file=sys.stderr)
+        say(f"summarise_benchmark.py: error: {error}", file=sys.stderr)
         return 1
     write_text(arguments.folder / "summary.json", json.dumps(found, indent=2) + "\n")
     print_summary(found)
-    print(f"{len(found['failed'])} did not pass, {arguments.seconds} s; {arguments.folder / 'summary.json'}")
+    say(f"{len(found['failed'])} did not pass, {arguments.seconds} s; {arguments.folder / 'summary.json'}")
     for name in found["failed"]:
-        print(f"did not pass: {name}")
+        say(f"did not pass: {name}")
     return 1 if found["failed"] else 0
 
 
 def print_summary(found: dict) -> None:
     for precision, rate in found["matrix_rate"].items():
-        print(f"matrix product, {precision}: {rate['flops_per_s'] / 1e12:,.2f} TFLOP/s")
+        say(f"matrix product, {precision}: {rate['flops_per_s'] / 1e12:,.2f} TFLOP/s")
     for name, run in found["runs"].items():
         if run["tokens_per_s"]:
             shares = [f"{run[key]:.1%}" if run[key] else "n/a" for key in ("mfu", "mfu_of_matrix_rate")]
-            print(f"{name:28s} {run['tokens_per_s']:>12,.0f} tokens/s  MFU {shares[0]}, of the matrix rate {shares[1]}")
+            say(f"{name:28s} {run['tokens_per_s']:>12,.0f} tokens/s  MFU {shares[0]}, of the matrix rate {shares[1]}")
     for check in found["agreement"]:
         words = {True: "agrees", False: "DOES NOT AGREE", None: "not compared"}[check["holds"]]
         largest = (
             "" if check["largest_difference"] is None else f", largest difference {check['largest_difference']:.1e}"
         )
-        print(f"{check['run']} with {check['reference']}: {words}{largest}")
+        say(f"{check['run']} with {check['reference']}: {words}{largest}")
 
 
 if __name__ == "__main__":

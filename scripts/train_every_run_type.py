@@ -20,6 +20,9 @@ from pathlib import Path
 
 from testbed.analysis.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs import load_runs
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 from testbed.metrics_file import read_metrics
 from testbed.run_directory import METRICS
 from testbed.strategies import STRATEGIES
@@ -37,11 +40,11 @@ WORK = (
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--ranks", type=int, default=2, help="ranks of the distributed run types (default: %(default)s)"
+        "--ranks", type=positive, default=2, help="ranks of the distributed run types (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of each run (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, default=50, help="optimizer steps of each run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("checkpoint/run_types"), metavar="DIR",
                         help="one folder per run (default: %(default)s)")  # fmt: skip
     parser.add_argument("--figure", type=Path, default=Path("docs/charts/strategies_agree.png"), metavar="FILE.png",
@@ -59,23 +62,23 @@ def main() -> int:
     for number, (name, flags) in enumerate(runs.items(), start=1):
         if arguments.draw_only or is_complete(arguments.out / name):
             continue
-        print(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
+        say(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
         outcome = train(name, flags, arguments)
-        print(outcome, flush=True)
+        say(outcome, flush=True)
         is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
         failed += [] if outcome.startswith("complete") or is_excused else [name]
     done = [arguments.out / name for name in runs if is_complete(arguments.out / name)]
     if arguments.out / "baseline" not in done:
-        print(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
+        say(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
         return 1
     try:
         loaded = load_runs(done)
         table = agreement_table(loaded)
     except ValueError as error:  # runs of an earlier call with other --steps, say
-        print(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
+        say(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
         return 1
     write_agreement_figure(loaded, arguments.figure)
-    print(f"\n{table}\n\npicture: {arguments.figure}")
+    say(f"\n{table}\n\npicture: {arguments.figure}")
     return 1 if failed else 0
 
 

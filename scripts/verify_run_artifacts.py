@@ -17,11 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder of a sweep or of runs")
-    parser.add_argument("--metrics-only", "--metrics_only", action="store_true",
+    parser.add_argument("--metrics-only", action="store_true",
                         help="check training_metrics.json alone; marks, logs and the launcher's record may be absent, "
                         "as in published results")  # fmt: skip
     return parser.parse_args()
@@ -34,12 +37,12 @@ def main() -> int:
     try:
         verdicts = verify(arguments.dir, arguments.metrics_only)
     except ValueError as error:
-        print(f"verify_run_artifacts.py: error: {error}", file=sys.stderr)
+        say(f"verify_run_artifacts.py: error: {error}", file=sys.stderr)
         return 2
-    print(as_tsv(verdicts), flush=True)
+    say(as_tsv(verdicts), flush=True)
     failures = sum(verdict.is_failure for verdict in verdicts)
     passed = f"Verification passed: {len(verdicts)} runs."
-    print(f"Verification failed: {failures} of {len(verdicts)} runs." if failures else passed, file=sys.stderr)
+    say(f"Verification failed: {failures} of {len(verdicts)} runs." if failures else passed, file=sys.stderr)
     return 1 if failures else 0
 
 

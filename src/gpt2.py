@@ -31,7 +31,7 @@ if __name__ == "__main__":
 import torch
 
 from testbed import checkpoint, distributed, resume, run_directory, watchdog
-from testbed.announce import notes_of_place, say_what_runs
+from testbed.announce import lengths_of_validation, notes_of_place, say_what_runs
 from testbed.atomic_file import write_text
 from testbed.attribution import attribution
 from testbed.automatic_choices import decide
@@ -126,7 +126,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
         resume.record(begun, recorder)  # before anything can fail: what was recorded must not be lost
         progress = Progress(settings, begun.step, is_speaking=launch.rank == 0)
-        for line in (*choices, *warnings_of_locks(settings.run_type), *notes_of_place(settings, launch)):
+        notes = (*lengths_of_validation(settings), *choices, *warnings_of_locks(settings.run_type))
+        for line in (*notes, *notes_of_place(settings, launch)):
             progress.say(line)
         if launch.rank == 0:
             check_held(directory)

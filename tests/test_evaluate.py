@@ -268,7 +268,7 @@ REFUSED = {
     "a long stride": ((*CHECKPOINT, "--window", "8", "--stride", "9"), "--stride 9 is longer than the window"),
     "a long prompt": ((*CHECKPOINT, "--prompt_tokens", "60", "--new_tokens", "9"), "more than the 64 positions"),
     "one new token": ((*CHECKPOINT, "--new_tokens", "1"), "nothing to decode"),
-    "a negative number": ((*CHECKPOINT, "--max_windows", "-3"), "'-3' is not a positive whole number"),
+    "a negative number": ((*CHECKPOINT, "--max_windows", "-3"), "'-3' is not a whole number from 0 upwards"),
     "no rate": ((*CHECKPOINT, "--load", "--rates", "1,nan"), "'1,nan' is no list of requests per second"),
     "more at once than may wait": (
         (*CHECKPOINT, "--load", "--concurrency", "1,9", "--max_queue", "8"),

@@ -413,7 +413,7 @@ def test_a_drill_is_continued_only_as_it_began(rows, tmp_path):
     ("words", "said"),
     [
         (("--save_every", "9"), "saves less than twice"),
-        (("--faults", "0"), "--faults 0 is below 1"),
+        (("--faults", "0"), "--faults: '0' is not a positive whole number"),
         (("--steps", "9" * 18), "is above 10,000"),
         (("--only", "one"), "--only 'one'"),
         (("--run_types", "warp"), "'warp' is not one of"),

@@ -120,14 +120,16 @@ def test_transformers_opens_the_weights_and_finds_our_validation_loss(which, req
 
 
 def test_exported_weights_start_another_run(baseline_run, token_files, tmp_path):
-    """--eval_only on our own export, and on the best weights, gives the losses that were recorded."""
+    """--eval_only on our own export, and on the best weights, gives the losses that were recorded: length and data are
+    the run's, though the defaults are 512 tokens of val_small.bin."""
     metrics = read_metrics(baseline_run / "training_metrics.json")
     for source, expected in ((baseline_run, "final_val_loss"), (baseline_run / "best", "best_val_loss")):
         directory = tmp_path / expected
-        flags = [*data_flags(token_files), "--precision", "fp32", "--device", "cpu", "--seq_length", str(SEQUENCE)]
-        flags += ["--init_from", str(source), "--eval_only", "--global_batch_size", "8"]
+        flags = ["--precision", "fp32", "--device", "cpu", "--global_batch_size", "8"]
+        flags += ["--init_from", str(source), "--eval_only"]
         done = run_program([*python_command(), *flags, "--checkpoint_path", str(directory)])
         assert done.returncode == 0, done.stderr
+        assert f"as {source} was trained: --seq_length {SEQUENCE} --train_data_path {token_files[0]}" in done.stdout
         again = read_metrics(directory / "training_metrics.json")
         assert again["steps"] == [] and again["status"] == "complete"
         assert again["summary"]["final_val_loss"] == pytest.approx(metrics["summary"][expected], abs=1e-5)

@@ -28,8 +28,8 @@ LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
     "json_file schema recorded_environment instruments openmp scatter",
-    "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_values flags segments "
-    "streams parallelism stages memory_model trace meeting store_port",
+    "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_parser flag_values flags "
+    "segments streams parallelism stages memory_model trace meeting store_port",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "

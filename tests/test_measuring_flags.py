@@ -101,7 +101,7 @@ def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
             ["--run_type", "allreduce", "--skip_gradient_sync", "--save_every", "2"],
             "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume",
         ),
-        (["--profile_steps", "0"], "--profile_steps: 0 is not a positive whole number"),
+        (["--profile_steps", "0"], "--profile_steps: '0' is not a positive whole number"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tmp_path, token_files, flags, sentence):

@@ -96,7 +96,7 @@ def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
         (["--strategies", "ddp,dp"], "'dp'"),
         (["--hosts", "1"], "from 2 to"),
         (["--steps", "3"], "--steps 3"),
-        (["--repeats", "0"], "--repeats 0"),
+        (["--repeats", "0"], "--repeats: '0' is not a positive whole number"),
         (["--tables", tmp_path], "does not exist"),
     ):
         said = network_study(*words)

@@ -28,8 +28,11 @@ from testbed.analysis.report.markdown import write_markdown
 from testbed.analysis.report.page import write_html
 from testbed.analysis.verification import verify
 from testbed.corpus import write_corpus
+from testbed.flag_parser import FlagParser
 from testbed.flags import parse_command_line
+from testbed.launch import Launch
 from testbed.recorded_environment import nccl_variables, recorded_variables, secret_in
+from testbed.settings import check_run
 from testbed.sources import find_source
 from testbed.sweep_request import folder_name
 from testbed.token_file import open_token_file, sidecar_path
@@ -357,6 +360,10 @@ SECRETS = {
     "WANDB_API_KEY": "plantedwandb0123456789abcdef01234567",
     "GITHUB_TOKEN": "ghp_plantedPlanted0123456789abcdefgh",
     "MY_PASSWORD": "planted-password-0123",
+    "PGPASSWORD": "planted-pg-0123",
+    "MYSQL_PWD": "planted-mysql-0123",
+    "GH_PAT": "planted_github_pat_0123",
+    "SSHPASS": "planted-sshpass-0123",
     "SLURM_JWT": "planted.slurm.jwt.0123456789",
     "NCCL_NONSENSE": "planted_nccl_nonsense_0123",
     "NCCL_AUTH_TOKEN": "planted_nccl_token_0123",
@@ -374,16 +381,42 @@ def test_only_named_variables_have_values_in_a_file():
     assert nccl == {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ENABLE_MONITORING": "0", "NCCL_NONSENSE": None}
 
 
-@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD", "GITHUB_TOKEN"])
-def test_a_flag_that_holds_a_secret_is_refused(monkeypatch, name):
-    """Flags are recorded as they were typed."""
+TOLD_BY_THEIR_NAME = [
+    *("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD", "GITHUB_TOKEN"),
+    *("PGPASSWORD", "MYSQL_PWD", "GH_PAT", "SSHPASS", "SLURM_JWT"),
+]
+
+
+@pytest.mark.parametrize("name", TOLD_BY_THEIR_NAME)
+def test_a_flag_that_holds_a_secret_is_refused(monkeypatch, name, capsys):
+    """Flags are recorded as they were typed, by the trainer and by other programs."""
     monkeypatch.setenv(name, SECRETS[name])
+    with pytest.raises(SystemExit) as ended:
+        FlagParser(prog="other.py").parse_args([f"--out={SECRETS[name]}"])
+    assert ended.value.code == 2 and f"the value of {name}" in capsys.readouterr().err
     with pytest.raises(ValueError, match=f"the value of {name}") as caught:
         parse_command_line(["--sample_prompt", f"before {SECRETS[name]} after"])
     assert SECRETS[name] not in str(caught.value)
 
 
+@pytest.mark.parametrize("flag", ["--config", "--deepspeed_config"])
+def test_a_file_of_settings_that_holds_a_secret_is_refused(monkeypatch, tmp_path, token_files, flag):
+    """What a --config file says stands in effective_config.json; escapes of JSON hide nothing."""
+    monkeypatch.setenv("GH_PAT", SECRETS["GH_PAT"])
+    path = tmp_path / "settings.json"
+    hidden = "".join(f"\\u{ord(each):04x}" for each in SECRETS["GH_PAT"])
+    inside = {"--config": '"sample_prompt": "x SECRET"', "--deepspeed_config": '"monitor": [{"SECRET": 1}]'}[flag]
+    path.write_text("{" + inside.replace("SECRET", hidden) + "}")
+    words = ["--run_type", "optimized", *TINY_RUN, *data_flags(token_files), flag, str(path)]
+    with pytest.raises(ValueError, match=rf"{flag} .*settings\.json holds the value of GH_PAT") as caught:
+        check_run(parse_command_line(words), Launch(0, 0, 1, 1))
+    assert SECRETS["GH_PAT"] not in str(caught.value)
+
+
 def test_words_that_are_no_secrets_are_not_refused(monkeypatch):
+    folder = str(REPOSITORY)
+    monkeypatch.setenv("STARTED_PWD", folder)
+    assert secret_in(f"{folder}/checkpoint") is None, "a folder is no secret"
     for name, value in {
         "GIT_AUTHOR_NAME": "checkpoint",
         "TOKEN": "run",

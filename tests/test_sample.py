@@ -20,12 +20,13 @@ from conftest import PROGRAM, REPOSITORY, TINY_MODEL, run_program
 from data_fixtures import gpt2_cache, random_unicode
 from safetensors.torch import load_file, save_file
 
+from testbed.error_text import printable
 from testbed.inference import load_model
 from testbed.inference.loading import shape_of_config, tokenizer_of
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
 from testbed.pairs import encode_prompt
-from testbed.sample import printable, text_of
+from testbed.sample import text_of
 from testbed.token_file import TokenFileWriter
 from testbed.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
 from testbed.weights import export_weights
@@ -196,7 +197,7 @@ def test_pieces_come_as_soon_as_they_can(data):
 
 
 def test_a_terminal_is_not_given_orders():
-    assert printable("a\x1b[2J\tb\n\x07é\u202e") == "a\ufffd[2J\tb\n\ufffdé\ufffd"
+    assert printable("a\x1b[2J\tb\n\x07é\u202e\xa0", kept="\n\t") == "a\\x1b[2J\tb\n\\x07é\\u202e\xa0"
 
 
 def test_the_program_writes_what_the_flags_ask_for(run_sample, checkpoint):
@@ -284,10 +285,10 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         ([*good, "--prompt", too_long], "the model has 64 positions"),
         ([*good, "--prompt", "\udcff"], "--prompt is not UTF-8 text"),
         ([*good, *prompt, "--max_new_tokens", 64], "--max_new_tokens 64 must be from 1 to "),
-        ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens 0 must be from 1 to "),
+        ([*good, *prompt, "--max_new_tokens", 0], "--max_new_tokens: '0' is not a positive whole number"),
         ([*good, *prompt, "--temperature", -1], "--temperature -1.0 must be 0"),
         ([*good, *prompt, "--temperature", "nan"], "--temperature nan must be 0"),
-        ([*good, *prompt, "--top_k", -1], "--top_k -1 must be 0, which draws from all tokens, or more"),
+        ([*good, *prompt, "--top_k", -1], "--top_k: '-1' is not a whole number from 0 upwards"),
         ([*good, *prompt, "--top_p", 0], "--top_p 0.0 must be above 0"),
         ([*good, *prompt, "--tokenizer_file", other], "reads ids of bpe:280, but the tokenizer file"),
         (

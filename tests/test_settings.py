@@ -297,7 +297,7 @@ def test_every_flag_of_the_older_programs_is_still_there():
     kept = """
     vocab_size embedding_size num_layers num_heads dropout max_position_embeddings seq_length use_flash_attention
     epochs train_micro_batch_size_per_gpu steps_per_print checkpoint_path resume train_data_path val_data_path
-    deepspeed_config local_rank local-rank run_type profile micro_batch_size_per_gpu grad_accum_steps global_batch_size
+    deepspeed_config local_rank run_type profile micro_batch_size_per_gpu grad_accum_steps global_batch_size
     enforce_global_batch_size quiet_nccl_monitor profile_mode max_train_steps max_val_steps timing_warmup_steps
     timing_sample_every num_workers""".split()
     known = {option for action in build_parser()._actions for option in action.option_strings}

@@ -25,14 +25,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 DEFAULT_SECONDS = {"up": 3600.0, "run": 1800.0}
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="what", required=True, metavar="up|down|run")
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--hosts", type=int, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
+    shared = FlagParser(add_help=False)
+    shared.add_argument("--hosts", type=positive, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
     shared.add_argument(
         "--rate",
         default="unlimited",

@@ -12,29 +12,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent.parent / "src"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a", type=Path, metavar="A", help="folder of a run, or a profile_summary.json")
     parser.add_argument("b", type=Path, metavar="B", help="the one it is compared with")
     rows_help = "rows of each table to print, the largest changes first (default: %(default)s)"
-    parser.add_argument("--rows", type=int, default=8, help=rows_help)
+    parser.add_argument("--rows", type=positive, default=8, help=rows_help)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every row to this file")
-    arguments = parser.parse_args()
-    if arguments.rows < 1:
-        parser.error(f"--rows {arguments.rows} must be at least 1")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse_arguments()
-    sys.path.insert(0, os.path.relpath(SOURCES))
     from testbed.analysis.profiles.diff import diff, diff_text, read_summary
     from testbed.atomic_file import write_text
     from testbed.json_file import holding_together
@@ -45,15 +44,15 @@ def main() -> int:
             changes = diff(a, b)
             text = diff_text(changes, arguments.rows)
     except ValueError as error:
-        print(f"diff_profiles.py: {error}", file=sys.stderr)
+        say(f"diff_profiles.py: {error}", file=sys.stderr)
         return 2
-    print(text)
+    say(text)
     if arguments.json:
         try:
             write_text(arguments.json, json.dumps(changes, indent=2, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:  # ValueError: "." is no file's name
             why = getattr(error, "strerror", None) or error
-            print(f"diff_profiles.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            say(f"diff_profiles.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
             return 1
     return 0
 

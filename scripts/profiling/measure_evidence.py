@@ -22,8 +22,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(REPOSITORY / "src"))  # `testbed` lies there, installed or not
 
 RANKS, VOCABULARY, NUM_TOKENS = 2, 8192, 60_000
 TIMEOUT_S = 120
@@ -53,36 +58,36 @@ def main() -> int:
         try:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before the minutes, not after
         except OSError as error:
-            print(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+            say(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
             return 1
     toggles = [name for name in TOGGLES if name not in not_measured()]
     with tempfile.TemporaryDirectory() as folder:
         try:
             content = measure(Path(folder), toggles, arguments.rounds, arguments.steps)
         except RunFailed as error:
-            print(f"measure_evidence.py: {error}", file=sys.stderr)
+            say(f"measure_evidence.py: {error}", file=sys.stderr)
             return 1
     check_overhead(content)
-    print(overhead_table(content))
+    say(overhead_table(content))
     if arguments.out is not None:
         try:
             write_text(arguments.out, json.dumps(content, indent=1) + "\n")
         except OSError as error:
-            print(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+            say(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
             return 1
     return 0
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write every run there, as JSON")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N",
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N",
                         help="runs of each kind; 5 are needed for an interval (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=40, metavar="STEPS",
+    parser.add_argument("--steps", type=positive, default=40, metavar="STEPS",
                         help="optimizer steps of a run, at least 10 (default: %(default)s)")  # fmt: skip
     arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.steps < 10:
-        parser.error(f"--rounds {arguments.rounds} must be at least 1 and --steps {arguments.steps} at least 10")
+    if arguments.steps < 10:
+        parser.error(f"--steps {arguments.steps} must be at least 10")
     return arguments
 
 
@@ -107,9 +112,7 @@ def measure(folder: Path, toggles: list[str], rounds: int, steps: int) -> dict[s
             metrics, row = train(folder / f"{arm}_{number}", toggles if arm == EVIDENCE else [], data, steps)
             runs.append({"round": number, "arm": arm, **row})
             example = example or metrics
-            print(
-                f"round {number} of {rounds}, {arm}: {row['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True
-            )
+            say(f"round {number} of {rounds}, {arm}: {row['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True)
     hardware, config = example["hardware"], example["training_config"]
     return {
         "schema_version": SCHEMA_VERSION,

@@ -11,15 +11,17 @@ of several starts are there.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent.parent / "src"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("logs", type=Path, metavar="DIR", help="folder of one start's evidence, or one log")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all of it to this file")
     return parser.parse_args()
@@ -27,25 +29,24 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    sys.path.insert(0, os.path.relpath(SOURCES))
     from testbed.analysis.profiles.nccl_logs import as_json, summarise, summary_text
     from testbed.atomic_file import write_text
 
     try:
         summary = summarise(arguments.logs)
     except (FileNotFoundError, ValueError) as error:
-        print(f"parse_nccl_logs.py: {error}", file=sys.stderr)
+        say(f"parse_nccl_logs.py: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"parse_nccl_logs.py: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        say(f"parse_nccl_logs.py: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
         return 1
-    print(summary_text(summary))
+    say(summary_text(summary))
     if arguments.json:
         try:
             write_text(arguments.json, as_json(summary))
         except (OSError, ValueError) as error:  # ValueError: "." is no file's name
             why = getattr(error, "strerror", None) or error
-            print(f"parse_nccl_logs.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
+            say(f"parse_nccl_logs.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
             return 1
     return 0
 

@@ -11,26 +11,25 @@ was written; 2: there is no profile, or a flag is wrong.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parent.parent.parent / "src"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+
+from testbed.error_text import say
+from testbed.flag_parser import FlagParser
+from testbed.flag_values import positive
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", type=Path, required=True, metavar="DIR", help="folder of the run")
     steps_help = "optimizer steps in the profile (default: its train/step ranges, else training_metrics.json)"
-    parser.add_argument("--optimizer_steps", type=int, metavar="STEPS", help=steps_help)
+    parser.add_argument("--optimizer_steps", type=positive, metavar="STEPS", help=steps_help)
     ranks_help = "ranks in the profile (default: counted, or the ranks of one machine for each trace)"
-    parser.add_argument("--ranks_in_profile", type=int, metavar="RANKS", help=ranks_help)
-    parser.add_argument("--rows", type=int, default=5, help="rows of each table to print (default: %(default)s)")
+    parser.add_argument("--ranks_in_profile", type=positive, metavar="RANKS", help=ranks_help)
+    parser.add_argument("--rows", type=positive, default=5, help="rows of each table to print (default: %(default)s)")
     arguments = parser.parse_args()
-    for name in ("optimizer_steps", "ranks_in_profile", "rows"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} {value} must be at least 1")
     if not arguments.run_dir.is_dir():
         parser.error(f"--run_dir {arguments.run_dir} is not a folder")
     return arguments
@@ -38,19 +37,18 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    sys.path.insert(0, os.path.relpath(SOURCES))
     from testbed.analysis.profiles.summary import write_summary
     from testbed.analysis.profiles.text import summary_text
 
     try:
         path, summary = write_summary(arguments.run_dir, arguments.optimizer_steps, arguments.ranks_in_profile)
     except FileNotFoundError as error:
-        print(f"parse_nsys_stats.py: {error}", file=sys.stderr)
+        say(f"parse_nsys_stats.py: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
-        print(f"parse_nsys_stats.py: {error}", file=sys.stderr)
+        say(f"parse_nsys_stats.py: {error}", file=sys.stderr)
         return 1
-    print(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")
+    say(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")
     return 0
 
 

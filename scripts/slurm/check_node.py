@@ -7,7 +7,6 @@ the node and the way out, instead of by every rank after minutes. The program's 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import socket
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from testbed.flag_parser import FlagParser
 
 
 def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
@@ -82,7 +83,7 @@ def _missing_devices(needed: int) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = FlagParser(description=__doc__)
     parser.add_argument("--ranks", type=int, required=True, help="that this node shall run")
     parser.add_argument("--gpus", type=int, required=True, help="that Slurm gave on each node")
     parser.add_argument("flags", nargs="*", help="of src/gpt2.py, after --")

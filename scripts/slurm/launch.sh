@@ -19,7 +19,7 @@ script=$1
 shift
 is_dry=no words=()
 for word in "$@"; do
-    if [ "$word" = --dry_run ]; then is_dry=yes; else words+=("$word"); fi
+    if [ "${word/-run/_run}" = --dry_run ]; then is_dry=yes; else words+=("$word"); fi
 done
 
 # --- what the site, the user and the allocation say
@@ -101,9 +101,9 @@ read_words() { # of GPT2_EXTRA_ARGS, with quotes as a shell has them and nothing
 flag() { # NAME: the last value that the words give it; nothing where they do not
     local value='' i
     for ((i = 0; i < ${#words[@]}; i++)); do
-        case ${words[i]} in
-        "--$1") value=${words[i + 1]:-} ;;
-        "--$1="*) value=${words[i]#*=} ;;
+        case ${words[i]//-/_} in # the program takes dashes for underscores
+        "__$1") value=${words[i + 1]:-} ;;
+        "__$1="*) value=${words[i]#*=} ;;
         esac
     done
     echo "$value"
@@ -111,7 +111,7 @@ flag() { # NAME: the last value that the words give it; nothing where they do no
 has_flag() { # NAME...
     local name word
     for name in "$@"; do
-        for word in "${words[@]}"; do [[ $word != "--$name" && $word != "--$name="* ]] || return 0; done
+        for word in "${words[@]//-/_}"; do [[ $word != "__$name" && $word != "__$name="* ]] || return 0; done
     done
     return 1
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.flags import build_parser, checked_like_a_flag
 from testbed.json_file import parse_json
+from testbed.recorded_environment import check_no_secret
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -79,6 +80,7 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     content = parse_json(text, f"--deepspeed_config {path}")
     if not isinstance(content, dict):
         raise ValueError(f"--deepspeed_config {path} must hold one JSON object")
+    check_no_secret(f"--deepspeed_config {path}", content)
     for key, reason in NOT_DECIDED_HERE.items():
         if content.get(key) not in (None, AUTO):
             raise ValueError(f"--deepspeed_config {path} has a {key!r} section, but {reason}; remove the section")

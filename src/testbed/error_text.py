@@ -1,6 +1,11 @@
-"""A library's error, or what somebody typed, in the middle of our sentence."""
+"""Text of a file, a path, a library or a person, where we show it: on a terminal, in a page, inside our sentence."""
 
 from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+SPACES = "Zs"  # no-break and thin spaces move no cursor
 
 
 def first_line(error: BaseException) -> str:
@@ -10,6 +15,22 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(text: str, most: int = 1000) -> str:
-    """`text` on one line: what would break it or move a cursor is escaped, and the middle of a long one goes."""
-    shown = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    """`text` on one line: `printable`, and the middle of a long one goes."""
+    shown = printable(text)
     return shown if len(shown) <= most else f"{shown[: most // 2]} ... {shown[-most // 2 :]}"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """`text` with all that a terminal would obey, or that turns the order of letters around, as Python escapes it, but
+    for the characters in `kept`. A file may hold anything, and a folder may be called anything."""
+    return "".join(
+        character
+        if character.isprintable() or character in kept or unicodedata.category(character) == SPACES
+        else repr(character)[1:-1]
+        for character in text
+    )
+
+
+def say(text: object = "", **how: Any) -> None:
+    """`print`, for text that quotes files or paths: its lines stay, whatever else would move a cursor is escaped."""
+    print(printable(str(text), kept="\n\t"), **how)

@@ -1,25 +1,38 @@
-"""How the text of a flag becomes its value, and which texts are refused. No torch."""
+"""How the text of a flag becomes its value, and which texts are refused, of every program. No torch.
+
+A text that is no number at all gets the same sentence as a number that the rule excludes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 
 AUTO = "auto"
 LARGEST_COUNT = 2**63 - 1  # what PyTorch and the metrics file hold
 
 
-def _whole(text: str) -> int:
-    number = int(text)
+def _whole(text: str, least: int, rule: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
     if abs(number) > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(f"{text} is larger than any count, which ends at {LARGEST_COUNT}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {rule}")
     return number
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan  # in no range
 
 
 def positive(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return number
+    return _whole(text, 1, "positive whole number")
 
 
 def positive_or_auto(text: str) -> int | str:
@@ -35,38 +48,32 @@ def on_off_or_auto(text: str) -> bool | None:
 
 
 def not_negative(text: str) -> int:
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
+    return _whole(text, 0, "whole number from 0 upwards")
 
 
 def not_negative_number(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 upwards")
+    number = _real(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 upwards")
     return number
 
 
 def fraction(text: str) -> float:
-    number = float(text)
+    number = _real(text)
     if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 up to (but not including) 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 up to (but not including) 1")
     return number
 
 
 def share(text: str) -> float:
-    number = float(text)
+    number = _real(text)
     if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
     return number
 
 
 def positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+    number = _real(text)
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number

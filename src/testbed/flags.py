@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from testbed.flag_parser import FlagParser
 from testbed.flag_values import (
     fraction,
     not_negative,
@@ -23,7 +24,7 @@ from testbed.flag_values import (
 )
 from testbed.json_file import read_json
 from testbed.model_shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
-from testbed.recorded_environment import secret_in
+from testbed.recorded_environment import check_no_secret
 from testbed.strategies import STRATEGIES
 
 LR_SCHEDULES = {
@@ -58,11 +59,6 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
             raise ValueError(
                 f"{word!r} is not UTF-8, in which a run's files are written; rename what it names, or set a UTF-8 locale"
             ) from None
-        if variable := secret_in(word):
-            raise ValueError(
-                f"a flag holds the value of {variable}, and flags are written into the run's files; leave it in the "
-                "environment, where every library looks for it"
-            )
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
     typed = _typed(arguments) & values.keys()
@@ -85,6 +81,7 @@ def _read_config_file(path: Path, parser: argparse.ArgumentParser) -> dict[str, 
     content = read_json(path, f"--config {path}")
     if not isinstance(content, dict):
         raise ValueError(f"--config {path} must hold one JSON object of flag names and values")
+    check_no_secret(f"--config {path}", content)
     actions = {action.dest: action for action in parser._actions}
     checked = {}
     for name, value in content.items():
@@ -118,16 +115,16 @@ def checked_like_a_flag(action: argparse.Action, value: Any, place: str) -> Any:
     return typed
 
 
-class OneSentenceParser(argparse.ArgumentParser):
-    """Reports a mistake as one sentence to whoever asked, instead of printing a page of usage on every rank."""
+class RaisingParser(FlagParser):
+    """Hands the sentence to whoever asked: of many ranks one speaks."""
 
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message.removeprefix('argument ')}; --help lists every flag")
+    def refuse(self, sentence: str) -> NoReturn:
+        raise ValueError(sentence)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `src/gpt2.py`, grouped as a user thinks."""
-    parser = OneSentenceParser(
+    parser = RaisingParser(
         prog="gpt2.py",
         description="Train GPT-2 under one way of spreading the work over devices, and measure it.",
         epilog="Start with python, torchrun or deepspeed. Guides: README.md, docs/.",
@@ -282,7 +279,7 @@ def _device_flags(parser: argparse.ArgumentParser) -> None:
                        help="CPU threads of each rank (default: OMP_NUM_THREADS, else the cores shared out evenly)")
     group.add_argument("--bind_cores", action="store_true",
                        help="keep each rank to its share of the node's cores (Linux; not where the launcher binds ranks itself)")
-    group.add_argument("--local_rank", "--local-rank", type=int, default=-1, help=argparse.SUPPRESS)
+    group.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)
     group.add_argument("--quiet_nccl_monitor", action="store_true",
                        help="switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)")
 
@@ -347,7 +344,7 @@ def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:
                        "checkpoint; begin it where there is none; end with 0 where it is complete. PATH: from this checkpoint, or "
                        "the newest of this run's folder; that of another run begins a new one in --checkpoint_path. See "
                        "docs/checkpoints.md (default: begin, and refuse a folder that holds a run)")
-    group.add_argument("--allow-setting-change", "--allow_setting_change", action="store_true",
+    group.add_argument("--allow-setting-change", action="store_true",
                        help="let --resume go on with other settings than the checkpoint's where they change the work, and write "
                        "each into training_metrics.json (default: refuse)")
     group.add_argument("--save_every", type=positive, metavar="STEPS",

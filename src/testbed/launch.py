@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from testbed.atomic_file import write_text
+from testbed.error_text import say
 
 PARENT_POLL_S = 0.5
 REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
@@ -119,7 +120,7 @@ def refuse(launch: Launch | None, message: str) -> int:
         2, the exit code for what the user typed.
     """
     if launch is None or launch.local_rank == 0:
-        print(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)
+        say(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)
         tell_torchrun(message)
     else:
         time.sleep(REFUSAL_WAIT_S)

@@ -7,6 +7,7 @@ import sys
 
 from tqdm import tqdm
 
+from testbed.error_text import printable
 from testbed.settings import RunSettings
 
 
@@ -28,7 +29,7 @@ class Progress:
         the end of a pipe)."""
         if self.is_speaking:
             with contextlib.suppress(OSError):
-                tqdm.write(message, file=sys.stdout)
+                tqdm.write(printable(message, kept="\n\t"), file=sys.stdout)
                 sys.stdout.flush()
 
     def show_step(self, step: int, loss: float, learning_rate: float, step_time_s: float) -> None:

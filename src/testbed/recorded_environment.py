@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 # They change how a run communicates or which devices it sees.
 _RECORDED = frozenset(
@@ -40,7 +41,10 @@ _SLURM = {
     "localid": "SLURM_LOCALID",
     "gpus": "SLURM_GPUS",
 }
-_NAMES_A_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)")
+_NAMES_A_SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|JWT|SECRET|CREDENTIALS?|(?:API|ACCESS|PRIVATE|SECRET)_?KEY)(?:_|$)"
+    r"|(?:PASSWORD|PASSWD|PASSPHRASE)(?:_|$)|(?:^|_|SSH)PASS$|_(?:PWD|PAT)$"  # PGPASSWORD, MYSQL_PWD, GH_PAT
+)
 _TOGGLE = "NCCL_LOGS"  # of scripts/slurm/evidence.sh: no variable of NCCL's, whatever it is called
 _SHORTEST_SECRET = 8  # a shorter value would be found in words that have nothing to do with it
 
@@ -67,12 +71,40 @@ def slurm_facts() -> dict[str, str] | None:
 
 
 def secret_in(text: str) -> str | None:
-    """The variable, named like a secret, whose value stands in `text`; None where there is none."""
+    """The variable, named like a secret, whose value stands in `text`; None where there is none. The path of a folder,
+    as of a variable that ends in PWD, is none."""
     return next(
         (
             name
             for name, value in os.environ.items()
-            if len(value) >= _SHORTEST_SECRET and _NAMES_A_SECRET.search(name.upper()) and value in text
+            if len(value) >= _SHORTEST_SECRET
+            and value in text
+            and _NAMES_A_SECRET.search(name.upper())
+            and not os.path.isdir(value)  # noqa: PTH112  # answers for a name that is too long, too
         ),
         None,
     )
+
+
+def check_no_secret(place: str, *values: Any) -> None:
+    """What is typed, or read from a file of settings, is written into the run's files.
+
+    Args:
+        place: the begin of the sentence, such as "a flag".
+        values: text, or what JSON may hold.
+
+    Raises:
+        ValueError: a secret of the environment stands in one of them, at any depth.
+    """
+    left = list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+        elif variable := secret_in(str(value)):
+            raise ValueError(
+                f"{place} holds the value of {variable}, and settings are written into files that others read; leave "
+                "it in the environment, where every library looks for it"
+            )

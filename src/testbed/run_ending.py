@@ -21,7 +21,7 @@ from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.disk_array import FileChanged
-from testbed.error_text import first_line
+from testbed.error_text import first_line, printable
 from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, end_deaf, refuse, tell_torchrun
 from testbed.meeting import ENDED, START_PATIENCE_S, TRAINS, Meeting
 from testbed.metrics_file import read_metrics, write_metrics
@@ -315,7 +315,7 @@ def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
 def say(words: str, stream: TextIO | None = None) -> None:
     """Print to stderr, or `stream`. That nobody reads it (a closed terminal, `| tee` after Ctrl-C) costs no mark."""
     with contextlib.suppress(OSError):
-        print(words, file=stream or sys.stderr, flush=True)
+        print(printable(words, kept="\n\t"), file=stream or sys.stderr, flush=True)
 
 
 def empty_streams() -> None:

@@ -47,7 +47,7 @@ def sample_text(
         return None, f"no sample: {error}"
     text = "".join(text_of(ids, tokenizer))
     sample = {"prompt": settings.sample_prompt, "text": text, "num_tokens": len(ids), "seconds": seconds}
-    return sample, f"sample: {settings.sample_prompt}{printable(text)}"
+    return sample, f"sample: {settings.sample_prompt}{text}"
 
 
 def text_of(token_ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
@@ -62,8 +62,3 @@ def text_of(token_ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
             yield piece
     if rest := decoder.decode(b"", final=True):
         yield rest
-
-
-def printable(text: str) -> str:
-    """`text` without what a terminal would obey: a model may have learned escape sequences, or make them up."""
-    return "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)

@@ -31,7 +31,7 @@ from testbed.parallelism import (
     stages_per_rank,
 )
 from testbed.schedule import default_learning_rate, options_of_optimizer, schedule
-from testbed.starting_shape import check_start_is_not_overwritten, model_dimensions
+from testbed.starting_shape import as_trained, check_start_is_not_overwritten, model_dimensions
 from testbed.store_port import check_port
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
@@ -240,6 +240,7 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     values["attention"] = _attention(values)
     values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
+    values.update(as_trained(values, command_line.explicit))
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
     val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
     values.update(model_dimensions(values, train_file, val_file))

@@ -69,6 +69,7 @@ def agreement_figure(runs: Sequence[Run]) -> Figure:
         below.set_ylabel(f"|loss - reference| (nats per token; {SMALLEST:g} stands for none)")
         below.set_xlabel("optimizer step")
         below.set_yscale("log")
+        below.yaxis.set_major_formatter("{x:.0e}")  # the usual one writes formulas
         below.set_ylim(bottom=SMALLEST / 2)
         below.axhline(spacing, color="#888888", linewidth=1)
         said = f"float32 cannot tell losses near {nearest:.0f} apart that lie closer than this"

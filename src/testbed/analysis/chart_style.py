@@ -12,6 +12,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from testbed.analysis.comparability import note_on_cores, warnings
 from testbed.analysis.runs import Run
+from testbed.error_text import printable
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -19,6 +20,7 @@ LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # equal work
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so the pictures look alike on every machine
     "font.size": 10,
+    "text.parse_math": False,  # a name may hold dollars, and is no formula
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#888888",
@@ -77,7 +79,7 @@ def _footer_lines(note: str, weight: str) -> list[str]:
     """A note in lines that fit the figure as drawn: digits and capitals are wider than small letters."""
     widest = DPI * WIDTH_INCHES * (1 - 2 * FOOTER_MARGIN)
     lines: list[str] = []
-    for word in note.split():
+    for word in printable(" ".join(note.split())).split(" "):
         if lines and _drawn_pixels(f"{lines[-1]} {word}", weight) <= widest:
             lines[-1] += f" {word}"
             continue
@@ -110,7 +112,7 @@ def wrapped(label: str, width: int) -> str:
 
 def rows_on(axis: Axes, labels: Sequence[str]) -> None:
     """Name the rows 0, 1, ... of a horizontal chart, the first one on top."""
-    axis.set_yticks(range(len(labels)), labels, fontsize=9)
+    axis.set_yticks(range(len(labels)), [printable(label, kept="\n") for label in labels], fontsize=9)
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(len(labels) - 0.5, -0.5)
 

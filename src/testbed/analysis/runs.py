@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from testbed.analysis.run_search import files_of_runs
 from testbed.earlier_settings import in_todays_terms
+from testbed.error_text import one_line
 from testbed.metrics_file import metrics_version, read_metrics
 
 METRICS_FILE = "training_metrics.json"
@@ -174,15 +176,15 @@ def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
     for suffix in (lambda run, _: f" ({run.path.absolute().parent.name})", lambda _, index: f" #{index}"):
         labels = [run.label for run in runs]
         runs = [
-            replace(run, label=run.label + suffix(run, index)) if labels.count(run.label) > 1 else run
+            replace(run, label=one_line(run.label + suffix(run, index))) if labels.count(run.label) > 1 else run
             for index, run in enumerate(runs, start=1)
         ]
     return runs
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Every training_metrics.json under `directory`, sorted by path."""
-    return sorted(Path(directory).rglob(METRICS_FILE))
+    """Every training_metrics.json of a run under `directory`, sorted by path."""
+    return files_of_runs(directory, METRICS_FILE)
 
 
 def _from_v21(path: Path, metrics: dict) -> Run:
@@ -210,7 +212,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     return Run(
         path=path,
         version="2.1",
-        label=f"{strategy}, {devices} x {device}, {config['precision']}",
+        label=one_line(f"{strategy}, {devices} x {device}, {config['precision']}"),
         record=_without_rows(metrics),
         status=metrics["status"],
         instrumented=metrics["instrumented"],
@@ -314,7 +316,7 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         path=path,
         version="2.0",
         record=_of_earlier_version(metrics),
-        label=f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)",
+        label=one_line(f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)"),
         status="complete",  # 2.0 is written only at the end
         # A breakdown that synchronises after every part; a profiler would not show in the file.
         instrumented=True if selected.get("wall_clock_breakdown") else None,
@@ -339,7 +341,9 @@ def _from_v1(path: Path, metrics: dict) -> Run:
         path=path,
         version="1",
         record=_of_earlier_version(metrics),
-        label=f"{path.absolute().parent.name if path.name == METRICS_FILE else path.stem}, devices unknown (v1)",
+        label=one_line(
+            f"{path.absolute().parent.name if path.name == METRICS_FILE else path.stem}, devices unknown (v1)"
+        ),
         status="complete",  # v1 is written only at the end
         instrumented=None,
         world_size=None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.run_search import files_of_runs
 from testbed.analysis.runs import METRICS_FILE
 from testbed.analysis.sweep_file import SWEEP_FILE, read_sweep
 from testbed.json_file import read_json
@@ -64,7 +65,7 @@ def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
         sweep = read_sweep(root)
         planned |= {root / cell["folder"]: (cell, sweep["protocol"]) for cell in sweep["cells"]}
     marks = (METRICS_FILE, COMPLETE, FAILED, PREEMPTED, LAUNCHER, *(() if metrics_only else (LOG,)))
-    folders = {path.parent for name in marks for path in directory.rglob(name)} | set(planned)
+    folders = {path.parent for name in marks for path in files_of_runs(directory, name)} | set(planned)
     if not folders:
         raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
     seen: dict[tuple, Path] = {}

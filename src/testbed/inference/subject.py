@@ -10,15 +10,13 @@ from pathlib import Path
 from testbed.inference.loading import is_published, shape_of_config, tokenizer_of
 from testbed.inference.prompts import prompts_of_pairs
 from testbed.inference.schemes import chosen_schemes
-from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.run_directory import INFERENCE, METRICS
+from testbed.run_directory import INFERENCE
 from testbed.sidecar import GPT2_VOCAB_SIZE
-from testbed.starting_shape import tokenizer_of_folder
+from testbed.starting_shape import tokenizer_of_folder, trained_with, untrained_positions
 from testbed.token_file import TokenFile, open_token_file, scan_token_file
 from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer, load_tokenizer
 
-NO_LIMIT = 1 << 31
 REQUESTS_PER_SLOT = 4  # of each loop at least: fewer fill the batch and are over before a queue could grow
 TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes for GPT-2 124M on a few cores
 
@@ -56,7 +54,8 @@ def look(arguments: argparse.Namespace) -> Subject:
             shape, reads = shape_of_config(directory), tokenizer_of_folder(directory, name=given)
         except ValueError as error:
             raise ValueError(f"{flag.split()[0]}: {error}") from None
-    _settle_lengths(arguments, shape.max_position_embeddings)
+    trained = None if directory is None else trained_with(directory).get("seq_length")
+    _settle_lengths(arguments, shape.max_position_embeddings, trained)
     _check_numbers(arguments, shape, flag)
     data, sha256 = None, None
     if arguments.data_path is not None:
@@ -70,7 +69,9 @@ def look(arguments: argparse.Namespace) -> Subject:
         shortest = max(arguments.prompt_tokens, 2)
         if len(data.tokens) < shortest:
             raise ValueError(f"--data_path {data.path} holds {len(data.tokens)} tokens, and {shortest} are needed")
-    window = arguments.window or min(_trained_length(directory), shape.max_position_embeddings)
+    window = arguments.window or min(trained or shape.max_position_embeddings, shape.max_position_embeddings)
+    for warning in untrained_positions(f"--window {window} reads", window, trained) if data is not None else ():
+        print(warning, flush=True)
     stride = arguments.stride or max(1, window // 2)
     if stride > window:
         raise ValueError(
@@ -95,12 +96,13 @@ def look(arguments: argparse.Namespace) -> Subject:
     return Subject(flag, directory, name, shape, data, sha256, tokenizer, window, stride, max_windows, out)
 
 
-def _settle_lengths(arguments: argparse.Namespace, positions: int) -> None:
-    """Lengths that were not given: 64 tokens, with --quick 8, or what the model's positions have room for."""
+def _settle_lengths(arguments: argparse.Namespace, positions: int, trained: int | None) -> None:
+    """Lengths that were not given: 64 tokens, with --quick 8, or what the model's positions have room for. A text that
+    is judged ends where training did."""
     usual = 8 if arguments.quick else 64
     arguments.prompt_tokens = arguments.prompt_tokens or min(usual, positions // 2)
     arguments.new_tokens = arguments.new_tokens or min(usual, positions - positions // 2)
-    arguments.bleu_max_new_tokens = arguments.bleu_max_new_tokens or min(usual, positions // 2)
+    arguments.bleu_max_new_tokens = arguments.bleu_max_new_tokens or min(usual, max(1, (trained or positions) // 2))
 
 
 def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, flag: str) -> None:
@@ -171,20 +173,6 @@ def _check_tokenizer(tokenizer: Tokenizer, data: TokenFile, flag: str) -> None:
             f"but the tokenizer of {flag} is {tokenizer.name}; give the one that made the data with --tokenizer_file, "
             "or data that the model's own tokenizer made"
         )
-
-
-def _trained_length(directory: Path | None) -> int:
-    """The sequence length of a run's training: later positions were never trained. Without it, no limit."""
-    if directory is None:
-        return NO_LIMIT
-    for file in (directory / METRICS, directory.resolve().parent / METRICS):  # of best/ the run is the folder above
-        try:
-            length = read_json(file)["training_config"]["seq_len"]
-        except (ValueError, LookupError, TypeError):
-            continue
-        if type(length) is int and length > 0:
-            return length
-    return NO_LIMIT
 
 
 def _tokenizer_for(arguments: argparse.Namespace, directory: Path | None, data: TokenFile | None) -> Tokenizer | None:

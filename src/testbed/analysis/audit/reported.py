@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.arms import rank_count
+from testbed.analysis.run_search import files_of_runs
 from testbed.analysis.runs import METRICS_FILE, Run, load_run
 from testbed.analysis.sweep_file import SWEEP_FILE
 from testbed.instruments import instruments_in
@@ -145,7 +146,7 @@ def _instruments(run: Run) -> list[str]:
 
 def _files_under(folder: Path) -> list[Path]:
     """Files that may tell of a run, by name. A log beside a training_metrics.json only repeats it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in files_of_runs(folder) if path.is_file()]
     with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
     is_sweep = any(path.name == SWEEP_FILE for path in files)
     return [

@@ -15,6 +15,7 @@ from testbed.analysis.report.subject import Entry
 from testbed.analysis.runs import Run
 from testbed.analysis.scaling.tables import markdown_table
 from testbed.atomic_file import replacing, write_text
+from testbed.error_text import printable
 
 
 def markdown(
@@ -86,7 +87,7 @@ def _text(report: Report, pictures: str | None) -> str:
         lines += [f'<a id="configuration-{entry.number}"></a>', "", f"### {_plain(entry.name)}", ""]
         for source in sources:
             lines += _source(source)
-    return "\n".join(lines).rstrip() + "\n"
+    return printable("\n".join(lines).rstrip(), kept="\n") + "\n"  # commands stand in it as they are
 
 
 def _table(table: Table) -> list[str]:
@@ -134,5 +135,5 @@ def _link(entry: Entry) -> str:
 
 def _plain(text: str) -> str:
     """Text that means nothing to markdown or HTML, on one line."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*\[\]])", r"\\\1", text)

@@ -25,6 +25,7 @@ from testbed.analysis.report.subject import Entry, Subject, subject_of
 from testbed.analysis.report.words import Verdict, in_order, joined, verdicts
 from testbed.analysis.runs import Run
 from testbed.atomic_file import write_text
+from testbed.error_text import printable
 
 TEMPLATE = "page.html.jinja"
 
@@ -82,7 +83,7 @@ def write_html(runs: Sequence[Run], path: Path, target_val_loss: float | None = 
     }
     template = resources.files("testbed.analysis.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     report = report_of(runs, path.parent, target_val_loss)
-    write_text(Path(path), environment.from_string(template).render(report=report))
+    write_text(Path(path), printable(environment.from_string(template).render(report=report), kept="\n\t"))
 
 
 def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None = None) -> Report:
