@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY, run_program
 from metrics_examples import example_metrics
 from safetensors import SafetensorError
 from test_checkpoint_files import Folder, Weights, contents, launch, one_process, refusal, run
@@ -305,16 +307,9 @@ def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(h
 
 def test_a_second_run_is_kept_out_though_the_lock_file_is_deleted(held):
     (held.path / ".lock").unlink()
-    done = os.fork()
-    if done == 0:  # another process: locks of one process do not stand against each other's handles after a fork
-        held_folder._handles.clear()
-        held_folder._locks.clear()
-        try:
-            held_folder.keep_others_out(held.path)
-        except ValueError as error:
-            os._exit(7 if "is being written by another run" in str(error) else 1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(done, 0)[1]) == 7
+    code = f"from pathlib import Path; from testbed.held_folder import *; keep_others_out(Path({str(held.path)!r}))"
+    done = run_program([sys.executable, "-c", code], cwd=REPOSITORY / "src")
+    assert done.returncode == 1 and "is being written by another run" in done.stderr
 
 
 def test_looking_costs_microseconds(held):
