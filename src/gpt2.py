@@ -41,6 +41,7 @@ from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device
 from testbed.float8 import convert_to_float8_
 from testbed.flops import peak_from_table
+from testbed.held_folder import check_held
 from testbed.inference.after_training import benchmark_generation
 from testbed.launch import Launch, RunStopped, StopSignals, refuse
 from testbed.measure import PeakRate, peak_memory
@@ -127,6 +128,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         for line in (*choices, *warnings_of_locks(settings.run_type)):
             progress.say(line)
         if launch.rank == 0:
+            check_held(directory)
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
         scalars = Scalars(settings, directory / run_directory.TENSORBOARD, begun.step, is_writer=launch.rank == 0)
@@ -378,6 +380,7 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: che
 def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
     """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that trained apart none."""
     if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
+        check_held(run.directory)
         token_file = run.checked.train_file
         tokenizer = (token_file.end_of_text_id, token_file.tokenizer, run.tokenizer_text)
         export_weights(directory, state_dict, run.settings, *tokenizer)

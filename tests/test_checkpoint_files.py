@@ -19,7 +19,7 @@ import torch
 from conftest import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
 from metrics_examples import SHA_OTHER, SHA_TRAIN, SHA_VAL, example_metrics, save, v1_metrics
 
-from testbed import checkpoint, manifest, resume, run_directory, setting_changes
+from testbed import checkpoint, held_folder, manifest, resume, setting_changes
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter
 from testbed.flags import parse_command_line
 from testbed.launch import Launch
@@ -103,7 +103,7 @@ class Folder:
         try:
             return resume.begin(settings, launch(world_size), lambda: sha256 or SHA256, None)
         finally:
-            run_directory.let_others_in(self.path)
+            held_folder.let_others_in(self.path)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())
@@ -112,7 +112,7 @@ class Folder:
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """A made-up launch of two ranks is one process here: only rank 0 and its words are looked at."""
-    monkeypatch.setattr(run_directory, "LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr(held_folder, "LOCK_WAIT_S", 0.3)
 
 
 @pytest.fixture
@@ -546,7 +546,7 @@ def test_a_save_that_fails_in_the_background_is_not_passed_over(token_files, tmp
 
 
 def test_two_runs_cannot_write_into_one_folder_and_a_killed_one_locks_nothing(run):
-    code = f"from pathlib import Path; from testbed.run_directory import *; keep_others_out(Path({str(run.path)!r}))"
+    code = f"from pathlib import Path; from testbed.held_folder import *; keep_others_out(Path({str(run.path)!r}))"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('held', flush=True); import time; time.sleep(60)"],
         stdout=subprocess.PIPE,

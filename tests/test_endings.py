@@ -138,7 +138,7 @@ def test_a_stop_in_validation_loses_nothing(files, tmp_path):
     metrics = read_metrics(parts / "training_metrics.json")
     assert metrics["status"] == "preempted" and metrics["failure"] is None and len(metrics["steps"]) == 4
     assert metrics["evaluations"] == [] and metrics["segments"][-1]["ended"] == "preempted"
-    assert not list(parts.glob(watchdog.FILES)), "after a good end no rank's place is of interest"
+    assert not list(parts.glob(".rank*.progress")), "after a good end no rank's place is of interest"
     with started(parts, [[*command, "--resume", "auto"]]) as run:
         run.wait_until(lambda: run.is_at(0, "finish"))
         run.processes[0].send_signal(signal.SIGTERM)

@@ -28,8 +28,8 @@ LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
     "json_file schema recorded_environment instruments",
-    "metrics_file manifest sidecar token_file run_directory flops flag_values flags segments streams parallelism "
-    "stages memory_model trace meeting",
+    "held_folder metrics_file manifest sidecar token_file run_directory flops flag_values flags segments streams "
+    "parallelism stages memory_model trace meeting",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
@@ -43,7 +43,7 @@ LAYERS = [
     "inference.schemes inference.prompts inference.subject inference.record inference.quantize inference.perplexity "
     "inference.latency inference.load_test inference.after_training inference.bleu",
     # and the strategies: whatever lies in their folder
-    "largest_micro_batch automatic_choices run_ending checkpoint whole_checkpoints setting_changes resume "
+    "largest_micro_batch automatic_choices run_ending checkpoint whole_checkpoints folder_owner setting_changes resume "
     "model_states peers.worker trials inference.wrapped inference.evaluation",
 ]
 STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))

@@ -22,7 +22,7 @@ from metrics_examples import example_metrics, save
 from report_cases import load, run_metrics
 from test_report_page import BROWSER, Page
 
-from testbed import run_directory
+from testbed import held_folder, run_directory
 from testbed.analysis.charts import write_charts
 from testbed.analysis.report.markdown import write_markdown
 from testbed.analysis.report.page import write_html
@@ -344,9 +344,9 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / run_directory.LOCK).symlink_to(victim)
+    (tmp_path / "run" / held_folder.LOCK).symlink_to(victim)
     with pytest.raises(ValueError, match="cannot be written"):
-        run_directory.keep_others_out(tmp_path / "run")
+        held_folder.keep_others_out(tmp_path / "run")
     assert victim.read_text() == "precious"
 
 

@@ -13,15 +13,19 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on success it takes the place of `path` in one move.
 
-    Whatever fails, an earlier `path` stays as it was and no temporary file stays behind.
+    Whatever fails, an earlier `path` stays as it was and no temporary file stays behind; an OSError names `path`, not
+    the temporary file, which nobody knows.
     """
     # by thread, as a process that is ended from a second thread writes its last file while the first may be writing it
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     try:
         yield temporary
         put_in_place(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(NotADirectoryError):  # a file has taken the folder's place
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
         raise
 
 

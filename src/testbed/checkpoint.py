@@ -8,6 +8,7 @@ made as .step_000020.tmp, flushed to disk, files and folders, and renamed. Readi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import distributed
+from testbed.held_folder import FolderGone, check_held, place_of, why_gone
 from testbed.json_file import read_json
 from testbed.launch import Launch
 from testbed.manifest import write_manifest
@@ -78,7 +80,8 @@ class CheckpointWriter:
         self.launch = launch
         self.recorder = recorder
         self.saved_step = resumed_step
-        self.folder = Path(settings.checkpoint_path) / CHECKPOINTS
+        self.directory = Path(settings.checkpoint_path)
+        self.folder = self.directory / CHECKPOINTS
         self._in_background = settings.async_mode == "async" and getattr(strategy, "saves_in_background", False)
         # made here, by all ranks and before `limit_waiting`: --collective_timeout holds for it as for all others
         _ = getattr(strategy, "file_group", None)
@@ -93,6 +96,7 @@ class CheckpointWriter:
 
         Raises:
             CheckpointFailed: on every rank; nothing of this checkpoint stays, the earlier ones stay as they were.
+            FolderGone: on every rank; the run's folder has another name now, or none.
         """
         if step == self.saved_step:
             return
@@ -147,8 +151,11 @@ class CheckpointWriter:
         """Wait for every rank's part; where one failed, all end with its words."""
         distributed.wait_for_work(mine)
         error = None if mine is None else mine.exception()
-        faults = distributed.gather_objects(None if error is None else cause(error))
-        for rank, words in enumerate(faults):
+        gone = why_gone(self.directory)  # then a rank that finds no place for its files has not the reason
+        faults = distributed.gather_objects((gone, None if error is None else cause(error)))
+        if any(words for words, _ in faults):
+            raise FolderGone(next(words for words, _ in faults if words)) from error
+        for rank, (_, words) in enumerate(faults):
             if words is not None:
                 raise CheckpointFailed(
                     f"the checkpoint of step {step} could not be written in {self.folder} (rank {rank}: {words}); make "
@@ -159,13 +166,17 @@ class CheckpointWriter:
         """Half a checkpoint would keep a full disk full. But nothing is taken away from a thread that may be about to
         give it its name: what then stays is removed when the run is resumed."""
         if self._last is not None and wait([self._last], LAST_WAIT_S).done:
-            shutil.rmtree(temporary, ignore_errors=True)
+            place = place_of(self.directory)  # what has its name now may be another run's
+            if place is not None:
+                shutil.rmtree(place / temporary.relative_to(self.directory), ignore_errors=True)
 
     def _begin(self, temporary: Path, step: int) -> None:
+        check_held(self.directory)
+        self.folder.mkdir(exist_ok=True)  # and never its parents: a folder that has vanished is not made again
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         self.recorder.write("running")  # the rows up to here belong to the checkpoint
-        shutil.copyfile(Path(self.settings.checkpoint_path) / METRICS, temporary / METRICS)
+        shutil.copyfile(self.directory / METRICS, temporary / METRICS)
         description = {
             "step": step,
             "elapsed_s": self.recorder.elapsed_s,
@@ -193,11 +204,15 @@ class CheckpointWriter:
         _wait_for_files(temporary / random_state_file(rank) for rank in range(self.launch.world_size))
         num_bytes = write_manifest(temporary)
         _flush_to_disk(temporary)
+        check_held(self.directory)
         final = self.folder / f"step_{step:06d}"
+        if other_step(final) is not None:  # renamed while this run trained: the name is needed, the files stay
+            final.replace(free_name(final.with_name(final.name + ABANDONED)))
         remove(final)  # a damaged one: what this start went on from is not saved again
         temporary.replace(final)
         _flush(self.folder)
-        for old in step_folders(self.folder)[: -self.settings.keep_last]:
+        own = [folder for folder in step_folders(self.folder) if other_step(folder) is None]
+        for old in own[: -self.settings.keep_last]:
             remove(old)
         for damaged in self.folder.glob(f"step_*{DAMAGED}"):  # kept for whoever wants to look, until there is a newer
             remove(damaged)
@@ -219,6 +234,17 @@ def step_folders(folder: Path) -> list[Path]:
     """The finished checkpoints in a folder, by step. Whether they are whole is another question."""
     found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := STEP_FOLDER.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
+
+
+def other_step(folder: Path) -> int | None:
+    """The step that a checkpoint's description says where its name says another: somebody renamed it. None: they agree,
+    or one of the two says nothing."""
+    named = STEP_FOLDER.fullmatch(folder.name.removesuffix(DAMAGED).removesuffix(ABANDONED))
+    try:
+        step = read_description(folder).step
+    except ValueError:
+        return None
+    return step if named is not None and int(named[1]) != step else None
 
 
 def read_description(directory: Path) -> Checkpoint:
@@ -260,12 +286,22 @@ def cause(error: BaseException) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, so that at no moment half of one stands under its name."""
+    """Delete a checkpoint, so that at no moment half of one stands under its name. Of a link goes the link: what it
+    leads to lies where somebody put it."""
     hidden = folder.with_name(f".{folder.name}.old.tmp")
+    for path in (hidden, folder):
+        if path.is_symlink():
+            path.unlink()
     shutil.rmtree(hidden, ignore_errors=True)
     if folder.exists():
         folder.replace(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def free_name(path: Path) -> Path:
+    """`path`, or where something has that name the first of PATH.2, PATH.3, ... that nothing has."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}.{number}") for number in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _wait_for_files(paths: Iterable[Path]) -> None:

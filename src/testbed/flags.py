@@ -341,7 +341,7 @@ def _checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
     group.add_argument("--checkpoint_path", metavar="DIR",
                        help="folder of this run's files (default: checkpoint/<run_type>)")
-    group.add_argument("--overwrite", action="store_true", help="replace the run that --checkpoint_path holds")
+    group.add_argument("--overwrite", action="store_true", help="replace what --checkpoint_path holds of a run, or under the names of one, and say what that is")
     group.add_argument("--resume", nargs="?", const="auto", metavar="auto|PATH",
                        help="auto, or without a word: continue the run that --checkpoint_path holds from its newest whole "
                        "checkpoint; begin it where there is none; end with 0 where it is complete. PATH: from this checkpoint, or "

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from testbed.held_folder import check_held
+
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
 
@@ -29,6 +31,7 @@ def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterat
     if not settings.profile:
         yield lambda: None
         return
+    check_held(directory.parent)  # a run's folder that has vanished is not made again
     directory.mkdir(parents=True, exist_ok=True)
     trace_file(directory, rank).unlink(missing_ok=True)  # of an earlier start, whose steps have other numbers
     activities = [torch.profiler.ProfilerActivity.CPU]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testbed import flops, utilization
+from testbed.held_folder import check_held
 from testbed.metrics_file import write_metrics
 from testbed.run_directory import COMPLETE, METRICS, mark_complete, now_utc
 from testbed.segments import (
@@ -232,6 +233,7 @@ class RunRecorder:
         """Say so in the closed file: only now is it true."""
         self.metrics["shutdown"]["destroy_process_group_called"] = True
         if self.is_writer:
+            check_held(self.directory)
             write_metrics(self.directory / METRICS, self.metrics)
 
     def closing_words(self) -> str:
@@ -259,6 +261,7 @@ class RunRecorder:
 
         Raises:
             OSError: it cannot be written; the file of the last write stays.
+            FolderGone: the run's folder has another name now, or none.
         """
         if not self.is_writer:
             return
@@ -272,6 +275,7 @@ class RunRecorder:
             self._turn.release()
 
     def _write(self, status: str, failure: dict | None, completion: dict | None) -> None:
+        check_held(self.directory)
         start_s = time.perf_counter()
         self.metrics.update(
             status=status,

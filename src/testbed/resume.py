@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed import distributed, run_directory, watchdog
+from testbed import distributed, folder_owner, held_folder, run_directory, watchdog
 from testbed.checkpoint import (
     VISIBLE_WITHIN_S,
     Checkpoint,
@@ -39,7 +39,7 @@ from testbed.setting_changes import (
     why_not_moved,
 )
 from testbed.settings import RunSettings
-from testbed.whole_checkpoints import named, newest_whole, set_aside
+from testbed.whole_checkpoints import is_checkpoint_of, named, newest_whole, set_aside
 
 if TYPE_CHECKING:
     from testbed.recorder import RunRecorder
@@ -108,7 +108,7 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
         ValueError: a rank does not.
     """
     needs_it = settings.save_every or settings.stop_at_step or settings.resume
-    lock = Path(settings.checkpoint_path) / run_directory.LOCK
+    lock = Path(settings.checkpoint_path) / held_folder.LOCK
     deadline_s = time.monotonic() + (VISIBLE_WITHIN_S if launch.num_nodes > 1 and needs_it else 0.0)
     while not (sees_it := lock.exists()) and time.monotonic() < deadline_s:
         time.sleep(0.5)
@@ -123,19 +123,25 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
 def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[str, str]]) -> Start:
     sha256 = check_data()
     directory = Path(settings.checkpoint_path)
+    if settings.overwrite:
+        folder_owner.check_link(directory)
+    else:
+        folder_owner.refuse_stranger(directory)
     if settings.resume is None:
-        run_directory.keep_others_out(directory)
+        held_folder.keep_others_out(directory)
+        if settings.overwrite and (held := run_directory.held_files(directory)):
+            print(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
         run_directory.claim(directory, settings.overwrite)
         return Start(sha256)
     is_again = False
     if settings.resume == "auto" or (is_again := _is_started_again(directory, Path(settings.resume))):
-        run_directory.keep_others_out(directory)
+        held_folder.keep_others_out(directory)
         folder, skipped = newest_whole(directory)
         if folder is None and is_again:  # it was ended before its first checkpoint
             folder, skipped = named(Path(settings.resume))
     else:
         folder, skipped = named(Path(settings.resume))
-        run_directory.keep_others_out(directory)
+        held_folder.keep_others_out(directory)
     steps_done = watchdog.steps_done(directory)  # before the folder is cleared
     is_auto = settings.resume == "auto" or is_again
     if folder is None:
@@ -144,7 +150,7 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
         start = _fitting_start(settings, launch, sha256, folder, is_auto)
     start = dataclasses.replace(start, steps_done=steps_done)
     if start.is_complete:
-        run_directory.let_others_in(directory)
+        held_folder.let_others_in(directory)
         print(
             f"--resume: {directory} is already complete, {settings.last_step} steps; nothing is left to do", flush=True
         )
@@ -175,7 +181,8 @@ def _is_started_again(directory: Path, other: Path) -> bool:
     begun_with = (metrics.get("segments") or [{}])[0].get("resumed_from")
     if begun_with is None or metrics["status"] == "complete":
         return False
-    return other.resolve() in (Path(begun_with).resolve(), Path(begun_with).resolve().parent.parent)
+    begun = Path(begun_with)  # it, or the folder of checkpoints above it, may be a link
+    return other.resolve() in (begun.resolve(), begun.resolve().parent.parent, begun.parent.parent.resolve())
 
 
 def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Path, str]) -> Start:
@@ -188,7 +195,7 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
         except ValueError as error:
             raise ValueError(
                 f"--resume: {directory} holds no whole checkpoint to go on from, and of its run nothing is known "
-                f"({error}); give --overwrite instead to begin anew"
+                f"({error}); give another --checkpoint_path to begin anew"
             ) from None
         # Earlier versions wrote complete runs only. Of damaged checkpoints a run that was stopped begins anew; one that
         # has done all its steps needs none.
@@ -244,7 +251,7 @@ def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str]
     checkpoint = read_description(folder)
     directory = Path(settings.checkpoint_path)
     copy = read_metrics(folder / run_directory.METRICS)
-    is_other_run = folder.resolve().parent.parent != directory.resolve()
+    is_other_run = not is_checkpoint_of(directory, folder)
     metrics = copy if is_other_run else _metrics_of_run(directory, checkpoint, copy)
     changes = differences(settings, checkpoint) + changes_of_data(copy, sha256)
     of_work = changes_of_work(changes)

@@ -1,21 +1,20 @@
-"""The folder of a run: who may write into it, and the marks that say how the run ended. No torch."""
+"""The folder of a run: what of it is whose, and the marks that say how the run ended. No torch."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import re
 import shutil
 import socket
-import tempfile
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from testbed import watchdog
 from testbed.atomic_file import write_text
+from testbed.error_text import one_line
+from testbed.held_folder import check_held
 from testbed.launch import Launch
 from testbed.recorded_environment import nccl_variables, recorded_variables, slurm_facts
 
@@ -29,69 +28,19 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 PROFILER_LOGS = "profiler_logs"
 TENSORBOARD = "tensorboard"
-LOCK = ".lock"
 WEIGHTS = ("model.safetensors", "config.json")
 TOKENIZER = "tokenizer.json"  # beside the weights: the BPE that their ids belong to, unless it is GPT-2's
 INFERENCE = "inference_metrics.json"  # what scripts/evaluate.py measured of the weights
-OWN_FILES = (METRICS, COMPLETE, FAILED, PREEMPTED, LAUNCHER, EFFECTIVE_CONFIG, *WEIGHTS, TOKENIZER, INFERENCE)
-OWN_FOLDERS = (CHECKPOINTS, BEST, PROFILER_LOGS, TENSORBOARD)
-LOCK_WAIT_S = 5.0
-_locks: dict[Path, int] = {}  # folder -> the open file that the lock hangs on
+OWN_FILES = (EFFECTIVE_CONFIG, LAUNCHER, METRICS, COMPLETE, FAILED, PREEMPTED, *WEIGHTS, TOKENIZER, INFERENCE)
+OWN_FOLDERS = (BEST, PROFILER_LOGS, TENSORBOARD, CHECKPOINTS)
+LONGEST = 20_000  # characters of a mark's part: a path has at most 4,096 bytes, of which each may be escaped
+# what `atomic_file`, `mark_failed`, `watchdog` and `checkpoint` leave when they are killed; others hide files here too
+_LEFTOVER = re.compile(rf"\.(?:{'|'.join(map(re.escape, OWN_FILES))})\.(?:rank\d+\.)?\d+\.tmp|\.rank\d+\.progress")
+_HALF_CHECKPOINT = re.compile(r"\.step_\d+(?:\.\w+)*\.tmp")
 
 
 def now_utc() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def keep_others_out(directory: Path) -> None:
-    """Create the run's folder and lock it until this process ends, however it ends: the kernel lets go of the lock of a
-    process that is killed. Only rank 0 calls it.
-
-    Raises:
-        ValueError: the folder cannot be written, or another run is writing into it.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise ValueError(
-            f"--checkpoint_path {directory} cannot be written ({error.strerror or error}); choose another folder"
-        ) from None
-    try:
-        _lock(descriptor)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-        os.close(descriptor)
-        raise ValueError(
-            f"--checkpoint_path {directory} is being written by another run ({holder}); wait until it has ended, or "
-            "choose another folder"
-        ) from None
-    except OSError as error:  # a file system without locks: nothing to be had, and no reason not to train
-        print(f"no lock on {directory} ({error.strerror or error}): start no second run in it", flush=True)
-    with contextlib.suppress(OSError):  # a full disk: it only makes the other's refusal say more
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    _locks[directory] = descriptor
-
-
-def let_others_in(directory: Path) -> None:
-    """Give the lock back while this process lives on. The file stays: it means nothing without the lock."""
-    if directory in _locks:
-        os.close(_locks.pop(directory))
-
-
-def _lock(descriptor: int) -> None:
-    """Try for a few seconds: a launcher restarts a run while the kernel still clears up the killed rank 0."""
-    deadline_s = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.2)
 
 
 def claim(directory: Path, overwrite: bool) -> None:
@@ -106,33 +55,37 @@ def claim(directory: Path, overwrite: bool) -> None:
             f"--checkpoint_path {directory} already holds a run ({held[0].name}); give --overwrite to replace it, "
             "--resume to continue it, or another folder"
         )
-    for path in (*held, *_leftovers(directory)):
+    # what shows that it is a run goes last: a start that is killed here leaves nothing that looks like a stranger's
+    for path in (*reversed(held), *_leftovers(directory)):
         _delete(path)
 
 
 def held_files(directory: Path) -> list[Path]:
-    """What a run left in this folder."""
-    return [directory / name for name in (*OWN_FILES, *OWN_FOLDERS) if (directory / name).exists()]
+    """What has a name here that a run gives to its own. An empty folder, or a link to one (a larger disk for the
+    checkpoints), is nobody's work yet."""
+    paths = [directory / name for name in (*OWN_FILES, *OWN_FOLDERS)]
+    return [path for path in paths if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))]
 
 
 def reopen(directory: Path, from_the_start: bool) -> None:
     """Make a locked folder ready for a run that goes on in it: it is neither complete nor failed as long as it runs.
 
     Args:
-        from_the_start: none of its steps is kept, so nothing that they left is either, but for the metrics, which say
-            what was lost, and the folders of checkpoints.
+        from_the_start: none of its steps is kept, so nothing that they left is either, but for what says whose the
+            folder is and what was lost, and the folders of checkpoints.
     """
-    kept = {METRICS, CHECKPOINTS}
+    kept = {METRICS, LAUNCHER, EFFECTIVE_CONFIG, CHECKPOINTS}
     ended = (COMPLETE, FAILED, PREEMPTED, INFERENCE)  # what was measured is of weights that will be others
     for name in [name for name in (*OWN_FILES, *OWN_FOLDERS) if name not in kept] if from_the_start else ended:
         _delete(directory / name)
-    for half in (*(directory / CHECKPOINTS).glob(".step_*.tmp"), *_leftovers(directory)):
+    halves = [path for path in (directory / CHECKPOINTS).glob(".step_*.tmp") if _HALF_CHECKPOINT.fullmatch(path.name)]
+    for half in (*halves, *_leftovers(directory)):
         _delete(half)
 
 
 def _leftovers(directory: Path) -> list[Path]:
     """Hidden files that a killed start left: half-written ones, and where its ranks were."""
-    return [path for form in (".*.tmp", watchdog.FILES) for path in directory.glob(form)]
+    return [path for path in directory.glob(".*") if _LEFTOVER.fullmatch(path.name)]
 
 
 def _delete(path: Path) -> None:
@@ -144,6 +97,7 @@ def _delete(path: Path) -> None:
 
 def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) -> None:
     """Who started the run, and with which settings of the communication libraries. Empty values are left out."""
+    check_held(directory)
     content = {
         "checkpoint_path": str(directory),
         "rank0_host": socket.gethostname(),
@@ -159,10 +113,15 @@ def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) ->
 
 
 def mark_complete(directory: Path, world_size: int, tokens_per_s: float | None, total_wall_time_s: float) -> str:
-    """Write RUN_COMPLETE.txt, one line in the form that the older launchers look for; returns the line."""
+    """Write RUN_COMPLETE.txt, one line in the form that the older launchers look for; returns the line.
+
+    Raises:
+        FolderGone: the run's folder has another name now, or none.
+    """
+    check_held(directory)
     speed = "n/a" if tokens_per_s is None else f"{tokens_per_s:.2f}"
     line = (
-        f"[Rank 0] RUN_COMPLETE checkpoint_path={directory} world_size={world_size} "
+        f"[Rank 0] RUN_COMPLETE checkpoint_path={_one_line(directory)} world_size={world_size} "
         f"tokens_per_sec={speed} total_wall_time_sec={total_wall_time_s:.2f} "
         f"timestamp_utc={now_utc()}"
     )
@@ -175,11 +134,13 @@ def mark_preempted(directory: Path, reason: str, step: int, checkpoint: Path) ->
 
     Raises:
         RunAlreadyFailed: a rank has marked the run as failed in the meantime; a run has one end.
+        FolderGone: the run's folder has another name now, or none.
     """
+    check_held(directory)
     check_not_failed(directory)
     line = (
-        f"[Rank 0] RUN_PREEMPTED checkpoint_path={directory} reason={reason} step={step} checkpoint={checkpoint} "
-        f"timestamp_utc={now_utc()}"
+        f"[Rank 0] RUN_PREEMPTED checkpoint_path={_one_line(directory)} reason={reason} step={step} "
+        f"checkpoint={_one_line(checkpoint)} timestamp_utc={now_utc()}"
     )
     write_text(directory / PREEMPTED, line + "\n")
     try:
@@ -207,8 +168,9 @@ def closing_mark(directory: Path) -> str | None:
 def mark_failed(directory: Path, rank: int, reason: str) -> str:
     """Write RUN_FAILED.txt unless another rank has: the first to fail knows the cause. Returns what stands."""
     mine = directory / f".{FAILED}.rank{rank}.{threading.get_ident()}.tmp"  # a rank's watching thread may mark it too
+    line = f"[Rank {rank}] RUN_FAILED reason={_one_line(reason)} timestamp_utc={now_utc()}\n"
     try:
-        mine.write_text(f"[Rank {rank}] RUN_FAILED reason={reason} timestamp_utc={now_utc()}\n", encoding="utf-8")
+        mine.write_text(line, encoding="utf-8")
         os.link(mine, directory / FAILED)  # in one move, and only where there is none yet
         (directory / PREEMPTED).unlink(missing_ok=True)
     except FileExistsError:
@@ -216,5 +178,11 @@ def mark_failed(directory: Path, rank: int, reason: str) -> str:
     except OSError as error:
         return f"{reason} (and {FAILED} could not be written: {error.strerror})"
     finally:
-        mine.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what kept it from being written keeps it from being deleted
+            mine.unlink(missing_ok=True)
     return reason
+
+
+def _one_line(words: object) -> str:
+    """A mark is one line, whatever characters a path has."""
+    return one_line(str(words), LONGEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import sys
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING, TextIO
 
 import torch
 
-from testbed import distributed, run_directory, watchdog
+from testbed import distributed, held_folder, run_directory, watchdog
 from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.error_text import first_line
 from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, refuse
 from testbed.meeting import ENDED, START_PATIENCE_S, TRAINS, Meeting
+from testbed.metrics_file import read_metrics, write_metrics
+from testbed.segments import failed_in_its_stead
 from testbed.settings import RunSettings
 from testbed.weights import WeightsUnavailable
 
@@ -38,7 +41,9 @@ class RunPreempted(Exception):
 
 # they say it in a sentence of their own
 EXPECTED = (TrainingDiverged, WeightsUnavailable, distributed.RanksDiffer, CheckpointFailed, ChoiceContradicts)
-EXPECTED += (run_directory.RunAlreadyFailed,)
+EXPECTED += (run_directory.RunAlreadyFailed, held_folder.FolderGone)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
+WRITER_PATIENCE_S = 1.0  # a connection breaks a moment before the kernel lets go of a killed process's lock
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
@@ -73,10 +78,16 @@ class RunEnding:
     def owns(self, directory: Path) -> None:
         """The folder is this run's: from now on each rank shows there where it is, and looks after the others."""
         self._owned = directory
-        watchdog.begin(directory, self.launch.rank)
+        held_folder.hold(directory)
+        watchdog.begin(self._places, self.launch.rank)
         if self.launch.is_distributed:
             timeout_s = self.settings.collective_timeout
-            watchdog.Watch(directory, self.launch.rank, self.launch.world_size, timeout_s, self._end_without)
+            watchdog.Watch(self._places, self.launch.rank, self.launch.world_size, timeout_s, self._end_without)
+
+    @property
+    def _places(self) -> Path:
+        """Where the ranks' progress files are: in the held folder, not in one that took its name."""
+        return held_folder.by_handle(self._owned)
 
     def trains(self) -> None:
         """From now on no rank waits longer for another one than --collective_timeout allows, whatever that one does."""
@@ -133,6 +144,7 @@ class RunEnding:
         """Rank 0 writes the mark, last of all; the others wait for it, so that no launcher ends rank 0 before."""
         stop = self.signals.as_exception()
         if self.launch.rank == 0:
+            held_folder.check_held(self._owned)
             saved = step_folders(self._owned / run_directory.CHECKPOINTS)
             if not saved:  # it began with another run's checkpoint, and no step since
                 raise CheckpointFailed("this start has done no step yet")
@@ -162,18 +174,28 @@ class RunEnding:
         if is_out_of_memory(error):
             settings = self.settings if self.recorder is None else self.recorder.settings  # with what was chosen
             return out_of_memory_advice(settings, error)
+        if gone := self._why_gone(error):
+            return gone
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return no_room_advice(error)
         if is_broken_collective(error):
             missing = self._missing_soon() or self._level() or self._unknown()
             return f"{missing}; {self._waited()} ({first_line(error)})"
         say("".join(traceback.format_exception(error)))
         return first_line(error)
 
+    def _why_gone(self, error: Exception) -> str | None:
+        """What became of the run's folder, where that is why this rank finds no file, or no other rank any more."""
+        if self._owned is None or not (isinstance(error, OSError) or is_broken_collective(error)):
+            return None
+        return held_folder.why_gone(self._owned)
+
     def _missing(self) -> str | None:
         if not self.launch.is_distributed:
             return None
         if self._meeting is not None and self._meeting.told:
             return self._meeting.told  # by rank 0, which is gone itself by now, and not the cause
-        found = watchdog.who_is_missing(self._owned, self.launch.world_size, self.launch.rank) if self._owned else None
+        found = watchdog.who_is_missing(self._places, self.launch.world_size, self.launch.rank) if self._owned else None
         if self._meeting is not None:
             found = found or self._meeting.who_is_dead()
             if found:
@@ -190,7 +212,7 @@ class RunEnding:
     def _level(self) -> str | None:
         if self._owned is None or not self.launch.is_distributed:
             return None
-        return watchdog.who_is_level(self._owned, self.launch.world_size, self.launch.rank)
+        return watchdog.who_is_level(self._places, self.launch.world_size, self.launch.rank)
 
     def _unknown(self) -> str:
         if self.launch.rank > 0 and self._meeting is not None and not distributed.is_store_held():
@@ -201,7 +223,7 @@ class RunEnding:
     def _waited(self) -> str:
         if self._owned is None:
             return f"rank {self.launch.rank} waited for the others to start"
-        return f"rank {self.launch.rank} waited in {watchdog.own_place(self._owned, self.launch.rank)}"
+        return f"rank {self.launch.rank} waited in {watchdog.own_place(self._places, self.launch.rank)}"
 
     def _mark_in_time(self, stop: RunStopped) -> None:
         """From the second thread of StopSignals, which then ends the process."""
@@ -231,7 +253,8 @@ class RunEnding:
 
         What goes wrong after a run has closed its files changes nothing about them.
         """
-        rank, folder = self.launch.rank, self._owned
+        rank = self.launch.rank
+        folder = held_folder.place_of(self._owned) if self._owned else None  # a renamed one gets its mark where it is
         closed = run_directory.closing_mark(folder) if folder else None
         if closed:
             say(f"rank {rank}: {reason}; the run's files were closed before ({closed})")
@@ -242,13 +265,32 @@ class RunEnding:
         say(f"rank {rank} failed: {reason}")
         standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
         watchdog.enter("ended")
+        if folder is None:
+            return exit_code
         try:
-            if self.recorder is not None:
+            if self.recorder is not None and self.recorder.is_writer:
+                self.recorder.directory = folder
                 step = self.recorder.last_step or None
                 self.recorder.write("failed", failure={"reason": standing_reason, "step": step})
+            elif rank > 0:
+                write_in_rank_0s_stead(folder, standing_reason)
         except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
             say(f"rank {rank}: the metrics could not be updated: {error}")
         return exit_code
+
+
+def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
+    """Rank 0 alone writes the metrics. Where it was killed before it said how the run ended, another rank says it.
+
+    Raises:
+        OSError, ValueError: it could not be written, or what is there is damaged.
+    """
+    path = folder / run_directory.METRICS
+    with held_folder.in_the_writers_stead(folder, WRITER_PATIENCE_S) as is_dead:
+        if is_dead and path.exists():
+            metrics = read_metrics(path)
+            if metrics["status"] == "running":
+                write_metrics(path, failed_in_its_stead(metrics, reason))
 
 
 def say(words: str, stream: TextIO | None = None) -> None:
@@ -277,6 +319,12 @@ def is_broken_collective(error: Exception) -> bool:
     """A collective that breaks or times out: another rank is gone, or does not come."""
     is_named = isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE)
     return is_named or isinstance(error, torch.distributed.DistError)
+
+
+def no_room_advice(error: OSError) -> str:
+    """One sentence for a file that the disk did not take; the files before it are whole."""
+    name = f"{error.filename} could not be written" if error.filename else "a file could not be written"
+    return f"{name} ({error.strerror}); make room or make it writable, then go on with --resume"
 
 
 def last_checkpoint(folder: Path) -> str:

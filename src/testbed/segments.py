@@ -38,6 +38,14 @@ def segment_of(earlier: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def failed_in_its_stead(metrics: dict[str, Any], reason: str) -> dict[str, Any]:
+    """What a killed rank 0 would have written last, as far as its file tells: how long it ran on is not known."""
+    last = metrics["steps"][-1]["step"] if metrics["steps"] else None
+    segments = metrics["segments"]
+    ended = [*segments[:-1], segments[-1] | {"ended": "failed"}] if segments else segments
+    return metrics | {"status": "failed", "failure": {"reason": reason, "step": last}, "segments": ended}
+
+
 def measured_where(facts: dict[str, Any]) -> dict[str, Any]:
     """Code, machine and device of the start that wrote these facts of a file; rank 0's."""
     hardware = facts["hardware"]

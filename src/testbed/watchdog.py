@@ -23,7 +23,6 @@ from pathlib import Path
 import psutil
 
 BEAT_S = 1.0
-FILES = ".rank*.progress"
 # in the order in which a step passes them; then what lies between steps
 PHASES = {
     "start": "starting up",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from pathlib import Path
 
 import torch
@@ -81,11 +83,20 @@ def export_weights(
     Args:
         tokenizer_text: the file of a trained BPE, so that the folder is all that `testbed.inference` needs. None where
             there is none: the weights are worth having without it.
+
+    Raises:
+        OSError: the disk does not take them; what was there before is whole.
     """
     shape, dropout = settings.shape, settings.dropout
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)  # and not its parents: the folder of a run that has vanished is not made again
     with replacing(directory / "model.safetensors") as temporary:
-        save_file(to_transformers(state_dict, shape), temporary, metadata={"format": "pt"})
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask makes of it: the library's own file is its owner's alone
+        try:
+            save_file(to_transformers(state_dict, shape), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise _as_os_error(error) from None
+        temporary.chmod(stat.S_IMODE(mode))
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -109,3 +120,9 @@ def export_weights(
     write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")
     if tokenizer_text is not None:
         write_text(directory / TOKENIZER, tokenizer_text)
+
+
+def _as_os_error(error: SafetensorError) -> OSError:
+    """What the system said, out of the library's words."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(one_line(str(error), 300))

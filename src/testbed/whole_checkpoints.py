@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed import run_directory
-from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, remove, step_folders
+from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, remove, step_folders
 from testbed.manifest import MANIFEST, why_damaged
 
 PERHAPS_WHOLE = "perhaps whole, but "  # how the reason begins of a checkpoint that the disk does not show
@@ -16,8 +16,11 @@ def newest_whole(directory: Path) -> tuple[Path | None, dict[Path, str]]:
     after it that are not, each with the reason, which is also said.
 
     Raises:
-        ValueError: none is whole, and of one it is not known, as it cannot be read: nothing should begin anew then.
+        ValueError: none is whole, and of one it is not known, as it cannot be read: nothing should begin anew then. Or
+            a whole one has the name of another step: what follows would set it aside or delete it.
     """
+    for folder in step_folders(directory / run_directory.CHECKPOINTS):
+        _check_name(folder)
     skipped: dict[Path, str] = {}
     unreadable = None
     for folder in reversed(step_folders(directory / run_directory.CHECKPOINTS)):
@@ -32,8 +35,8 @@ def newest_whole(directory: Path) -> tuple[Path | None, dict[Path, str]]:
         print(f"--resume: {folder} is skipped: {reason}", flush=True)
     if unreadable is not None:
         raise ValueError(
-            f"--resume: no whole checkpoint in {directory}, and {unreadable}; make it readable, or give --overwrite "
-            "instead to begin anew"
+            f"--resume: no whole checkpoint in {directory}, and {unreadable}; make it readable, or give another "
+            "--checkpoint_path to begin anew"
         )
     return None, skipped
 
@@ -59,7 +62,37 @@ def named(path: Path) -> tuple[Path, dict[Path, str]]:
         reason = f"{error.filename or path} cannot be read ({error.strerror or error})"
     if reason is not None:
         raise ValueError(f"--resume {path} is damaged: {reason}; give another checkpoint, or auto")
+    _check_name(path)
     return path, {}
+
+
+def _check_name(folder: Path) -> None:
+    """Refuse a whole checkpoint that has another step's name; a damaged one is told by its manifest.
+
+    Raises:
+        ValueError: one sentence with both steps.
+    """
+    step = other_step(folder)
+    if step is None or _is_damaged(folder):
+        return
+    raise ValueError(
+        f"--resume: {folder} is named as a checkpoint of another step than the {step} that its {DESCRIPTION} says; "
+        f"nothing was touched: name it step_{step:06d}, or move it out of the run's folder"
+    )
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        return why_damaged(folder) is not None
+    except OSError:  # perhaps whole
+        return False
+
+
+def is_checkpoint_of(directory: Path, folder: Path) -> bool:
+    """Whether a checkpoint is one of the run in `directory`, whatever links lead there: the folder of checkpoints may
+    lie on a larger disk, and so may one of them."""
+    own = [*(directory / run_directory.CHECKPOINTS).glob("step_*")]
+    return any(path.samefile(folder) for path in own if path.exists())
 
 
 def set_aside(directory: Path, step: int, skipped: dict[Path, str]) -> None:
@@ -69,6 +102,8 @@ def set_aside(directory: Path, step: int, skipped: dict[Path, str]) -> None:
         ending = DAMAGED if not skipped.get(folder, PERHAPS_WHOLE).startswith(PERHAPS_WHOLE) else ABANDONED
         if folder in skipped or int(folder.name.removeprefix("step_")) > step:
             aside = folder.with_name(folder.name + ending)
-            remove(aside)
+            if ending == DAMAGED:
+                remove(aside)
+            aside = free_name(aside)
             folder.replace(aside)
             print(f"--resume: {folder} is now {aside.name}", flush=True)
