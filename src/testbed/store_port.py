@@ -53,8 +53,9 @@ def listen(address: str, port: int) -> socket.socket:
         with socket.create_server(("", 0)) as free:
             example = free.getsockname()[1]
         raise PortTaken(
-            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({error.strerror}): another run, or what "
-            f"is left of one, has it; start with --master_port {example}, before src/gpt2.py (torchrun: --master-port)"
+            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({os.strerror(error.errno)}): another "
+            f"run, or what is left of one, has it; start with --master_port {example}, before src/gpt2.py (torchrun: "
+            "--master-port)"
         ) from None
 
 
