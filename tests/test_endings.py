@@ -26,11 +26,11 @@ from metrics_examples import example_metrics
 
 from testbed import build_locks, distributed, run_directory, run_ending, watchdog
 from testbed.analysis.verification import verify
-from testbed.drill.work import free_port
 from testbed.flags import parse_command_line
 from testbed.launch import Launch
 from testbed.metrics_file import check_metrics, read_metrics, write_metrics
 from testbed.settings import check_run
+from testbed.store_port import free_port
 from testbed.token_file import sidecar_path
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")

@@ -18,9 +18,9 @@ import pytest
 from conftest import PROGRAM
 from test_endings import FAILED, flags_of, started, wait_for
 
-from testbed.drill.work import free_port
 from testbed.launch import Launch
 from testbed.meeting import ENDED, TRAINS, Meeting, Sign, this_machine
+from testbed.store_port import free_port
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="process states as Linux has them")
 

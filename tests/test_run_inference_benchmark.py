@@ -17,12 +17,12 @@ from metrics_examples import example_metrics, inference_fields, save, v1_metrics
 from testbed.analysis import charts
 from testbed.analysis.arms import group_into_arms
 from testbed.analysis.runs import load_run, load_runs
-from testbed.drill.work import free_port
 from testbed.inference import after_training
 from testbed.launch import usable_cores
 from testbed.metrics_file import check_metrics, read_metrics
 from testbed.model import GPT2
 from testbed.model_shape import ModelShape
+from testbed.store_port import free_port
 
 WORK = ["--global_batch_size", "4", "--max_train_steps", "3", "--timing_warmup_steps", "1", "--sample_tokens", "0"]
 WORK += ["--max_position_embeddings", "128", "--max_val_steps", "1", "--run_inference_benchmark"]

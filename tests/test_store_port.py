@@ -14,9 +14,8 @@ import torch
 from conftest import TINY_RUN, data_flags, python_command, run_program
 
 from testbed import distributed
-from testbed.drill.work import free_port
 from testbed.launch import Launch
-from testbed.store_port import PortTaken, check_port, listen
+from testbed.store_port import PortTaken, check_port, free_port, listen
 
 TWO = Launch(0, 0, 2, 2)
 

@@ -5,8 +5,10 @@ PyTorch reports a taken port after seconds, from rank 0 alone, while the others 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import random
 import socket
 
 from testbed.launch import Launch
@@ -50,11 +52,10 @@ def listen(address: str, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
     except OSError as error:
-        with socket.create_server(("", 0)) as free:
-            example = free.getsockname()[1]
         raise PortTaken(
-            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({error.strerror}): another run, or what "
-            f"is left of one, has it; start with --master_port {example}, before src/gpt2.py (torchrun: --master-port)"
+            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({os.strerror(error.errno)}): another "
+            f"run, or what is left of one, has it; start with --master_port {free_port()}, before src/gpt2.py "
+            "(torchrun: --master-port)"
         ) from None
 
 
@@ -64,3 +65,12 @@ def is_loopback(address: str) -> bool:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+def free_port() -> int:
+    """A port to meet at. Not one that the system gives to whoever asks for any: gloo of a run beside this one does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("", port))
+            return port

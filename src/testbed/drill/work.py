@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from testbed.drill.faults import DEEPSPEED, NUM_RANKS, PROCESSES, RESTARTING, TO
 from testbed.flags import parse_command_line
 from testbed.launch import Launch
 from testbed.settings import check_run
+from testbed.store_port import free_port
 from testbed.sweep_request import Variant
 from testbed.token_file import TokenFileWriter
 
@@ -105,12 +103,3 @@ def surroundings(extensions: Path, marker: tuple[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     told = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_EXTENSIONS_DIR": str(extensions)}
     return kept | told | dict([marker])
-
-
-def free_port() -> int:
-    """A port to meet at. Not one that the system gives to whoever asks for any: gloo of a run beside this one does."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
-            return port
