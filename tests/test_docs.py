@@ -56,6 +56,21 @@ def test_the_quickstart_page_names_what_was_measured():
             assert fact in page
 
 
+def test_what_the_second_core_gains_is_what_the_sweep_says():
+    """Of every strategy on two ranks, and of nothing that makes them look better: the reference is one thread."""
+    from testbed.analysis.scaling.report import report_on_directory
+
+    rows = {}
+    for arm in report_on_directory(SWEEP)["arms"]:
+        if arm["ranks"] == 2:
+            gain = arm["speedup"]
+            name = f"{arm['strategy_name']} on 2 ranks"
+            rows[gain["ratio"]] = f"| {name} | {gain['ratio']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] |"
+    table = "\n".join(rows[ratio] for ratio in sorted(rows, reverse=True))
+    assert len(rows) == 4 and f"|---|---|\n{table}\n\n" in STRATEGIES_PAGE.read_text()
+    assert {metrics["hardware"]["cpu_threads_per_rank"] for metrics in map(read_metrics, find_runs(SWEEP))} == {1}
+
+
 def test_the_table_of_run_types_is_what_the_files_say():
     """And every run type is in it, but dp, which needs two CUDA devices."""
     files = {path: read_metrics(path) for path in RUN_TYPES.glob("*/training_metrics.json")}

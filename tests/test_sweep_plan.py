@@ -107,6 +107,8 @@ def test_the_threads_that_a_variant_asks_for_are_those_of_its_plan():
         ("ddp:threads_per_rank=2", 1): ("OMP_NUM_THREADS=2", False),
         ("ddp:threads_per_rank=2", 2): ("OMP_NUM_THREADS=2", True),
     }
+    cells = plan(request("baseline:threads_per_rank=2", repeats=1))
+    assert [cell.oversubscribed for cell in cells] == [False, False], "what is not applicable takes no core"
     beside_others = plan(request("ddp:threads_per_rank=1", machine=Machine(num_cores=2, threads_per_rank=2)))
     assert {cell.command[1] for cell in beside_others} == {"OMP_NUM_THREADS=1"}
 

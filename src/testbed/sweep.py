@@ -100,7 +100,7 @@ def plan(request: Request) -> list[Cell]:
                     possible.append((variant, ranks, batch_size))
                     continue
                 cell = _cell(request, variant, ranks, batch_size, repeat=1)
-                cell.status, cell.reason = NOT_APPLICABLE, reason
+                cell.status, cell.reason, cell.oversubscribed = NOT_APPLICABLE, reason, False
                 impossible.append(cell)
     rounds = [
         _cell(request, *possible[index], repeat=number, profiled=profiled)

@@ -302,6 +302,6 @@ def _standing(repeats: list[Cell], files: list[dict[str, Any]]) -> str:
         words.append(f"{profiled} profiled")
     if any(metrics["instrumented"] for metrics in files):
         words.append("instrumented: no throughput to compare")
-    if any(cell.oversubscribed and cell.status != NOT_APPLICABLE for cell in repeats):
+    if any(cell.oversubscribed for cell in repeats):
         words.append("oversubscribed: fewer cores than threads")
     return "; ".join(words) or "complete"
