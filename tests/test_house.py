@@ -37,7 +37,7 @@ LAYERS = [
     "lab lab.links lab.relay lab.keeper lab.hosts lab.study",
     "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
     "collective_log scalars attribution announce",
-    "model muon optimizer data weights recorder "
+    "model muon optimizer data tensor_archive weights recorder "
     "inference inference.loading inference.kv_cache inference.cached_model inference.sampling inference.batching "
     "inference.generate inference.peers sample "
     "inference.schemes inference.prompts inference.subject inference.record inference.quantize inference.perplexity "
