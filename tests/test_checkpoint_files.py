@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -212,15 +211,15 @@ def test_when_all_are_damaged_the_run_begins_anew_and_deletes_none(run, capsys):
 @pytest.mark.parametrize("name", ["manifest.json", "part/weights.pt"])
 def test_what_cannot_be_read_is_no_reason_to_begin_anew(run, monkeypatch, name):
     """A disk or a network that is away for a moment must not cost a run."""
-    read = io.open
+    open_file = os.open
 
     def open_or_fail(path, *more, **named):
         if str(path).endswith(name):
             raise OSError(5, "Input/output error", str(path))
-        return read(path, *more, **named)
+        return open_file(path, *more, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(io, "open", open_or_fail)  # what pathlib calls
+        patched.setattr(os, "open", open_or_fail)
         with pytest.raises(ValueError, match="Input/output error"):
             run.begin("--resume")
     assert run.names() == ["step_000002", "step_000004"]

@@ -25,6 +25,7 @@ from typing import Any
 from testbed.atomic_file import put_in_place, write_text
 from testbed.hub import SHORTHANDS, TinyShakespeare
 from testbed.json_file import read_json
+from testbed.regular_file import open_regular, read_regular
 from testbed.sources import Source
 
 DOCUMENTS = "documents.jsonl"
@@ -249,7 +250,7 @@ def read_documents(path: Path) -> Iterator[str]:
 
     Documents without text are skipped, lone surrogates (written as \\ud800) become U+FFFD.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 text = json.loads(line)["text"]
@@ -279,7 +280,7 @@ def _identity(source: Source, limits: Limits) -> dict[str, Any]:
 def _resumable_state(state_file: Path, partial: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """Where an interrupted download of the very same thing stopped, if it left that in a usable state."""
     try:
-        state = json.loads(state_file.read_text(encoding="utf-8"))
+        state = json.loads(read_regular(state_file))
         is_whole = state.pop("sha256") == _hash_of_note(state)
         # a link could lead anywhere, and what it leads to would be cut and written to
         is_ours = not partial.is_symlink() and partial.stat().st_size >= state["bytes"]
@@ -325,7 +326,7 @@ def _command(output_dir: Path, manifest: dict[str, Any]) -> str:
 
 
 def _hash_of(path: Path) -> Any:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.flags import build_parser, checked_like_a_flag
 from testbed.json_file import parse_json
 from testbed.recorded_environment import check_no_secret
+from testbed.regular_file import read_regular
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -74,7 +75,7 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
         ValueError: it cannot be read, is not a JSON object, or decides what is not decided there.
     """
     try:
-        text = path.read_bytes()
+        text = read_regular(path)
     except OSError as error:
         raise ValueError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
     content = parse_json(text, f"--deepspeed_config {path}")

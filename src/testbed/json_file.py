@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from testbed.regular_file import read_regular
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, which no text can be written with
 
 
@@ -21,7 +23,7 @@ def read_json(path: Path, name: str | None = None) -> Any:
     """
     name = str(path) if name is None else name
     try:
-        content = Path(path).read_bytes()
+        content = read_regular(Path(path))
     except FileNotFoundError:
         raise ValueError(f"{name} does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed.atomic_file import write_text
 from testbed.json_file import parse_json
+from testbed.regular_file import is_within, open_regular, read_regular
 
 MANIFEST = "manifest.json"
 HASHING_THREADS = 8  # hashlib lets go of the interpreter: so many files are read at once
@@ -31,12 +32,18 @@ def write_manifest(folder: Path) -> int:
 def why_damaged(folder: Path) -> str | None:
     """What keeps a folder from being the one that was written, as its manifest tells; None: it is whole.
 
-    Sizes first, then SHA-256, several files at a time.
+    Sizes first, then SHA-256, several files at a time. Whoever can write a file can write its hash too: nothing that
+    lies there, listed or not, may be a link that leads out or anything but a file.
 
     Raises:
         OSError: a file is there but cannot be read.
     """
     try:
+        for path in folder.rglob("*"):
+            if not path.is_dir() and not path.is_file() and path.exists():
+                return f"{path.relative_to(folder)} is a FIFO or a device, not a file"
+            if path.is_symlink() and not is_within(path, folder):
+                return f"{path.relative_to(folder)} is a link that leads out of the checkpoint"
         recorded = _read_manifest(folder / MANIFEST)
         for name, entry in recorded.items():
             size = (folder / name).stat().st_size
@@ -57,7 +64,7 @@ def why_damaged(folder: Path) -> str | None:
 def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     """name -> {"bytes", "sha256"}. ValueError: it is no manifest. OSError: it is there but cannot be read."""
     try:
-        content = parse_json(path.read_bytes(), MANIFEST)
+        content = parse_json(read_regular(path), MANIFEST)
     except FileNotFoundError:
         raise ValueError(f"{MANIFEST} is missing, so it was not finished") from None
     files = content.get("files") if isinstance(content, dict) else None
@@ -78,5 +85,5 @@ def hashes_of(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
 
 
 def _hash_of(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

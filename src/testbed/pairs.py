@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.json_file import parse_json
+from testbed.regular_file import open_regular
 from testbed.tokenizer import Tokenizer
 
 SEPARATOR = "\n"  # one token in GPT-2's BPE and in every byte-level one; published weights know it as the end of a line
@@ -42,7 +43,7 @@ def read_pairs(path: Path, flag: str = "--pairs") -> Iterator[Pair]:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     name = f"{flag} {path} line {number}"

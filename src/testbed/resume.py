@@ -29,6 +29,7 @@ from testbed.checkpoint import (
 )
 from testbed.launch import Launch
 from testbed.metrics_file import SCHEMA_VERSION, metrics_version, read_metrics
+from testbed.regular_file import open_regular
 from testbed.setting_changes import (
     changes_of_data,
     changes_of_work,
@@ -39,6 +40,7 @@ from testbed.setting_changes import (
     why_not_moved,
 )
 from testbed.settings import RunSettings
+from testbed.tensor_archive import load_tensors
 from testbed.whole_checkpoints import is_checkpoint_of, named, newest_whole, set_aside
 
 if TYPE_CHECKING:
@@ -369,7 +371,11 @@ def seed_of_step(seed: int, rank: int, step: int) -> int:
 
 def _restore_random_state(directory: Path, launch: Launch) -> bool:
     """Whether the file has what this rank's device needs."""
-    state = torch.load(directory / random_state_file(launch.rank), weights_only=True)
+    path = directory / random_state_file(launch.rank)
+    with open_regular(path) as file:
+        state = load_tensors(file, str(path))
+    if not isinstance(state, dict) or not all(isinstance(state.get(kind), torch.Tensor) for kind in {"cpu", *state}):
+        raise ValueError(f"{path} holds something else than a rank's random numbers")
     if torch.cuda.is_available() != ("cuda" in state):
         return False
     torch.set_rng_state(state["cpu"])

@@ -21,6 +21,7 @@ import numpy as np
 
 from testbed.atomic_file import write_text
 from testbed.network import status_of
+from testbed.regular_file import read_regular
 
 if TYPE_CHECKING:
     import tiktoken
@@ -242,7 +243,7 @@ def load_bpe(path: Path, text: str | None = None) -> Tokenizer:
 
     way_out = "make it again with: python preprocess_small.py"
     try:
-        content = json.loads(path.read_text(encoding="utf-8") if text is None else text)
+        content = json.loads(read_regular(path).decode("utf-8") if text is None else text)
         vocabulary: dict[str, int] = content["model"]["vocab"]
         (added,) = (token for token in content["added_tokens"] if token["content"] == END_OF_TEXT)
         end_of_text = operator.index(added["id"])

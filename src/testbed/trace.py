@@ -13,7 +13,6 @@ are the communication, and a device without a kernel is idle or waits for data. 
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from testbed.error_text import first_line
+from testbed.regular_file import read_unpacked
 
 MICROSECOND = 1e-6
 STEP = "train/step"
@@ -126,8 +126,7 @@ def read_trace(path: Path, is_of_device: bool = False) -> Trace:
 
 
 def _read(path: Path, is_of_device: bool) -> Trace:
-    with gzip.open(path, "rt") if str(path).endswith(".gz") else Path(path).open(encoding="utf-8") as file:
-        content = json.load(file)
+    content = json.loads(read_unpacked(path))
     events = _sorted_out(content["traceEvents"])
     steps = sorted(events.host_ranges[STEP])
     if not steps:

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from testbed.regular_file import read_regular
+
 BEAT_S = 1.0
 PROCESSES, EXITING = Path("/proc"), 0x4  # PF_EXITING, among the flags in a process's "stat"
 # in the order in which a step passes them; then what lies between steps
@@ -137,7 +139,7 @@ class Place:
 def read_place(directory: Path, rank: int) -> Place | None:
     """Where a rank is; None where its file is not there or no such file."""
     try:
-        content = path_of(directory, rank).read_bytes()
+        content = read_regular(path_of(directory, rank))
         step, phase, since_s = _PLACE.unpack_from(content, 0)
         beats = _BEAT.unpack_from(content, _BEAT_AT)[0]
         process, machine = _WHO.unpack_from(content, _WHO_AT)

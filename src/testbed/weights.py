@@ -17,9 +17,12 @@ from testbed.error_text import one_line
 from testbed.model import from_transformers, to_transformers
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.network import status_of
+from testbed.regular_file import open_regular
 from testbed.run_directory import TOKENIZER
 from testbed.settings import RunSettings
+from testbed.tensor_archive import check_finite
 
+MOST_BUFFERS = 1 << 30  # bytes of what lies beside parameters in files of others: masks, one for each layer
 HUB = "https://huggingface.co"
 
 
@@ -42,8 +45,16 @@ def read_initial_weights(init_from: str, shape: ModelShape, name: str | None = N
         return None
     if init_from in MODEL_SIZES:
         return from_transformers(_published_weights(init_from, name), shape)
+    path = Path(init_from) / "model.safetensors"
     try:
-        return from_transformers(load_file(Path(init_from) / "model.safetensors"), shape)
+        with open_regular(path) as file:  # the library would wait for a FIFO
+            num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > 16 * shape.num_parameters + MOST_BUFFERS:
+            raise ValueError(f"it has {num_bytes:,} bytes, more than {shape.num_parameters:,} parameters can take")
+        tensors = load_file(path)
+        for tensor_name, tensor in tensors.items():
+            check_finite(tensor, one_line(tensor_name, 100))
+        return from_transformers(tensors, shape)
     except (OSError, SafetensorError, ValueError) as error:
         fault = one_line(str(error), 300)
         raise ValueError(f"{name}: model.safetensors cannot be used: {fault}") from None

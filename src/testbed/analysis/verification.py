@@ -21,6 +21,7 @@ from testbed.analysis.runs import METRICS_FILE
 from testbed.analysis.sweep_file import SWEEP_FILE, read_sweep
 from testbed.json_file import read_json
 from testbed.metrics_file import metrics_version, read_metrics
+from testbed.regular_file import read_text
 from testbed.run_directory import COMPLETE, FAILED, LAUNCHER, PREEMPTED
 
 LOG = "train.log"
@@ -142,7 +143,7 @@ def _mark_faults(folder: Path, metrics: dict, needs_log: bool) -> Iterator[Fault
         yield "missing_mark", f"no {COMPLETE}"
     else:
         try:
-            line = complete.read_text(encoding="utf-8", errors="replace")
+            line = read_text(complete, errors="replace")
         except OSError as error:
             yield "invalid_mark", f"{COMPLETE} cannot be read ({error.strerror})"
             return

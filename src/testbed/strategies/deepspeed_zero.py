@@ -128,6 +128,7 @@ class DeepSpeedZero:
         path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise ValueError(f"DeepSpeed found no checkpoint in {directory}")
+        zero_state.check_finite(self.engine, directory / CHECKPOINT_TAG)
 
     def load_full_state(self, directory: Path) -> None:
         zero_state.load(self.engine, directory, self.file_group)

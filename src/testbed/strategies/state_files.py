@@ -9,41 +9,37 @@ it: a state that some ranks wrote under one strategy is read by others under ano
 learning rates and other hyperparameters are settings of the run.
 
 Reading executes nothing. PyTorch's own reader unpickles its description of the files and all that is no tensor; here
-the description may name a few harmless classes only, and what is no tensor is refused.
+the description is JSON (see `description`), and what is no tensor is refused.
 """
 
 from __future__ import annotations
 
-import pickle
+import functools
+import io
+import os
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
+from testbed.atomic_file import write_text
 from testbed.optimizer import local_tensor
+from testbed.regular_file import is_within, open_regular
+from testbed.strategies.description import DESCRIPTION, DTYPES, described_by, in_json, read_description
+from testbed.tensor_archive import check_finite, load_tensors
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by number: numbers differ between stages
-DESCRIPTION_CLASSES = {
-    "torch.distributed.checkpoint.metadata": (
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
-        *("ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"),
-    ),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    "torch.serialization": ("_get_layout",),
-    "torch": ("Size", "float64", "float32", "float16", "bfloat16", "int64"),
-    "pathlib": ("PosixPath",),
-    "pathlib._local": ("PosixPath",),  # since Python 3.13
-}
 State = dict[str, dict[str, torch.Tensor]]
 # one process without a group is no mistake
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -92,29 +88,32 @@ def save(
     Returns:
         With `host_copy` a future; rank 0's is done when every rank has written its part.
     """
-    arguments = {"checkpoint_id": directory, "process_group": group, "no_dist": group is None}
+    arguments = {"storage_writer": _Writer(directory), "process_group": group, "no_dist": group is None}
     if host_copy is not None:
         return dcp.async_save(state, async_stager=host_copy, **arguments)
     dcp.save(state, **arguments)
     return None
 
 
-def load(state: State, directory: Path, group: dist.ProcessGroup | None) -> None:
+def load(state: State, source: Path | Reader, group: dist.ProcessGroup | None) -> None:
     """Read into the tensors of a state, each rank what it holds. All ranks of the group call it; with None each reads
     alone.
 
+    Args:
+        source: the folder, or its reader where a state is read in parts.
+
     Raises:
         ValueError: there is no such state.
-        CheckpointException: its files are damaged, hold something else than tensors, or lack a tensor of this state or
-            have it in another shape. (No Exception; PyTorch collects the ranks' own in it.)
+        CheckpointException: its files are damaged, hold something else than tensors of finite numbers, or lack a tensor
+            of this state or have it in another shape. (No Exception; PyTorch collects the ranks' own in it.)
     """
-    if not Path(directory, ".metadata").is_file():
-        raise ValueError(f"{directory} holds no state of a whole model")
-    reader = _Reader(directory)
+    reader = source if isinstance(source, Reader) else Reader(source)
+    if not described_by(Path(reader.path)):
+        raise ValueError(f"{reader.path} holds no state of a whole model")
     if "scaler" in state:  # between DeepSpeed's loss scaler and PyTorch's only the scale moves
         saved = reader.read_metadata().state_dict_metadata
         state["scaler"] = {name: value for name, value in state["scaler"].items() if f"scaler.{name}" in saved}
-    dcp.load(state, storage_reader=reader, planner=_TensorsOnly(), process_group=group, no_dist=group is None)
+    dcp.load(state, storage_reader=reader, process_group=group, no_dist=group is None)
 
 
 class HostCopy(AsyncStager):
@@ -150,29 +149,73 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
     return local.local_shards() if isinstance(local, LocalShardsWrapper) else [local]
 
 
-class _Reader(dcp.FileSystemReader):
-    """Reads what `save` wrote and nothing that names another class or another folder."""
+class _Writer(dcp.FileSystemWriter):
+    """Writes tensors as PyTorch does, and their description as JSON in place of a pickle."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with Path(self._get_metadata_path(kwargs.get("rank"))).open("rb") as file:
-            metadata = _DescriptionUnpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise ValueError(f"{self.path} is described by something else than torch.distributed.checkpoint's metadata")
-        for where in (metadata.storage_data or {}).values():
-            if Path(where.relative_path).name != where.relative_path:
-                raise ValueError(f"{self.path} names a file outside its folder: {where.relative_path!r}")
-        return metadata
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        write_text(Path(self.path, DESCRIPTION), in_json(metadata, written))
 
 
-class _DescriptionUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name not in DESCRIPTION_CLASSES.get(module, ()):
-            raise ValueError(f"the description of a checkpoint names {module}.{name}, which it has no use for")
-        return super().find_class(module, name)
+class Reader(dcp.FileSystemReader):
+    """Reads what `save` wrote, and what PyTorch's own writer wrote for it before format 1. It unpickles tensors alone,
+    and only with the machine that PyTorch made for files of strangers (`weights_only`)."""
+
+    def __init__(self, directory: Path):
+        super().__init__(directory)
+        self._fault: Exception | None = None
+
+    @functools.cached_property
+    def description(self) -> Metadata:
+        return read_description(Path(self.path))
+
+    def read_metadata(self) -> Metadata:
+        """Once: ZeRO's shards are read one parameter after the other. What is wrong with it is told where PyTorch
+        collects the ranks' faults: here it would print a traceback and ask for another description."""
+        try:
+            return self.description
+        except (OSError, ValueError) as fault:
+            self._fault = fault
+            return Metadata({}, storage_data={})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._fault is not None:
+            raise self._fault
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in by_file.items():
+            path = Path(self.path, name)
+            if not is_within(path, self.path):
+                raise ValueError(f"{path} is a link that leads out of the checkpoint")
+            with open_regular(path) as file:
+                for item in items:
+                    where, tensor = self.storage_data[item.storage_index], planner.resolve_tensor(item).detach()
+                    tensor.copy_(_piece_of(file, where.offset, where.length, item, f"{item.dest_index.fqn} in {path}"))
+                    planner.commit_tensor(item, tensor)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
 
 
-class _TensorsOnly(dcp.DefaultLoadPlanner):
-    """Refuses what PyTorch's own planner would unpickle."""
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise ValueError(f"{read_item.dest_index.fqn} is no tensor; a state holds tensors only")
+def _piece_of(file: BinaryIO, start: int, length: int, item: ReadItem, name: str) -> torch.Tensor:
+    """The part that an item asks for of a piece, which lies in `length` bytes of a file."""
+    if not 0 < length <= os.fstat(file.fileno()).st_size - start:
+        raise ValueError(f"{name} is cut off: the file ends before it")
+    file.seek(start)
+    tensor = load_tensors(io.BytesIO(file.read(length)), name)
+    is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not is_plain or tensor.dtype not in DTYPES.values():
+        raise ValueError(f"{name} is no plain tensor; a state holds tensors only")
+    box = list(zip(item.storage_offsets, item.lengths, strict=True))
+    if tensor.dim() != len(box) or any(
+        offset + size > whole for (offset, size), whole in zip(box, tensor.shape, strict=True)
+    ):
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}, not the one that its description says")
+    for dimension, (offset, size) in enumerate(box):
+        tensor = tensor.narrow(dimension, offset, size)
+    check_finite(tensor, name)
+    return tensor

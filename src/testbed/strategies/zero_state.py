@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from testbed import regular_file, tensor_archive
 from testbed.strategies import state_files
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's; Muon's momentum is refused where ZeRO shards
@@ -43,9 +44,21 @@ def load(engine: Any, directory: Path, group: dist.ProcessGroup) -> None:
 
 
 def load_only_tensors(engine: Any) -> None:
-    """Let the engine's own loader unpickle tensors, plain containers and four harmless classes of DeepSpeed's. Left as
+    """Let the engine's own loader unpickle tensors, plain containers and three harmless classes of DeepSpeed's. Left as
     it is, it runs whatever code a file names."""
     engine.checkpoint_engine.load = _load_tensors
+
+
+def check_finite(engine: Any, directory: Path) -> None:
+    """After DeepSpeed has read its own files, of which only it knows which bytes are padding. All ranks call it.
+
+    Raises:
+        ValueError: a weight or a moment holds NaN. All ranks have met by then.
+    """
+    state = _whole_state(engine) if _is_sharded(engine) else _plain_state(engine)
+    for tensors in state.values():
+        for name, tensor in tensors.items():
+            tensor_archive.check_finite(tensor, f"{name} in {directory}")
 
 
 def save_own_files(engine: Any, directory: Path, tag: str, group: dist.ProcessGroup) -> None:
@@ -80,11 +93,13 @@ def save_own_files(engine: Any, directory: Path, tag: str, group: dist.ProcessGr
 
 def _load_tensors(path: str, map_location: Any = None) -> Any:
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location=map_location, weights_only=True)
+    stage = (int, "deepspeed.runtime.zero.config.ZeroStageEnum")  # a file could write into the members of the enum
+    with regular_file.open_regular(Path(path)) as file:
+        return tensor_archive.load_tensors(
+            file, path, also=(DynamicLossScaler, LossScaler, fragment_address, stage), map_location=map_location
+        )
 
 
 def _is_sharded(engine: Any) -> bool:
@@ -130,7 +145,7 @@ def _load_sharded(engine: Any, directory: Path) -> None:
     if is_partitioned:
         zero.checkpoint_event_prologue()  # else small weights, which every rank keeps whole, would stay what they are
     _link_moments(zero)
-    scale = _scale_of(zero)
+    scale, reader = _scale_of(zero), state_files.Reader(directory)
     for name, parameter in engine.module.named_parameters():
         shape = parameter.ds_shape if is_partitioned else parameter.shape
         read = {
@@ -139,7 +154,7 @@ def _load_sharded(engine: Any, directory: Path) -> None:
             **scale,
         }
         read["optimizer"][f"state.{name}.step"] = step = torch.empty(())
-        state_files.load(read, directory, group=None)
+        state_files.load(read, reader, group=None)
         set_part = _set_partition if is_partitioned else _set_fragment
         set_part(parameter, read["model"][name], None)
         for moment in MOMENTS:

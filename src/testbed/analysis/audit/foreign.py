@@ -16,6 +16,7 @@ from typing import Any
 
 from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, Reported
 from testbed.json_file import read_json
+from testbed.regular_file import read_text
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 # The names of a timing breakdown -> the parts of an epoch that they call so.
@@ -303,7 +304,7 @@ def ranks_in_name(name: str) -> int | None:
 
 def _read_text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads

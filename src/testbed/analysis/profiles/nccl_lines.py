@@ -7,11 +7,14 @@ only one, and else to none that can be named.
 
 from __future__ import annotations
 
+import io
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from testbed.regular_file import open_regular
 
 _LINE = re.compile(
     r"(?P<host>[^\s:\[\]]+):(?P<process>\d+):(?P<thread>\d+) \[-?\d+\] (?:\S+ )?NCCL (?P<level>[A-Z]+) (?P<text>.*)"
@@ -100,7 +103,7 @@ class ProcessLog:
 
 def read_log(path: Path) -> ProcessLog:
     """One process's file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as lines:
         return parse_lines(lines, path)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from testbed.analysis.profiles.nsight_numbers import Number, NumberStyle, number_style
 from testbed.error_text import one_line
 from testbed.json_file import holding_together
+from testbed.regular_file import read_regular
 
 _STATISTICS = ("Avg", "Med", "Min", "Max", "StdDev")
 _TIMES = tuple(f"{name} (ns)" for name in _STATISTICS)
@@ -139,7 +140,7 @@ def _read(path: Path) -> Stats:
 
 def _lines(path: Path) -> tuple[list[str], bool]:
     """The file's lines, and whether the last one is ended."""
-    content = path.read_bytes()
+    content = read_regular(path)
     # Windows shells redirect as UTF-16
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:

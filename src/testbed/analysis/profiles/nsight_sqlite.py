@@ -20,6 +20,7 @@ import numpy as np
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Row, Stats, Table
 from testbed.json_file import holding_together
+from testbed.regular_file import open_regular
 from testbed.trace import intersect, subtract, union
 
 STEP = ":train/step"
@@ -29,6 +30,8 @@ _COPIES = {
     1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
     6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
 }  # fmt: skip
+_TABLE_INFO = (sqlite3.SQLITE_PRAGMA, "table_info")
+_LONGEST_VALUE = 1 << 20  # bytes; names of kernels have some thousands
 _PROCESS = ~0xFFFFFF  # the bits of a globalTid or globalPid that name the process; the lower ones name the thread
 _NEEDED = {
     "StringIds": "id value",
@@ -100,7 +103,12 @@ def read_export(path: Path) -> Export:
     """Read an export. ValueError when it is none, or lacks a column of the documented schema."""
     path = Path(path)
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with open_regular(path):  # SQLite itself would wait for a FIFO
+            pass
+        # immutable: nothing is looked for beside the file, and nothing written there
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            database.set_authorizer(_may)
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             for name in tables & set(_NEEDED):
                 columns = {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
@@ -110,8 +118,15 @@ def read_export(path: Path) -> Export:
                     )
             with holding_together(path):  # a column of SQLite can hold values of any type
                 return _read(path, database, tables)
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
         raise ValueError(f"{path} is not an SQLite export of Nsight Systems: {error}") from None
+
+
+def _may(action: int, name: str | None, *_: str | None) -> int:
+    """What the schema of a stranger's file may make of our queries: rows of its tables, no function and no other file.
+    A column can be computed, and a table can be a program that runs when it is read."""
+    is_reading = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+    return sqlite3.SQLITE_OK if is_reading or (action, name) == _TABLE_INFO else sqlite3.SQLITE_DENY
 
 
 def _read(path: Path, database: sqlite3.Connection, tables: set[str]) -> Export:

@@ -4,7 +4,6 @@ The time of an operator is its own: what the operators that it calls take is the
 whole (data wait, exposed communication, idle) is in the run's `attribution`, see testbed.trace.
 """
 
-import gzip
 import json
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Table
 from testbed.analysis.profiles.nsight_sqlite import table_of
 from testbed.error_text import first_line
+from testbed.regular_file import read_unpacked
 
 _STEP = "train/step"
 _STEP_OF_PROFILER = "ProfilerStep#"  # traces of other programs have these alone
@@ -44,8 +44,7 @@ def read_operators(path: Path) -> OperatorTrace:
 
 
 def _read(path: Path) -> OperatorTrace:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    events = [event for event in json.loads(read_unpacked(path))["traceEvents"] if event.get("ph") == "X"]
     steps = [_span(event) for event in events if event["name"] == _STEP]
     steps = steps or [_span(event) for event in events if event["name"].startswith(_STEP_OF_PROFILER)]
     by_thread: dict[tuple, list[tuple[str, tuple[int, int]]]] = defaultdict(list)
