@@ -27,7 +27,7 @@ def modules() -> dict[str, Path]:
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
-    "json_file schema recorded_environment instruments",
+    "json_file schema recorded_environment instruments typed_paths",
     "metrics_file manifest sidecar token_file run_directory flops flag_parser flag_values flags segments streams "
     "parallelism stages memory_model trace meeting",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
@@ -51,7 +51,7 @@ LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
 ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
-ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments", "schema"}
+ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments", "schema", "typed_paths"}
 
 
 class Imports(ast.NodeVisitor):

@@ -8,6 +8,7 @@ a file, sweep_run.py carries it out.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,3 +225,8 @@ def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], f
                     f"{field} {ours} instead of {theirs}, so no time of one compares with the other's; give it to all "
                     "of them, or --allow_mismatch"
                 )
+
+
+if __name__ == "__main__":
+    print("testbed.sweep plans sweeps for a program: python scripts/run_scaling_benchmarks.py --help", file=sys.stderr)
+    sys.exit(2)
