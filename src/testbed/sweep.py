@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.error_text import value_text
 from testbed.flags import parse_command_line
 from testbed.launch import Launch
 from testbed.settings import RunSettings, check_run
@@ -222,8 +223,8 @@ def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], f
             if ours != theirs:
                 raise ValueError(
                     f"{cell.name} would do other work than {first.name}: "
-                    f"{field} {ours} instead of {theirs}, so no time of one compares with the other's; give it to all "
-                    "of them, or --allow_mismatch"
+                    f"{field} {value_text(ours)} instead of {value_text(theirs)}, so no time of one compares with the "
+                    "other's; give it to all of them, or --allow_mismatch"
                 )
 
 
