@@ -12,6 +12,7 @@ from pathlib import Path
 from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
+from testbed.typed_paths import cannot_become_a_folder
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -58,6 +59,8 @@ def download(settings: argparse.Namespace) -> None:
     from testbed.corpus import DOCUMENTS, MANIFEST, Limits, existing_corpus, parse_size, write_corpus
     from testbed.sources import find_source
 
+    if fault := cannot_become_a_folder(settings.output_dir):
+        raise ValueError(f"--output_dir {settings.output_dir} {fault}; name a folder for corpora")
     limits = Limits(parse_size(settings.max_bytes), settings.max_docs)
     source = find_source(settings.dataset, settings.config, settings.split, settings.text_field)
     directory = settings.output_dir / source.name

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
+from testbed.typed_paths import cannot_become_a_folder
 
 if TYPE_CHECKING:
     from testbed.preprocess import Encoded
@@ -86,6 +87,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check(settings: argparse.Namespace) -> None:
+    if fault := cannot_become_a_folder(settings.output_dir):
+        raise ValueError(f"--output_dir {settings.output_dir} {fault}; name a folder for the token files")
     if not 0 < settings.val_fraction < 1:
         raise ValueError(f"--val_fraction {settings.val_fraction} must lie between 0 and 1, for example 0.1")
     if settings.pairs is not None and settings.input is not None:

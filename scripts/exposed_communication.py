@@ -27,8 +27,11 @@ def main() -> int:
     arguments = parser.parse_args()
     from testbed.analysis.exposed import DISAGREE, exposed_communication, exposed_table
     from testbed.analysis.runs import find_runs, load_run
+    from testbed.typed_paths import not_a_folder
 
     try:
+        if fault := not_a_folder(arguments.dir):
+            raise ValueError(f"--dir {arguments.dir} {fault}; give a folder with runs")
         found, left_out = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
     except ValueError as error:
         say(f"exposed_communication.py: error: {error}", file=sys.stderr)

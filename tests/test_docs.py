@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 from statistics import median
 
 import pytest
@@ -22,6 +23,7 @@ from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
 from testbed.analysis.runs import find_runs, load_run, load_runs
 from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
 from testbed.drill.record import DRILL_FILE, read_drill, summary, table
+from testbed.flags import parse_command_line
 from testbed.lab.study import STRATEGIES_STUDIED
 from testbed.metrics_file import read_metrics
 from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
@@ -459,3 +461,17 @@ def test_every_picture_of_the_readme_is_tracked_beside_its_data():
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", README.read_text()):
         assert (REPOSITORY / picture).stat().st_size > 10_000
         assert picture.startswith("docs/images/")
+
+
+def test_the_commands_for_a_cpu_can_be_copied_as_they_are():
+    """Flags without which a CPU would train 124M parameters stand in the block, and how long each command takes."""
+    block = re.search(r"On a CPU, to copy as it is.*?```bash\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    work, *commands = block.splitlines()
+    assert work.startswith("work=(--model nano --seq_length 128 ")
+    flags = shlex.split(work.removeprefix("work=(").removesuffix(")"))
+    assert len(commands) == 6 and all(re.search(r"  # \d+ (s|minutes): ", line) for line in commands)
+    trainings = [line.partition("  #")[0] for line in commands if "src/gpt2.py" in line]
+    assert [line.count('"${work[@]}"') for line in trainings] == [1, 1, 1]
+    for line in trainings:
+        words = shlex.split(line.replace('"${work[@]}"', shlex.join(flags)))
+        assert parse_command_line(words[words.index("src/gpt2.py") + 1 :]).values["model"] == "nano"

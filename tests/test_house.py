@@ -27,7 +27,7 @@ def modules() -> dict[str, Path]:
 LAYERS = [
     # strategies here is the seam and the registry; the files in the folder are the last line
     "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
-    "json_file regular_file schema recorded_environment instruments openmp scatter",
+    "json_file regular_file schema recorded_environment instruments openmp scatter typed_paths",
     "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_parser flag_values flags "
     "segments streams parallelism stages memory_model trace meeting store_port",
     "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
@@ -51,15 +51,8 @@ LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
 RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
 ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
 ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
-ANALYSIS_MAY_IMPORT |= {
-    "earlier_settings",
-    "error_text",
-    "json_file",
-    "instruments",
-    "schema",
-    "scatter",
-    "regular_file",
-}
+ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments", "schema", "scatter"}
+ANALYSIS_MAY_IMPORT |= {"regular_file", "typed_paths"}
 
 
 class Imports(ast.NodeVisitor):

@@ -66,9 +66,9 @@ def test_the_size_table_has_what_was_counted_and_the_paired_interval():
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (1.0001, 1.0039, "worse, by under 0.4%"),  # a difference, but none to choose by
+        (1.0001, 1.0039, "worse, but by too little to matter (under 0.4%)"),  # a difference, but none to choose by
         (0.9999, 1.0000001, "no detectable difference"),
-        (0.9981, 0.9990, "better, by under 0.4%"),
+        (0.9981, 0.9990, "better, but by too little to matter (under 0.4%)"),
         (0.9999, 1.0060, "no detectable difference"),
         (1.0030, 1.0060, "worse"),
         (0.9940, 0.9990, "better"),
@@ -76,6 +76,19 @@ def test_the_size_table_has_what_was_counted_and_the_paired_interval():
 )
 def test_a_verdict_on_perplexity_says_when_the_difference_is_small(low, high, verdict):
     assert inference.quality_verdict({"value": (low + high) / 2, "low": low, "high": high}) == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        ((1.00001, 1.000004, 1.00002), "equal within 0.01%"),
+        ((0.99999, None, None), "equal within 0.01%"),
+        ((1.0001, 1.00004, 1.0002), "1.0001x [1.0000, 1.0002]"),
+        ((1.08, None, None), "1.0800x"),
+    ],
+)
+def test_a_ratio_that_would_read_one_is_said_in_words(ratio, said):
+    assert inference.quality_ratio(dict(zip(("value", "low", "high"), ratio, strict=True))) == said
 
 
 def test_the_speed_table_has_percentiles_in_milliseconds_and_the_verdict():

@@ -192,7 +192,7 @@ def test_what_cannot_be_read_is_named_with_its_fault(tmp_path, content, message)
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         read_metrics(tmp_path / "none.json")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is a folder, not a file"):
         read_metrics(tmp_path)
 
 

@@ -162,7 +162,11 @@ def test_only_a_bounded_number_of_documents_is_in_flight():
         (("--input", "two.jsonl", "--tokenizer", "gpt2"), "TIKTOKEN_CACHE_DIR", 1),
         (("--input", "two.jsonl", "--max_val_docs", 0), "--max_val_docs: '0' is not a positive whole number", 2),
         (("--input", "two.jsonl", "--val_fraction", 1), "--val_fraction 1.0 must lie between", 2),
-        (("--input", "two.jsonl", "--tokenizer", "bpe:260", "--output_dir", "a.txt"), "a.txt", 1),
+        (
+            ("--input", "two.jsonl", "--tokenizer", "bpe:260", "--output_dir", "a.txt"),
+            "--output_dir a.txt is a file, not a folder",
+            2,
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_leaves_no_file(tmp_path, arguments, sentence, code):

@@ -9,6 +9,8 @@ from metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_m
 
 from testbed.analysis.comparability import differing_validation, differing_work, speed_ups, warnings
 from testbed.analysis.runs import WORK_FIELDS, find_runs, load_run, load_runs
+from testbed.error_text import value_text
+from testbed.setting_changes import in_words
 
 # Written out a second time: a field that leaves the program's list must be missed here.
 EQUAL_WORK = (
@@ -265,3 +267,25 @@ def test_analysis_never_imports_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_tenth_of_a_learning_rate_reads_as_a_person_writes_it(load):
+    """3e-3 / 10 by way of 0.1 is 0.00030000000000000003: neither shown so, nor other work than a typed 3e-4."""
+    work = [{"lr": 0.003, "min_lr": 0.003 * 0.1}, {"lr": 0.004, "min_lr": 0.0004}, {"lr": 0.003, "min_lr": 0.0003}]
+    runs = load(*(example_metrics(training_config=each) for each in work))
+    said = " ".join(warnings(runs[:2]))
+    assert "min lr 0.0003 / 0.0004" in said and "000000" not in said
+    assert differing_work([runs[0], runs[2]]) == []
+    changes = [
+        {"name": "min_learning_rate", "before": 0.003 * 0.1, "now": 1e-4},
+        {"name": "optimizer", "before": "adamw", "now": "muon"},
+    ]
+    assert in_words(changes) == "--min_learning_rate is 0.0001, was 0.0003, --optimizer is 'muon', was 'adamw'"
+    assert [value_text(each) for each in (1.0, 3, True, 0.1 + 0.2, 1e-8, "x")] == [
+        "1",
+        "3",
+        "True",
+        "0.3",
+        "1e-08",
+        "x",
+    ]

@@ -254,6 +254,7 @@ def test_ranks_that_start_again_do_not_meet_the_addresses_of_the_dead():
         ("train_b64_g2.slurm", {"LAUNCHER": "mpirun"}, r"LAUNCHER=mpirun: give torchrun \(the default\) or srun"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--sample_prompt 'open"}, "a quote is not closed"),
         ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--checkpoint_path x"}, "--checkpoint_path x: give RUN_DIR=x"),
+        ("train_b64_g2.slurm", {"GPT2_EXTRA_ARGS": "--checkpoint-path=a-b"}, "--checkpoint_path a-b: give RUN_DIR=a-b"),
         ("train_b64_g2.slurm", {"SBATCH_GPUS_PER_NODE": "a100"}, "SBATCH_GPUS_PER_NODE=a100: give a number of GPUs"),
         ("train_b64_g2.slurm", {"RUN_TYPE": "baseline"}, "RUN_TYPE=baseline is one process, not 1 x 2"),
         ("run_2node_8gpu.sbatch", {"RUN_TYPE": "dp"}, "RUN_TYPE=dp is one process, not 2 x 1: ask for --nodes=1"),

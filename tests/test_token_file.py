@@ -101,9 +101,9 @@ def change_sidecar(path, **changes):
     [
         (
             lambda path: path.unlink(),
-            "does not exist; make it with: python download_data.py && python preprocess_small",
+            r"does not exist \(looked for in /.*\); make it with: python download_data.py && python preprocess_small",
         ),
-        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder, not a file; name a .bin"),
         (lambda path: path.write_bytes(b""), "is empty"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:-1]),

@@ -27,6 +27,7 @@ from testbed.hub import SHORTHANDS, TinyShakespeare
 from testbed.json_file import read_json
 from testbed.regular_file import open_regular, read_regular
 from testbed.sources import Source
+from testbed.typed_paths import missing
 
 DOCUMENTS = "documents.jsonl"
 MANIFEST = "manifest.json"
@@ -224,7 +225,7 @@ def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
             raise ValueError(f"--input: there is no corpus under {root}/; run python download_data.py first")
         where = manifests[-1]
     elif not where.exists():
-        raise ValueError(f"--input {where} does not exist; run python download_data.py first")
+        raise ValueError(f"--input {where} {missing(where)}; run python download_data.py first")
     if where.is_dir():
         where = where / MANIFEST
         if not where.exists():

@@ -16,6 +16,7 @@ from testbed.flags import build_parser, checked_like_a_flag
 from testbed.json_file import parse_json
 from testbed.recorded_environment import check_no_secret
 from testbed.regular_file import read_regular
+from testbed.typed_paths import not_a_file
 
 if TYPE_CHECKING:
     from testbed.settings import RunSettings
@@ -74,6 +75,8 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     Raises:
         ValueError: it cannot be read, is not a JSON object, or decides what is not decided there.
     """
+    if fault := not_a_file(path):
+        raise ValueError(f"--deepspeed_config {path} {fault}")
     try:
         text = read_regular(path)
     except OSError as error:

@@ -34,3 +34,9 @@ def printable(text: str, kept: str = "") -> str:
 def say(text: object = "", **how: Any) -> None:
     """`print`, for text that quotes files or paths: its lines stay, whatever else would move a cursor is escaped."""
     print(printable(str(text), kept="\n\t"), **how)
+
+
+def value_text(value: object) -> str:
+    """A setting's value as a person writes it: 0.0003 though a tenth of 0.003 is 0.00030000000000000003, and 1 for 1.0,
+    which is the same setting whichever way a file writes it."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.regular_file import read_regular
+from testbed.typed_paths import missing
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, which no text can be written with
 
@@ -25,7 +26,9 @@ def read_json(path: Path, name: str | None = None) -> Any:
     try:
         content = read_regular(Path(path))
     except FileNotFoundError:
-        raise ValueError(f"{name} does not exist") from None
+        raise ValueError(f"{name} {missing(Path(path))}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{name} is a folder, not a file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ValueError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return parse_json(content, name)

@@ -13,6 +13,7 @@ from typing import Any
 from testbed.automatic_choices import as_decided_before
 from testbed.checkpoint import Checkpoint
 from testbed.earlier_settings import in_todays_terms
+from testbed.error_text import value_text
 from testbed.launch import Launch
 from testbed.parallelism import ALL_OPTIONS, math_changes, why_not_resharded
 from testbed.settings import RunSettings
@@ -61,7 +62,13 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
 
 def in_words(changes: Sequence[dict[str, Any]]) -> str:
     """All of them in one part of a sentence, each by its flag."""
-    return ", ".join(f"{_name_of(change)} is {change['now']!r}, was {change['before']!r}" for change in changes)
+    return ", ".join(
+        f"{_name_of(change)} is {_shown(change['now'])}, was {_shown(change['before'])}" for change in changes
+    )
+
+
+def _shown(value: Any) -> str:
+    return value_text(value) if isinstance(value, float) else repr(value)
 
 
 def _name_of(change: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ from testbed.starting_shape import as_trained, check_start_is_not_overwritten, m
 from testbed.store_port import check_port
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
+from testbed.typed_paths import cannot_become_a_folder, not_a_folder
 
 FOLLOWS = frozenset(
     "micro_batch_size_per_gpu learning_rate muon_learning_rate muon_momentum min_learning_rate warmup_steps "
@@ -239,6 +240,8 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     values.update(options_of_run_type(values, command_line.typed))
     values["attention"] = _attention(values)
     values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
+    if fault := cannot_become_a_folder(Path(values["checkpoint_path"])):
+        raise ValueError(f"--checkpoint_path {values['checkpoint_path']} {fault}; name a folder for the run's files")
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     values.update(as_trained(values, command_line.explicit))
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
@@ -314,7 +317,7 @@ def _check_saving(values: dict[str, Any]) -> None:
     given = values["resume"]
     if given not in (None, AUTO) and not Path(given).is_dir():
         raise ValueError(
-            f"--resume {given} is no folder; give auto, a checkpoint such as {values['checkpoint_path']}"
+            f"--resume {given} {not_a_folder(Path(given))}; give auto, a checkpoint such as {values['checkpoint_path']}"
             "/checkpoints/step_000020, or a run's folder"
         )
 

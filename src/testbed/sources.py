@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from testbed.hub import SHORTHANDS, HubDataset, TinyShakespeare
 from testbed.streams import DatasetsSource, SourceError, Stream, cut_lines
+from testbed.typed_paths import missing
 
 _BUILDERS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
 _SUFFIXES = ", ".join(_BUILDERS)
@@ -63,7 +64,9 @@ def find_source(
         raise ValueError(f"--dataset {dataset} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if dataset in SHORTHANDS or (dataset not in ("stdlib", "shakespeare") and not is_there):
         if dataset not in SHORTHANDS and (path.suffix in _BUILDERS or dataset[:1] in "./~" or dataset.count("/") > 1):
-            raise ValueError(f"--dataset {dataset} does not exist; name a file ({_SUFFIXES}) or a folder of such files")
+            raise ValueError(
+                f"--dataset {dataset} {missing(path)}; name a file ({_SUFFIXES}) or a folder of such files"
+            )
         return HubDataset(dataset, config, split, text_field)
     for flag, value in (("--config", config), ("--split", split)):
         if value is not None:

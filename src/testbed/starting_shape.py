@@ -13,6 +13,7 @@ from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.run_directory import METRICS, TOKENIZER
 from testbed.token_file import TokenFile
+from testbed.typed_paths import not_a_folder
 
 _DATA_FLAGS = ("train_data_path", "val_data_path")
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
@@ -210,10 +211,9 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     """What config.json in `folder` holds. ValueError: there are no weights, or it holds something else."""
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
-        raise ValueError(
-            f"{name} is neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder "
-            "with config.json and model.safetensors"
-        )
+        fault = not_a_folder(folder)
+        kinds = "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder"
+        raise ValueError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors")
     config = read_json(config_file, f"{name}: config.json")
     if not isinstance(config, dict):
         raise ValueError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")

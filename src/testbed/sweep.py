@@ -8,10 +8,12 @@ a file, sweep_run.py carries it out.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.error_text import value_text
 from testbed.flags import parse_command_line
 from testbed.launch import Launch
 from testbed.settings import RunSettings, check_run
@@ -245,6 +247,11 @@ def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], f
             if ours != theirs:
                 raise ValueError(
                     f"{cell.name} would do other work than {first.name}: "
-                    f"{field} {ours} instead of {theirs}, so no time of one compares with the other's; give it to all "
-                    "of them, or --allow_mismatch"
+                    f"{field} {value_text(ours)} instead of {value_text(theirs)}, so no time of one compares with the "
+                    "other's; give it to all of them, or --allow_mismatch"
                 )
+
+
+if __name__ == "__main__":
+    print("testbed.sweep plans sweeps for a program: python scripts/run_scaling_benchmarks.py --help", file=sys.stderr)
+    sys.exit(2)

@@ -38,6 +38,7 @@ from testbed.sidecar import (
     sidecar_path,
     targets_path,
 )
+from testbed.typed_paths import holds_text, missing, not_a_file
 
 _PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
 
@@ -214,12 +215,12 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     try:
         num_bytes = path.stat().st_size
     except FileNotFoundError:
-        raise ValueError(f"{flag} {path} does not exist; make it with: {how_to_make(path)}") from None
+        raise ValueError(f"{flag} {path} {missing(path)}; make it with: {how_to_make(path)}") from None
     except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
         raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
         raise ValueError(
-            f"{flag} {path} is not a file; name the .bin inside it, for example {path / 'train_small.bin'}"
+            f"{flag} {path} {not_a_file(path) or 'is not a file'}; name a .bin, for example {path / 'train_small.bin'}"
         )
     if not os.access(path, os.R_OK):
         raise ValueError(
@@ -229,6 +230,8 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         raise ValueError(f"{flag} {path} is empty; make it again with: {how_to_make(path)}")
 
     sidecar_file = sidecar_path(path)
+    if (sidecar_file == path or not os.path.lexists(sidecar_file)) and holds_text(path):
+        raise ValueError(f"{flag} {path} is not a token file: it holds text; make one with: {how_to_make(path)}")
     has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
     if not has_sidecar and os.path.lexists(targets_path(path)):  # else the prompts would be learned too
         raise ValueError(

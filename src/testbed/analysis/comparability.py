@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.analysis.runs import WORK_FIELDS, Run
+from testbed.error_text import value_text
 
 UNKNOWN = "unknown"
 MOST_IN_TURN = 5  # runs whose numbers of cores are listed one by one
@@ -148,5 +149,4 @@ def _differences(records: dict[int, dict], fields: Sequence[str]) -> list[Differ
 def _text(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
         return value[:8]  # eight digits of a hash tell two files apart on a picture
-    # 1 and 1.0 are the same setting, whichever way a file writes it
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return value_text(value)

@@ -23,7 +23,8 @@ REFERENCE = "none"  # the scheme that the others are compared with
 SERVED = "bf16"  # what models are served in: speed is compared with it too
 WORSE, BETTER = "worse", "better"
 SMALL = math.expm1(LOSS_NOISE)  # of perplexity: what the other comparisons of losses do not hold against a run
-BARELY = f", by under {SMALL:.1%}"
+BARELY = f", but by too little to matter (under {SMALL:.1%})"
+EQUAL = "equal within 0.01%"
 EAGER = ("int8_dynamic", "int8_weight_only", "int4_weight_only")  # torchao's, made for torch.compile
 ONE_PROCESS = "all in one process: the interval says nothing of another start"
 SIZES = ("num_products", "num_quantized_products", "bytes_in_memory", "bytes_on_disk", "bytes_expected")
@@ -53,6 +54,14 @@ def measured_schemes(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for name, scheme in content["schemes"].items()
         if scheme["unavailable"] is None and all(scheme[count] is not None for count in SIZES)
     }
+
+
+def quality_ratio(ratio: Mapping[str, float | None]) -> str:
+    """`1.0800x [1.0795, 1.0805]`; in words where all of it would read 1.0000."""
+    known = [bound for bound in (ratio["value"], ratio["low"], ratio["high"]) if bound is not None]
+    if {f"{bound:.4f}" for bound in known} == {f"{1:.4f}"}:
+        return EQUAL
+    return bounded(ratio["value"], ratio["low"], ratio["high"], "{:.4f}".format, "x")
 
 
 def quality_verdict(ratio: Mapping[str, float] | None) -> str:
@@ -116,7 +125,7 @@ def size_table(content: Mapping[str, Any]) -> str:
             digits(scheme["bytes_on_disk"] / 2**20),
             "" if found is None or found["bits_per_byte"] is None else f"{found['bits_per_byte']:.4f}",
             "" if found is None else bounded(found["value"], found["low"], found["high"], digits),
-            "" if ratio is None else bounded(ratio["value"], ratio["low"], ratio["high"], "{:.4f}".format, "x"),
+            "" if ratio is None else quality_ratio(ratio),
             quality_verdict(ratio),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")

@@ -23,6 +23,7 @@ from testbed.json_file import read_json
 from testbed.metrics_file import metrics_version, read_metrics
 from testbed.regular_file import read_text
 from testbed.run_directory import COMPLETE, FAILED, LAUNCHER, PREEMPTED
+from testbed.typed_paths import not_a_folder
 
 LOG = "train.log"
 OK, NOT_APPLICABLE = "ok", "not_applicable"
@@ -59,7 +60,7 @@ def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise ValueError(f"--dir {directory} is not a folder; give the folder of a sweep or of runs")
+        raise ValueError(f"--dir {directory} {not_a_folder(directory)}; give the folder of a sweep or of runs")
     sweeps = [path.parent for path in sorted(directory.rglob(SWEEP_FILE))]
     planned: dict[Path, tuple[dict, str]] = {}
     for root in sweeps:

@@ -11,6 +11,7 @@ from testbed.run_directory import TOKENIZER, WEIGHTS
 from testbed.sidecar import GPT2_VOCAB_SIZE
 from testbed.starting_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
+from testbed.typed_paths import not_a_folder
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +57,9 @@ def shape_of_config(source: Path | str) -> ModelShape:
     directory = Path(source)
     missing = [name for name in WEIGHTS if not (directory / name).is_file()]
     if missing:
+        fault = not_a_folder(directory) or f"has no {missing[0]}"
         raise ValueError(
-            f"{directory} has no {missing[0]}; give the folder of a run that has ended, or one that transformers saved"
+            f"{directory} {fault}; give the folder of a run that has ended, or one that transformers saved"
         )
     shape = shape_of_folder(directory, name=str(directory))
     if shape.embedding_size % shape.num_heads:

@@ -18,6 +18,7 @@ from testbed.analysis.runs import METRICS_FILE, Run, load_run
 from testbed.analysis.sweep_file import SWEEP_FILE
 from testbed.instruments import instruments_in
 from testbed.json_file import read_json
+from testbed.typed_paths import missing
 
 RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
 PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")
@@ -73,7 +74,7 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
     named, rank_files = [], []
     for path in map(Path, paths):
         if not path.exists():
-            raise ValueError(f"{path} does not exist")
+            raise ValueError(f"{path} {missing(path)}")
         files = _files_under(path) if path.is_dir() else [path]
         if path.is_dir() and not files:
             raise ValueError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")

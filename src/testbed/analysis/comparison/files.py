@@ -7,6 +7,7 @@ from pathlib import Path
 
 from testbed.analysis.arms import Arm, group_into_arms, without_copies
 from testbed.analysis.runs import Run, find_runs, load_run
+from testbed.typed_paths import missing
 
 SHOWN = 6
 
@@ -27,7 +28,7 @@ def _load(name: str, paths: Sequence[Path], unreadable: list[str]) -> list[Run]:
     files: dict[Path, Run] = {}
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{name}: {path} does not exist; name training_metrics.json files or folders of runs")
+            raise ValueError(f"{name}: {path} {missing(path)}; name training_metrics.json files or folders of runs")
         found = find_runs(path) if path.is_dir() else [path]
         if not found:
             raise ValueError(f"{name}: no training_metrics.json under {path}/; name the folder of a finished run")

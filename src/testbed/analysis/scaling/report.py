@@ -23,6 +23,7 @@ from testbed.analysis.statistics import MIN_REPEATS
 from testbed.analysis.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.atomic_file import write_text
 from testbed.json_file import read_json
+from testbed.typed_paths import not_a_folder
 
 REPORT_FILE = "scaling_report.json"
 SCHEMA = 2  # 2: names for readers beside the variants of a sweep
@@ -50,6 +51,8 @@ def report_on_directory(
             sentence.
     """
     out_dir = Path(out_dir)
+    if fault := not_a_folder(out_dir):
+        raise ValueError(f"{out_dir} {fault}; give the folder of a sweep")
     folder = _sweep_folder(out_dir)
     sweep = read_sweep(folder)
     planned = sweep.get("protocol")
