@@ -60,8 +60,8 @@ def whole(body: bytes, protocol: int = 4) -> bytes:
 
 
 def before(body: bytes, good: bytes) -> bytes:
-    """A good pickle that does something else first: after its frame there is no other difference."""
-    return good[:2] + body + b"0" + good[2:]
+    """A good pickle that does something else first, and leaves it lying."""
+    return good[:2] + body + good[2:]
 
 
 def calls(canary: Path) -> dict[str, tuple[str, str, bytes]]:
@@ -130,6 +130,8 @@ def builds() -> Iterator[tuple[str, bytes]]:
             yield f"BUILD of {name} by {what}, memoized", (stack_global(module, name) + b"\x940h\x00" + state + b"b")
         yield f"BUILD of what makes {name}", by_name(module, name) + b")R" + states["slot state"] + b"b"
         yield f"BUILD of an empty {name}", by_name(module, name) + b")\x81" + states["two dicts"] + b"b"
+    stage = by_name("deepspeed.runtime.zero.config", "ZeroStageEnum") + b"K\x01\x85R"
+    yield "BUILD of a member of an enum", stage + states["a dict"] + b"b"
     for module, name in (("torch", "float32"), ("builtins", "len"), ("torch._utils", "_rebuild_tensor_v2")):
         yield f"BUILD of {name}", by_name(module, name) + states["slot state"] + b"b"
 
@@ -200,6 +202,15 @@ def archive(content: bytes, more: dict[str, bytes] | None = None, compression: i
     return file.getvalue()
 
 
+def compressed(content: bytes) -> bytes:
+    """The same archive, in which nothing but the packing is wrong."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as into:
+        for name in whole.namelist():
+            into.writestr(name, whole.read(name))
+    return packed.getvalue()
+
+
 def saved(value: object, **options: object) -> bytes:
     file = io.BytesIO()
     torch.save(value, file, **options)
@@ -231,7 +242,7 @@ def archives(good: object, canary: Path) -> Iterator[tuple[str, bytes]]:
     yield "the old form", saved(good, _use_new_zipfile_serialization=False)
     yield "a planted pickle in the archive", saved({"a": Planted(canary)})
     yield "members that lead out", archive(data, {"../../../canary": b"x", "/canary": b"x", "archive/../../x": b"x"})
-    yield "compressed members", archive(data, compression=zipfile.ZIP_DEFLATED)
+    yield "compressed members", compressed(content)
     yield "a bomb", archive(data, {"archive/data/0": b"\0" * (64 << 20)}, zipfile.ZIP_DEFLATED)
     yield "a bomb of lzma", archive(data, {"archive/data/0": b"\0" * (1 << 20)}, zipfile.ZIP_LZMA)
     yield "without its tensors", archive(data)

@@ -13,7 +13,9 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from enum import EnumType
 from pathlib import Path
+from types import SimpleNamespace
 
 import hostile_files
 import pytest
@@ -51,7 +53,7 @@ from testbed.trace import TraceUnreadable, read_trace
 from testbed.weights import read_initial_weights
 from testbed.whole_checkpoints import newest_whole
 
-AT_LEAST = 300
+AT_LEAST = 5000
 LONGEST_S = 10.0
 SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=300, max_position_embeddings=64)
 CONFIG = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 300, "n_positions": 64}
@@ -142,11 +144,11 @@ class Drill:
         if fault is not None:
             self.faults.append(f"{what}: {fault}")
 
-    def check(self, name: str, at_least: int) -> None:
+    def check(self, name: str, at_least: int, least_refused: int = 1) -> None:
         ran[name] += self.outcomes.total()
         told = "\n".join(f"  {fault[:600]}" for fault in self.faults[:20])
         assert not self.faults, f"{len(self.faults)} of {self.outcomes.total()}, {dict(self.outcomes)}\n{told}"
-        assert self.outcomes.total() >= at_least and self.outcomes["refused"] > 0, self.outcomes
+        assert self.outcomes.total() >= at_least and self.outcomes["refused"] >= least_refused, self.outcomes
 
 
 def _found(module: str, name: str) -> object:
@@ -161,6 +163,7 @@ def prepared(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
         CLASSES = {f"{module}.{name}": _found(module, name) for module, name in hostile_files.CLASSES}
+    CLASSES |= {str(member): member for kept in list(CLASSES.values()) if isinstance(kept, EnumType) for member in kept}
     weights = tmp_path_factory.mktemp("weights")
     write_weights(weights)
     load_weights(weights)
@@ -198,6 +201,10 @@ def read_deepspeeds(folder: Path) -> None:
     zero_state._load_tensors(str(folder / "optim_states.pt"))
 
 
+NEVER_READ = {
+    *("a bomb", "a bomb of lzma", "no archive", "the old form", "a program of TorchScript"),
+    *("a planted pickle without an archive", "a planted pickle in the old form", "a planted pickle in the archive"),
+}
 STATE_ERRORS = (CheckpointException, ValueError, OSError)
 
 
@@ -261,8 +268,21 @@ def test_no_archive_runs_or_fills_the_memory(drill, name):
             drill.case(what, lambda: read(drill.given), STATE_ERRORS, what in calls)
         for what, content in hostile_files.archives(good, drill.canary):
             put(content)
-            drill.case(what, lambda: read(drill.given), STATE_ERRORS)
+            # of a few numbers nothing is saved by packing, so that such an archive is as good as another
+            is_packed = (what, name) == ("compressed members", "random numbers")
+            drill.case(what, lambda: read(drill.given), STATE_ERRORS, is_packed or what in NEVER_READ)
     drill.check(f"archive of {name}", 300)
+
+
+def test_what_deepspeed_reads_past_its_loader_runs_nothing_either(drill, monkeypatch):
+    """Universal checkpoints are read by torch.load with weights_only=False, in DeepSpeed's own words."""
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    zero_state.load_only_tensors(SimpleNamespace(checkpoint_engine=SimpleNamespace(load=None)))
+    (drill.given / "fp32.pt").write_bytes(hostile_files.saved(hostile_files.Planted(drill.canary)))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(drill.given / "fp32.pt", weights_only=False)
+    assert not drill.canary.exists()
 
 
 def test_what_a_state_holds_instead_of_finite_numbers_is_named(tmp_path):
@@ -398,8 +418,10 @@ def test_a_description_leads_nowhere_else(drill, file):
     described = json.loads((drill.given / "tensors.json").read_text())
     described["tensors"]["model.w"]["pieces"][0]["file"] = file
     (drill.given / "tensors.json").write_text(json.dumps(described))
-    drill.case(file, lambda: read_state(drill.given), STATE_ERRORS, must_refuse=True)
-    drill.check("description that leads out", 1)
+    with pytest.raises(CheckpointException) as caught:
+        state_files.load({"model": {"w": torch.zeros(2, 3)}}, drill.given, None)
+    assert "which is no file of a state" in cause(caught.value)
+    ran["description that leads out"] += 1
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "tensors.json"])
@@ -508,9 +530,7 @@ def test_what_is_no_file_is_not_waited_for(drill, name):
             if place == "a giant of holes" and name in ("documents", "pairs", "log of NCCL"):
                 continue  # read in lines, as far as they go
             drill.case(place, lambda: read(drill.given), errors, is_read and name not in SHOWN_IN_THE_REPORT)
-    if name in SHOWN_IN_THE_REPORT:
-        drill.outcomes["refused"] += 1
-    drill.check(f"in the place of {name}", 7)
+    drill.check(f"in the place of {name}", 7, least_refused=0 if name in SHOWN_IN_THE_REPORT else 7)
 
 
 def resealed(folder: Path, change: Callable[[Path], None]) -> None:

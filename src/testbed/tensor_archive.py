@@ -2,7 +2,7 @@
 
 An archive is a zip with a pickle in it. PyTorch reads the pickle with a machine that makes tensors, plain containers
 and what its caller names (`weights_only`), and nothing else. It does unpack members that are compressed, so that a few
-kilobytes could fill the memory; `torch.save` compresses none, and no other archive is read.
+kilobytes could fill the memory; `torch.save` compresses none, and what is larger unpacked is not read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from testbed.error_text import one_line
 
-MOST_MEMBERS, MOST_DESCRIBING_BYTES = 1_000_000, 1 << 28  # far above what a rank of a large model has
+MOST_DESCRIBING_BYTES = 1 << 28  # far above what a rank of a large model has
 _FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError),
     *(pickle.UnpicklingError, RecursionError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile),
@@ -57,10 +57,8 @@ def _check_members(file: BinaryIO) -> None:
     if any(member.filename.endswith("constants.pkl") for member in members):
         raise ValueError("it holds a program of TorchScript")
     size = file.seek(0, 2)
-    if len(members) > MOST_MEMBERS or any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise ValueError("its members are compressed, or too many")
     if sum(member.file_size for member in members) > size:
-        raise ValueError("its members are larger than the file")
+        raise ValueError("its members are larger than the file, so they are compressed or a lie")
     describing = [member.file_size for member in members if member.filename.endswith(".pkl")]
     if sum(describing) > MOST_DESCRIBING_BYTES:
         raise ValueError("what describes its tensors is too large")
@@ -81,5 +79,5 @@ def _words(error: BaseException) -> str | None:
     text = str(error).strip()
     if named := re.search(r"GLOBAL (\S+)", text):
         return f"it names {one_line(named[1], 100)}, which no tensor needs"
-    lines = text.rpartition("WeightsUnpickler error: ")[2].splitlines()
+    lines = text.rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
     return one_line(lines[0], 200) if lines and not lines[0].startswith("Weights only load failed") else None

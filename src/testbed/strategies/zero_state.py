@@ -7,6 +7,7 @@ back one after the other too. No rank ever holds more than its share of the whol
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ def load(engine: Any, directory: Path, group: dist.ProcessGroup) -> None:
 
 def load_only_tensors(engine: Any) -> None:
     """Let the engine's own loader unpickle tensors, plain containers and three harmless classes of DeepSpeed's. Left as
-    it is, it runs whatever code a file names."""
+    it is, it runs whatever code a file names. Where DeepSpeed reads past its loader (universal checkpoints), PyTorch is
+    told to do the same."""
     engine.checkpoint_engine.load = _load_tensors
+    os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
 
 def check_finite(engine: Any, directory: Path) -> None:
