@@ -23,6 +23,7 @@ import psutil
 from testbed.atomic_file import write_text
 from testbed.error_text import say
 
+_BEGAN_S = time.monotonic()  # this module is loaded before PyTorch
 PARENT_POLL_S = 0.5
 REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
 SAME_SIGNAL_S = 2.0
@@ -125,6 +126,11 @@ def refuse(launch: Launch | None, message: str) -> int:
     else:
         time.sleep(REFUSAL_WAIT_S)
     return 2
+
+
+def seconds_since_start() -> float:
+    """How long this process has run, but for the interpreter's own start."""
+    return time.monotonic() - _BEGAN_S
 
 
 def tell_torchrun(message: str) -> None:

@@ -22,7 +22,16 @@ from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.disk_array import FileChanged
 from testbed.error_text import first_line, printable
-from testbed.launch import MARK_WITHIN_S, Launch, RunStopped, StopSignals, end_deaf, refuse, tell_torchrun
+from testbed.launch import (
+    MARK_WITHIN_S,
+    Launch,
+    RunStopped,
+    StopSignals,
+    end_deaf,
+    refuse,
+    seconds_since_start,
+    tell_torchrun,
+)
 from testbed.meeting import ENDED, START_PATIENCE_S, TRAINS, Meeting
 from testbed.metrics_file import read_metrics, write_metrics
 from testbed.segments import failed_in_its_stead
@@ -76,6 +85,8 @@ class RunEnding:
             timeout_s = self.settings.collective_timeout
             # torchrun ends the others when a rank dies, so there a slow start (a cold network file system) is no danger
             start_patience_s = START_PATIENCE_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+            # loading PyTorch took this rank so long by now, on a busy machine half a minute, and takes others as long
+            start_patience_s = max(start_patience_s, seconds_since_start())
             meeting = Meeting(self.launch, timeout_s, open_store, self._end_alone, start_patience_s)
             self._meeting = meeting.begin()
 
