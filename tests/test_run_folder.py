@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from test_checkpoint_files import Folder, Weights, contents, launch, one_process, refusal, run
 from test_endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, python_command, ranks, started
 
-from testbed import checkpoint, held_folder, manifest, run_directory, run_ending, weights
+from testbed import checkpoint, folder_owner, held_folder, manifest, run_directory, run_ending, weights
 from testbed.atomic_file import write_text
 from testbed.checkpoint import CheckpointWriter
 from testbed.drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
@@ -568,3 +568,12 @@ def test_rank_0_killed_is_a_failure_in_the_metrics_too(token_files, tmp_path):
     metrics = read_metrics(folder / "training_metrics.json")
     assert metrics["status"] == "failed" and metrics["failure"]["reason"].startswith("rank 0 is dead")
     assert metrics["segments"][-1]["ended"] == "failed"
+
+
+def test_what_stands_as_the_mark_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "RUN_FAILED.txt")
+
+    words = run_directory.mark_failed(tmp_path, 0, "the disk failed")
+
+    assert words.startswith("the disk failed (and what stands as RUN_FAILED.txt cannot be read: it is a FIFO")
+    assert not folder_owner.is_run(tmp_path)

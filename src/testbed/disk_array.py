@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from testbed.regular_file import open_regular
+
 CHUNK_ITEMS = 1 << 23  # 16 MiB of uint16 at a time: large enough for full disk speed, small enough for any machine
 
 
@@ -31,7 +33,7 @@ class DiskArray:
     def __init__(self, path: Path, dtype: np.dtype | type, length: int):
         """Args: length: items that the file must hold, as whoever looked at its size found."""
         self.path, self.dtype, self._length = path, np.dtype(dtype), length
-        self._file = path.open("rb", buffering=0)
+        self._file = open_regular(path)
         self._stamp = self._look()
         if self._stamp[0] != length * self.dtype.itemsize:
             raise FileChanged(f"{path} changed while it was opened; wait until it is whole and start again")

@@ -13,6 +13,7 @@ from typing import Any
 from testbed.checkpoint import read_description
 from testbed.json_file import read_json
 from testbed.metrics_file import read_metrics
+from testbed.regular_file import read_text
 from testbed.run_directory import (
     CHECKPOINTS,
     COMPLETE,
@@ -101,7 +102,7 @@ def _keys(path: Path) -> set[Any]:
 
 def _is_mark(path: Path) -> bool:
     try:
-        return path.is_file() and _MARK.fullmatch(path.read_text(encoding="utf-8")) is not None
+        return _MARK.fullmatch(read_text(path)) is not None
     except (OSError, ValueError):  # ValueError: it is no UTF-8
         return False
 

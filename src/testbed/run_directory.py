@@ -17,6 +17,7 @@ from testbed.error_text import one_line
 from testbed.held_folder import check_held
 from testbed.launch import Launch
 from testbed.recorded_environment import nccl_variables, recorded_variables, slurm_facts
+from testbed.regular_file import read_text
 
 METRICS = "training_metrics.json"
 COMPLETE = "RUN_COMPLETE.txt"
@@ -174,7 +175,10 @@ def mark_failed(directory: Path, rank: int, reason: str) -> str:
         os.link(mine, directory / FAILED)  # in one move, and only where there is none yet
         (directory / PREEMPTED).unlink(missing_ok=True)
     except FileExistsError:
-        return (directory / FAILED).read_text(encoding="utf-8").strip()
+        try:
+            return read_text(directory / FAILED, errors="replace").strip()
+        except OSError as error:  # a FIFO or a folder that has its name
+            return f"{reason} (and what stands as {FAILED} cannot be read: {error.strerror})"
     except OSError as error:
         return f"{reason} (and {FAILED} could not be written: {error.strerror})"
     finally:
