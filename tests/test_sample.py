@@ -304,7 +304,7 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         (["--checkpoint", folders["no GPT-2"], *prompt], "its model_type is 'llama', not gpt2"),
         (["--checkpoint", folders["cut"], *prompt], "model.safetensors cannot be used"),
         (["--checkpoint", folders["damaged tokenizer"], *prompt], "holds no byte-level BPE"),
-        (["--from_pretrained", "gpt3", *prompt], "--from_pretrained gpt3 has no model.safetensors"),
+        (["--from_pretrained", "gpt3", *prompt], "--from_pretrained gpt3 does not exist (looked for in "),
         (
             ["--from_pretrained", "gpt2", *prompt, "--tokenizer_file", other],
             "gpt2 reads ids of gpt2, but the tokenizer file",
