@@ -299,7 +299,7 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
             "reads ids of its own tokenizer.json, but the tokenizer file",
         ),
         ([*good, *prompt, "--tokenizer_file", tmp_path / "none.json"], "none.json cannot be read"),
-        (["--checkpoint", folders["nothing"], *prompt], "nothing has no model.safetensors"),
+        (["--checkpoint", folders["nothing"], *prompt], "nothing does not exist (looked for in "),
         (["--checkpoint", folders["no tokenizer"], *prompt], "has no tokenizer.json"),
         (["--checkpoint", folders["another vocabulary"], *prompt], "the weight wte.weight is (280, 32)"),
         (["--checkpoint", folders["heads"], *prompt], "n_embd 32 is not a multiple of n_head 3"),
