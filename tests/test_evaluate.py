@@ -258,7 +258,7 @@ def test_the_whole_program(files):
 
 CHECKPOINT = ("--checkpoint", "run", "--data_path", "data.bin", "--out", "new.json")
 REFUSED = {
-    "no checkpoint": (("--checkpoint", "nowhere"), "--checkpoint: nowhere has no model.safetensors"),
+    "no checkpoint": (("--checkpoint", "nowhere"), "--checkpoint: nowhere does not exist (looked for in "),
     "no model": ((), "one of the arguments --checkpoint --from_pretrained is required"),
     "no data": (("--checkpoint", "run", "--data_path", "no.bin"), "--data_path no.bin does not exist"),
     "another vocabulary": (("--checkpoint", "run", "--data_path", "other.bin"), "other.bin is written with bpe:400"),

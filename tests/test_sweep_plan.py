@@ -213,7 +213,7 @@ def test_steps_that_are_all_warm_up_are_refused(in_folder_with_data):
 
 def test_variants_that_would_do_other_work_are_refused_unless_allowed(in_folder_with_data):
     cells = plan(request("baseline,ddp:learning_rate=1"))
-    with pytest.raises(ValueError, match=r"learning_rate 1.0 instead of 0.004.*--allow_mismatch"):
+    with pytest.raises(ValueError, match=r"learning_rate 1 instead of 0.004.*--allow_mismatch"):
         check_cells(cells, allow_mismatch=False)
     check_cells(cells, allow_mismatch=True)
     check_cells(plan(request("ddp,ddp:bucket_cap_mb=5", protocol="weak")), allow_mismatch=False)
