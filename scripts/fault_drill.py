@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
 
@@ -114,11 +115,11 @@ def main() -> int:
         check_numbers(arguments)
         return drill(arguments)
     except ValueError as error:
-        print(f"fault_drill.py: error: {error}", file=sys.stderr)
+        say(f"fault_drill.py: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         where = error.filename or arguments.out_dir
-        print(
+        say(
             f"fault_drill.py: error: {where}: {error.strerror or error}; drills that are done are kept", file=sys.stderr
         )
         return 1
@@ -172,17 +173,17 @@ def drill(arguments: argparse.Namespace) -> int:
             make_references(drills, faults, content)
             strike(drills, faults, content, file)
         except DrillFailed as error:
-            print(f"fault_drill.py: {error}", file=sys.stderr)
+            say(f"fault_drill.py: {error}", file=sys.stderr)
             return 1
         except Interrupted:
             pass
         if stop.exit_code is not None:
-            print("interrupted: drills that are done are kept, the same command goes on from here", file=sys.stderr)
+            say("interrupted: drills that are done are kept, the same command goes on from here", file=sys.stderr)
             return stop.exit_code
         shutil.rmtree(arguments.out_dir / "runs", ignore_errors=True)
         content = read_drill(file)
         in_all = f"{len(content['faults'])} faults, {in_words(content['wall_s'])} in all"
-        print(f"\n{table(content['summary'])}\n\n{in_all}; disk full by {content['disk_method']}; file: {file}")
+        say(f"\n{table(content['summary'])}\n\n{in_all}; disk full by {content['disk_method']}; file: {file}")
         return 1 if any(row["survived"] is False for row in content["faults"]) else 0
 
 
@@ -190,9 +191,9 @@ def say_plan(faults: list[Fault], variants: tuple[Variant, ...]) -> int:
     from testbed.sweep_run import in_words
 
     for fault in faults:
-        print(f"{fault.number:>4}  {fault}")
+        say(f"{fault.number:>4}  {fault}")
     guess = in_words(12 * len(faults) + 15 * len(variants))
-    print(f"\n# {len(faults)} faults and {len(variants)} undisturbed runs: about {guess} on two cores")
+    say(f"\n# {len(faults)} faults and {len(variants)} undisturbed runs: about {guess} on two cores")
     return 0
 
 
@@ -202,10 +203,10 @@ def make_references(drills: Drills, faults: list[Fault], content: dict[str, Any]
     from testbed.drill.record import add_code
 
     for text in dict.fromkeys(fault.run_type for fault in faults):
-        print(f"undisturbed run of {text} ...", flush=True)
+        say(f"undisturbed run of {text} ...", flush=True)
         metrics = drills.make_reference(text)
         reference, earlier = drills.references[text], content["references"].get(text)
-        print(f"  {reference.seconds:.1f} s, weights {reference.weights_sha256[:12]}", flush=True)
+        say(f"  {reference.seconds:.1f} s, weights {reference.weights_sha256[:12]}", flush=True)
         if earlier is not None and earlier["weights_sha256"] != reference.weights_sha256:
             raise DrillFailed(
                 f"the undisturbed run of {text} ends with other weights than when this drill began "
@@ -243,7 +244,7 @@ def strike(drills: Drills, faults: list[Fault], content: dict[str, Any], file: P
             bar.set_postfix_str(f"{lost} lost", refresh=False)
             bar.update()
             sys.stdout.flush()
-    print(f"{len(seconds)} drills in {in_words(time.perf_counter() - started_s)}, {lost} lost", flush=True)
+    say(f"{len(seconds)} drills in {in_words(time.perf_counter() - started_s)}, {lost} lost", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
 
@@ -196,7 +197,7 @@ def main() -> int:
         sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
         sweep.git_dirty = facts["is_dirty"]
         if arguments.dry_run:
-            print("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
+            say("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
             print_plan(request, sweep, settings)
             return 0
         if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
@@ -204,11 +205,11 @@ def main() -> int:
         with Stop() as stop:  # up to here and after it, Ctrl-C ends the program as it ends any
             make_runs(arguments, request.machine, sweep, settings, stop)
         if stop.exit_code is not None:
-            print("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+            say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
             return stop.exit_code
         report(cells, arguments.out_dir)
     except ValueError as error:
-        print(f"run_scaling_benchmarks.py: error: {error}", file=sys.stderr)
+        say(f"run_scaling_benchmarks.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -216,7 +217,7 @@ def main() -> int:
         return 1
     except OSError as error:
         where = error.filename or arguments.out_dir
-        print(
+        say(
             f"run_scaling_benchmarks.py: error: {where} cannot be written ({error.strerror or error}); free space or "
             "give another --out_dir, and call again: finished runs are kept",
             file=sys.stderr,
@@ -302,16 +303,16 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
     for cell in sweep.cells:
         note = {PENDING: "", FAILED: f"# gpt2.py would refuse: {cell.reason}\n# "}.get(cell.status, "# finished: ")
         if cell.status != NOT_APPLICABLE:
-            print(note + shlex.join(cell.command))
+            say(note + shlex.join(cell.command))
     for cell in sweep.cells:
         if cell.status == NOT_APPLICABLE:
-            print(f"# not applicable: {cell.name}: {cell.reason}")
+            say(f"# not applicable: {cell.name}: {cell.reason}")
     if (fact := oversubscription(waiting, request.machine)) is not None:
-        print(f"# oversubscribed: {fact}; without --yes it is asked first, or refused where nobody can answer")
+        say(f"# oversubscribed: {fact}; without --yes it is asked first, or refused where nobody can answer")
     is_measured = any(cell.status == COMPLETE for cell in sweep.cells)
     basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
     left = in_words(seconds_left(sweep.cells, settings, request.machine))
-    print(f"\n# {len(waiting)} runs to make, and warm-up: about {left} ({basis})")
+    say(f"\n# {len(waiting)} runs to make, and warm-up: about {left} ({basis})")
 
 
 def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool) -> bool:
@@ -326,7 +327,7 @@ def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool)
             f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
             "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
         )
-    print(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
+    say(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -337,7 +338,7 @@ def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, set
 
     out_dir = arguments.out_dir
     with only_sweep_in(out_dir) as lock:
-        print(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
+        say(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
         sweep.write(out_dir)
         runner = Runner(
             sweep=sweep,
@@ -368,16 +369,16 @@ def report(cells: list[Cell], out_dir: Path) -> None:
     from testbed.sweep import COMPLETE
     from testbed.sweep_state import SWEEP_FILE, disagreements, table
 
-    print(f"\n{table(cells, out_dir)}\n")
+    say(f"\n{table(cells, out_dir)}\n")
     if any(cell.status == COMPLETE and not cell.profiled for cell in cells):
         try:
             path = write_scaling_report(out_dir)
-            print("\n".join([f"scaling report: {path}", *disagreements(path)]))
+            say("\n".join([f"scaling report: {path}", *disagreements(path)]))
         except ValueError as error:  # every run was instrumented, say
-            print(f"scaling report: not written: {error}")
-    print(f"plan and state: {out_dir / SWEEP_FILE}")
-    print(f"runs:           {out_dir}/<cell>/run_<k>/training_metrics.json")
-    print(f"as a table:     python scripts/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
+            say(f"scaling report: not written: {error}")
+    say(f"plan and state: {out_dir / SWEEP_FILE}")
+    say(f"runs:           {out_dir}/<cell>/run_<k>/training_metrics.json")
+    say(f"as a table:     python scripts/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
 
 
 if __name__ == "__main__":

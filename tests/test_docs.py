@@ -475,3 +475,12 @@ def test_the_commands_for_a_cpu_can_be_copied_as_they_are():
     for line in trainings:
         words = shlex.split(line.replace('"${work[@]}"', shlex.join(flags)))
         assert parse_command_line(words[words.index("src/gpt2.py") + 1 :]).values["model"] == "nano"
+
+
+@pytest.mark.parametrize("page", ["faults.md", "first_day.md"])
+def test_the_tests_that_a_table_names_are_there(page):
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)", (REPOSITORY / "docs" / page).read_text(encoding="utf-8"))
+    assert len(named) > 30
+    for file, test in named:
+        text = (REPOSITORY / "tests" / file).read_text(encoding="utf-8")
+        assert re.search(rf"^def {test}\(", text, re.M), (file, test)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
+from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 
@@ -89,10 +90,10 @@ def main() -> int:
     try:
         return {"up": up, "down": down, "run": run}[arguments.what](arguments)
     except ValueError as error:
-        print(f"network.py: error: {error}", file=sys.stderr)
+        say(f"network.py: error: {error}", file=sys.stderr)
         return 2
     except LabError as error:
-        print(f"network.py: error: {error}", file=sys.stderr)
+        say(f"network.py: error: {error}", file=sys.stderr)
         return 1
 
 
@@ -111,17 +112,17 @@ def up(arguments: argparse.Namespace) -> int:
     from testbed.lab.links import address_of
 
     made = bring_up(arguments.hosts, link_of(arguments), arguments.seconds)
-    print(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
+    say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
     for number, host in enumerate(made.hosts, start=1):
-        print(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
-    print(f"python scripts/lab/network.py down {made.name}")
+        say(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
+    say(f"python scripts/lab/network.py down {made.name}")
     return 0
 
 
 def down(arguments: argparse.Namespace) -> int:
     from testbed.lab.keeper import take_down
 
-    print(f"{arguments.name}: {take_down(arguments.name)}")
+    say(f"{arguments.name}: {take_down(arguments.name)}")
     return 0
 
 
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def show(host: int, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more: the run goes on
-            print(f"[host{host}] {line}", flush=True)
+            say(f"[host{host}] {line}", flush=True)
 
     if not arguments.seconds > 0:
         raise ValueError(f"--seconds {arguments.seconds:g} is not above 0")
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(scratch) if arguments.log_dir is None else arguments.log_dir
         # the hosts end first, with time to say why; the lab's own limit is behind it
         with lab(arguments.hosts, link, arguments.seconds + 60) as made:
-            print(f"network.py: lab {made.name}, {len(made.hosts)} hosts, {made.link}", file=sys.stderr, flush=True)
+            say(f"network.py: lab {made.name}, {len(made.hosts)} hosts, {made.link}", file=sys.stderr, flush=True)
             ends = run_on_hosts(
                 made, arguments.command, folder, arguments.seconds, lambda: stop.signal_number is not None, show,
                 arguments.patience_s,
@@ -150,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
         for end in ends:
             if end.exit_code != 0:
                 why = ", ended by the lab" if end.ended_by_us else ""
-                print(f"network.py: host{end.host} ended with {end.exit_code}{why}", file=sys.stderr)
+                say(f"network.py: host{end.host} ended with {end.exit_code}{why}", file=sys.stderr)
         return stop.exit_code or int(any(end.exit_code != 0 for end in ends))
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.error_text import one_line
+from testbed.error_text import one_line, say
 
 LOCK = ".lock"
 LOCK_WAIT_S = 5.0
@@ -73,7 +73,7 @@ def _is_locked(directory: Path) -> bool:
         if not _lock(_locks[directory], deadline_s):
             return False
     except OSError as error:  # a file system without locks: nothing to be had, and no reason not to train
-        print(f"no lock on {directory} ({error.strerror or error}): start no second run in it", flush=True)
+        say(f"no lock on {directory} ({error.strerror or error}): start no second run in it", flush=True)
     try:
         return directory not in _handles or _lock(_handles[directory], deadline_s)
     except OSError:

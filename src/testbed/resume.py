@@ -27,6 +27,7 @@ from testbed.checkpoint import (
     random_state_file,
     read_description,
 )
+from testbed.error_text import say
 from testbed.launch import Launch
 from testbed.metrics_file import SCHEMA_VERSION, metrics_version, read_metrics
 from testbed.regular_file import open_regular
@@ -132,7 +133,7 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     if settings.resume is None:
         held_folder.keep_others_out(directory)
         if settings.overwrite and (held := run_directory.held_files(directory)):
-            print(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
+            say(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
         run_directory.claim(directory, settings.overwrite)
         return Start(sha256)
     is_again = False
@@ -153,9 +154,7 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     start = dataclasses.replace(start, steps_done=steps_done)
     if start.is_complete:
         held_folder.let_others_in(directory)
-        print(
-            f"--resume: {directory} is already complete, {settings.last_step} steps; nothing is left to do", flush=True
-        )
+        say(f"--resume: {directory} is already complete, {settings.last_step} steps; nothing is left to do", flush=True)
         return start
     if not start.is_other_run:
         run_directory.reopen(directory, from_the_start=start.checkpoint is None)
@@ -169,7 +168,7 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
             "--checkpoint_path"
         )
     if start.checkpoint is not None:
-        print(f"--resume: goes on after step {start.step}, from {start.checkpoint.directory}", flush=True)
+        say(f"--resume: goes on after step {start.step}, from {start.checkpoint.directory}", flush=True)
     return start
 
 
@@ -206,7 +205,7 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
             _check_is_this_run(metrics, settings, sha256)
             return Start(sha256, is_complete=True)
     held = "no whole checkpoint" if skipped else "no checkpoint"
-    print(f"--resume: {directory} holds {held}, so the run begins with its first step", flush=True)
+    say(f"--resume: {directory} holds {held}, so the run begins with its first step", flush=True)
     return Start(sha256, metrics=metrics)
 
 
@@ -286,7 +285,7 @@ def _metrics_of_run(directory: Path, checkpoint: Checkpoint, copy: dict) -> dict
             raise ValueError(f"{run_directory.METRICS} lacks rows of steps that {checkpoint.directory} has done")
         return metrics
     except (KeyError, ValueError) as error:
-        print(f"--resume: {error}; the copy in the checkpoint is used, and what came after it is not known", flush=True)
+        say(f"--resume: {error}; the copy in the checkpoint is used, and what came after it is not known", flush=True)
         return copy
 
 

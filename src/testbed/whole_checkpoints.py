@@ -6,6 +6,7 @@ from pathlib import Path
 
 from testbed import run_directory
 from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, remove, step_folders
+from testbed.error_text import say
 from testbed.manifest import MANIFEST, why_damaged
 
 PERHAPS_WHOLE = "perhaps whole, but "  # how the reason begins of a checkpoint that the disk does not show
@@ -32,7 +33,7 @@ def newest_whole(directory: Path) -> tuple[Path | None, dict[Path, str]]:
         if reason is None:
             return folder, skipped
         skipped[folder] = reason
-        print(f"--resume: {folder} is skipped: {reason}", flush=True)
+        say(f"--resume: {folder} is skipped: {reason}", flush=True)
     if unreadable is not None:
         raise ValueError(
             f"--resume: no whole checkpoint in {directory}, and {unreadable}; make it readable, or give another "
@@ -106,4 +107,4 @@ def set_aside(directory: Path, step: int, skipped: dict[Path, str]) -> None:
                 remove(aside)
             aside = free_name(aside)
             folder.replace(aside)
-            print(f"--resume: {folder} is now {aside.name}", flush=True)
+            say(f"--resume: {folder} is now {aside.name}", flush=True)
