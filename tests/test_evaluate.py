@@ -336,11 +336,21 @@ def test_an_earlier_evaluation_is_kept_unless_asked(evaluate, files):
     assert read_inference(earlier)["status"] == "complete"
 
 
-def test_what_ends_early_says_so_in_the_file(evaluate, files):
-    """A diverged run's weights: the losses are not numbers, and neither are they hidden."""
+def test_weights_that_are_no_numbers_are_refused(evaluate, files):
     model = model_of()
     with torch.no_grad():
         model.h["0"].mlp.c_fc.weight[0, 0] = math.nan
+    save_checkpoint(files / "diverged", model, files / "bpe_300.json")
+    code, _, error = evaluate("--checkpoint", "diverged", "--data_path", "data.bin", "--quick")
+    assert code == 2 and "NaN or infinite" in error and "Traceback" not in error
+
+
+def test_what_ends_early_says_so_in_the_file(evaluate, files):
+    """Weights so large that the losses are not numbers: neither are they hidden."""
+    model = model_of()
+    with torch.no_grad():
+        model.h["0"].mlp.c_fc.weight[0, 0] = 3e38
+        model.h["0"].mlp.c_proj.weight.fill_(3e38)
     save_checkpoint(files / "diverged", model, files / "bpe_300.json")
     code, _, error = evaluate("--checkpoint", "diverged", "--data_path", "data.bin", "--quick")
     assert code == 1 and "losses are not finite numbers" in error and "Traceback" not in error
