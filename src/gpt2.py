@@ -41,7 +41,7 @@ from testbed.data import TrainingBatches, ValidationBatches
 from testbed.device import choose_device
 from testbed.float8 import convert_to_float8_
 from testbed.flops import peak_from_table
-from testbed.held_folder import check_held
+from testbed.held_folder import by_handle, check_held
 from testbed.inference.after_training import benchmark_generation
 from testbed.launch import Launch, RunStopped, StopSignals, refuse
 from testbed.measure import PeakRate, peak_memory
@@ -133,7 +133,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             check_held(directory)
             write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        scalars = Scalars(settings, directory / run_directory.TENSORBOARD, begun.step, is_writer=launch.rank == 0)
+        curves = by_handle(directory) / run_directory.TENSORBOARD  # the library opens it again at every flush
+        scalars = Scalars(settings, curves, begun.step, is_writer=launch.rank == 0)
         run = Run(
             *(checked, settings, launch, device, directory, recorder, progress, weights, begun.step, scalars),
             *(ending, tokenizer_of_data(checked.train_file) if launch.rank == 0 else None),

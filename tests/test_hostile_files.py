@@ -28,6 +28,8 @@ from nsight_cases import chrome_trace
 from nsys_examples import stats_text, write_sqlite
 from safetensors.torch import save as safetensors_of
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from testbed import resume, watchdog
 from testbed.analysis.profiles.nccl_lines import read_log
@@ -48,6 +50,7 @@ from testbed.sidecar import read_sidecar
 from testbed.starting_shape import shape_of_folder
 from testbed.strategies import state_files, zero_state
 from testbed.strategies.description import read_description as read_tensors
+from testbed.strategies.old_description import plain_form_of
 from testbed.tokenizer import load_bpe, train_bpe
 from testbed.trace import TraceUnreadable, read_trace
 from testbed.weights import read_initial_weights
@@ -580,6 +583,16 @@ def test_the_program_runs_nothing_of_a_resealed_checkpoint(token_files, tmp_path
         )
         assert "Traceback" not in done.stderr
     assert {path.name: path.read_text() for path in home.iterdir() if path.is_file()} == {".profile": "echo hello\n"}
+
+
+def test_a_size_that_every_piece_means_is_not_copied_for_each():
+    """A long torch.Size stands in the pickle once; copied for each of many pieces it would fill the memory."""
+    size = torch.Size([0] * 20_000)
+    places = {MetadataIndex(f"model.{n}", size): _StorageInfo("__0_0.distcp", 0, 1) for n in range(50)}
+    bomb = pickle.dumps(Metadata({}, storage_data=places))
+
+    with pytest.raises(ValueError, match=r"a torch.Size of 20,000 numbers"):
+        plain_form_of(bomb, ".metadata")
 
 
 def test_so_many_hostile_files_were_read(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,11 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPOSITORY, run_program
 from metrics_examples import example_metrics
 from safetensors import SafetensorError
 from test_checkpoint_files import Folder, Weights, contents, launch, one_process, refusal, run
 from test_endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, python_command, ranks, started
+from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import checkpoint, folder_owner, held_folder, manifest, run_directory, run_ending, weights
 from testbed.atomic_file import write_text
@@ -577,3 +580,83 @@ def test_what_stands_as_the_mark_is_not_waited_for(tmp_path):
 
     assert words.startswith("the disk failed (and what stands as RUN_FAILED.txt cannot be read: it is a FIFO")
     assert not folder_owner.is_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["best", "tensorboard", "profiler_logs"])
+def test_a_link_among_the_folders_of_a_run_is_not_written_through(run, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (run.path / name).symlink_to(victim)
+
+    assert f"{name} is a link to {victim}" in refusal(run, "--resume")
+
+
+def test_a_folder_that_has_the_name_of_a_file_of_ours_is_not_deleted(run):
+    (run.path / "RUN_FAILED.txt").mkdir()
+    (run.path / "RUN_FAILED.txt" / "thesis.txt").write_text("mine")
+
+    assert "RUN_FAILED.txt is a folder" in refusal(run, "--resume")
+    assert (run.path / "RUN_FAILED.txt" / "thesis.txt").exists()
+
+
+def test_two_runs_whose_checkpoints_are_one_folder_are_kept_apart(run, token_files, tmp_path):
+    move_to_larger_disk(run.checkpoints, tmp_path / "larger")
+    before = contents(tmp_path / "larger")
+    other = Folder(token_files, tmp_path / "other")
+    other.path.mkdir()
+    other.checkpoints.symlink_to(run.checkpoints.resolve())
+
+    assert "where the checkpoints of another run lie" in refusal(other, "--resume")
+    assert contents(tmp_path / "larger") == before
+    held_folder.let_others_in(other.path)
+    held_folder.lock_linked(run.checkpoints)
+    try:
+        assert "where another run writes" in refusal(other, "--resume")
+    finally:
+        held_folder.let_others_in(run.path)
+
+
+def test_what_no_run_wrote_among_the_checkpoints_is_neither_deleted_nor_moved_away_for_good(run):
+    """Names like ours, but nothing in them that a checkpoint has."""
+    names = {"step_1", "step_000003", "step_000006", "step_backup.damaged", "step_000001.damaged"}
+    for name in names:
+        (run.checkpoints / name).mkdir()
+        (run.checkpoints / name / "thesis.txt").write_text(name)
+    (run.checkpoints / "step_000001").write_text("a file")
+
+    run.train(range(5, 9), {5, 6, 7, 8}, "--keep_last", "1", start=run.begin("--resume", "--keep_last", "1"))
+
+    assert {path.read_text() for path in run.checkpoints.rglob("thesis.txt")} == names
+    assert [path.name for path in checkpoint.step_folders(run.checkpoints) if checkpoint.is_own(path)] == [
+        "step_000008"
+    ]
+    assert (run.checkpoints / "step_000001").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", -5), ("step", 0), ("elapsed_s", math.nan), ("useful_wall_s", -1e300), ("world_size", 0)],
+)
+def test_figures_that_no_checkpoint_has_are_damage(run, name, value):
+    folder = checkpoint.step_folders(run.checkpoints)[-1]
+    content = json.loads((folder / "checkpoint.json").read_text())
+    (folder / "checkpoint.json").write_text(json.dumps({**content, name: value}))
+
+    with pytest.raises(ValueError, match=f"{name} is .*, which no checkpoint says"):
+        checkpoint.read_description(folder)
+
+
+def test_no_state_is_written_into_a_folder_that_has_vanished(tmp_path):
+    from testbed.strategies import state_files
+
+    with pytest.raises(CheckpointException):
+        state_files.save({"model": {"weight": torch.ones(2)}}, tmp_path / "gone" / ".step_000006.tmp", None)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_names_out_of_a_manifest_obey_no_terminal(run):
+    folder = checkpoint.step_folders(run.checkpoints)[-1]
+    entry = {"bytes": 1, "sha256": ""}
+    (folder / "manifest.json").write_text(json.dumps({"files": {"\x1b[31mred\n[Rank 0] RUN_COMPLETE": entry}}))
+
+    assert manifest.why_damaged(folder).isprintable()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from testbed import distributed
 from testbed.held_folder import FolderGone, check_held, place_of, why_gone
 from testbed.json_file import read_json
 from testbed.launch import Launch
-from testbed.manifest import write_manifest
+from testbed.manifest import MANIFEST, write_manifest
 from testbed.run_directory import CHECKPOINTS, METRICS, now_utc
 from testbed.settings import RunSettings
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "checkpoint.json"
 STEP_FOLDER = re.compile(r"step_(\d+)")
+DAMAGED_FOLDER = re.compile(r"step_\d+\.damaged(\.\d+)?")
 DAMAGED, ABANDONED = ".damaged", ".abandoned"  # what a folder is called that no start goes on from
 LAST_WAIT_S = 5.0  # for a thread that still writes when the process is about to end
 VISIBLE_WITHIN_S = 60.0  # a network file system shows a folder's new files after at most so long
@@ -206,15 +208,15 @@ class CheckpointWriter:
         _flush_to_disk(temporary)
         check_held(self.directory)
         final = self.folder / f"step_{step:06d}"
-        if other_step(final) is not None:  # renamed while this run trained: the name is needed, the files stay
+        if os.path.lexists(final) and not is_own(final):  # the name is needed, the files of whoever made them stay
             final.replace(free_name(final.with_name(final.name + ABANDONED)))
-        remove(final)  # a damaged one: what this start went on from is not saved again
+        remove(final)  # of this step already: what this start went on from is not saved again
         temporary.replace(final)
         _flush(self.folder)
-        own = [folder for folder in step_folders(self.folder) if other_step(folder) is None]
+        own = [folder for folder in step_folders(self.folder) if is_own(folder)]
         for old in own[: -self.settings.keep_last]:
             remove(old)
-        for damaged in self.folder.glob(f"step_*{DAMAGED}"):  # kept for whoever wants to look, until there is a newer
+        for damaged in damaged_folders(self.folder):  # kept for whoever wants to look, until there is a newer
             remove(damaged)
         row["bytes"] = num_bytes
         row["total_s"] = time.perf_counter() - start_s
@@ -233,7 +235,21 @@ def _at_once(work: Callable[..., Any], *arguments: object) -> Future:
 def step_folders(folder: Path) -> list[Path]:
     """The finished checkpoints in a folder, by step. Whether they are whole is another question."""
     found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := STEP_FOLDER.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(found) if path.is_dir()]
+
+
+def damaged_folders(folder: Path) -> list[Path]:
+    """The checkpoints that were found damaged: what has such a name and holds a file that only a checkpoint has."""
+    named = [path for path in folder.glob("step_*") if DAMAGED_FOLDER.fullmatch(path.name)]
+    return [path for path in named if any((path / name).is_file() for name in (DESCRIPTION, MANIFEST))]
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of the step in its name, and so may be deleted for a newer one."""
+    try:
+        return folder.name == f"step_{read_description(folder).step:06d}"
+    except ValueError:
+        return False
 
 
 def other_step(folder: Path) -> int | None:
@@ -259,6 +275,9 @@ def read_description(directory: Path) -> Checkpoint:
     for name, kind in kinds.items():
         value = content.get(name) if isinstance(content, dict) else None
         if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
+        least = {"step": 1, "world_size": 1, "elapsed_s": 0, "useful_wall_s": 0}.get(name)
+        if least is not None and not least <= value < math.inf:
             raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
     return Checkpoint(directory, **{name: content[name] for name in kinds})
 

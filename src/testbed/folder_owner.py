@@ -10,18 +10,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-from testbed.checkpoint import read_description
+from testbed.checkpoint import Checkpoint, read_description
 from testbed.json_file import read_json
 from testbed.metrics_file import read_metrics
 from testbed.regular_file import read_text
 from testbed.run_directory import (
+    BEST,
     CHECKPOINTS,
     COMPLETE,
     EFFECTIVE_CONFIG,
     FAILED,
     LAUNCHER,
     METRICS,
+    OWN_FILES,
     PREEMPTED,
+    PROFILER_LOGS,
+    TENSORBOARD,
     held_files,
 )
 
@@ -41,7 +45,7 @@ def refuse_stranger(directory: Path) -> None:
     Raises:
         ValueError: one sentence.
     """
-    check_link(directory)
+    check_places(directory)
     held = held_files(directory)
     if held and not is_run(directory):
         try:
@@ -53,6 +57,27 @@ def refuse_stranger(directory: Path) -> None:
             f"--checkpoint_path {directory} holds {names_of(held)}, which a run would replace, and no record that a "
             f"run of this program wrote it{fault}; give another folder, or move what is there elsewhere"
         )
+
+
+def check_places(directory: Path) -> None:
+    """Refuse a folder in which a name of ours would lead a write or a deletion to somebody else's work.
+
+    Raises:
+        ValueError: one sentence: a folder of ours is a link to elsewhere, or a file of ours is a folder.
+    """
+    check_link(directory)
+    for name in (BEST, PROFILER_LOGS, TENSORBOARD):
+        if (directory / name).is_symlink():
+            raise ValueError(
+                f"--checkpoint_path {directory}: {name} is a link to {(directory / name).readlink()}, and a run writes "
+                f"its own files there; remove the link, or give another folder (only {CHECKPOINTS} may be one)"
+            )
+    for name in OWN_FILES:
+        if (directory / name).is_dir():
+            raise ValueError(
+                f"--checkpoint_path {directory}: {name} is a folder, where a run writes a file; move it elsewhere, or "
+                "give another folder"
+            )
 
 
 def check_link(directory: Path) -> None:
@@ -67,6 +92,28 @@ def check_link(directory: Path) -> None:
         raise ValueError(
             f"--checkpoint_path {directory}: {CHECKPOINTS} is a link to {folder.readlink()}, which is no folder now; "
             "mount or make it, or give another --checkpoint_path"
+        )
+
+
+def check_not_shared(directory: Path, checkpoint: Checkpoint, copy: dict[str, Any]) -> None:
+    """A folder of checkpoints that is a link may be another run's, whose checkpoints this one would delete.
+
+    Raises:
+        ValueError: they are of another run than this folder's metrics; or there are none, and the checkpoint was made
+            under another path.
+    """
+    link = directory / CHECKPOINTS
+    if not link.is_symlink():
+        return
+    try:
+        is_own = read_metrics(directory / METRICS)["run_id"] == copy["run_id"]
+    except ValueError:
+        is_own = checkpoint.settings.get("checkpoint_path") == str(directory)
+    if not is_own:
+        raise ValueError(
+            f"--resume: {link} leads to {link.resolve()}, where the checkpoints of another run lie; give each run a "
+            f"folder of its own there (to begin a new run with them: another --checkpoint_path and --resume "
+            f"{checkpoint.directory})"
         )
 
 

@@ -65,6 +65,28 @@ def keep_others_out(directory: Path) -> None:
             os.pwrite(_locks[directory], _HOLDER + f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
+def lock_linked(folder: Path) -> None:
+    """Lock a folder that is a link, to whatever it leads, until this process ends: another run may have one like it.
+
+    Raises:
+        ValueError: another run has.
+    """
+    if not folder.is_symlink():
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        is_mine = _lock(descriptor, time.monotonic() + LOCK_WAIT_S)
+    except OSError:  # a file system without locks
+        is_mine = True
+    if not is_mine:
+        os.close(descriptor)
+        raise ValueError(
+            f"{folder} leads to {folder.resolve()}, where another run writes; wait until it has ended, or give each "
+            "run a folder of its own there"
+        )
+    _locks[folder] = descriptor
+
+
 def _is_locked(directory: Path) -> bool:
     """Lock the file, which network file systems can do too, and the folder itself, whose lock nobody can delete. For a
     few seconds: a launcher restarts a run while the kernel still clears up the killed rank 0."""
@@ -99,10 +121,10 @@ def _words_in(descriptor: int) -> bytes:
 
 
 def let_others_in(directory: Path) -> None:
-    """Give the lock back while this process lives on. The file stays: it means nothing without the lock."""
+    """Give the locks back while this process lives on. The file stays: it means nothing without the lock."""
     for kept in (_locks, _handles):
-        if directory in kept:
-            os.close(kept.pop(directory))
+        for place in [place for place in kept if directory in (place, place.parent)]:
+            os.close(kept.pop(place))
 
 
 def hold(directory: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.atomic_file import write_text
+from testbed.error_text import one_line, say
 from testbed.json_file import parse_json
 from testbed.regular_file import is_within, open_regular, read_regular
 
@@ -41,21 +42,21 @@ def why_damaged(folder: Path) -> str | None:
     try:
         for path in folder.rglob("*"):
             if not path.is_dir() and not path.is_file() and path.exists():
-                return f"{path.relative_to(folder)} is a FIFO or a device, not a file"
+                return f"{one_line(str(path.relative_to(folder)))} is a FIFO or a device, not a file"
             if path.is_symlink() and not is_within(path, folder):
-                return f"{path.relative_to(folder)} is a link that leads out of the checkpoint"
+                return f"{one_line(str(path.relative_to(folder)))} is a link that leads out of the checkpoint"
         recorded = _read_manifest(folder / MANIFEST)
         for name, entry in recorded.items():
             size = (folder / name).stat().st_size
             if size != entry["bytes"]:
-                return f"{name} has {size:,} bytes, {MANIFEST} says {entry['bytes']:,}"
+                return f"{one_line(name)} has {size:,} bytes, {MANIFEST} says {entry['bytes']:,}"
         total = sum(entry["bytes"] for entry in recorded.values())
-        print(f"checking {len(recorded)} files, {total / 1e6:,.1f} MB, of {folder}", flush=True)
+        say(f"checking {len(recorded)} files, {total / 1e6:,.1f} MB, of {folder}", flush=True)
         for name, entry in hashes_of(folder, recorded).items():
             if entry["sha256"] != recorded[name]["sha256"]:
-                return f"{name} holds other bytes than were written (SHA-256)"
+                return f"{one_line(name)} holds other bytes than were written (SHA-256)"
     except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
+        return f"{one_line(Path(error.filename).name)} is missing"
     except ValueError as error:
         return str(error)
     return None

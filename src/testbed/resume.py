@@ -131,20 +131,20 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     else:
         folder_owner.refuse_stranger(directory)
     if settings.resume is None:
-        held_folder.keep_others_out(directory)
+        _keep_others_out(directory)
         if settings.overwrite and (held := run_directory.held_files(directory)):
             say(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
         run_directory.claim(directory, settings.overwrite)
         return Start(sha256)
     is_again = False
     if settings.resume == "auto" or (is_again := _is_started_again(directory, Path(settings.resume))):
-        held_folder.keep_others_out(directory)
+        _keep_others_out(directory)
         folder, skipped = newest_whole(directory)
         if folder is None and is_again:  # it was ended before its first checkpoint
             folder, skipped = named(Path(settings.resume))
     else:
         folder, skipped = named(Path(settings.resume))
-        held_folder.keep_others_out(directory)
+        _keep_others_out(directory)
     steps_done = watchdog.steps_done(directory)  # before the folder is cleared
     is_auto = settings.resume == "auto" or is_again
     if folder is None:
@@ -170,6 +170,12 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
     if start.checkpoint is not None:
         say(f"--resume: goes on after step {start.step}, from {start.checkpoint.directory}", flush=True)
     return start
+
+
+def _keep_others_out(directory: Path) -> None:
+    """ValueError where another run writes into the folder, or into the one that its checkpoints are a link to."""
+    held_folder.keep_others_out(directory)
+    held_folder.lock_linked(directory / run_directory.CHECKPOINTS)
 
 
 def _is_started_again(directory: Path, other: Path) -> bool:
@@ -253,6 +259,8 @@ def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str]
     directory = Path(settings.checkpoint_path)
     copy = read_metrics(folder / run_directory.METRICS)
     is_other_run = not is_checkpoint_of(directory, folder)
+    if not is_other_run:
+        folder_owner.check_not_shared(directory, checkpoint, copy)
     metrics = copy if is_other_run else _metrics_of_run(directory, checkpoint, copy)
     changes = differences(settings, checkpoint) + changes_of_data(copy, sha256)
     of_work = changes_of_work(changes)

@@ -242,6 +242,11 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     values["checkpoint_path"] = values["checkpoint_path"] or f"checkpoint/{run_type}"
     if fault := cannot_become_a_folder(Path(values["checkpoint_path"])):
         raise ValueError(f"--checkpoint_path {values['checkpoint_path']} {fault}; name a folder for the run's files")
+    if run_type == "optimized" and any(letter in str(values["checkpoint_path"]) for letter in "*?["):
+        raise ValueError(
+            f"--checkpoint_path {values['checkpoint_path']}: DeepSpeed looks for its files by patterns, and a *, ? or "
+            "[ in their path is one; name another folder"
+        )
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     values.update(as_trained(values, command_line.explicit))
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")

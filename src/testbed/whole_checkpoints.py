@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed import run_directory
-from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, remove, step_folders
+from testbed.checkpoint import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, step_folders
 from testbed.error_text import say
 from testbed.manifest import MANIFEST, why_damaged
 
@@ -102,9 +102,6 @@ def set_aside(directory: Path, step: int, skipped: dict[Path, str]) -> None:
     for folder in step_folders(directory / run_directory.CHECKPOINTS):
         ending = DAMAGED if not skipped.get(folder, PERHAPS_WHOLE).startswith(PERHAPS_WHOLE) else ABANDONED
         if folder in skipped or int(folder.name.removeprefix("step_")) > step:
-            aside = folder.with_name(folder.name + ending)
-            if ending == DAMAGED:
-                remove(aside)
-            aside = free_name(aside)
+            aside = free_name(folder.with_name(folder.name + ending))
             folder.replace(aside)
             say(f"--resume: {folder} is now {aside.name}", flush=True)

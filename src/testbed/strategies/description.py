@@ -29,12 +29,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from testbed.json_file import parse_json
 from testbed.regular_file import is_within, read_regular
-from testbed.strategies.old_description import plain_form_of
+from testbed.strategies.old_description import MOST_DIMENSIONS, plain_form_of
 
 DESCRIPTION, OLD_DESCRIPTION = "tensors.json", ".metadata"
 FORMAT = 1
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64")}
-MOST_DIMENSIONS, LONGEST_NAME, LARGEST = 8, 500, 1 << 62
+LONGEST_NAME, LARGEST = 500, 1 << 62
 MOST_AROUND = 1 << 16  # bytes that torch.save needs besides the numbers; it takes some 1,500
 _FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")  # what PyTorch calls the files; no such name leaves its folder
 

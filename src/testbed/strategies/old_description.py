@@ -25,6 +25,7 @@ _NAMES = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # since Python 3.13
 }
+MOST_DIMENSIONS = 8
 _PUSHED = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _ARGUMENTS = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
@@ -180,6 +181,8 @@ def _size(made: Any) -> list:
     if not isinstance(made, Made) or made.by != Name("torch", "Size") or made.state is not None:
         raise NotOurs(f"it has {_kind(made)} where a torch.Size should be")
     (numbers,) = made.arguments
+    if len(_of_kind(numbers, tuple)) > MOST_DIMENSIONS:  # one long tuple may be meant by every piece
+        raise NotOurs(f"it has a torch.Size of {len(numbers):,} numbers")
     if any(type(number) is not int for number in _of_kind(numbers, tuple)):
         raise NotOurs("it has a torch.Size of something else than numbers")
     return list(numbers)

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -149,8 +150,18 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
     return local.local_shards() if isinstance(local, LocalShardsWrapper) else [local]
 
 
+class _Files(FileSystem):
+    def mkdir(self, path: str | os.PathLike) -> None:
+        """And not its parents: the folder of a run that has vanished is not made again."""
+        Path(path).mkdir(exist_ok=True)
+
+
 class _Writer(dcp.FileSystemWriter):
     """Writes tensors as PyTorch does, and their description as JSON in place of a pickle."""
+
+    def __init__(self, directory: Path):
+        super().__init__(directory)
+        self.fs = _Files()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         written = {result.index: result.storage_data for of_rank in results for result in of_rank}
