@@ -22,6 +22,7 @@ from test_endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, python_
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import checkpoint, folder_owner, held_folder, manifest, run_directory, run_ending, weights
+from testbed import recorder as recorder_module
 from testbed.atomic_file import write_text
 from testbed.checkpoint import CheckpointWriter
 from testbed.drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
@@ -660,3 +661,23 @@ def test_names_out_of_a_manifest_obey_no_terminal(run):
     (folder / "manifest.json").write_text(json.dumps({"files": {"\x1b[31mred\n[Rank 0] RUN_COMPLETE": entry}}))
 
     assert manifest.why_damaged(folder).isprintable()
+
+
+def test_a_folder_renamed_while_its_metrics_are_being_written_gets_them_itself(run, tmp_path, monkeypatch):
+    """Between the look at the path and the last byte lies the check of a file of many steps."""
+    recorder = run.train(range(1, 3), set())
+    held_folder.hold(run.path)
+    plain = recorder_module.write_metrics
+
+    def renamed_meanwhile(path: Path, metrics: dict) -> None:
+        run.path.rename(tmp_path / "renamed")
+        run.path.mkdir()
+        plain(path, metrics)
+
+    monkeypatch.setattr(recorder_module, "write_metrics", renamed_meanwhile)
+    try:
+        recorder.write("running")
+    finally:
+        held_folder.let_others_in(run.path)
+    assert not any(run.path.iterdir())
+    assert [row["step"] for row in read_metrics(tmp_path / "renamed" / "training_metrics.json")["steps"]] == [1, 2]

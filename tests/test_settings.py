@@ -308,3 +308,8 @@ def test_a_corpus_too_short_for_validation_is_refused(tmp_path):
     files = write_token_files(tmp_path, val_tokens=20)
     assert "--max_val_steps 0" in refusal(files)
     assert settings_of(files, "--max_val_steps", "0").max_val_steps == 0
+
+
+def test_deepspeed_finds_no_files_where_their_path_is_a_pattern(token_files):
+    found = refusal(token_files, "--run_type", "optimized", "--checkpoint_path", "checkpoint/o[1]", world_size=2)
+    assert "--checkpoint_path checkpoint/o[1]: DeepSpeed looks for its files by patterns" in found

@@ -146,6 +146,24 @@ def check_held(directory: Path) -> None:
         raise FolderGone(reason)
 
 
+@contextlib.contextmanager
+def writing_in(directory: Path) -> Iterator[Path]:
+    """Check that the path leads to the held folder, and yield a path that leads there whatever happens meanwhile: the
+    check of a long file's content takes a while. An OSError names the path that everybody knows.
+
+    Raises:
+        FolderGone: as `check_held`.
+    """
+    check_held(directory)
+    place = by_handle(directory)
+    try:
+        yield place
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(str(place), str(directory), 1)
+        raise
+
+
 def why_gone(directory: Path) -> str | None:
     """One sentence that says what became of the held folder and how to go on; None: its path leads to it."""
     if directory not in _handles or _leads_to_held(directory, directory):

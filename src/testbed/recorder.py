@@ -233,8 +233,8 @@ class RunRecorder:
         """Say so in the closed file: only now is it true."""
         self.metrics["shutdown"]["destroy_process_group_called"] = True
         if self.is_writer:
-            held_folder.check_held(self.directory)
-            write_metrics(self.directory / METRICS, self.metrics)
+            with held_folder.writing_in(self.directory) as place:
+                write_metrics(place / METRICS, self.metrics)
 
     def closing_words(self) -> str:
         """What a person wants to read at the end, and the line that older launchers look for."""
@@ -276,7 +276,6 @@ class RunRecorder:
             self._turn.release()
 
     def _write(self, status: str, failure: dict | None, completion: dict | None) -> None:
-        held_folder.check_held(self.directory)
         start_s = time.perf_counter()
         self.metrics.update(
             status=status,
@@ -291,7 +290,8 @@ class RunRecorder:
         )
         self.metrics["flops"].update(self._speed())
         self.metrics["summary"] = self._summary()
-        write_metrics(self.directory / METRICS, self.metrics)
+        with held_folder.writing_in(self.directory) as place:
+            write_metrics(place / METRICS, self.metrics)
         now = time.perf_counter()
         self._next_write_s = now + max(WRITE_EVERY_S, (now - start_s) / SHARE_OF_TIME_FOR_WRITING)
 
