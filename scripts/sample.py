@@ -30,8 +30,8 @@ from testbed.flag_values import not_negative, positive
 from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
 from testbed.pairs import SEPARATOR, encode_prompt
-from testbed.starting_shape import trained_with, untrained_positions
 from testbed.tokenizer import Tokenizer
+from testbed.trained_run import trained_with, untrained_positions
 
 DEFAULT_NEW_TOKENS = 200
 
@@ -140,7 +140,7 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
     prompt = ids_of_prompt(arguments.prompt, tokenizer, arguments.pair)
-    trained = None if is_published(source) else trained_with(Path(source)).get("seq_length")
+    trained = None if is_published(source) else trained_with(Path(source)).seq_length
     new_tokens = tokens_to_make(arguments.max_new_tokens, len(prompt), positions, trained)
     for warning in untrained_positions("prompt and text have", len(prompt) + new_tokens, trained):
         print(warning, file=sys.stderr)

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 import torch
 
 from testbed import checkpoint, distributed, resume, run_directory, watchdog
-from testbed.announce import lengths_of_validation, notes_of_place, say_what_runs
+from testbed.announce import notes_of_place, say_what_runs
 from testbed.atomic_file import write_text
 from testbed.attribution import attribution
 from testbed.automatic_choices import decide
@@ -59,6 +59,7 @@ from testbed.step import StepResult
 from testbed.step_clock import StepClock, named_range
 from testbed.strategies import STRATEGIES, Strategy, build_strategy
 from testbed.token_file import TokenFile, check_token_file
+from testbed.trained_run import of_the_run
 from testbed.utilization import UtilizationSampler
 from testbed.weights import export_weights, read_initial_weights
 
@@ -126,7 +127,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
         resume.record(begun, recorder)  # before anything can fail: what was recorded must not be lost
         progress = Progress(settings, begun.step, is_speaking=launch.rank == 0)
-        notes = (*lengths_of_validation(settings), *choices, *warnings_of_locks(settings.run_type))
+        notes = (*of_the_run(settings, begun.sha256), *choices, *warnings_of_locks(settings.run_type))
         for line in (*notes, *notes_of_place(settings, launch)):
             progress.say(line)
         if launch.rank == 0:
@@ -152,11 +153,14 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     Returns:
         The sha256 of what each of them teaches, by name.
     """
-    settings = checked.settings
-    return {
-        name: check_token_file(token_file, settings.vocab_size, f"--{name}_data_path").data_sha256
-        for name, token_file in (("train", checked.train_file), ("val", checked.val_file))
+    files = {"train": checked.train_file, "val": checked.val_file}
+    if checked.train_file is checked.val_file:  # of --eval_only without a training file
+        del files["train"]
+    found = {
+        name: check_token_file(token_file, checked.settings.vocab_size, f"--{name}_data_path").data_sha256
+        for name, token_file in files.items()
     }
+    return {"train": found["val"], **found}
 
 
 def tokenizer_of_data(token_file: TokenFile) -> str | None:

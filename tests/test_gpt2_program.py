@@ -124,15 +124,37 @@ def test_exported_weights_start_another_run(baseline_run, token_files, tmp_path)
     the run's, though the defaults are 512 tokens of val_small.bin."""
     metrics = read_metrics(baseline_run / "training_metrics.json")
     for source, expected in ((baseline_run, "final_val_loss"), (baseline_run / "best", "best_val_loss")):
-        directory = tmp_path / expected
-        flags = ["--precision", "fp32", "--device", "cpu", "--global_batch_size", "8"]
-        flags += ["--init_from", str(source), "--eval_only"]
-        done = run_program([*python_command(), *flags, "--checkpoint_path", str(directory)])
-        assert done.returncode == 0, done.stderr
-        assert f"as {source} was trained: --seq_length {SEQUENCE} --train_data_path {token_files[0]}" in done.stdout
-        again = read_metrics(directory / "training_metrics.json")
+        said, again = validated(source, tmp_path / expected)
+        assert f"as {source} was trained: --seq_length {SEQUENCE} --train_data_path {token_files[0]}" in said
         assert again["steps"] == [] and again["status"] == "complete"
-        assert again["summary"]["final_val_loss"] == pytest.approx(metrics["summary"][expected], abs=1e-5)
+        assert again["summary"]["final_val_loss"] == metrics["summary"][expected]
+
+
+def test_eval_only_gives_exactly_the_loss_of_a_run_that_validated_on_a_part(token_files, tmp_path):
+    """From another folder: the run's relative path leads nowhere there, or to other tokens."""
+    flags = [*TINY_RUN, *SHORT_RUN, "--train_data_path", "train.bin", "--val_data_path", "val.bin"]
+    flags += ["--max_val_steps", "1", "--global_batch_size", "8", "--max_train_steps", "3", "--sample_tokens", "0"]
+    run, other = tmp_path / "run", tmp_path / "other"
+    done = run_program([*python_command(), *flags, "--checkpoint_path", str(run)], cwd=token_files[0].parent)
+    assert done.returncode == 0, done.stderr
+    first = read_metrics(run / "training_metrics.json")
+    said, again = validated(run, tmp_path / "a", "--val_data_path", str(token_files[1]), cwd=tmp_path)
+    assert "--global_batch_size 8 --max_val_steps 1" in said and "not the run's data" not in said
+    assert again["evaluations"][0]["num_sequences"] == first["evaluations"][-1]["num_sequences"] == 8
+    assert again["summary"]["final_val_loss"] == first["summary"]["final_val_loss"]
+    other.mkdir()
+    write_token_files(other, 2000, 1000)  # under the recorded names
+    said, _ = validated(run, tmp_path / "b", cwd=other)
+    assert f"warning: {other}/val.bin is validated, which is not the run's data" in said
+    assert "--val_data_path val.bin" not in said
+
+
+def validated(source: Path, directory: Path, *more: str, cwd: Path | None = None) -> tuple[str, dict]:
+    """What --eval_only says of the weights in a folder, and the file that it writes."""
+    flags = ["--precision", "fp32", "--device", "cpu", "--init_from", str(source), "--eval_only", *more]
+    done = run_program([*python_command(), *flags, "--checkpoint_path", str(directory)], cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, read_metrics(directory / "training_metrics.json")
 
 
 def test_the_effective_config_repeats_the_run(baseline_run, tmp_path):

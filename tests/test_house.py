@@ -30,7 +30,7 @@ LAYERS = [
     "json_file regular_file schema recorded_environment instruments openmp scatter typed_paths",
     "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_parser flag_values flags "
     "segments streams parallelism stages memory_model trace meeting store_port",
-    "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape",
+    "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape trained_run",
     "settings progress",
     "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
     "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills "

@@ -10,21 +10,8 @@ from testbed.model_shape import size_name
 from testbed.progress import Progress
 from testbed.settings import RunSettings
 from testbed.stages import balanced_stages
-from testbed.starting_shape import trained_with, untrained_positions
 from testbed.strategies import STRATEGIES
 from testbed.windows import Windows, longest_pair
-
-
-def lengths_of_validation(settings: RunSettings) -> list[str]:
-    """What --eval_only took over from the run that it validates, and a warning where it reads further than that run."""
-    trained = trained_with(Path(settings.init_from)) if settings.eval_only else {}
-    if not trained:
-        return []
-    taken = [f"--{name} {value}" for name, value in trained.items() if name not in settings.given]
-    said = [f"as {settings.init_from} was trained: {' '.join(taken)}"] if taken else []
-    return said + untrained_positions(
-        f"--seq_length {settings.seq_length} validates on", settings.seq_length, trained["seq_length"]
-    )
 
 
 def say_what_runs(

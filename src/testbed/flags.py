@@ -157,7 +157,8 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
                        help="validate every STEPS optimizer steps too, not only at the end of an epoch (default: do not)")
     group.add_argument("--eval_only", action="store_true",
                        help="train nothing: validate the weights of --init_from and write the run's files; of a run of ours, its "
-                       "sequence length and its token files are the default")
+                       "sequence length, token files, global batch and --max_val_steps are the default, so the loss is the run's own; "
+                       "--val_data_path alone is enough data")
     group.add_argument("--seed", type=not_negative, default=42, metavar="N",
                        help="fixes initialisation, data order and dropout (default: %(default)s)")
     group.add_argument("--grace_seconds", type=positive_number, default=20.0, metavar="SECONDS",

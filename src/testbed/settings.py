@@ -31,10 +31,11 @@ from testbed.parallelism import (
     stages_per_rank,
 )
 from testbed.schedule import default_learning_rate, options_of_optimizer, schedule
-from testbed.starting_shape import as_trained, check_start_is_not_overwritten, model_dimensions
+from testbed.starting_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.store_port import check_port
 from testbed.strategies import STRATEGIES
 from testbed.token_file import TokenFile, open_token_file
+from testbed.trained_run import as_trained, origin_of_refused
 from testbed.typed_paths import cannot_become_a_folder, not_a_folder
 
 FOLLOWS = frozenset(
@@ -225,6 +226,17 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
     Raises:
         ValueError: one sentence for the first rule that is broken.
     """
+    try:
+        return _check_run(command_line, launch)
+    except ValueError as error:
+        origin = origin_of_refused(str(error), command_line.values, command_line.explicit)
+        if origin is None:
+            raise
+        raise ValueError(f"{error}; {origin}") from None
+
+
+def _check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
+    """As `check_run`, whose refusals say what nobody typed."""
     values = dict(command_line.values)
     run_type = values["run_type"]
     if launch.is_distributed and not STRATEGIES[run_type].is_distributed:
@@ -248,9 +260,14 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
             "[ in their path is one; name another folder"
         )
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
-    values.update(as_trained(values, command_line.explicit))
-    train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
-    val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
+    given = command_line.explicit | (values_of(deepspeed_file).keys() if deepspeed_file else set())
+    taken = as_trained(values, given)
+    values.update(taken)
+    if taken.get("train_data_path") == values["val_data_path"]:
+        train_file = val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
+    else:
+        train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")
+        val_file = open_token_file(Path(values["val_data_path"]), "--val_data_path")
     values.update(model_dimensions(values, train_file, val_file))
     if values["learning_rate"] is None:
         values["learning_rate"] = default_learning_rate(_shape(values), values["model"], values["optimizer"])
@@ -272,7 +289,7 @@ def check_run(command_line: CommandLine, launch: Launch) -> CheckedRun:
         raise ValueError("--overwrite replaces the run and --resume continues it; give one of them")
     _check_saving(values)
     names = {field.name for field in dataclasses.fields(RunSettings)}
-    values["given"] = command_line.explicit | (values_of(deepspeed_file).keys() if deepspeed_file else set())
+    values["given"] = given
     settings = RunSettings(**{name: value for name, value in values.items() if name in names})
     return CheckedRun(settings, train_file, val_file, deepspeed_file)
 

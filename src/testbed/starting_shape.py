@@ -11,11 +11,10 @@ from typing import Any
 from testbed.flag_values import LARGEST_COUNT
 from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.run_directory import METRICS, TOKENIZER
+from testbed.run_directory import TOKENIZER
 from testbed.token_file import TokenFile
 from testbed.typed_paths import not_a_folder
 
-_DATA_FLAGS = ("train_data_path", "val_data_path")
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
 # What the forward pass does whatever config.json says; first what it means where it does not say.
 _COMPUTED: dict[str, tuple[Any, ...]] = {
@@ -121,40 +120,6 @@ def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> No
             f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
             "--checkpoint_path"
         )
-
-
-def trained_with(folder: Path) -> dict[str, Any]:
-    """How the run in a folder was trained, by flag: `seq_length`, and where its record says so the token files. Empty
-    where the folder is none of a run. Of best/ the run is the folder above."""
-    for file in (folder / METRICS, folder.resolve().parent / METRICS):
-        try:
-            record = read_json(file)
-            length, settings = record["training_config"]["seq_len"], record.get("settings")
-        except (ValueError, LookupError, TypeError):
-            continue
-        if type(length) is not int or length < 1:
-            continue
-        paths = {name: settings.get(name) for name in _DATA_FLAGS} if isinstance(settings, dict) else {}
-        return {"seq_length": length} | {name: path for name, path in paths.items() if path and isinstance(path, str)}
-    return {}
-
-
-def as_trained(values: dict[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
-    """--eval_only validates a run of ours as it was trained, on its length and its data, where nobody says otherwise:
-    a model's later positions were never trained, and another loss would look like a worse model."""
-    if not values["eval_only"] or not Path(values["init_from"]).is_dir():
-        return {}
-    return {name: value for name, value in trained_with(Path(values["init_from"])).items() if name not in explicit}
-
-
-def untrained_positions(what: str, tokens: int, trained: int | None) -> list[str]:
-    """A warning where `tokens` at a time reach positions that no training did; `what` begins the sentence."""
-    if trained is None or tokens <= trained:
-        return []
-    return [
-        f"warning: {what} {tokens} tokens, but the weights were trained on sequences of {trained}: positions from "
-        f"{trained + 1} on were never trained, and a loss or a text there says little of the model"
-    ]
 
 
 def _tokenizer_of_weights(init_from: str) -> str | None:

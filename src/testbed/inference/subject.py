@@ -13,9 +13,10 @@ from testbed.inference.schemes import chosen_schemes
 from testbed.model_shape import MODEL_SIZES, ModelShape
 from testbed.run_directory import INFERENCE
 from testbed.sidecar import GPT2_VOCAB_SIZE
-from testbed.starting_shape import tokenizer_of_folder, trained_with, untrained_positions
+from testbed.starting_shape import tokenizer_of_folder
 from testbed.token_file import TokenFile, open_token_file, scan_token_file
 from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer, load_tokenizer
+from testbed.trained_run import trained_with, untrained_positions
 
 REQUESTS_PER_SLOT = 4  # of each loop at least: fewer fill the batch and are over before a queue could grow
 TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes for GPT-2 124M on a few cores
@@ -54,7 +55,7 @@ def look(arguments: argparse.Namespace) -> Subject:
             shape, reads = shape_of_config(directory), tokenizer_of_folder(directory, name=given)
         except ValueError as error:
             raise ValueError(f"{flag.split()[0]}: {error}") from None
-    trained = None if directory is None else trained_with(directory).get("seq_length")
+    trained = None if directory is None else trained_with(directory).seq_length
     _settle_lengths(arguments, shape.max_position_embeddings, trained)
     _check_numbers(arguments, shape, flag)
     data, sha256 = None, None
