@@ -131,9 +131,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         for line in (*notes, *notes_of_place(settings, launch)):
             progress.say(line)
         if launch.rank == 0:
-            check_held(directory)
-            write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
+            write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
         curves = by_handle(directory) / run_directory.TENSORBOARD  # the library opens it again at every flush
         scalars = Scalars(settings, curves, begun.step, is_writer=launch.rank == 0)
         run = Run(
