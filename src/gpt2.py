@@ -116,6 +116,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         if begun.is_complete:
             return ending.leave(0)
         ending.owns(directory)
+        checked.train_file.data_sha256, checked.val_file.data_sha256 = begun.sha256["train"], begun.sha256["val"]
         if settings.resume and begun.checkpoint is None:
             weights, refusal = initial_weights(settings)
             if refusal is not None:
