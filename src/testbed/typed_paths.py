@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -29,12 +30,13 @@ def missing(path: Path) -> str:
 
 
 def cannot_become_a_folder(path: Path) -> str | None:
-    """Why no folder can be made at a path: a file is in the way. None where nothing is."""
+    """Why no folder can be made at a path: a file or a broken link is in the way. None where nothing is."""
     for part in (path, *path.parents):
         if part.is_dir():
             return None
-        if part.exists():
-            return "is a file, not a folder" if part == path else f"lies below {part}, which is a file"
+        if os.path.lexists(part):
+            what = "a file" if part.exists() else "a link that leads nowhere"
+            return f"is {what}, not a folder" if part == path else f"lies below {part}, which is {what}"
     return None
 
 
