@@ -246,9 +246,8 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
         raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
-        raise ValueError(
-            f"{flag} {path} {not_a_file(path) or 'is not a file'}; name a .bin, for example {path / 'train_small.bin'}"
-        )
+        example = f", for example {path / 'train_small.bin'}" if path.is_dir() else ""
+        raise ValueError(f"{flag} {path} {not_a_file(path)}; name a .bin{example}")
     if not os.access(path, os.R_OK):
         raise ValueError(
             f"{flag} {path} cannot be read; change its permissions or make it again with: {how_to_make(path)}"

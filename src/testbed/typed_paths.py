@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from testbed.regular_file import name_of_kind
+
 
 def not_a_folder(path: Path) -> str | None:
     """What is wrong with a path that should be a folder, to follow its name; None where it is one."""
@@ -17,7 +19,9 @@ def not_a_file(path: Path) -> str | None:
     """What is wrong with a path that should lead to a file, to follow its name; None where it does."""
     if path.is_dir():
         return "is a folder, not a file"
-    return None if path.exists() else missing(path)
+    if not path.exists():
+        return missing(path)
+    return None if path.is_file() else f"is {name_of_kind(path.stat())}, not a file"
 
 
 def missing(path: Path) -> str:
