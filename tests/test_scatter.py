@@ -50,6 +50,22 @@ def test_the_library_reads_what_a_start_sets():
     assert f"GOMP_SPINCOUNT = '{SPINS}'" in said.stderr
 
 
+@pytest.mark.parametrize("program", ["evaluate.py", "compare_generation.py"])
+def test_what_measures_a_model_sets_it_too_before_it_loads_the_library(program):
+    code = (
+        "import os, runpy, sys\n"
+        "path = sys.argv.pop()\n"
+        "sys.argv = [path, '--nothing']\n"
+        "try: runpy.run_path(path, run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", code, str(REPOSITORY / "scripts" / program)]
+    said = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == f"{SPINS} False\n"
+
+
 @pytest.mark.parametrize(
     "above, steps, says",
     [
