@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
 
 from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
+from testbed.launch import code_of_interrupt, stop_as_interrupt
 from testbed.typed_paths import cannot_become_a_folder
 
 
@@ -91,15 +91,9 @@ def download(settings: argparse.Namespace) -> None:
     say(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
 
 
-def end_as_interrupted(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(number)
-
-
 def main() -> int:
     settings = parse_arguments()
-    # SIGTERM ends the program as Ctrl-C does, but for the exit code: through the `finally` clauses that remove or keep
-    # the partial files.
-    signal.signal(signal.SIGTERM, end_as_interrupted)
+    stop_as_interrupt()
     from testbed.corpus import CorpusError
     from testbed.streams import SourceError
 
@@ -116,7 +110,7 @@ def main() -> int:
             "download_data.py: interrupted; nothing unfinished was left under a final name, run it again",
             file=sys.stderr,
         )
-        return 143 if stop.args else 130
+        return code_of_interrupt(stop)
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from testbed.error_text import say
 from testbed.flag_parser import FlagParser
+from testbed.typed_paths import cannot_become_a_folder
 
 COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
@@ -225,6 +226,8 @@ def main() -> int:
 
 def make_folder(flag: str, folder: Path) -> None:
     """ValueError, one sentence, when `folder` cannot be written to."""
+    if fault := cannot_become_a_folder(folder):
+        raise ValueError(f"{flag} {folder} {fault}; name another")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
+from testbed.launch import code_of_interrupt, stop_as_interrupt
 from testbed.typed_paths import cannot_become_a_folder
 
 if TYPE_CHECKING:
@@ -268,14 +268,9 @@ def report(output_dir: Path, source: Source, train: dict, val: dict, text_bytes:
     say(f"{text_bytes / text_tokens:.2f} bytes per token")
 
 
-def end_as_interrupted(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(number)
-
-
 def main() -> int:
     settings = parse_arguments()
-    # SIGTERM ends the program as Ctrl-C does, but for the exit code: through the clauses that remove temporary files.
-    signal.signal(signal.SIGTERM, end_as_interrupted)
+    stop_as_interrupt()
     from testbed.corpus import CorpusError
 
     try:
@@ -288,7 +283,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt as stop:
         say("preprocess_small.py: interrupted; earlier token files are unchanged, run it again", file=sys.stderr)
-        return 143 if stop.args else 130
+        return code_of_interrupt(stop)
     return 0
 
 

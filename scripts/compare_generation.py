@@ -28,6 +28,7 @@ from testbed.flag_parser import FlagParser
 from testbed.flag_values import positive
 from testbed.launch import Launch
 from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.openmp import wait_briefly
 
 if TYPE_CHECKING:
     from testbed.inference.peers import Arms
@@ -78,6 +79,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def main() -> int:
+    wait_briefly()
     arguments = parse_arguments(sys.argv[1:])
     shape = MODEL_SIZES[arguments.model]
     if arguments.model == "nano":

@@ -33,6 +33,7 @@ from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
 from testbed.inference.subject import look
 from testbed.launch import usable_cores
+from testbed.openmp import wait_briefly
 
 DEFAULTS = {"repeats": 20, "requests": 100, "concurrency": [1, 2, 4, 8, 16], "max_batch": 8}
 QUICK = {"max_windows": 6, "repeats": 2, "requests": 12, "concurrency": [1, 4], "max_batch": 3}
@@ -193,6 +194,7 @@ def _rates(text: str) -> list[float]:
 
 
 def main() -> int:
+    wait_briefly()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return evaluate(parse_arguments(sys.argv[1:]))

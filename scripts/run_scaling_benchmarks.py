@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 from testbed.error_text import say
 from testbed.flag_parser import FlagParser
 from testbed.flag_values import not_negative, positive
+from testbed.typed_paths import cannot_become_a_folder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_RUNS = 10_000  # of one configuration
@@ -188,7 +189,7 @@ def main() -> int:
     from testbed.sweep_state import Sweep, take_over
 
     try:
-        check_numbers(arguments)
+        check_typed(arguments)
         facts = facts_of_machine()
         request = request_from(arguments, facts)
         cells = plan(request)
@@ -226,7 +227,9 @@ def main() -> int:
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
 
-def check_numbers(arguments: argparse.Namespace) -> None:
+def check_typed(arguments: argparse.Namespace) -> None:
+    if fault := cannot_become_a_folder(arguments.out_dir):
+        raise ValueError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the sweep")
     for name in ("repeats", "warmup_runs", "profile_runs"):
         if (value := getattr(arguments, name)) > MOST_RUNS:
             raise ValueError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")

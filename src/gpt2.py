@@ -117,6 +117,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         if begun.is_complete:
             return ending.leave(0)
         ending.owns(directory)
+        checked.train_file.data_sha256, checked.val_file.data_sha256 = begun.sha256["train"], begun.sha256["val"]
         if settings.resume and begun.checkpoint is None:
             weights, refusal = initial_weights(settings)
             if refusal is not None:
@@ -152,9 +153,8 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     Returns:
         The sha256 of what each of them teaches, by name.
     """
-    files = {"train": checked.train_file, "val": checked.val_file}
-    if checked.train_file is checked.val_file:  # of --eval_only without a training file
-        del files["train"]
+    is_one = checked.train_file is checked.val_file  # --eval_only without a training file
+    files = {"val": checked.val_file} | ({} if is_one else {"train": checked.train_file})
     found = {
         name: check_token_file(token_file, checked.settings.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in files.items()

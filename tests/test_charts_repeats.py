@@ -163,12 +163,18 @@ def bad_calls(folder: Path) -> dict[str, tuple[list, str]]:
         "both ways": (["--runs", good, "--baseline-json", good, "--optimized-json", good], "--runs names all runs"),
         "nothing below": (["--runs", folder / "empty"], f"no run found under {folder / 'empty'}/"),
         "report is a folder": (["--runs", good, "--report", folder], f"--report {folder} is a directory"),
-        "report in a file": (["--runs", good, "--report", broken / "r.html"], f"--report {broken} cannot be a folder"),
+        "report in a file": (
+            ["--runs", good, "--report", broken / "r.html"],
+            f"--report {broken} is a file, not a folder; name",
+        ),
         "target alone": (["--runs", good, "--target_val_loss", "3"], "--target_val_loss is for the report"),
         "target nan": (["--runs", good, "--report", "r.html", "--target_val_loss", "nan"], "nan is no loss"),
         "target below 0": (["--runs", good, "--report", "r.html", "--target_val_loss=-1"], "-1 is no loss"),
         "target inf": (["--runs", good, "--report", "r.html", "--target_val_loss", "inf"], "inf is no loss"),
-        "output is a file": (["--runs", good, "--output-dir", broken], f"--output-dir {broken}"),
+        "output is a file": (
+            ["--runs", good, "--output-dir", broken],
+            f"--output-dir {broken} is a file, not a folder; name",
+        ),
     }
 
 

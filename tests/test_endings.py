@@ -255,6 +255,23 @@ def test_a_token_file_that_is_cut_off_ends_the_run_with_a_sentence(tmp_path):
     assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
 
 
+def test_a_token_file_that_is_touched_trains_on_and_one_with_other_ids_does_not(tmp_path):
+    """On all ranks, of which the first alone read the file before the first step. The old time is put back after."""
+    folder, files = tmp_path / "run", write_token_files(tmp_path)
+    with ranks(folder, flags_of(files, folder, *ENDLESS, "--run_type", "ddp")) as run:
+        run.wait_until(lambda: run.is_at(3))
+        files[0].touch()
+        touched_at = watchdog.read_place(folder, 0).step
+        run.wait_until(lambda: all(run.is_at(touched_at + 3, rank=rank) for rank in range(2)))
+        before = files[0].stat()
+        with files[0].open("r+b") as file:
+            file.write(b"\1\0" * 8)
+        os.utime(files[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert run.codes(30) == [1, 1], run.text
+        mark = run.mark(FAILED)
+    assert f"{files[0]} is no longer the file that was opened: it was written to, and its data are others" in mark
+
+
 # --- without another rank
 
 

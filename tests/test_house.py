@@ -121,3 +121,20 @@ def test_only_launch_reads_the_ranks_of_the_launcher():
 def test_no_file_has_outgrown_its_idea():
     for path in [*modules().values(), *REPOSITORY.glob("*.py"), *(REPOSITORY / "src").glob("*.py")]:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+
+
+ONE_PLACE = {"say": "error_text", "say_if_read": "error_text", "stop_as_interrupt": "launch"}
+
+
+def test_what_is_said_and_how_a_program_is_interrupted_is_in_one_place():
+    """Each of these had copies. What raises KeyboardInterrupt is one of the last, whatever its name."""
+    places = {name: [] for name in ONE_PLACE}
+    programs = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "scripts").glob("*.py")]
+    paths = modules() | {path.stem: path for path in programs}
+    for module, path in paths.items():
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef) and node.name in places:
+                places[node.name].append(module)
+        assert "raise KeyboardInterrupt" not in text or module == ONE_PLACE["stop_as_interrupt"]
+    assert places == {name: [module] for name, module in ONE_PLACE.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from conftest import REPOSITORY
 
 from testbed.flops import flops_per_token_causal, flops_per_token_palm, mfu, peak_from_table
 from testbed.launch import usable_cores
-from testbed.measure import PeakRate, choose_precision, is_bf16_faster, peak_memory
+from testbed.measure import BF16_INSTRUCTIONS, PeakRate, choose_precision, is_bf16_faster, peak_memory
 from testbed.model_shape import MODEL_SIZES
 from testbed.step_clock import StepClock, phase
 from testbed.utilization import UtilizationSampler
@@ -176,6 +177,17 @@ def test_a_moment_of_other_work_does_not_choose_the_precision(plant_cpu):
         assert choose_precision(CPU)[0] == "fp32"
 
 
+@pytest.mark.parametrize("in_bf16, off, chosen", [(0.55, (1, 20), "bf16"), (1.2, (0.05, 1), "fp32")])
+def test_the_choice_of_a_precision_is_the_same_every_time_in_noise(plant_cpu, in_bf16, off, chosen):
+    """Fifty starts; in each any three rounds of seven are up to twenty times as slow, or as fast."""
+    noise = random.Random(7)
+    for _ in range(50):
+        are_off = noise.sample(range(7), 3)
+        rounds = [noise.uniform(0.9, 1.1) * (noise.uniform(*off) if number in are_off else 1) for number in range(7)]
+        plant_cpu({"avx512_bf16": True}, iter([1.0, *(in_bf16 * factor for factor in rounds)]))
+        assert choose_precision(CPU)[0] == chosen
+
+
 def test_a_gpu_that_emulates_bf16_computes_in_fp32_without_a_trial(monkeypatch):
     """PyTorch calls bf16 supported on a T4, where it is slower than fp32."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
@@ -192,6 +204,10 @@ print({is_bf16_faster(torch.device("cpu")) for _ in range(12)})
 
 
 @pytest.mark.alone
+@pytest.mark.skipif(
+    not any(torch.cpu.get_capabilities().get(name) for name in BF16_INSTRUCTIONS),
+    reason="this CPU has no instructions for bf16, so nothing is timed",
+)
 def test_the_choice_of_a_precision_is_the_same_every_time_beside_other_work():
     """Two threads beside a busy loop for every core, with oneDNN told to leave the instructions for bf16 out: a CPU on
     which it is slower, and where a trial of short products by wall time took it in every second start."""

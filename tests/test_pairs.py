@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -222,6 +223,9 @@ def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_na
         checked(files, "--init_from", str(start))
     bpe_file.write_text("its own")
     assert checked(files, "--init_from", str(start)).settings.vocab_size == 300
+    os.truncate(start / "tokenizer.json", 1 << 42)  # it takes no room on the disk, and no memory holds it
+    with pytest.raises(ValueError, match=r"^--init_from .*/tokenizer.json cannot be read \(it holds more than [^\n]*$"):
+        checked(files, "--init_from", str(start))
 
 
 def test_no_other_trainer_is_compared_on_pairs(token_files, pair_files, tmp_path):

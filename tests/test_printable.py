@@ -3,6 +3,8 @@ formulas."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import unicodedata
 from pathlib import Path
@@ -18,7 +20,7 @@ from testbed.analysis.agreement import write_agreement_figure
 from testbed.analysis.charts import plot_results, write_charts
 from testbed.analysis.report.markdown import write_markdown
 from testbed.analysis.report.page import write_html
-from testbed.error_text import one_line, printable, say
+from testbed.error_text import one_line, printable, say, say_if_read
 from testbed.flags import parse_command_line
 from testbed.launch import Launch, refuse
 from testbed.progress import Progress
@@ -105,3 +107,14 @@ def test_run_names_that_hold_a_line_feed_stay_on_one_line(tmp_path):
     save(tmp_path / "run", metrics)
     (run,) = load(tmp_path)
     assert run.label.startswith("ddp\\nFAILS: forged")
+
+
+def test_what_nobody_reads_costs_nothing_and_is_escaped_as_everything_is(capsys):
+    say_if_read("a\x1b[2Jb")
+    assert capsys.readouterr().err == "a\\x1b[2Jb\n"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stream = os.fdopen(write_end, "w")
+    say_if_read("to nobody", stream)
+    with contextlib.suppress(BrokenPipeError):  # it tries again
+        stream.close()

@@ -302,6 +302,13 @@ def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held,
     assert ending._reason_of(TypeError("a fault of the program")).startswith("TypeError: a fault"), "that is no reason"
 
 
+def test_a_folder_that_nobody_holds_has_no_handle(tmp_path, monkeypatch):
+    """Whatever is called as a missing number would be."""
+    (tmp_path / "None").touch()
+    monkeypatch.setattr(held_folder, "_HANDLES", tmp_path)
+    assert held_folder.by_handle(tmp_path / "run") == tmp_path / "run"
+
+
 def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(held):
     (held.path / ".rank0.progress").write_text("mine")
     rename_and_begin_another(held.path)

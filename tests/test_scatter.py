@@ -50,9 +50,33 @@ def test_the_library_reads_what_a_start_sets():
     assert f"GOMP_SPINCOUNT = '{SPINS}'" in said.stderr
 
 
-@pytest.mark.parametrize("above, says", [(0.6, True), (0.11, True), (0.1, False), (0.0, False), (None, False)])
-def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, says):
+@pytest.mark.parametrize("program", ["evaluate.py", "compare_generation.py"])
+def test_what_measures_a_model_sets_it_too_before_it_loads_the_library(program):
+    code = (
+        "import os, runpy, sys\n"
+        "path = sys.argv.pop()\n"
+        "sys.argv = [path, '--nothing']\n"
+        "try: runpy.run_path(path, run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", code, str(REPOSITORY / "scripts" / program)]
+    said = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == f"{SPINS} False\n"
+
+
+@pytest.mark.parametrize(
+    "above, steps, says",
+    [
+        *[(0.6, 20, True), (0.11, 500, True), (0.1, 500, False), (0.0, 20, False), (None, 0, False)],
+        *[(0.6, 2, False), (5.0, 19, False)],
+    ],
+)
+def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, says):
+    """Of two steps one is the slower one: that is no sign of anything."""
     timing = {"step_time_p95_above_median": above, "step_time_median_s": None if above is None else 0.25}
+    timing["num_measured_steps"] = steps
     facts = example_metrics(training_config={"math_changes": []})
     facts["timing"] |= timing
     recorder = RunRecorder(tmp_path, SimpleNamespace(run_type="baseline"), facts, is_writer=True)
@@ -61,4 +85,4 @@ def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, says):
     assert len(lines) == says
     assert lines == ([words_on_scatter(timing)] if says else [])
     if says:
-        assert f"p95 is {1 + above:.2f} times the median" in lines[0]
+        assert f"p95 is {1 + above:.2f} times the median" in lines[0] and "perhaps from other work" in lines[0]

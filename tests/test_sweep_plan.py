@@ -306,7 +306,11 @@ def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, p
         (["--ranks", "2", "--", "--threads_per_rank", "512"], "on 2 ranks of 512 threads needs more than the"),
         (["--run_types", "ddp:threads_per_rank=999", "--ranks", "1"], "ddp:threads_per_rank=999 on 1 rank of 999"),
         (["--steps", "9", "--profile_runs", "1"], "give --steps 10 or more, or a smaller --profile_steps, or leave"),
-        (["--out_dir", "train_small.bin/x"], "cannot be written"),
+        (
+            ["--out_dir", "train_small.bin/x"],
+            "train_small.bin/x lies below train_small.bin, which is a file; give",
+        ),
+        (["--out_dir", "train_small.bin", "--dry_run"], "--out_dir train_small.bin is a file, not a folder; give"),
     ],
 )
 def test_what_was_typed_wrong_is_one_sentence_and_exit_code_2(

@@ -1,15 +1,19 @@
 """The .bin format and its sidecar: what is written is read again, and what is damaged is refused in one sentence."""
 
 import hashlib
+import itertools
 import json
 import os
+import time
 import timeit
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from testbed.disk_array import DiskArray, FileChanged
 from testbed.token_file import (
+    CLOCK_TICK_S,
     TokenFileWriter,
     check_token_file,
     open_token_file,
@@ -280,16 +284,23 @@ def replace_by_another(path):
     other.replace(path)
 
 
+def read_once(path):
+    """The file as a run has it once it trains; the clock that stamps files has ticked since it was written."""
+    file = open_token_file(path)
+    check_token_file(file, 300)
+    time.sleep(CLOCK_TICK_S)
+    return file
+
+
 @pytest.mark.parametrize("name", ["a.bin", "a.targets.bin"])
 @pytest.mark.parametrize(
     ("change", "fault"),
-    [(cut_off, "it ends inside the bytes"), (write_other_ids, "its size or the time of its last change is another")],
+    [(cut_off, "it ends inside the bytes"), (write_other_ids, "it was written to, and its data are others")],
 )
 def test_a_file_that_changes_in_place_is_not_read_on(tmp_path, name, change, fault):
     """Mapped into memory, the first of these would kill the process."""
     path = write_pairs(tmp_path / "a.bin")
-    file = open_token_file(path)
-    windows = Windows(file, 8)
+    windows = Windows(read_once(path), 8)
     expected = windows.read([0, 1], 2)
     change(tmp_path / name)
     with pytest.raises(FileChanged, match=f"{name} is no longer the file that was opened: {fault}") as caught:
@@ -299,17 +310,89 @@ def test_a_file_that_changes_in_place_is_not_read_on(tmp_path, name, change, fau
 
 
 def test_text_that_changes_in_place_is_not_read_on(tmp_path):
-    windows = Windows(open_token_file(write(tmp_path / "a.bin", [range(20)])), 4)
+    windows = Windows(read_once(write(tmp_path / "a.bin", [range(20)])), 4)
     windows.read([0, 3], 2)
     write_other_ids(tmp_path / "a.bin")
     with pytest.raises(FileChanged):
         windows.read([3], 1)
 
 
+def write_under_the_old_time(path):
+    """As rsync --inplace -t does it."""
+    before = path.stat()
+    write_other_ids(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.targets.bin"])
+def test_other_ids_under_the_old_time_are_not_read_on(tmp_path, name):
+    path = write_pairs(tmp_path / "a.bin")
+    windows = Windows(read_once(path), 8)
+    write_under_the_old_time(tmp_path / name)
+    with pytest.raises(FileChanged, match=f"{name} is no longer the file that was opened: it was written to, and its"):
+        windows.read([0, 1], 2)
+
+
+def write_the_same(path):
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.targets.bin"])
+@pytest.mark.parametrize("do", [Path.touch, write_the_same, lambda path: path.chmod(0o600)])
+def test_a_file_whose_data_are_the_same_is_read_on(tmp_path, monkeypatch, name, do):
+    """It is read once for that, and then it is as it was."""
+    file, readings = read_once(write_pairs(tmp_path / "a.bin")), []
+    windows = Windows(file, 8)
+    expected = windows.read([0, 1], 2)
+    monkeypatch.setattr("testbed.token_file.scan_token_file", lambda file: readings.append(1) or scan_token_file(file))
+    do(tmp_path / name)
+    for _ in range(3):
+        assert [rows.tolist() for rows in windows.read([0, 1], 2)] == [rows.tolist() for rows in expected]
+    assert len(readings) == 1
+    write_under_the_old_time(tmp_path / name)
+    with pytest.raises(FileChanged):
+        windows.read([0, 1], 2)
+
+
+def test_what_was_read_before_the_data_were_put_back_is_read_again(tmp_path, monkeypatch):
+    """A step must not train on ids that were there for a moment, before the reading that finds all as it was."""
+    path = write(tmp_path / "a.bin", [range(20)])
+    windows, data = Windows(read_once(path), 4), path.read_bytes()
+    write_other_ids(path)
+    look = type(windows.token_file).check_unchanged
+
+    def put_back_and_look(file):
+        if path.read_bytes() != data:
+            path.write_bytes(data)
+        return look(file)
+
+    monkeypatch.setattr(type(windows.token_file), "check_unchanged", put_back_and_look)
+    assert windows.read([0], 1)[0].tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_a_file_that_somebody_goes_on_writing_to_is_not_read_on(tmp_path, monkeypatch):
+    """Each time it has been read its data are still the same, and its times are others."""
+    path = write(tmp_path / "a.bin", [range(20)])
+    windows, moments = Windows(read_once(path), 4), itertools.count(1)
+
+    def scan(file):
+        found = scan_token_file(file)
+        os.utime(path, ns=(0, next(moments)))
+        return found
+
+    monkeypatch.setattr("testbed.token_file.scan_token_file", scan)
+    path.touch()
+    with pytest.raises(FileChanged, match="somebody goes on writing to it"):
+        windows.read([0], 1)
+
+
 def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path):
     """So does preprocess_small.py: a run that trains goes on with what it began with."""
     path = write(tmp_path / "a.bin", [[1, 2, 3]])
-    windows = Windows(open_token_file(path), 3)
+    windows = Windows(read_once(path), 3)
     replace_by_another(path)
     assert windows.read([0], 1)[0].tolist() == [[1, 2, 3, 299]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 from pathlib import Path
 
@@ -28,9 +29,11 @@ README = REPOSITORY / "README.md"
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, token_files) -> Path:
-    """A folder that a command is typed in: a text, a folder, nothing else."""
+    """A folder that a command is typed in: a text, a folder, a broken link, a FIFO, nothing else."""
     (tmp_path / "README.md").write_bytes(README.read_bytes())
     (tmp_path / "runs").mkdir()
+    (tmp_path / "lost").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -55,6 +58,10 @@ def test_a_new_folder_may_be_anywhere_but_at_or_below_a_file(here):
     assert cannot_become_a_folder(Path("a/b/c")) is None is cannot_become_a_folder(Path("runs"))
     assert cannot_become_a_folder(Path("README.md")) == "is a file, not a folder"
     assert cannot_become_a_folder(Path("README.md/a/b")) == "lies below README.md, which is a file"
+    Path("folder").symlink_to("runs")
+    assert cannot_become_a_folder(Path("lost")) == "is a link that leads nowhere, not a folder"
+    assert cannot_become_a_folder(Path("lost/a")) == "lies below lost, which is a link that leads nowhere"
+    assert cannot_become_a_folder(Path("folder")) is None is cannot_become_a_folder(Path("folder/a"))
 
 
 LOOKED_FOR = "nowhere does not exist (looked for in HERE)"
@@ -64,14 +71,23 @@ LOOKED_FOR = "nowhere does not exist (looked for in HERE)"
     ("words", "said"),
     [
         (["--train_data_path", "nowhere"], f"--train_data_path {LOOKED_FOR}; make it with: python download_data.py"),
-        (["--train_data_path", "runs"], "--train_data_path runs is a folder, not a file; name a .bin"),
+        (
+            ["--train_data_path", "runs"],
+            "--train_data_path runs is a folder, not a file; name a .bin, for example runs/train_small.bin",
+        ),
         (["--train_data_path", "README.md"], "--train_data_path README.md is not a token file: it holds text"),
+        (["--train_data_path", "/dev/zero"], "--train_data_path /dev/zero is a device, not a file; name a .bin$"),
+        (["--val_data_path", "fifo"], "--val_data_path fifo is a FIFO, not a file; name a .bin$"),
         (["--config", "nowhere"], f"--config {LOOKED_FOR}"),
         (["--config", "runs"], "--config runs is a folder, not a file"),
         (["--run_type", "optimized", "--deepspeed_config", "nowhere"], f"--deepspeed_config {LOOKED_FOR}"),
         (["--run_type", "optimized", "--deepspeed_config", "runs"], "--deepspeed_config runs is a folder, not a file"),
         (["--checkpoint_path", "README.md"], "--checkpoint_path README.md is a file, not a folder; name a folder"),
         (["--checkpoint_path", "README.md/a"], "--checkpoint_path README.md/a lies below README.md, which is a file"),
+        (
+            ["--checkpoint_path", "lost"],
+            "--checkpoint_path lost is a link that leads nowhere, not a folder",
+        ),
         (["--init_from", "README.md"], "--init_from README.md is a file, not a folder, and is neither scratch"),
         (["--init_from", "nowhere"], f"--init_from {LOOKED_FOR}, and is neither scratch"),
         (["--init_from", "runs"], "--init_from runs is neither scratch"),
@@ -83,8 +99,8 @@ def test_the_trainer_says_what_is_there(here, token_files, words, said):
     def start() -> None:
         check_run(parse_command_line([*TINY_RUN, *data_flags(token_files), *words]), Launch(0, 0, 1, 1))
 
-    assert refusal(start).startswith(said.replace("HERE", str(here)))
-    assert sorted(path.name for path in here.iterdir()) == ["README.md", "runs"], "nothing was written"
+    assert f"{refusal(start)}$".startswith(said.replace("HERE", str(here)))
+    assert sorted(path.name for path in here.iterdir()) == ["README.md", "fifo", "lost", "runs"], "nothing was written"
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,17 @@ class DiskArray:
 
     Raises:
         FileChanged: one sentence, from anything that reads: the file is shorter than it was, can no longer be read, or
-            (`check_unchanged`) has another size or was written to since it was opened.
+            (`look`, `is_touched`) has another size.
     """
 
     def __init__(self, path: Path, dtype: np.dtype | type, length: int):
         """Args: length: items that the file must hold, as whoever looked at its size found."""
         self.path, self.dtype, self._length = path, np.dtype(dtype), length
         self._file = open_regular(path)
-        self._stamp = self._look()
-        if self._stamp[0] != length * self.dtype.itemsize:
-            raise FileChanged(f"{path} changed while it was opened; wait until it is whole and start again")
+        try:
+            self._accepted = self.look()
+        except FileChanged:
+            raise FileChanged(f"{path} changed while it was opened; wait until it is whole and start again") from None
 
     def __len__(self) -> int:
         return self._length
@@ -53,15 +54,23 @@ class DiskArray:
         for start in range(0, self._length, CHUNK_ITEMS):
             yield start, self[start : start + CHUNK_ITEMS]
 
-    def check_unchanged(self) -> None:
-        """Size and time of the last change are those at opening; about a microsecond. After reading: what was written
-        before is seen then, and what is written later was not read."""
-        if self._look() != self._stamp:
-            raise FileChanged(self._words("its size or the time of its last change is another"))
+    @property
+    def is_touched(self) -> bool:
+        """Whether somebody wrote to the file, or did as if, since it was opened or last accepted: the data may be the
+        same all the same. About a microsecond. FileChanged: it has another size."""
+        return self.look() != self._accepted
 
-    def _look(self) -> tuple[int, int]:
+    def look(self) -> tuple[int, int]:
+        """Times of the last change in ns: of the data, which anybody can set, and the kernel's own, which also a new
+        name or new permissions change. FileChanged: the size is another."""
         found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
+        if found.st_size != self._length * self.dtype.itemsize:
+            raise self.changed("its size is another")
+        return found.st_mtime_ns, found.st_ctime_ns
+
+    def accept(self, times: tuple[int, int]) -> None:
+        """The data with these times, as `look` gave them, are those that were opened."""
+        self._accepted = times
 
     def _read(self, start: int, length: int) -> np.ndarray:
         wanted, offset = length * self.dtype.itemsize, start * self.dtype.itemsize
@@ -70,14 +79,15 @@ class DiskArray:
             while len(data) < wanted:  # no call gives more than 2 GiB
                 more = os.pread(self._file.fileno(), wanted - len(data), offset + len(data))
                 if not more:
-                    raise FileChanged(self._words(f"it ends inside the bytes {offset} to {offset + wanted}"))
+                    raise self.changed(f"it ends inside the bytes {offset} to {offset + wanted}")
                 data += more
         except OSError as error:  # a disk that fails; a network file system whose file is gone
-            raise FileChanged(self._words(f"it cannot be read ({error.strerror})")) from None
+            raise self.changed(f"it cannot be read ({error.strerror})") from None
         return np.frombuffer(data, self.dtype)
 
-    def _words(self, fault: str) -> str:
-        return (
+    def changed(self, fault: str) -> FileChanged:
+        """What to raise, in one sentence."""
+        return FileChanged(
             f"{self.path} is no longer the file that was opened: {fault}; put it back as it was and start again (a "
             "training run goes on with --resume auto)"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import unicodedata
-from typing import Any
+from typing import Any, TextIO
 
 SPACES = "Zs"  # no-break and thin spaces move no cursor
 
@@ -34,6 +36,13 @@ def printable(text: str, kept: str = "") -> str:
 def say(text: object = "", **how: Any) -> None:
     """`print`, for text that quotes files or paths: its lines stay, whatever else would move a cursor is escaped."""
     print(printable(str(text), kept="\n\t"), **how)
+
+
+def say_if_read(text: object, stream: TextIO | None = None) -> None:
+    """`say` at once, to stderr or `stream`. That nobody reads it (a closed terminal, `| tee` after Ctrl-C) costs
+    nothing."""
+    with contextlib.suppress(OSError):
+        say(text, file=stream or sys.stderr, flush=True)
 
 
 def value_text(value: object) -> str:

@@ -199,7 +199,9 @@ def place_of(directory: Path) -> Path | None:
 def by_handle(directory: Path) -> Path:
     """A path that leads to the held folder even after its name has gone to another one; the path itself where there is
     no such."""
-    handle = _HANDLES / str(_handles.get(directory))
+    if directory not in _handles:
+        return directory
+    handle = _HANDLES / str(_handles[directory])
     return handle if handle.exists() else directory
 
 

@@ -43,7 +43,12 @@ def _check_kind(path: Path, found: os.stat_result) -> None:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if kind != stat.S_IFREG:
-        raise NotAFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", str(path))
+        raise NotAFile(errno.EINVAL, f"it is {name_of_kind(found)}, not a file", str(path))
+
+
+def name_of_kind(found: os.stat_result) -> str:
+    """What stands where a file or a folder should, in words."""
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
 
 
 def read_regular(path: Path) -> bytes:

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,7 +21,7 @@ from testbed.announce import out_of_memory_advice
 from testbed.automatic_choices import ChoiceContradicts
 from testbed.checkpoint import CheckpointFailed, CheckpointWriter, step_folders
 from testbed.disk_array import FileChanged
-from testbed.error_text import first_line, printable
+from testbed.error_text import first_line, say_if_read
 from testbed.launch import (
     MARK_WITHIN_S,
     Launch,
@@ -169,7 +169,7 @@ class RunEnding:
             self.recorder.write("preempted")
             run_directory.mark_preempted(self._owned, stop.reason, step, saved[-1])
             words = f"{stop.reason}: saved step {step} in {saved[-1]}; go on with --resume"
-            say(words, sys.stdout)
+            say_if_read(words, sys.stdout)
             tell_torchrun(words)
         distributed.wait_for_everyone()
         watchdog.end(is_good=True)
@@ -199,7 +199,7 @@ class RunEnding:
         if is_broken_collective(error):
             missing = self._missing_soon() or self._level() or self._unknown()
             return f"{missing}; {self._waited()} ({first_line(error)})"
-        say("".join(traceback.format_exception(error)))
+        say_if_read("".join(traceback.format_exception(error)))
         return first_line(error)
 
     def _why_gone(self, error: Exception) -> str | None:
@@ -286,12 +286,12 @@ class RunEnding:
         folder = held_folder.place_of(self._owned) if self._owned else None  # a renamed one gets its mark where it is
         closed = run_directory.closing_mark(folder) if folder else None
         if closed:
-            say(f"rank {rank}: {reason}; the run's files were closed before ({closed})")
+            say_if_read(f"rank {rank}: {reason}; the run's files were closed before ({closed})")
             return exit_code
         reason = reason.splitlines()[0]
         if folder is not None:
             reason = f"{reason}; {last_checkpoint(folder)}"
-        say(f"rank {rank} failed: {reason}")
+        say_if_read(f"rank {rank} failed: {reason}")
         tell_torchrun(f"rank {rank} failed: {reason}")
         standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
         watchdog.enter("ended")
@@ -305,7 +305,7 @@ class RunEnding:
             elif rank > 0:
                 write_in_rank_0s_stead(folder, standing_reason)
         except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
-            say(f"rank {rank}: the metrics could not be updated: {error}")
+            say_if_read(f"rank {rank}: the metrics could not be updated: {error}")
         return exit_code
 
 
@@ -321,12 +321,6 @@ def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
             metrics = read_metrics(path)
             if metrics["status"] == "running":
                 write_metrics(path, failed_in_its_stead(metrics, reason))
-
-
-def say(words: str, stream: TextIO | None = None) -> None:
-    """Print to stderr, or `stream`. That nobody reads it (a closed terminal, `| tee` after Ctrl-C) costs no mark."""
-    with contextlib.suppress(OSError):
-        print(printable(words, kept="\n\t"), file=stream or sys.stderr, flush=True)
 
 
 def empty_streams() -> None:

@@ -1,22 +1,23 @@
-"""Whether the steps of a run scatter: then the machine was not quiet, and its times are not to be quoted. No torch."""
+"""Whether the steps of a run scatter: then its times are not to be quoted before it is repeated. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-NOISY = 0.1  # p95 above the median by more than this: the machine was not quiet
+NOISY = 0.1  # p95 above the median by more than this: the machine may not have been quiet
+ENOUGH_STEPS = 20  # of fewer the 95th percentile is close to the slowest one, which says little
 
 
 def words_on_scatter(timing: Mapping[str, float | None]) -> str | None:
-    """One line for the end of a run whose steps scatter; None where they do not, or none was measured.
+    """One line for the end of a run whose steps scatter; None where they do not, or too few were measured.
 
     Args:
         timing: the section of training_metrics.json.
     """
     above = timing["step_time_p95_above_median"]
-    if above is None or above <= NOISY:
+    if above is None or above <= NOISY or timing["num_measured_steps"] < ENOUGH_STEPS:
         return None
     return (
-        f"its steps scatter: p95 is {1 + above:.2f} times the median, over {1 + NOISY:.2f}; the machine was not quiet, "
-        "so repeat the run before you quote its times"
+        f"its steps scatter: p95 is {1 + above:.2f} times the median, over {1 + NOISY:.2f}, perhaps from other "
+        "work beside it; repeat the run before you quote its times"
     )

@@ -11,6 +11,7 @@ from typing import Any
 from testbed.flag_values import LARGEST_COUNT
 from testbed.json_file import read_json
 from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.regular_file import read_regular
 from testbed.run_directory import TOKENIZER
 from testbed.token_file import TokenFile
 from testbed.typed_paths import not_a_folder
@@ -103,11 +104,19 @@ def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, wa
         way_out: its end (default: make the ids again with the folder's own BPE).
 
     Raises:
-        ValueError: the folder's own BPE is another file. Where one of the two is missing, nothing can be said.
+        ValueError: the folder's own BPE is another file, or one of the two cannot be read. Where one is missing,
+            nothing can be said.
     """
     own = folder / TOKENIZER
-    if file is None or not file.is_file() or not own.is_file() or file.read_bytes() == own.read_bytes():
+    if file is None or not file.is_file() or not own.is_file():
         return
+    try:
+        if read_regular(file) == read_regular(own):
+            return
+    except OSError as error:
+        raise ValueError(
+            f"{weights}: {error.filename} cannot be read ({error.strerror}); put the BPE there again"
+        ) from None
     way_out = way_out or f"tokenize the text with preprocess_small.py --tokenizer {own}"
     raise ValueError(f"{weights} reads ids of its own {TOKENIZER}, but {other}, {file.name}; {way_out}")
 

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ from testbed.sidecar import (
 )
 from testbed.typed_paths import holds_text, missing, not_a_file
 
+CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
+MOST_READINGS = 3  # of a file that is touched meanwhile
 _PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
 
 
@@ -48,9 +51,13 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TokenFile:
-    """An opened token file. Without a sidecar the counts and the hash are unknown, hence None."""
+    """An opened token file. Without a sidecar the counts and the hash are unknown, hence None.
+
+    Attributes:
+        data_sha256: of all that a run learns from, as TokenScan has it; None until somebody has read all of it.
+    """
 
     path: Path
     tokens: DiskArray  # (num_tokens,) read-only
@@ -63,6 +70,7 @@ class TokenFile:
     has_sidecar: bool
     targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
     targets_sha256: str | None = None
+    data_sha256: str | None = None
 
     @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
@@ -71,11 +79,30 @@ class TokenFile:
         ends = np.concatenate(found) + 1
         return np.append(0, ends)[:-1], ends
 
-    def check_unchanged(self) -> None:
-        """FileChanged, one sentence: somebody wrote to the file, or cut it off, since it was opened."""
-        self.tokens.check_unchanged()
-        if self.targets is not None:
-            self.targets.check_unchanged()
+    def check_unchanged(self) -> bool:
+        """Look at the size and the times of the last change, about a microsecond; where only times are others
+        (`touch`, a copy of the same bytes, a new name), read all of it and go on if it holds what it held.
+
+        Returns:
+            Whether it was so: what was read since the last look may have been something else and is to be read again.
+
+        Raises:
+            FileChanged: one sentence: the data are others than `data_sha256` says, or somebody is still writing.
+        """
+        arrays = [self.tokens] if self.targets is None else [self.tokens, self.targets]
+        touched = [array for array in arrays if array.is_touched]
+        if not touched:
+            return False
+        for _ in range(MOST_READINGS):
+            times = [array.look() for array in arrays]
+            time.sleep(CLOCK_TICK_S)  # or a write after the reading could leave the same times
+            if scan_token_file(self).data_sha256 != self.data_sha256:
+                raise touched[0].changed("it was written to, and its data are others")
+            if times == [array.look() for array in arrays]:
+                for array, seen in zip(arrays, times, strict=True):
+                    array.accept(seen)
+                return True
+        raise touched[0].changed("somebody goes on writing to it")
 
 
 @dataclass(frozen=True)
@@ -219,9 +246,8 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
         raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
-        raise ValueError(
-            f"{flag} {path} {not_a_file(path) or 'is not a file'}; name a .bin, for example {path / 'train_small.bin'}"
-        )
+        example = f", for example {path / 'train_small.bin'}" if path.is_dir() else ""
+        raise ValueError(f"{flag} {path} {not_a_file(path)}; name a .bin{example}")
     if not os.access(path, os.R_OK):
         raise ValueError(
             f"{flag} {path} cannot be read; change its permissions or make it again with: {how_to_make(path)}"
@@ -326,6 +352,7 @@ def check_token_file(
         )
     if token_file.targets is not None:
         _check_targets(token_file, scan, flag)
+    token_file.data_sha256 = scan.data_sha256
     return scan
 
 

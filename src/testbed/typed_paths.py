@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from testbed.regular_file import name_of_kind
 
 
 def not_a_folder(path: Path) -> str | None:
@@ -16,7 +19,9 @@ def not_a_file(path: Path) -> str | None:
     """What is wrong with a path that should lead to a file, to follow its name; None where it does."""
     if path.is_dir():
         return "is a folder, not a file"
-    return None if path.exists() else missing(path)
+    if not path.exists():
+        return missing(path)
+    return None if path.is_file() else f"is {name_of_kind(path.stat())}, not a file"
 
 
 def missing(path: Path) -> str:
@@ -29,12 +34,13 @@ def missing(path: Path) -> str:
 
 
 def cannot_become_a_folder(path: Path) -> str | None:
-    """Why no folder can be made at a path: a file is in the way. None where nothing is."""
+    """Why no folder can be made at a path: a file or a broken link is in the way. None where nothing is."""
     for part in (path, *path.parents):
         if part.is_dir():
             return None
-        if part.exists():
-            return "is a file, not a folder" if part == path else f"lies below {part}, which is a file"
+        if os.path.lexists(part):
+            what = "a file" if part.exists() else "a link that leads nowhere"
+            return f"is {what}, not a folder" if part == path else f"lies below {part}, which is {what}"
     return None
 
 

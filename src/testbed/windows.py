@@ -52,14 +52,19 @@ class Windows:
             (num_rows, T) bool: which of those predictions are targets. None, of text: all those of the windows are.
 
         Raises:
-            FileChanged: the file is no longer the one that was opened.
+            FileChanged: the file no longer holds what it held (`TokenFile.check_unchanged`).
         """
+        rows = self._read(windows, num_rows)
+        while self.token_file.check_unchanged():
+            rows = self._read(windows, num_rows)
+        return rows
+
+    def _read(self, windows: Sequence[int] | np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray | None]:
         length, file = self.seq_length, self.token_file
         if file.targets is None:
             tokens = np.zeros((num_rows, length + 1), dtype=np.int64)
             for row, window in enumerate(windows):
                 tokens[row] = file.tokens[window * length : window * length + length + 1]
-            file.check_unchanged()
             return tokens, None
         tokens = np.full((num_rows, length + 1), file.end_of_text_id, dtype=np.int64)
         is_target = np.zeros((num_rows, length), dtype=bool)
@@ -67,7 +72,6 @@ class Windows:
             start, end, _ = self._pairs[window]
             tokens[row, : end - start] = file.tokens[start:end]
             is_target[row, : end - start - 1] = file.targets[start + 1 : end]
-        file.check_unchanged()
         return tokens, is_target
 
 
