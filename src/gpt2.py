@@ -154,7 +154,7 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
         The sha256 of what each of them teaches, by name.
     """
     is_one = checked.train_file is checked.val_file  # --eval_only without a training file
-    files = {"val": checked.val_file} | ({} if is_one else {"train": checked.train_file})
+    files = ({} if is_one else {"train": checked.train_file}) | {"val": checked.val_file}
     found = {
         name: check_token_file(token_file, checked.settings.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in files.items()
