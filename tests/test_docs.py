@@ -13,6 +13,8 @@ from conftest import REPOSITORY
 
 from testbed.analysis.agreement import agreement_table
 from testbed.analysis.charts import comparison_table
+from testbed.analysis.comparison.files import arms_from
+from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.evidence import OVERHEAD_FILE, loss_difference, overhead, overhead_table, read_overhead
 from testbed.analysis.exposed import exposed_communication, exposed_table
 from testbed.analysis.inference import INFERENCE_FILE, measured_schemes, read_inference, report
@@ -33,6 +35,7 @@ README = REPOSITORY / "README.md"
 QUICKSTART = REPOSITORY / "docs" / "results" / "quickstart"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
 RUN_TYPES = REPOSITORY / "docs" / "results" / "run_types"
+CORES = REPOSITORY / "docs" / "results" / "cores"
 SWEEP = REPOSITORY / "docs" / "results" / "sweep"
 PERFORMANCE = REPOSITORY / "docs" / "results" / "performance"
 EXPOSED = REPOSITORY / "docs" / "results" / "exposed"
@@ -45,17 +48,29 @@ PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "che
 
 def test_the_quickstart_table_is_what_the_files_say():
     block = re.search(r"<!-- quickstart table.*?-->\n```\n(.*?)```", README.read_text(), re.DOTALL).group(1)
-    runs = load_runs([QUICKSTART / name for name in QUICKSTART_RUNS if (QUICKSTART / name).is_dir()])
+    runs = load_runs([QUICKSTART / name for name in QUICKSTART_RUNS])
     assert block.strip() == comparison_table(runs).strip()
 
 
 def test_the_quickstart_page_names_what_was_measured():
     page = (QUICKSTART / "README.md").read_text()
-    for run in filter(lambda name: (QUICKSTART / name).is_dir(), QUICKSTART_RUNS):
+    for run in QUICKSTART_RUNS:
         metrics = read_metrics(QUICKSTART / run / "training_metrics.json")
         assert metrics["status"] == "complete" and metrics["git_dirty"] is False
         for fact in (metrics["git_commit"], metrics["hardware"]["cpu_name"], metrics["env"]["torch_version"]):
             assert fact in page
+
+
+def test_what_the_second_rank_gains_beyond_the_core_is_what_the_files_say():
+    words = {"baseline_1rank_batch32": "1 thread, so one core"}
+    words |= {"baseline-threads_per_rank=2_1rank_batch32": "2 threads, so the same cores"}
+    for folder, cores in words.items():
+        ddp, one_process, unreadable = arms_from([CORES / "ddp_2ranks_batch32"], [CORES / folder])
+        found = compare_arms(ddp, one_process).quantities[0].ratio
+        row = f"| with {cores} | {found.ratio:.2f}x [{found.low:.2f}, {found.high:.2f}] |"
+        assert not unreadable and found.n_a == found.n_b == 5 and row in STRATEGIES_PAGE.read_text()
+    commits = {metrics["git_commit"] for metrics in map(read_metrics, find_runs(CORES)) if not metrics["git_dirty"]}
+    assert len(commits) == 1 and commits.pop() in (CORES / "README.md").read_text()
 
 
 def test_what_the_second_core_gains_is_what_the_sweep_says():
