@@ -6,6 +6,8 @@ import json
 import re
 import runpy
 import shlex
+import statistics
+from collections import defaultdict
 from statistics import median
 
 import pytest
@@ -71,6 +73,18 @@ def test_what_the_second_rank_gains_beyond_the_core_is_what_the_files_say():
         assert not unreadable and found.n_a == found.n_b == 5 and row in STRATEGIES_PAGE.read_text()
     commits = {metrics["git_commit"] for metrics in map(read_metrics, find_runs(CORES)) if not metrics["git_dirty"]}
     assert len(commits) == 1 and commits.pop() in (CORES / "README.md").read_text()
+
+
+def test_the_steps_of_waiting_threads_are_what_the_files_say():
+    page = (REPOSITORY / "docs" / "measuring.md").read_text()
+    for file in ("quiet.txt", "two_busy_loops.txt"):
+        text = (REPOSITORY / "docs" / "results" / "openmp" / file).read_text()
+        steps = defaultdict(list)
+        for count, step_ms in re.findall(r"GOMP_SPINCOUNT=(\d+): median step ([\d.]+) ms", text):
+            steps[count].append(float(step_ms))
+        assert len(steps) >= 3
+        for values in steps.values():
+            assert f"| {statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f}) |" in page
 
 
 def test_what_the_second_core_gains_is_what_the_sweep_says():
