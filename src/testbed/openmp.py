@@ -12,10 +12,8 @@ SAID_BY_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 def wait_briefly() -> None:
     """Let threads that wait for each other go to sleep early, unless the environment says how they shall wait.
 
-    libgomp's own 300,000 looks take milliseconds: beside other work they use up the time slices that the thread which
-    is waited for needs, and a step of two threads takes 100 times as long. On a quiet machine the others come long
-    before either count is over; not to look at all (OMP_WAIT_POLICY=passive) costs a quarter of a step there.
-    docs/measuring.md has the numbers.
+    libgomp's own 300,000 looks take milliseconds. Beside other work they use up the time slices that the other threads
+    need, so steps take longer. docs/measuring.md has the numbers.
     """
     if not any(os.environ.get(name) for name in SAID_BY_THE_USER):
         os.environ["GOMP_SPINCOUNT"] = SPINS
