@@ -78,6 +78,25 @@ def test_beside_gpus_a_rank_has_its_share_of_the_cores(tmp_path):
         assert [f.rule for f in audit(runs)] == expected
 
 
+def test_the_same_cores_shared_by_more_ranks_are_equal_devices(tmp_path):
+    """One process with 8 threads against two ranks with 4 each: all the cores, spread in another way."""
+    one = {"world_size": 1, "num_devices": 1, "device_type": "cpu", "cpu_threads_per_rank": 8}
+    runs = foreign.arm(tmp_path / "one", world_size=1, hardware=one) + foreign.arm(
+        tmp_path / "two", training_config={"run_type": "ddp"}
+    )
+    for threads, expected in ((4, []), (3, [FAILS])):
+        on_device(runs[5:], "cpu", threads)
+        assert [f.severity for f in audit(runs) if f.rule == "equal devices"] == expected
+
+
+def test_more_threads_alone_are_what_is_compared(tmp_path):
+    one, other = (foreign.arm(tmp_path / name) for name in "ab")
+    on_device(other, "cpu", 8)
+    assert [(f.severity, f.rule) for f in audit([*one, *other])] == [(NOTE, "equal devices")]
+    edited(other, lambda m: m["settings"].update(compile="blocks"))
+    assert (FAILS, "equal devices") in [(f.severity, f.rule) for f in audit([*one, *other])]
+
+
 @pytest.mark.parametrize(
     "name", ["ours learns worse", "a faster run learns worse", "more than linear in 2.0", "more than linear"]
 )

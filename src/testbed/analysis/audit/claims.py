@@ -12,19 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.analysis.arms import group_into_arms
-from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
-from testbed.analysis.audit.pairs import Pair, Side, pair_findings
-from testbed.analysis.audit.reported import Reported, read_reported
-from testbed.analysis.audit.rules import (
+from testbed.analysis.audit.finding import (
     EQUAL_WORK,
     FAILS,
     INSTRUMENTED,
-    METRICS_RULES,
     NOTE,
     ONE_RUN,
     TRACEABLE,
     Finding,
+    Pair,
+    Side,
 )
+from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
+from testbed.analysis.audit.pairs import pair_findings
+from testbed.analysis.audit.reported import Reported, read_reported
+from testbed.analysis.audit.rules import METRICS_RULES
 from testbed.analysis.sweep_file import read_sweep
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]

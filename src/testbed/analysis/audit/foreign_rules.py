@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.rules import (
+from testbed.analysis.audit.finding import (
     COMMUNICATION,
     EQUAL_MATH,
     EQUAL_WORK,
@@ -15,8 +14,9 @@ from testbed.analysis.audit.rules import (
     ONE_RUN,
     STEP_CLOCK,
     Finding,
-    is_exact,
 )
+from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.rules import is_exact
 
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from statistics import median
 
-from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.rules import (
-    DEVICES,
+from testbed.analysis.audit.conditions import code_is_the_same, devices_are_the_same
+from testbed.analysis.audit.finding import (
     EQUAL_WORK,
     FAILS,
     LOSSES,
     NOTE,
     ONE_RUN,
-    RATE_TOLERANCE,
     STEP_CLOCK,
     THROUGHPUT,
-    TRACEABLE,
     Finding,
-    is_exact,
-    schedule_warmup_steps,
+    Pair,
 )
+from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
 from testbed.analysis.comparability import (
     IN_PROPORTION,
     TASK_FIELDS,
@@ -30,50 +26,15 @@ from testbed.analysis.comparability import (
     differing_work,
     loss_noise,
 )
-from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, confounders, made_first
-from testbed.analysis.runs import WORK_FIELDS, Run
+from testbed.analysis.comparison.confounders import made_first
+from testbed.analysis.runs import WORK_FIELDS
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
 FOREIGN_LINEAR_TOLERANCE = 0.01
 OWN_LINEAR_TOLERANCE = 0.05
-_DIRTY = {("True",): "in every run", ("False",): "in no run"}  # of the runs of one side that say it
 # Of the fields of equal work what a protocol lets differ; of a time to loss _differing_fields asks the validation too.
 LEFT_OUT_OF_WORK = {"weak": set(IN_PROPORTION), "time_to_loss": set(WORK_FIELDS) - set(TASK_FIELDS)}
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One arm of a comparison: its name in a finding and its runs, at least one."""
-
-    name: str
-    runs: tuple[Reported, ...]
-
-    @property
-    def first(self) -> Reported:
-        return self.runs[0]
-
-    def middle(self, quantity: str) -> float | None:
-        """Median of a number over the runs; None when one of them does not have it."""
-        values = [getattr(run, quantity) for run in self.runs]
-        return None if None in values else median(values)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What is compared, and under which protocol (strong, weak, time_to_loss; None: nobody said)."""
-
-    baseline: Side
-    other: Side
-    protocol: str | None = None
-
-    @property
-    def names(self) -> tuple[str, str]:
-        return (self.baseline.name, self.other.name)
-
-    @property
-    def turned(self) -> Pair:
-        return Pair(self.other, self.baseline, self.protocol)
 
 
 def pair_findings(pair: Pair) -> list[Finding]:
@@ -315,51 +276,6 @@ def data_parallel_batch_is_counted_once(pair: Pair) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def code_is_the_same(pair: Pair) -> Iterator[Finding]:
-    """Two commits are one change, and may be what is compared; with other settings too, they are two at once."""
-    found = {item.kind: item for item in confounders(*_runs(pair)) if item.a != item.b}
-    if commit := found.get(COMMIT):
-        one, other = (" / ".join(each[:10] for each in side) for side in (commit.a, commit.b))
-        message = f"commit {one} against {other}"
-    elif changed := found.get(CHANGED_FILES):
-        one, other = (_DIRTY.get(values, "in some runs") for values in (changed.a, changed.b))
-        message = f"files that differ from the commit: {pair.names[0]} {one}, {pair.names[1]} {other}"
-    else:
-        return
-    records = ((side.first.run.record if side.first.run else {}) for side in (pair.baseline, pair.other))
-    is_two_changes = _configuration(next(records)) != _configuration(next(records))
-    if is_two_changes:
-        message += ", and other settings: two changes at once, so neither explains the difference"
-    yield Finding(TRACEABLE, pair.names, message, FAILS if is_two_changes else NOTE)
-
-
-def _runs(pair: Pair) -> tuple[list[Run], list[Run]]:
-    """The runs of both sides that are of a training_metrics.json."""
-    one, other = ([item.run for item in side.runs if item.run] for side in (pair.baseline, pair.other))
-    return one, other
-
-
-def _configuration(record: dict) -> dict:
-    """What was set, apart from where it ran: settings (2.1), or the few that 2.0 records."""
-    ignored = {"checkpoint_path", "seed", "train_data_path", "val_data_path"}
-    settings = {name: value for name, value in (record.get("settings") or {}).items() if name not in ignored}
-    config = record.get("training_config") or {}
-    names = ("run_type", "precision", "micro_batch_size_per_gpu", "grad_accum_steps", "global_batch_size", "zero_stage")
-    hashed = (record.get("deepspeed_config") or {}).get("sha256")
-    ranks = (record.get("hardware") or {}).get("world_size")
-    return {"settings": settings, "config": {name: config.get(name) for name in names}, "file": hashed, "ranks": ranks}
-
-
-def devices_are_the_same(pair: Pair) -> Iterator[Finding]:
-    """Other devices refute a claim; another machine of the same devices, or other software, is only pointed out."""
-    for item in confounders(*_runs(pair)):
-        if item.kind == DEVICE and item.a != item.b:
-            yield Finding(DEVICES, pair.names, f"{item.what} {item.against}", FAILS)
-        elif item.kind not in (COMMIT, CHANGED_FILES):
-            said = f"{item.what} {item.against}: it may explain the difference"
-            yield Finding(DEVICES, pair.names, said, NOTE)
-
-
 def both_leave_the_warm_up_of_the_learning_rate(pair: Pair) -> Iterator[Finding]:
     left = []
     for side in (pair.baseline, pair.other) if pair.protocol != "time_to_loss" else ():
@@ -378,7 +294,7 @@ def both_leave_the_warm_up_of_the_learning_rate(pair: Pair) -> Iterator[Finding]
 
 
 def repeats_are_interleaved(pair: Pair) -> Iterator[Finding]:
-    if made_first(*_runs(pair)):
+    if made_first(*pair.measured_runs):
         yield Finding(
             ONE_RUN, pair.names,
             "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "

@@ -8,48 +8,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from testbed.analysis.audit.finding import (
+    EQUAL_WORK,
+    EVERY_STEP,
+    FAILS,
+    NOTE,
+    STEP_CLOCK,
+    THROUGHPUT,
+    TRACEABLE,
+    UNKNOWN,
+    WARM_UP,
+    Finding,
+)
 from testbed.analysis.audit.reported import Reported
 from testbed.json_file import read_json
-
-FAILS = "claim does not stand"
-NOTE = "note"
-
-# The rules by name, as docs/measuring.md states them.
-EQUAL_WORK = "equal work"
-EQUAL_MATH = "equal math"
-STEP_CLOCK = "step clock"
-EVERY_STEP = "every step is timed"
-THROUGHPUT = "throughput is global"
-INSTRUMENTED = "instrumented runs"
-COMMUNICATION = "communication time"
-NESTED = "nested ranges are not added up"
-ONE_RUN = "one run proves nothing"
-LOSSES = "a faster run that learns worse is not faster"
-UNKNOWN = "unknown is null"
-TRACEABLE = "each figure can be traced"
-DEVICES = "equal devices"
-WARM_UP = "warm-up is left out"
 
 RATE_TOLERANCE = 0.01  # rounding of a printed rate; a real error here is a factor
 SAMPLE_COVERAGE = 0.9  # sampled step time x steps should give the epoch's wall time
 ALIASED_COVERAGE = 0.98  # the same where it is known why the samples miss the rest
 BY_CHANCE, BEYOND_NOISE = 0.01, 3.0
 SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One problem: the rule it breaks, the runs it is about, and the figure that the files give instead, if any."""
-
-    rule: str
-    runs: tuple[str, ...]
-    message: str
-    severity: str  # FAILS or NOTE
-    corrected: str | None = None
 
 
 def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
