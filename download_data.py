@@ -8,11 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.launch import code_of_interrupt, stop_as_interrupt
-from testbed.typed_paths import cannot_become_a_folder
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.distributed.signals import code_of_interrupt, stop_as_interrupt
+from testbed.errors import say
+from testbed.io import cannot_become_a_folder
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -56,8 +56,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def download(settings: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from testbed.corpus import DOCUMENTS, MANIFEST, Limits, existing_corpus, parse_size, write_corpus
-    from testbed.sources import find_source
+    from testbed.data.corpus import DOCUMENTS, MANIFEST, Limits, existing_corpus, parse_size, write_corpus
+    from testbed.data.sources import find_source
 
     if fault := cannot_become_a_folder(settings.output_dir):
         raise ValueError(f"--output_dir {settings.output_dir} {fault}; name a folder for corpora")
@@ -94,8 +94,8 @@ def download(settings: argparse.Namespace) -> None:
 def main() -> int:
     settings = parse_arguments()
     stop_as_interrupt()
-    from testbed.corpus import CorpusError
-    from testbed.streams import SourceError
+    from testbed.data.corpus import CorpusError
+    from testbed.data.streams import SourceError
 
     try:
         download(settings)

@@ -5,9 +5,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.typed_paths import cannot_become_a_folder
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
+from testbed.io import cannot_become_a_folder
 
 COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def runs_under(directory: Path, or_else: str) -> list:
     """Every run below `directory` that can be read; one that cannot is named on stderr, so that it blocks no other."""
-    from testbed.analysis import runs as run_files
+    from testbed.analysis.runs import load as run_files
 
     runs = []
     for path in run_files.find_runs(directory):
@@ -102,7 +102,7 @@ def runs_under(directory: Path, or_else: str) -> list:
 
 def named_runs(paths: list[Path]) -> list:
     """The runs in these files and directories, each once, in the order given."""
-    from testbed.analysis import runs as run_files
+    from testbed.analysis.runs import load as run_files
 
     found = {}
     for path in paths:
@@ -115,7 +115,7 @@ def named_runs(paths: list[Path]) -> list:
 
 
 def has_repeats(runs: list) -> bool:
-    from testbed.analysis.arms import group_into_arms
+    from testbed.analysis.runs.arms import group_into_arms
 
     return any(len(arm.runs) > 1 for arm in group_into_arms(runs))
 
@@ -123,7 +123,7 @@ def has_repeats(runs: list) -> bool:
 def named_inference(paths: list[Path], output_dir: Path | None) -> dict[Path, tuple[Path, dict]]:
     """What is to be drawn into which folder: file and content of each path, in a folder of its own where there are
     several. ValueError, one sentence, where a file cannot be read or two would share a folder."""
-    from testbed.analysis.inference import read_inference
+    from testbed.inference.report import read_inference
 
     found = {}
     for path in paths:
@@ -138,9 +138,9 @@ def named_inference(paths: list[Path], output_dir: Path | None) -> dict[Path, tu
 
 def write_inference(found: dict[Path, tuple[Path, dict]]) -> None:
     """Print the tables, write them and the pictures, and say where they are. OSError when that fails."""
-    from testbed.analysis.inference import report
-    from testbed.analysis.inference_charts import write_inference_charts
-    from testbed.json_file import holding_together
+    from testbed.inference.charts import write_inference_charts
+    from testbed.inference.report import report
+    from testbed.io import holding_together
 
     for folder, (path, content) in found.items():
         with holding_together(path):
@@ -152,8 +152,8 @@ def write_inference(found: dict[Path, tuple[Path, dict]]) -> None:
 def write(arguments: argparse.Namespace, runs: list) -> None:
     """Write what was asked for, and say where it is. OSError when that fails."""
     if arguments.output_dir:
-        from testbed.analysis.charts import write_charts
-        from testbed.analysis.runs import with_distinct_labels
+        from testbed.analysis.charts.training import write_charts
+        from testbed.analysis.runs.load import with_distinct_labels
 
         single = runs if has_repeats(runs) else with_distinct_labels(runs)
         for name, path in write_charts(single, arguments.output_dir).items():
@@ -172,9 +172,9 @@ def write(arguments: argparse.Namespace, runs: list) -> None:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis import comparability  # numpy and matplotlib: 1 s that --help does not owe
-    from testbed.analysis import runs as run_files
-    from testbed.analysis.charts import comparison_table
+    from testbed.analysis.charts.training import comparison_table
+    from testbed.analysis.runs import comparability  # numpy and matplotlib: 1 s that --help does not owe
+    from testbed.analysis.runs import load as run_files
 
     named = arguments.runs or [path for path in (arguments.baseline_json, arguments.optimized_json) if path]
     draws_runs = bool(named or not arguments.inference)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.launch import code_of_interrupt, stop_as_interrupt
-from testbed.typed_paths import cannot_become_a_folder
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.distributed.signals import code_of_interrupt, stop_as_interrupt
+from testbed.errors import say
+from testbed.io import cannot_become_a_folder
 
 if TYPE_CHECKING:
-    from testbed.preprocess import Encoded
-    from testbed.tokenizer import Tokenizer
+    from testbed.data.preprocess import Encoded
+    from testbed.data.tokenizer import Tokenizer
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -117,8 +117,8 @@ class Source:
 
 
 def documents_of(settings: argparse.Namespace) -> Source:
-    from testbed import preprocess
-    from testbed.corpus import find_corpus, read_documents
+    from testbed.data import preprocess
+    from testbed.data.corpus import find_corpus, read_documents
 
     corpus = find_corpus(settings.input)
     say(f"documents: {corpus.documents}")
@@ -151,8 +151,8 @@ def check_is_not_written(pairs: Path, output_dir: Path) -> None:
 def pairs_of(settings: argparse.Namespace) -> Source:
     import hashlib
 
-    from testbed import preprocess
-    from testbed.pairs import Pair, read_pairs
+    from testbed.data import preprocess
+    from testbed.data.pairs import Pair, read_pairs
 
     path = settings.pairs
     check_is_not_written(path, settings.output_dir)
@@ -183,8 +183,8 @@ def pairs_of(settings: argparse.Namespace) -> Source:
 def preprocess(settings: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from testbed import preprocess, tokenizer
-    from testbed.atomic_file import put_in_place, replacing
+    from testbed.data import preprocess, tokenizer
+    from testbed.io import put_in_place, replacing
 
     check(settings)
     if settings.tokenizer.startswith("bpe:"):
@@ -271,7 +271,7 @@ def report(output_dir: Path, source: Source, train: dict, val: dict, text_bytes:
 def main() -> int:
     settings = parse_arguments()
     stop_as_interrupt()
-    from testbed.corpus import CorpusError
+    from testbed.data.corpus import CorpusError
 
     try:
         preprocess(settings)

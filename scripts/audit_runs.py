@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
 
 if TYPE_CHECKING:
     from testbed.analysis.audit.claims import Finding
@@ -44,8 +44,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.audit import claims, reported  # numpy: half a second that --help does not owe
-    from testbed.atomic_file import write_text
+    from testbed.analysis.audit import claims, reported
+    from testbed.io import write_text
 
     try:
         items = reported.read_reported(arguments.files)

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
 from testbed.analysis.statistics import MIN_REPEATS, compare
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.launch import Launch
-from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.openmp import wait_briefly
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.distributed.launch import Launch
+from testbed.distributed.openmp import wait_briefly
+from testbed.model.shape import MODEL_SIZES, ModelShape
 
 if TYPE_CHECKING:
-    from testbed.inference.peers import Arms
+    from testbed.inference.other_generators import Arms
 
 QUICKSTART_VOCABULARY = 8192  # of nano, as the quickstart trains it
 
@@ -91,7 +91,7 @@ def main() -> int:
         print(f"compare_generation.py: error: {error}", file=sys.stderr)
         return 2
     if arguments.out is not None:
-        from testbed.atomic_file import write_text
+        from testbed.io import write_text
 
         write_text(arguments.out, json.dumps(content, indent=1) + "\n")
     return (
@@ -117,12 +117,12 @@ def measure(arguments: argparse.Namespace, shape: ModelShape) -> dict[str, Any]:
     """Make both comparisons, print each as it is there, and return the file's content."""
     import torch
 
-    from testbed import environment
-    from testbed.device import device_type
-    from testbed.inference.peers import against_recomputing, against_transformers
-    from testbed.launch import usable_cores
-    from testbed.model import GPT2
-    from testbed.run_directory import now_utc
+    from testbed.autotune.device import device_type
+    from testbed.distributed.launch import usable_cores
+    from testbed.inference.other_generators import against_recomputing, against_transformers
+    from testbed.io import now_utc
+    from testbed.metrics import environment
+    from testbed.model.gpt2 import GPT2
 
     device = device_type(arguments.device)
     torch.set_num_threads(arguments.threads or usable_cores())

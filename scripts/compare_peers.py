@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.peers import PEERS
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.errors import say
+from testbed.experiments.peers import PEERS
 
 if TYPE_CHECKING:
-    from testbed.peers.plan import Plan
-    from testbed.peers.running import Runner
+    from testbed.experiments.peers.plan import Plan
+    from testbed.experiments.peers.running import Runner
 
 PROGRAM = Path(__file__).resolve()
 GPT2 = PROGRAM.parent.parent / "src" / "gpt2.py"
@@ -162,7 +162,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     if arguments.worker is not None:
-        from testbed.peers.worker import run_work
+        from testbed.experiments.peers.worker import run_work
 
         run_work(arguments.worker)
         return 0
@@ -175,11 +175,11 @@ def main() -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """The table of an earlier comparison."""
-    from testbed.analysis.peers import peers_table, read_peers
+    from testbed.experiments.peers.results_file import peers_table, read_peers
 
     content = read_peers(arguments.table)
     if arguments.picture is not None:
-        from testbed.analysis.peers_chart import plot_peers
+        from testbed.experiments.peers.chart import plot_peers
 
         plot_peers(content, arguments.picture)
     say(peers_table(content))
@@ -188,12 +188,12 @@ def show(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
-    from testbed.launch import usable_cores
-    from testbed.peers import nanogpt
-    from testbed.peers.plan import make_plan, why_missing
-    from testbed.peers.record import PEERS_FILE, beginning
-    from testbed.peers.running import Interrupted, RunFailed, Runner
-    from testbed.sweep_run import Stop, only_sweep_in
+    from testbed.distributed.launch import usable_cores
+    from testbed.experiments.peers import nanogpt
+    from testbed.experiments.peers.first_record import PEERS_FILE, beginning
+    from testbed.experiments.peers.plan import make_plan, why_missing
+    from testbed.experiments.peers.running import Interrupted, RunFailed, Runner
+    from testbed.sweep.runner import Stop, only_sweep_in
 
     peers, sets = chosen(arguments)
     if arguments.nanogpt_dir is not None:
@@ -248,7 +248,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, ...] | None]:
     """Peers and sets of precisions that were asked for; None where nothing was said. ValueError for an unknown name."""
-    from testbed.peers.plan import OURS, SETS
+    from testbed.experiments.peers.plan import OURS, SETS
 
     peers = _names(arguments.peers, PEERS, "--peers")
     if peers is not None and (OURS not in peers or len(peers) < 2):
@@ -285,11 +285,11 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
 
     The learning rate is constant, because every trainer can do that alike. ValueError: what src/gpt2.py would refuse.
     """
-    from testbed.flags import parse_command_line
-    from testbed.launch import Launch
-    from testbed.model_shape import LEARNING_RATES
-    from testbed.peers.plan import check_only_ours
-    from testbed.settings import check_run
+    from testbed.config.check import check_run
+    from testbed.config.flags import parse_command_line
+    from testbed.distributed.launch import Launch
+    from testbed.experiments.peers.plan import check_only_ours
+    from testbed.model.shape import LEARNING_RATES
 
     steps, batch = default(arguments, device_type, "steps"), default(arguments, device_type, "batch_size")
     learning_rate = arguments.learning_rate or LEARNING_RATES.get(arguments.model)  # an unknown size is refused below
@@ -359,10 +359,10 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Run
 
     A trainer that fails once is not run again; without ours there is nothing to compare with, so that ends it.
     """
-    from testbed.analysis.peers import peers_table, write_peers
-    from testbed.analysis.peers_chart import plot_peers
-    from testbed.peers.plan import CEILING, OURS
-    from testbed.peers.running import Interrupted, RunFailed
+    from testbed.experiments.peers.chart import plot_peers
+    from testbed.experiments.peers.plan import CEILING, OURS
+    from testbed.experiments.peers.results_file import peers_table, write_peers
+    from testbed.experiments.peers.running import Interrupted, RunFailed
 
     started_s, failed = time.perf_counter(), set()
     content["status"] = "interrupted"  # until the last run is made

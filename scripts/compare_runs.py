@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
 
 PROGRAM = "compare_runs.py"
 
@@ -51,7 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     from testbed.analysis.comparison.files import arms_from, unreadable_text
-    from testbed.analysis.comparison.text import comparison_text
+    from testbed.analysis.comparison.terminal import comparison_text
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
     try:
@@ -81,7 +81,7 @@ def refuse(sentence: str) -> int:
 
 
 def write_json(path: Path, record: dict, arguments: Sequence[str] | None) -> int:
-    from testbed.atomic_file import write_text
+    from testbed.io import write_text
 
     # the record is for others to read, and should not name a home
     program = os.path.relpath(__file__)

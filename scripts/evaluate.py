@@ -26,14 +26,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import first_line, one_line, say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import not_negative, positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative, positive
+from testbed.distributed.launch import usable_cores
+from testbed.distributed.openmp import wait_briefly
+from testbed.errors import first_line, one_line, say
+from testbed.inference.evaluated_model import look
 from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
-from testbed.inference.subject import look
-from testbed.launch import usable_cores
-from testbed.openmp import wait_briefly
 
 DEFAULTS = {"repeats": 20, "requests": 100, "concurrency": [1, 2, 4, 8, 16], "max_batch": 8}
 QUICK = {"max_windows": 6, "repeats": 2, "requests": 12, "concurrency": [1, 4], "max_batch": 3}
@@ -221,12 +221,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from testbed.analysis.inference import check_inference, report
     from testbed.analysis.statistics import compare
-    from testbed.device import device_type, keep_freed_memory
+    from testbed.autotune.device import device_type, keep_freed_memory
     from testbed.inference.evaluation import Evaluation, model_of
+    from testbed.inference.first_record import beginning, scheme_entry
     from testbed.inference.quantize import check_scheme
-    from testbed.inference.record import beginning, scheme_entry
+    from testbed.inference.report import check_inference, report
 
     device = torch.device(device_type(arguments.device))
     torch.set_num_threads(arguments.threads or usable_cores())

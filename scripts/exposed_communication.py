@@ -17,17 +17,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
 
 
 def main() -> int:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder with the runs, at any depth")
     arguments = parser.parse_args()
-    from testbed.analysis.exposed import DISAGREE, exposed_communication, exposed_table
-    from testbed.analysis.runs import find_runs, load_run
-    from testbed.typed_paths import not_a_folder
+    from testbed.analysis.profiles.exposed import DISAGREE, exposed_communication, exposed_table
+    from testbed.analysis.runs.load import find_runs, load_run
+    from testbed.io import not_a_folder
 
     try:
         if fault := not_a_folder(arguments.dir):

@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import not_negative, positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative, positive
+from testbed.errors import say
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = REPOSITORY / "src" / "gpt2.py"
 
 if TYPE_CHECKING:
-    from testbed.drill.drills import Drills
-    from testbed.drill.faults import Fault
-    from testbed.sweep_request import Variant
+    from testbed.experiments.fault_drill.drills import Drills
+    from testbed.experiments.fault_drill.faults import Fault
+    from testbed.sweep.request import Variant
 
 RUN_TYPES = "ddp,fsdp,optimized,pipeline,tensor:dropout=0,fsdp:async_mode=async"
 BEGAN_S = time.perf_counter()
@@ -138,13 +138,13 @@ def check_numbers(arguments: argparse.Namespace) -> None:
 
 def drill(arguments: argparse.Namespace) -> int:
     """Plan, make the undisturbed runs, strike, and say what came out."""
-    from testbed.drill.damage import way_to_fill_a_disk
-    from testbed.drill.drills import DrillFailed, Drills, Interrupted
-    from testbed.drill.faults import plan
-    from testbed.drill.record import DRILL_FILE, beginning, read_drill, table, take_over
-    from testbed.drill.work import Work
-    from testbed.sweep_request import parse_numbers, parse_variants
-    from testbed.sweep_run import Stop, in_words, only_sweep_in
+    from testbed.experiments.fault_drill.damage import way_to_fill_a_disk
+    from testbed.experiments.fault_drill.drill_file import DRILL_FILE, beginning, read_drill, table, take_over
+    from testbed.experiments.fault_drill.drills import DrillFailed, Drills, Interrupted
+    from testbed.experiments.fault_drill.faults import plan
+    from testbed.experiments.fault_drill.work import Work
+    from testbed.sweep.request import parse_numbers, parse_variants
+    from testbed.sweep.runner import Stop, in_words, only_sweep_in
 
     variants = parse_variants(arguments.run_types)
     work = Work(
@@ -188,7 +188,7 @@ def drill(arguments: argparse.Namespace) -> int:
 
 
 def say_plan(faults: list[Fault], variants: tuple[Variant, ...]) -> int:
-    from testbed.sweep_run import in_words
+    from testbed.sweep.runner import in_words
 
     for fault in faults:
         say(f"{fault.number:>4}  {fault}")
@@ -199,8 +199,8 @@ def say_plan(faults: list[Fault], variants: tuple[Variant, ...]) -> int:
 
 def make_references(drills: Drills, faults: list[Fault], content: dict[str, Any]) -> None:
     """The undisturbed run of every run type that a fault will strike, and what it says of the code."""
-    from testbed.drill.drills import DrillFailed
-    from testbed.drill.record import add_code
+    from testbed.experiments.fault_drill.drill_file import add_code
+    from testbed.experiments.fault_drill.drills import DrillFailed
 
     for text in dict.fromkeys(fault.run_type for fault in faults):
         say(f"undisturbed run of {text} ...", flush=True)
@@ -220,8 +220,8 @@ def strike(drills: Drills, faults: list[Fault], content: dict[str, Any], file: P
     """Drill after drill; the file is up to date after each."""
     from tqdm import tqdm
 
-    from testbed.drill.record import write_drill
-    from testbed.sweep_run import in_words
+    from testbed.experiments.fault_drill.drill_file import write_drill
+    from testbed.sweep.runner import in_words
 
     references = [drills.references[fault.run_type].seconds for fault in faults]
     expected_s = DRILLS_PER_REFERENCE * sum(references) / max(1, len(references))

@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
 
 LAYOUTS = {
     "001": "GPUs x batch: time and speed-up; compute and communication",
@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.scaling.tables import TABLES, scaling_table
-    from testbed.json_file import holding_together
+    from testbed.io import holding_together
 
     try:
         report = read_report(arguments)

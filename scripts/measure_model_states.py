@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Count the bytes of model states on every rank from live tensors, beside the formulas of testbed.memory_model.
+"""Count the bytes of model states on every rank, beside the formulas of testbed.autotune.memory_model.
 
     python scripts/measure_model_states.py
 
@@ -24,15 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `test
 
 import numpy as np
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.memory_model import elements_held
-from testbed.model_shape import ModelShape
-from testbed.token_file import TokenFileWriter
+from testbed.autotune.memory_model import elements_held
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.data.token_file import TokenFileWriter
+from testbed.errors import say
+from testbed.model.shape import ModelShape
 
 if TYPE_CHECKING:
-    from testbed.launch import Launch
+    from testbed.distributed.launch import Launch
 
 TOLERANCE = 0.02
 STEPS = 2
@@ -48,7 +48,7 @@ DEEPSPEED_CONFIG = {
         "allgather_bucket_size": 500_000,
     }
 }
-NOTES = """Why a formula is not the ZeRO paper's (more in src/testbed/memory_model.py):
+NOTES = """Why a formula is not the ZeRO paper's (more in src/testbed/autotune/memory_model.py):
   ZeRO 1, 2  gradients: whole tensors where a rank's part cuts one, so more than 2 P / N; stage 1 keeps no others either
   ZeRO 1-3   fp32 copy for update: the gradients that Adam reads, made for one parameter group at a time
   FSDP       fp32 shards are weights and masters in one: 4 + 4 + 8 in place of 2 + 2 + 12"""
@@ -185,20 +185,21 @@ def worker(folder: Path) -> None:
     """One rank: train every run of runs.json, and let rank 0 write everyone's counts."""
     import torch
 
-    from testbed import distributed
-    from testbed.launch import StopSignals, read_launch
+    from testbed.distributed import process_group
+    from testbed.distributed.launch import read_launch
+    from testbed.distributed.signals import StopSignals
 
     StopSignals(grace_s=10, on_stuck=lambda stop: None).interrupt()
     torch.set_num_threads(1)
     launch = read_launch()
-    distributed.start_process_group(torch.device("cpu"), launch, is_needed=True)
+    process_group.start_process_group(torch.device("cpu"), launch, is_needed=True)
     results = []
     for name, flags in json.loads((folder / "runs.json").read_text()).items():
-        per_rank = distributed.gather_objects(train_and_count(flags, launch))
+        per_rank = process_group.gather_objects(train_and_count(flags, launch))
         results.append({"strategy": name, "ranks": launch.world_size, "per_rank": per_rank})
     if launch.rank == 0:
         (folder / "counts.json").write_text(json.dumps(results))
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     os._exit(0)  # gloo's threads sometimes abort the interpreter's own way out
 
 
@@ -206,13 +207,13 @@ def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
     """Train by the program's own parts. Returns this rank's counts in the last step beside the formulas."""
     import torch
 
-    from testbed.data import TrainingBatches
-    from testbed.flags import parse_command_line
-    from testbed.model import GPT2
-    from testbed.model_states import beside_formulas, count_before_updates, live_tensors
-    from testbed.schedule import learning_rate_at
-    from testbed.settings import check_run
+    from testbed.config.check import check_run
+    from testbed.config.flags import parse_command_line
+    from testbed.experiments.model_states import beside_formulas, count_before_updates, live_tensors
+    from testbed.model.gpt2 import GPT2
+    from testbed.optim.lr_schedule import learning_rate_at
     from testbed.strategies import build_strategy
+    from testbed.train.batches import TrainingBatches
 
     cpu = torch.device("cpu")
     checked = check_run(parse_command_line(flags), launch)

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.errors import say
 
 if TYPE_CHECKING:
-    from testbed.tokenizer import Tokenizer
+    from testbed.data.tokenizer import Tokenizer
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -56,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.corpus import CorpusError
+    from testbed.data.corpus import CorpusError
 
     if arguments.table:
         try:
@@ -81,9 +81,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Both encoders in turns; what is returned is what the file holds."""
     from tqdm import tqdm
 
-    from testbed.atomic_file import write_text
-    from testbed.corpus import find_corpus, read_documents
-    from testbed.tokenizer import load_bpe, load_gpt2_tokenizer
+    from testbed.data.corpus import find_corpus, read_documents
+    from testbed.data.tokenizer import load_bpe, load_gpt2_tokenizer
+    from testbed.io import write_text
 
     is_published = str(arguments.tokenizer_file) == "gpt2"
     tokenizer = load_gpt2_tokenizer() if is_published else load_bpe(arguments.tokenizer_file)
@@ -100,8 +100,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             seconds[name].append(time.perf_counter() - start_s)
     import torch
 
-    from testbed.environment import commit, hardware, versions
-    from testbed.launch import Launch
+    from testbed.distributed.launch import Launch
+    from testbed.metrics.environment import commit, hardware, versions
 
     sha, is_dirty = commit()
     content = {
@@ -127,7 +127,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def encoders_of(tokenizer: Tokenizer, texts: list[str], num_workers: int) -> dict[str, Callable[[], list]]:
     """Each gives the ids of every text, in order."""
-    from testbed.preprocess import encode_in_order
+    from testbed.data.preprocess import encode_in_order
 
     return {
         "preprocess_small": lambda: [

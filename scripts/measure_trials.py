@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.launch import Launch
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.distributed.launch import Launch
 
 if TYPE_CHECKING:
     import torch
 
-    from testbed.settings import CheckedRun, RunSettings
-    from testbed.trials import Trial
+    from testbed.config.settings import CheckedRun, RunSettings
+    from testbed.experiments.step_trials import Trial
 
 ALONE = Launch(0, 0, 1, 1)
 DEFAULT_WORK = (
@@ -63,7 +63,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     if arguments.table:
-        from testbed.json_file import holding_together, read_json
+        from testbed.io import holding_together, read_json
 
         name = f"--table {arguments.table}"
         try:
@@ -79,8 +79,8 @@ def main() -> int:
 
 def check_work(words: list[str]) -> CheckedRun:
     """The run that the flags after `--` describe; ValueError with one sentence where they do not."""
-    from testbed.flags import parse_command_line
-    from testbed.settings import check_run
+    from testbed.config.check import check_run
+    from testbed.config.flags import parse_command_line
 
     return check_run(parse_command_line(words), ALONE)
 
@@ -88,9 +88,9 @@ def check_work(words: list[str]) -> CheckedRun:
 def measure_one(arguments: argparse.Namespace) -> int:
     """The process of one repeat: prints what it measured as JSON on its last line."""
     checked = check_work(arguments.work)
-    from testbed.device import choose_device, with_precision_resolved
-    from testbed.measure import PeakRate, copy_rate
-    from testbed.trials import TRIALS, times_of_pairs
+    from testbed.autotune.device import choose_device, with_precision_resolved
+    from testbed.experiments.step_trials import TRIALS, times_of_pairs
+    from testbed.profiling.device_limits import PeakRate, copy_rate
 
     device = choose_device(checked.settings, ALONE)
     settings, _ = with_precision_resolved(checked.settings, ALONE, device)
@@ -111,9 +111,9 @@ def measure_all(arguments: argparse.Namespace) -> int:
         return refuse(str(error))
     from tqdm import tqdm
 
-    from testbed.atomic_file import write_text
-    from testbed.device import choose_device, with_precision_resolved
-    from testbed.trials import TRIALS
+    from testbed.autotune.device import choose_device, with_precision_resolved
+    from testbed.experiments.step_trials import TRIALS
+    from testbed.io import write_text
 
     names = [name.strip() for name in arguments.trials.split(",")] if arguments.trials else list(TRIALS)
     for name in names:
@@ -148,9 +148,9 @@ def heading(arguments: argparse.Namespace, settings: RunSettings, device: torch.
     """What the file says beside the trials, of settings whose precision is decided. Paths stay as they were typed."""
     import torch
 
-    from testbed.environment import commit, hardware, versions
-    from testbed.flops import flops_per_token_palm, least_bytes_of_step, least_flops_per_token
-    from testbed.trials import WARMUP_PAIRS
+    from testbed.experiments.step_trials import WARMUP_PAIRS
+    from testbed.metrics.environment import commit, hardware, versions
+    from testbed.model.flops import flops_per_token_palm, least_bytes_of_step, least_flops_per_token
 
     sha, is_dirty = commit()
     tokens = settings.tokens_per_step
@@ -180,7 +180,7 @@ def entry(trial: Trial, not_measured: str | None) -> dict[str, Any]:
 
 
 def tables_of(content: dict[str, Any]) -> str:
-    from testbed.analysis.trials import trials_table, two_numbers_table
+    from testbed.experiments.step_trials_table import trials_table, two_numbers_table
 
     return "\n\n".join(filter(None, [two_numbers_table(content), trials_table(content)]))
 

@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from testbed.lab.study import Asked
-    from testbed.sweep import Cell
-    from testbed.sweep_state import Sweep
+    from testbed.experiments.network_lab.study import Asked
+    from testbed.sweep.plan import Cell
+    from testbed.sweep.state import Sweep
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import not_negative, positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative, positive
+from testbed.errors import say
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -47,7 +47,7 @@ RUN_TIMEOUT_S = 660.0  # the lab's own limit is 600 s
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED
+    from testbed.experiments.network_lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED
 
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("what to measure")
@@ -106,10 +106,10 @@ def main() -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """The tables of an earlier study; with --into also in the page, and its pictures."""
-    from testbed.analysis.network import read_study
-    from testbed.analysis.network_charts import plot_study
-    from testbed.analysis.network_tables import blocks, filled, tables
-    from testbed.atomic_file import write_text
+    from testbed.experiments.network_lab.charts import plot_study
+    from testbed.experiments.network_lab.study_file import read_study
+    from testbed.experiments.network_lab.tables import blocks, filled, tables
+    from testbed.io import write_text
 
     content = read_study(arguments.tables)
     if arguments.into is None:
@@ -125,9 +125,9 @@ def show(arguments: argparse.Namespace) -> int:
 
 def asked_for(arguments: argparse.Namespace) -> Asked:
     """ValueError names what cannot be."""
-    from testbed.lab.links import MOST_HOSTS
-    from testbed.lab.study import LINKS, PARTS, STRATEGIES_STUDIED, Asked
-    from testbed.sweep_request import parse_numbers
+    from testbed.experiments.network_lab.links import MOST_HOSTS
+    from testbed.experiments.network_lab.study import LINKS, PARTS, STRATEGIES_STUDIED, Asked
+    from testbed.sweep.request import parse_numbers
 
     for name, least in (("repeats", 1), ("profile_runs", 0), ("steps", DEFAULTS["warmup_steps"] + 1)):
         value = getattr(arguments, name)
@@ -168,12 +168,12 @@ def _names(text: str | None, known: Any, flag: str) -> tuple[str, ...]:
 
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
-    from testbed.drill.work import write_made_up_tokens
-    from testbed.lab.study import VOCABULARY, cells_of
-    from testbed.sweep import FAILED
-    from testbed.sweep_request import Machine, facts_of_machine
-    from testbed.sweep_run import Runner, Stop, only_sweep_in
-    from testbed.sweep_state import Sweep, take_over
+    from testbed.experiments.fault_drill.work import write_made_up_tokens
+    from testbed.experiments.network_lab.study import VOCABULARY, cells_of
+    from testbed.sweep.plan import FAILED
+    from testbed.sweep.request import Machine, facts_of_machine
+    from testbed.sweep.runner import Runner, Stop, only_sweep_in
+    from testbed.sweep.state import Sweep, take_over
 
     asked = asked_for(arguments)
     cells = cells_of(asked)
@@ -201,14 +201,14 @@ def study(arguments: argparse.Namespace) -> int:
 
 def why_not_here(cells: list[Cell]) -> str | None:
     """Why the labs of a plan cannot be made here; None where they can."""
-    from testbed.lab.links import why_impossible, why_no_switch
+    from testbed.experiments.network_lab.links import why_impossible, why_no_switch
 
     return why_no_switch() if any("--delay_ms" in cell.command for cell in cells) else why_impossible()
 
 
 def check(cells: list[Cell]) -> dict:
     """Have gpt2.py's rules checked before anything runs; what a lever changes may differ, all else may not."""
-    from testbed.sweep import check_cells
+    from testbed.sweep.plan import check_cells
 
     changed = [cell for cell in cells if "--gradient_compression" in cell.command]
     settings = check_cells([cell for cell in cells if cell not in changed], allow_mismatch=False)
@@ -216,9 +216,9 @@ def check(cells: list[Cell]) -> dict:
 
 
 def say_plan(asked: Asked, cells: list[Cell]) -> int:
-    from testbed.lab.study import SEQUENCE, VOCABULARY, arms_of, expected_left
-    from testbed.model_shape import MODEL_SIZES
-    from testbed.sweep_run import in_words
+    from testbed.experiments.network_lab.study import SEQUENCE, VOCABULARY, arms_of, expected_left
+    from testbed.model.shape import MODEL_SIZES
+    from testbed.sweep.runner import in_words
 
     for cell in cells:
         say(shlex.join(cell.command))
@@ -236,10 +236,10 @@ def say_plan(asked: Asked, cells: list[Cell]) -> int:
 
 def report(asked: Asked, sweep: Sweep) -> None:
     """network_study.json, the pictures and the verdicts, of what there is by now."""
-    from testbed.analysis.network import STUDY_FILE, read_study, study_of, write_study
-    from testbed.analysis.network_charts import plot_study
-    from testbed.analysis.network_tables import tables, verdicts
-    from testbed.lab.study import LINKS, arms_of, links_as_records
+    from testbed.experiments.network_lab.charts import plot_study
+    from testbed.experiments.network_lab.study import LINKS, arms_of, links_as_records
+    from testbed.experiments.network_lab.study_file import STUDY_FILE, read_study, study_of, write_study
+    from testbed.experiments.network_lab.tables import tables, verdicts
 
     out_dir, arms = Path(asked.folder), arms_of(asked)
     used = [name for name in LINKS if any(arm.link == name for arm in arms)]

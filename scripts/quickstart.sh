@@ -20,7 +20,7 @@ else
         --precision fp32 --eval_every 20 --max_val_steps 8)
     one_device=(env OMP_NUM_THREADS=1)
     export OMP_NUM_THREADS=1
-    cores=$(python -c 'from testbed.launch import usable_cores; print(usable_cores())')
+    cores=$(python -c 'from testbed.distributed.launch import usable_cores; print(usable_cores())')
     [ "$cores" -ge 2 ] || echo "note: one core for two ranks, so no speed-up can be expected here"
 fi
 runs=(checkpoint/quickstart/baseline)

@@ -29,19 +29,19 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import not_negative, positive
-from testbed.typed_paths import cannot_become_a_folder
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative, positive
+from testbed.errors import say
+from testbed.io import cannot_become_a_folder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_RUNS = 10_000  # of one configuration
 
 if TYPE_CHECKING:
-    from testbed.sweep import Cell
-    from testbed.sweep_request import Machine, Request
-    from testbed.sweep_run import Stop
-    from testbed.sweep_state import Sweep
+    from testbed.sweep.plan import Cell
+    from testbed.sweep.request import Machine, Request
+    from testbed.sweep.runner import Stop
+    from testbed.sweep.state import Sweep
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -183,10 +183,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.sweep import FAILED, check_cells, plan
-    from testbed.sweep_request import facts_of_machine
-    from testbed.sweep_run import Stop
-    from testbed.sweep_state import Sweep, take_over
+    from testbed.sweep.plan import FAILED, check_cells, plan
+    from testbed.sweep.request import facts_of_machine
+    from testbed.sweep.runner import Stop
+    from testbed.sweep.state import Sweep, take_over
 
     try:
         check_typed(arguments)
@@ -248,9 +248,9 @@ def check_typed(arguments: argparse.Namespace) -> None:
 
 
 def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
-    from testbed.flags import parse_command_line
-    from testbed.launch import read_launch, usable_cores
-    from testbed.sweep_request import (
+    from testbed.config.flags import parse_command_line
+    from testbed.distributed.launch import read_launch, usable_cores
+    from testbed.sweep.request import (
         DEFAULT_BATCH_SIZE,
         Machine,
         Request,
@@ -299,8 +299,8 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
 
 
 def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
-    from testbed.sweep import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, oversubscription
-    from testbed.sweep_run import in_words, seconds_left
+    from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, oversubscription
+    from testbed.sweep.runner import in_words, seconds_left
 
     waiting = [cell for cell in sweep.cells if cell.status == PENDING]
     for cell in sweep.cells:
@@ -320,7 +320,7 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
 
 def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool) -> bool:
     """Whether to go on although a cell has more threads than cores; asked on a terminal."""
-    from testbed.sweep import PENDING, oversubscription
+    from testbed.sweep.plan import PENDING, oversubscription
 
     fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
     if fact is None or is_agreed:
@@ -336,8 +336,8 @@ def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool)
 
 def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, settings: dict, stop: Stop) -> None:
     """Make the runs that are not finished, until a signal comes."""
-    from testbed.sweep_run import Runner, only_sweep_in
-    from testbed.sweep_state import take_over
+    from testbed.sweep.runner import Runner, only_sweep_in
+    from testbed.sweep.state import take_over
 
     out_dir = arguments.out_dir
     with only_sweep_in(out_dir) as lock:
@@ -369,8 +369,8 @@ def recorded_command(own: list[str], passed_on: list[str]) -> str:
 def report(cells: list[Cell], out_dir: Path) -> None:
     """The table, the report, and where everything is."""
     from testbed.analysis.scaling.report import write_scaling_report
-    from testbed.sweep import COMPLETE
-    from testbed.sweep_state import SWEEP_FILE, disagreements, table
+    from testbed.sweep.plan import COMPLETE
+    from testbed.sweep.state import SWEEP_FILE, disagreements, table
 
     say(f"\n{table(cells, out_dir)}\n")
     if any(cell.status == COMPLETE and not cell.profiled for cell in cells):

@@ -24,14 +24,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import printable, say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import not_negative, positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative, positive
+from testbed.config.trained_run import trained_with, untrained_positions
+from testbed.data.pairs import SEPARATOR, encode_prompt
+from testbed.data.tokenizer import Tokenizer
+from testbed.errors import printable, say
 from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
-from testbed.pairs import SEPARATOR, encode_prompt
-from testbed.tokenizer import Tokenizer
-from testbed.trained_run import trained_with, untrained_positions
 
 DEFAULT_NEW_TOKENS = 200
 
@@ -111,7 +111,7 @@ def main() -> int:
         say(f"sample.py: error: {error}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
-        from testbed.run_ending import is_out_of_memory
+        from testbed.train.ending import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -145,14 +145,14 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
     for warning in untrained_positions("prompt and text have", len(prompt) + new_tokens, trained):
         print(warning, file=sys.stderr)
 
-    from testbed.device import device_type  # from here on torch is needed
+    from testbed.autotune.device import device_type  # from here on torch is needed
 
     device = device_type(arguments.device)
     with naming(flag):
         model = load_model(source, device)
 
     from testbed.inference.generate import stream
-    from testbed.sample import text_of
+    from testbed.inference.sample import text_of
 
     sys.stdout.reconfigure(errors="replace")
     shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import not_negative
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative
+from testbed.errors import say
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     from testbed.analysis.benchmark_summary import summary
-    from testbed.atomic_file import write_text
+    from testbed.io import write_text
 
     if not (arguments.folder / "steps.tsv").exists():
         say(f"summarise_benchmark.py: error: {arguments.folder} holds no steps.tsv of a benchmark", file=sys.stderr)

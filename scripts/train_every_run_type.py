@@ -18,14 +18,14 @@ import sys
 import time
 from pathlib import Path
 
-from testbed.analysis.agreement import agreement_table, write_agreement_figure
-from testbed.analysis.runs import load_runs
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
-from testbed.metrics_file import read_metrics
-from testbed.run_directory import METRICS
-from testbed.strategies import STRATEGIES
+from testbed.analysis.charts.agreement import agreement_table, write_agreement_figure
+from testbed.analysis.runs.load import load_runs
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.config.run_types import STRATEGIES
+from testbed.errors import say
+from testbed.metrics.file import read_metrics
+from testbed.run_files import METRICS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # folder -> what is added to the run type of that name, or to the one named first

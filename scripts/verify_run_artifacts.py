@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.verification import as_tsv, verify
+    from testbed.analysis.runs.verify import as_tsv, verify
 
     try:
         verdicts = verify(arguments.dir, arguments.metrics_only)

@@ -21,7 +21,8 @@ from typing import NoReturn
 STARTED_S = time.perf_counter()
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # `testbed` lies beside this file, installed or not
 
-from testbed.settings import CheckedRun, RunSettings, start
+from testbed.config.check import start
+from testbed.config.settings import CheckedRun, RunSettings
 
 if __name__ == "__main__":
     CHECKED, LAUNCH = start(sys.argv[1:])  # --help and what was typed wrong end here, before seconds of imports
@@ -30,38 +31,41 @@ if __name__ == "__main__":
 
 import torch
 
-from testbed import checkpoint, distributed, resume, run_directory, watchdog
-from testbed.announce import notes_of_place, say_what_runs
-from testbed.atomic_file import write_text
-from testbed.attribution import attribution
-from testbed.automatic_choices import decide
-from testbed.build_locks import warnings_of_locks
-from testbed.collective_log import log_collectives
-from testbed.data import TrainingBatches, ValidationBatches
-from testbed.device import choose_device
-from testbed.float8 import convert_to_float8_
-from testbed.flops import peak_from_table
-from testbed.held_folder import by_handle, check_held
+from testbed import run_files
+from testbed.autotune.choices import decide
+from testbed.autotune.device import choose_device
+from testbed.checkpoint import resume, writer
+from testbed.checkpoint.changed_settings import settings_to_go_on
+from testbed.checkpoint.weights import export_weights, read_initial_weights
+from testbed.config.run_types import STRATEGIES
+from testbed.config.trained_run import of_the_run
+from testbed.data.token_file import TokenFile, check_token_file
+from testbed.distributed import process_group, watchdog
+from testbed.distributed.launch import Launch, refuse
+from testbed.distributed.signals import RunStopped, StopSignals
 from testbed.inference.after_training import benchmark_generation
-from testbed.launch import Launch, RunStopped, StopSignals, refuse
-from testbed.measure import PeakRate, peak_memory
-from testbed.model import GPT2
-from testbed.profiling import profiler_window
-from testbed.progress import Progress
-from testbed.recorder import RunRecorder
-from testbed.run_ending import RunEnding, RunPreempted, TrainingDiverged
-from testbed.run_facts import facts_of_run
-from testbed.sample import sample_text
-from testbed.scalars import Scalars
-from testbed.schedule import learning_rate_at
-from testbed.setting_changes import settings_to_go_on
+from testbed.inference.sample import sample_text
+from testbed.io import write_text
+from testbed.metrics import run_directory, world_step
+from testbed.metrics.facts import facts_of_run
+from testbed.metrics.recorder import RunRecorder
+from testbed.metrics.tensorboard import Scalars
+from testbed.model.float8 import convert_to_float8_
+from testbed.model.gpt2 import GPT2
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.profiling.attribution import attribution
+from testbed.profiling.collective_log import log_collectives
+from testbed.profiling.device_limits import PeakRate, begin_peak_rate, peak_memory
+from testbed.profiling.profiler import profiler_window
+from testbed.profiling.step_clock import StepClock, named_range
+from testbed.profiling.utilization import UtilizationSampler
+from testbed.run_lock import by_handle, check_held
 from testbed.step import StepResult
-from testbed.step_clock import StepClock, named_range
-from testbed.strategies import STRATEGIES, Strategy, build_strategy
-from testbed.token_file import TokenFile, check_token_file
-from testbed.trained_run import of_the_run
-from testbed.utilization import UtilizationSampler
-from testbed.weights import export_weights, read_initial_weights
+from testbed.strategies import Strategy, build_strategy
+from testbed.strategies.deepspeed_build_locks import warnings_of_locks
+from testbed.train.batches import TrainingBatches, ValidationBatches
+from testbed.train.ending import RunEnding, RunPreempted, TrainingDiverged
+from testbed.train.progress import Progress, notes_of_place, say_what_runs
 
 Weights = dict[str, torch.Tensor]
 
@@ -104,7 +108,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         if settings.quiet_nccl_monitor:
             os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         ending.meets()
-        backend = distributed.start_process_group(
+        backend = process_group.start_process_group(
             device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed
         )
         if settings.log_collectives:
@@ -133,8 +137,8 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             progress.say(line)
         if launch.rank == 0:
             run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-            write_text(directory / run_directory.EFFECTIVE_CONFIG, as_json(settings.as_config()))
-        curves = by_handle(directory) / run_directory.TENSORBOARD  # the library opens it again at every flush
+            write_text(directory / run_files.EFFECTIVE_CONFIG, as_json(settings.as_config()))
+        curves = by_handle(directory) / run_files.TENSORBOARD  # the library opens it again at every flush
         scalars = Scalars(settings, curves, begun.step, is_writer=launch.rank == 0)
         run = Run(
             *(checked, settings, launch, device, directory, recorder, progress, weights, begun.step, scalars),
@@ -190,9 +194,9 @@ def build(run: Run) -> Strategy:
         run.weights = None
     if settings.matmul == "fp8":
         convert_to_float8_(model)
-    distributed.check_identical(model.state_dict(), "initial weights")
+    process_group.check_identical(model.state_dict(), "initial weights")
     strategy = build_strategy(settings, model, run.device)
-    torch.manual_seed(distributed.seed_of_rank(settings.seed, run.launch.rank))  # ... and its own dropout
+    torch.manual_seed(process_group.seed_of_rank(settings.seed, run.launch.rank))  # ... and its own dropout
     return strategy
 
 
@@ -204,7 +208,7 @@ def train(run: Run, begun: resume.Start) -> None:
         is_continued = resume.load(begun, strategy, settings, run.launch)
         recorder.segment["random_numbers"] = "continued" if is_continued else "drawn anew"
         run.best_val_loss = begun.best_val_loss
-    checkpoints = checkpoint.CheckpointWriter(
+    checkpoints = writer.CheckpointWriter(
         *(strategy, settings, run.launch, recorder), begun.step if begun.checkpoint else None
     )
     run.ending.checkpoints = checkpoints
@@ -213,7 +217,7 @@ def train(run: Run, begun: resume.Start) -> None:
     say_what_runs(
         *(run.progress, settings, batches.windows, run.launch.world_size, device.type, run.first_step, run.directory)
     )
-    peak = peak_rate(run)
+    peak = begin_peak_rate(device, settings.precision)
     run.ending.trains()
     sampler = UtilizationSampler(device)
 
@@ -225,16 +229,16 @@ def train(run: Run, begun: resume.Start) -> None:
         validate(run, strategy, validation, run.first_step)
         if run.signals.agreed:
             stop_here(run, checkpoints, run.first_step)
-    with profiler_window(settings, run.directory / run_directory.PROFILER_LOGS, run.launch.rank) as profile_step:
+    with profiler_window(settings, run.directory / run_files.PROFILER_LOGS, run.launch.rank) as profile_step:
         for step in range(run.first_step, settings.last_step):
             learning_rate = learning_rate_at(step, settings)
             watchdog.enter("barrier", step + 1)
-            distributed.wait_for_everyone()  # what rank 0 alone wrote or exported must not count as the others' step
+            process_group.wait_for_everyone()  # what rank 0 alone wrote or exported must not count as the others' step
             with clock:  # the wait for data is inside, as a phase of its own
                 micro_batches = clock.data_wait(batches.of_step, step)
                 result = strategy.train_step(micro_batches, learning_rate)
             watchdog.enter("exchange")
-            world = distributed.gather_step(result, clock, device, run.signals.number)  # outside the clock
+            world = world_step.gather_step(result, clock, device, run.signals.number)  # outside the clock
             run.signals.agreed = world.stop
             grad_norm = checked_grad_norm(step + 1, world.loss, float(result.grad_norm), settings)
             recorder.add_step(step + 1, world, grad_norm, learning_rate)
@@ -252,7 +256,7 @@ def train(run: Run, begun: resume.Start) -> None:
             if peak is not None:
                 peak.measure_if_due(world.step_time_s)
     batches.close()
-    utilization = distributed.gather_objects(sampler.stop())
+    utilization = process_group.gather_objects(sampler.stop())
     if not settings.eval_only:
         recorder.add_utilization(utilization)
     if settings.eval_only:
@@ -272,7 +276,7 @@ def is_validated(step: int, settings: RunSettings) -> bool:
     return step == settings.last_step or is_due(step, settings.eval_every) or is_due(step, settings.steps_per_epoch)
 
 
-def stop_here(run: Run, checkpoints: checkpoint.CheckpointWriter, step: int) -> NoReturn:
+def stop_here(run: Run, checkpoints: writer.CheckpointWriter, step: int) -> NoReturn:
     """End the run after `step`, as all ranks agreed, with everything on disk to go on from.
 
     Raises:
@@ -312,66 +316,52 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
     watchdog.enter("validation")
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
     for index in run.progress.batches(len(batches), "validation"):
-        run.signals.agreed = distributed.agree_on_stop(run.signals.number, run.device)
+        run.signals.agreed = process_group.agree_on_stop(run.signals.number, run.device)
         if run.signals.agreed:
             return
         with named_range("val/batch", run.settings.profile_mode):
             result = strategy.evaluate(batches.of_batch(index))
         loss_sum += result.loss_sum
         num_tokens += result.num_target_tokens
-    world = distributed.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(run.device), run.device)
+    world = world_step.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(run.device), run.device)
     if not math.isfinite(world.loss):
         raise TrainingDiverged(f"the validation loss after step {step} is {world.loss}; lower --learning_rate")
-    run.recorder.add_memory(step, distributed.gather_objects(peak_memory(run.device)))
+    run.recorder.add_memory(step, process_group.gather_objects(peak_memory(run.device)))
     seconds = time.perf_counter() - start_s
     if world.loss < run.best_val_loss:
         run.best_val_loss = world.loss
         if run.settings.keep_best:  # before the row: if this fails, the start that resumes validates again
             state_dict = strategy.full_state_dict()
-            distributed.by_rank_0(lambda: export(run, state_dict, run.directory / run_directory.BEST))
+            process_group.by_rank_0(lambda: export(run, state_dict, run.directory / run_files.BEST))
     run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
     run.scalars.add_validation(step, world.loss)
     run.progress.say(f"step {step:>5}  validation loss {world.loss:.4f}  ({seconds:.1f} s)")
 
 
-def peak_rate(run: Run) -> PeakRate | None:
-    """Begin to measure what a device can do at best; None where the data sheet says it."""
-    name = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
-    is_known = peak_from_table(name, run.settings.precision) is not None
-    if all(distributed.gather_objects(is_known)):  # decided together: devices of one run may differ
-        return None
-    peak = PeakRate(run.device, run.settings.precision)
-    peak.size = min(distributed.gather_objects(peak.size))
-    distributed.wait_for_everyone()
-    peak.measure(repeats=2)
-    if run.device.type == "cuda":  # its matrices are not the run's memory
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(run.device)
-    return peak
-
-
-def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: checkpoint.CheckpointWriter) -> None:
+def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: writer.CheckpointWriter) -> None:
     """Leave the weights, a sample, where the time went, what generation takes, the closed metrics file and the mark."""
     settings, recorder = run.settings, run.recorder
     watchdog.enter("finish")
-    recorder.add_memory(settings.last_step, distributed.gather_objects(peak_memory(run.device)))
+    recorder.add_memory(settings.last_step, process_group.gather_objects(peak_memory(run.device)))
     state_dict = strategy.full_state_dict()
-    distributed.by_rank_0(lambda: export(run, state_dict, run.directory))  # before anything that only measures
+    process_group.by_rank_0(lambda: export(run, state_dict, run.directory))  # before anything that only measures
     checkpoints.wait()
     if peak is not None:
-        distributed.wait_for_everyone()
+        process_group.wait_for_everyone()
         peak.measure(repeats=2)
-        rates = distributed.gather_objects(peak.flops_per_s())
+        rates = process_group.gather_objects(peak.flops_per_s())
         recorder.add_measured_peak(sum(rates) / len(rates), peak.source(len(rates)))
     if settings.profile:
-        traces = run.directory / run_directory.PROFILER_LOGS
+        traces = run.directory / run_files.PROFILER_LOGS
         recorder.add_attribution(attribution(settings, traces, run.launch.rank, run.first_step, run.device))
     run.progress.close()
     if settings.run_inference_benchmark:
         measured, line = benchmark_generation(state_dict, settings, run.checked.train_file, run.device)
         recorder.add_inference(measured)
         run.progress.say(line)
-    found = distributed.by_rank_0(lambda: sample_text(state_dict, settings, run.checked.train_file, run.tokenizer_text))
+    found = process_group.by_rank_0(
+        lambda: sample_text(state_dict, settings, run.checked.train_file, run.tokenizer_text)
+    )
     if found is not None:
         sample, line = found
         if line:
@@ -379,7 +369,7 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: che
         run.scalars.close()
         recorder.close(sample)
         run.progress.say(recorder.closing_words())
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     strategy.close()
 
 

@@ -20,16 +20,18 @@ import torch
 from planted_bugs import making
 from torch.distributed.fsdp import FSDPModule
 
-from testbed import distributed
-from testbed.data import TrainingBatches, ValidationBatches
-from testbed.flags import parse_command_line
-from testbed.launch import read_launch
-from testbed.model import GPT2, Block
-from testbed.schedule import learning_rate_at
-from testbed.settings import RunSettings, check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.launch import read_launch
+from testbed.metrics import world_step
+from testbed.model.gpt2 import GPT2, Block
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.profiling.step_clock import StepClock
 from testbed.step import StepResult
-from testbed.step_clock import StepClock
 from testbed.strategies import Strategy, build_strategy
+from testbed.train.batches import TrainingBatches, ValidationBatches
 
 CPU = torch.device("cpu")
 
@@ -79,7 +81,7 @@ def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) 
     losses = []
     for step in steps:
         result = strategy.train_step(batches.of_step(step), learning_rate_at(step, batches.settings))
-        losses.append(distributed.gather_step(result, StepClock(CPU), CPU).loss)
+        losses.append(world_step.gather_step(result, StepClock(CPU), CPU).loss)
     return losses
 
 
@@ -88,9 +90,9 @@ def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, fold
     last = batches.settings.last_step
     if read_launch().rank == 0:
         folder.mkdir()
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     strategy.save_checkpoint(folder)
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     uninterrupted = losses_of_steps(strategy, batches, range(last, last + 2))
     strategy.close()
     again = build(batches.settings)
@@ -115,17 +117,17 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
         # a compiled block is left alone: counting would become part of what is compiled
         with contextlib.nullcontext(CountedCalls()) if settings.compile else CountedCalls() as calls:
             result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
-        losses.append(distributed.gather_step(result, StepClock(CPU), CPU).loss)
+        losses.append(world_step.gather_step(result, StepClock(CPU), CPU).loss)
         norms.append(float(result.grad_norm))
         read = [zlib.crc32(row.numpy().tobytes()) for batch in micro_batches for row in batch.inputs]
-        of_data_ranks = dict(distributed.gather_objects((strategy.data_rank, read)))
+        of_data_ranks = dict(process_group.gather_objects((strategy.data_rank, read)))
         windows.append(sorted(window for of_rank in of_data_ranks.values() for window in of_rank))
     validation = ValidationBatches(checked.val_file, settings, strategy.data_rank, CPU)
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for index in range(len(validation)):
         result = strategy.evaluate(validation.of_batch(index))
         loss_sum, num_tokens = loss_sum + result.loss_sum, num_tokens + result.num_target_tokens
-    evaluation = distributed.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(CPU), CPU)
+    evaluation = world_step.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(CPU), CPU)
     weights = strategy.full_state_dict()
     # key biases have no true gradient (a shift of all scores changes no softmax), so Adam steps on rounding noise there
     kept = []
@@ -145,14 +147,14 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
         "data_world_size": data_world_size,
         "continued": continued,
         "built": built,
-        "block_passes": sum(distributed.gather_objects(calls.number)),
+        "block_passes": sum(process_group.gather_objects(calls.number)),
         "mesh": str(settings.mesh),
         "losses": losses,
         "grad_norms": norms,
         "windows": windows,
         "val_loss": evaluation.loss,
         "val_tokens": evaluation.num_target_tokens,
-        "parameter_bytes": distributed.gather_objects(parameter_bytes),
+        "parameter_bytes": process_group.gather_objects(parameter_bytes),
         "weights": weights_in_a_row,
     }
 
@@ -162,14 +164,14 @@ def main() -> None:
     torch.set_num_threads(1)
     launch = read_launch()
     is_needed = not all("baseline" in arguments for arguments, *_ in cases)
-    distributed.start_process_group(CPU, launch, is_needed)
+    process_group.start_process_group(CPU, launch, is_needed)
     results = []
     for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
         with making(bug):
             results.append(run_case(arguments, output.parent / f"checkpoint_{number}" if tries_checkpoint else None))
     if launch.rank == 0:
         output.write_text(json.dumps(results))
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     sys.stdout.flush()
     os._exit(0)
 

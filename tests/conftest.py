@@ -50,7 +50,7 @@ def tokens_with_structure(num_tokens: int, seed: int) -> np.ndarray:
 
 
 def write_token_files(folder: Path, train_tokens: int = 20_000, val_tokens: int = 3_000) -> tuple[Path, Path]:
-    from testbed.token_file import TokenFileWriter
+    from testbed.data.token_file import TokenFileWriter
 
     paths = folder / "train.bin", folder / "val.bin"
     for path, num_tokens, seed in zip(paths, (train_tokens, val_tokens), (1, 2), strict=True):
@@ -68,7 +68,7 @@ def token_files(tmp_path_factory) -> tuple[Path, Path]:
 def write_pair_files(folder: Path, train_pairs: int = 170, val_pairs: int = 21) -> tuple[Path, Path]:
     """Pairs of very unequal lengths, so that no two ranks or micro batches have as many targets; some fit into no
     window of SEQUENCE."""
-    from testbed.token_file import TokenFileWriter
+    from testbed.data.token_file import TokenFileWriter
 
     paths = folder / "train_pairs.bin", folder / "val_pairs.bin"
     for path, num_pairs, seed in zip(paths, (train_pairs, val_pairs), (3, 4), strict=True):

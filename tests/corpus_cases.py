@@ -2,7 +2,7 @@
 
 import json
 
-from testbed.corpus import Limits, read_documents, write_corpus
+from testbed.data.corpus import Limits, read_documents, write_corpus
 
 ALL = Limits(None, None)
 

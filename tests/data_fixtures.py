@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from testbed.tokenizer import GPT2_FILES, gpt2_cache_name
+from testbed.data.tokenizer import GPT2_FILES, gpt2_cache_name
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -23,8 +23,8 @@ import numpy as np
 from metrics_examples import example_metrics
 from safetensors.numpy import save_file
 
-from testbed.atomic_file import replacing, write_text
-from testbed.metrics_file import write_metrics
+from testbed.io import replacing, write_text
+from testbed.metrics.file import write_metrics
 
 STEP_S = 0.03
 FLAW = os.environ.get("STAND_IN_FLAW", "")

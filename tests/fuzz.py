@@ -24,7 +24,8 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from testbed.settings import CheckedRun, start
+from testbed.config.check import start
+from testbed.config.settings import CheckedRun
 
 LONGEST_S = 20.0
 LONGEST_SENTENCE = 1500

@@ -8,8 +8,8 @@ import random
 import torch
 from test_model import reference_model
 
-from testbed.model import GPT2, from_transformers
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2, from_transformers
+from testbed.model.shape import ModelShape
 
 SHAPE = ModelShape(num_layers=3, num_heads=4, embedding_size=48, vocab_size=301, max_position_embeddings=96)
 NEW_TOKENS = 16

@@ -62,7 +62,7 @@ def no_division_by_accumulation() -> None:
 
 @planted
 def stage_local_clipping() -> None:
-    from testbed.optimizer import global_grad_norm
+    from testbed.optim.optimizer import global_grad_norm
 
     patch("testbed.strategies.pipeline.global_grad_norm", lambda gradients, over: global_grad_norm(gradients))
 
@@ -79,7 +79,7 @@ def unsynchronised_tied_embedding() -> None:
 
 @planted
 def tied_embedding_counted_twice() -> None:
-    from testbed.optimizer import global_grad_norm
+    from testbed.optim.optimizer import global_grad_norm
 
     patch(
         "testbed.strategies.pipeline.Pipeline.grad_norm",
@@ -94,30 +94,30 @@ def data_ranks_of_a_pipeline_not_averaged() -> None:
 
 @planted
 def identical_batches() -> None:
-    from testbed.data import TrainingBatches
+    from testbed.train.batches import TrainingBatches
 
     honest = TrainingBatches.__init__
 
     def every_rank_reads_the_share_of_rank_0(self, token_file, settings, data_rank, device):
         honest(self, token_file, settings, 0, device)
 
-    patch("testbed.data.TrainingBatches.__init__", every_rank_reads_the_share_of_rank_0)
+    patch("testbed.train.batches.TrainingBatches.__init__", every_rank_reads_the_share_of_rank_0)
 
 
 @planted
 def shards_clip_by_their_own_norm() -> None:
-    patch("testbed.optimizer._groups_of_shards", lambda tensor: ())
+    patch("testbed.optim.optimizer._groups_of_shards", lambda tensor: ())
 
 
 @planted
 def each_rank_by_its_own_targets() -> None:
     """The mean of means: right of text, where every rank has as many targets."""
-    from testbed import data
+    from testbed.train import batches
 
-    honest = data.micro_batches
+    honest = batches.micro_batches
 
     def own_mean(windows, numbers, *arguments):
         mine = arguments if len(arguments) == 3 else (*arguments[:3], windows.num_target_tokens(numbers))
         return honest(windows, numbers, *mine)
 
-    patch("testbed.data.micro_batches", own_mean)
+    patch("testbed.train.batches.micro_batches", own_mean)

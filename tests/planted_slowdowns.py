@@ -45,8 +45,8 @@ def with_a_slow_first_collective(synchronise, pause_s: float):
 
 
 def plant(place: str, pause_s: float) -> None:
-    from testbed.data import TrainingBatches
     from testbed.strategies.baseline import Baseline
+    from testbed.train.batches import TrainingBatches
 
     if place == "loader":
         TrainingBatches.of_step = slowed(TrainingBatches.of_step, pause_s)
@@ -59,7 +59,7 @@ def plant(place: str, pause_s: float) -> None:
 
         AllReduce.synchronise_gradients = with_a_slow_first_collective(AllReduce.synchronise_gradients, pause_s)
     elif place == "writing":  # between the steps
-        from testbed.recorder import RunRecorder
+        from testbed.metrics.recorder import RunRecorder
 
         RunRecorder.write_if_due = slowed(RunRecorder.write_if_due, pause_s)
     elif place == "stages":  # forward and backward of every stage take the same time, far more than they compute

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from metrics_examples import example_metrics, save
 
+from testbed.analysis.report.entries import Subject, subject_of
 from testbed.analysis.report.page import report_of
 from testbed.analysis.report.sections import Table
-from testbed.analysis.report.subject import Subject, subject_of
-from testbed.analysis.runs import Run, find_runs, load_run
+from testbed.analysis.runs.load import Run, find_runs, load_run
 
 STEP_TIME_S = {"baseline": 0.3, "allreduce": 0.2, "ddp": 0.187, "fsdp": 0.215, "pipeline": 0.29}
 

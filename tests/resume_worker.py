@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from agreement_worker import CPU, losses_of_steps
 
-from testbed import distributed
-from testbed.data import TrainingBatches
-from testbed.flags import parse_command_line
-from testbed.launch import read_launch
-from testbed.model import GPT2
-from testbed.settings import check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed import process_group
+from testbed.distributed.launch import read_launch
+from testbed.model.gpt2 import GPT2
 from testbed.strategies import Strategy, build_strategy
+from testbed.train.batches import TrainingBatches
 
 
 def hash_of(weights: dict[str, torch.Tensor]) -> str:
@@ -40,7 +40,7 @@ def save(strategy: Strategy, folder: Path, in_background: bool) -> list:
     rank = read_launch().rank
     if rank == 0:
         folder.mkdir(parents=True)
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     torch.save(torch.get_rng_state(), folder / f"random_state_{rank}.pt")
     if in_background and strategy.saves_in_background:
         return [strategy.save_checkpoint(folder, in_background=True)]
@@ -55,7 +55,7 @@ def run(task: dict, number: int) -> dict:
     torch.manual_seed(1000 + number)
     model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
     strategy = build_strategy(settings, model, CPU)
-    torch.manual_seed(distributed.seed_of_rank(settings.seed, launch.rank))
+    torch.manual_seed(process_group.seed_of_rank(settings.seed, launch.rank))
     if task["load"]:
         folder, method = Path(task["load"][0]), task["load"][1]
         getattr(strategy, method)(folder)
@@ -77,7 +77,7 @@ def run(task: dict, number: int) -> dict:
             losses += losses_of_steps(strategy, batches, range(step, step + 1))
     for future in writing:  # only now: the steps since must not have changed what is written
         future.result()
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     weights = hash_of(strategy.full_state_dict())
     strategy.close()
     return {"losses": losses, "begins_with": begins_with, "saved": saved, "weights": weights}
@@ -87,11 +87,11 @@ def main() -> None:
     output, tasks = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     torch.set_num_threads(1)
     launch = read_launch()
-    distributed.start_process_group(CPU, launch, is_needed=True)
+    process_group.start_process_group(CPU, launch, is_needed=True)
     results = [run(task, number) for number, task in enumerate(tasks)]
     if launch.rank == 0:
         output.write_text(json.dumps(results))
-    distributed.wait_for_everyone()
+    process_group.wait_for_everyone()
     sys.stdout.flush()
     os._exit(0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metrics_examples import example_metrics, save
 
-from testbed.analysis.runs import load_run
+from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.report import scaling_report
 
 NUMBERS = itertools.count()

@@ -8,12 +8,9 @@ from pathlib import Path
 from conftest import REPOSITORY
 from metrics_examples import example_metrics, save
 
-from testbed.sweep import (
-    Cell,
-    plan,
-)
-from testbed.sweep_request import Machine, Request, parse_variants, shared_arguments
-from testbed.sweep_state import Sweep
+from testbed.sweep.plan import Cell, plan
+from testbed.sweep.request import Machine, Request, parse_variants, shared_arguments
+from testbed.sweep.state import Sweep
 
 SCRIPT = REPOSITORY / "scripts" / "run_scaling_benchmarks.py"
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 from metrics_examples import example_metrics
 
-from testbed.analysis.agreement import agreement_figure, agreement_table, loss_differences, write_agreement_figure
-from testbed.analysis.runs import load_runs
-from testbed.metrics_file import write_metrics
+from testbed.analysis.charts.agreement import (
+    agreement_figure,
+    agreement_table,
+    loss_differences,
+    write_agreement_figure,
+)
+from testbed.analysis.runs.load import load_runs
+from testbed.metrics.file import write_metrics
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import pytest
 from metrics_examples import example_metrics, save, v1_metrics
 from scaling_examples import metrics_of, report_of, write_arm
 
-from testbed.analysis.arms import Arm, arm_names, group_into_arms, strategies_of
 from testbed.analysis.audit.claims import FAILS, NOTE, audit
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
-from testbed.analysis.comparison.text import comparison_text
+from testbed.analysis.comparison.terminal import comparison_text
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.report.cautions import warnings_of
+from testbed.analysis.report.entries import subject_of
 from testbed.analysis.report.page import report_of as page_of
-from testbed.analysis.report.subject import subject_of
-from testbed.analysis.runs import Run, find_runs, load_run
+from testbed.analysis.runs.arms import Arm, arm_names, group_into_arms, strategies_of
+from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.scaling.tables import scaling_table, table_004
 
 

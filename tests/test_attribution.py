@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_RUN, data_flags, run_program
 
-from testbed.metrics_file import read_metrics
+from testbed.metrics.file import read_metrics
 
 pytestmark = pytest.mark.alone
 PROGRAM = Path(__file__).parent / "planted_slowdowns.py"

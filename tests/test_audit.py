@@ -13,9 +13,9 @@ from conftest import REPOSITORY
 from metrics_examples import example_metrics, save, v1_metrics
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
-from testbed.analysis.audit.pairs import LEFT_OUT_OF_WORK
-from testbed.analysis.comparability import TASK_FIELDS
-from testbed.analysis.runs import WORK_FIELDS
+from testbed.analysis.audit.comparison_rules import LEFT_OUT_OF_WORK
+from testbed.analysis.runs.comparability import TASK_FIELDS
+from testbed.analysis.runs.load import WORK_FIELDS
 
 
 @pytest.mark.parametrize(("rule", "words", "corrected", "broken", "sound"), CASES.values(), ids=CASES)
@@ -304,8 +304,8 @@ def test_a_plan_of_other_types_is_refused_in_one_sentence(tmp_path, of_plan, of_
 def test_every_rule_of_the_audit_is_explained_in_its_page():
 
     page = (REPOSITORY / "docs" / "audit.md").read_text(encoding="utf-8")
-    from testbed.analysis.audit import rules
+    from testbed.analysis.audit import run_rules
 
-    names = {value for name, value in vars(rules).items() if name.isupper() and isinstance(value, str)}
+    names = {value for name, value in vars(run_rules).items() if name.isupper() and isinstance(value, str)}
     for name in names - {FAILS, NOTE}:
         assert f"| {name} |" in page, name

@@ -24,20 +24,28 @@ from conftest import (
 from test_settings import refusal, settings_of
 from test_strategies_agree import BF16, VARIANTS
 
-from testbed import attention_backend, automatic_choices, largest_micro_batch
 from testbed.analysis.benchmark_summary import agreement
-from testbed.attention_backend import BACKENDS, Trial, check_backend, fastest_backend, own_choice, why_not
-from testbed.automatic_choices import ChoiceContradicts, as_decided_before, decide
-from testbed.batch import micro_batch_candidates, with_micro_batch
-from testbed.device import choose_device
-from testbed.flags import parse_command_line
-from testbed.float8 import check_float8, convert_to_float8_
-from testbed.largest_micro_batch import Finding, available_bytes, find_micro_batch, more_than_alone, predicted_bytes
-from testbed.launch import Launch
-from testbed.memory_model import elements_held, model_state_bytes
-from testbed.model import GPT2
-from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.parallelism import PROVEN_COMPILED, MeshSizes
+from testbed.autotune import attention, choices, micro_batch
+from testbed.autotune.attention import Trial, check_backend, fastest_backend, own_choice, why_not
+from testbed.autotune.choices import ChoiceContradicts, as_decided_before, decide
+from testbed.autotune.device import check_float8, choose_device
+from testbed.autotune.memory_model import elements_held, model_state_bytes
+from testbed.autotune.micro_batch import (
+    Finding,
+    available_bytes,
+    find_micro_batch,
+    micro_batch_candidates,
+    more_than_alone,
+    predicted_bytes,
+    with_micro_batch,
+)
+from testbed.config.compatibility import PROVEN_COMPILED
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.distributed.mesh import MeshSizes
+from testbed.model.float8 import convert_to_float8_
+from testbed.model.gpt2 import BACKENDS, GPT2
+from testbed.model.shape import MODEL_SIZES, ModelShape
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ALONE = Launch(0, 1, 0, 1)
@@ -107,8 +115,8 @@ def test_the_prediction_is_what_pytorch_really_allocates(settings):
     """The same step with memory: the profiler counts every allocation, in another way."""
     predicted = predicted_bytes(settings, 8)
     with torch.profiler.profile(profile_memory=True) as profile:
-        strategy = largest_micro_batch._throw_away(settings, CPU)
-        largest_micro_batch._step(strategy, settings, 8)
+        strategy = micro_batch._throw_away(settings, CPU)
+        micro_batch._step(strategy, settings, 8)
     held, peak = 0, 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -145,9 +153,9 @@ def test_prediction_touches_neither_random_numbers_nor_memory(settings):
 @pytest.mark.parametrize(("factor", "fits"), [(0.5, 1), (1.01, 8), (2.01, 16), (100, 32)])
 def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(settings, monkeypatch, factor, fits):
     needs = {size: 1_000 * size for size in micro_batch_candidates(settings)}
-    monkeypatch.setattr(largest_micro_batch, "predicted_bytes", lambda _, size: needs[size])
-    monkeypatch.setattr(largest_micro_batch, "available_bytes", lambda *_: int(8_000 * factor) if fits > 1 else 500)
-    monkeypatch.setattr(largest_micro_batch, "ENOUGH_TOKENS_ON_CPU", 10**9)
+    monkeypatch.setattr(micro_batch, "predicted_bytes", lambda _, size: needs[size])
+    monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: int(8_000 * factor) if fits > 1 else 500)
+    monkeypatch.setattr(micro_batch, "ENOUGH_TOKENS_ON_CPU", 10**9)
     chosen, words = find_micro_batch(settings, ALONE, CPU)
     assert chosen == fits
     assert words.startswith(f"micro batch {fits}:")
@@ -159,28 +167,28 @@ def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(s
 def test_on_the_cpu_no_micro_batch_is_larger_than_it_helps(token_files):
     settings = settings_of(token_files, "--micro_batch_size_per_gpu", "auto", "--global_batch_size", "256")
     chosen, words = find_micro_batch(settings, ALONE, CPU)
-    assert chosen * SEQUENCE == largest_micro_batch.ENOUGH_TOKENS_ON_CPU
+    assert chosen * SEQUENCE == micro_batch.ENOUGH_TOKENS_ON_CPU
     assert "no faster on a CPU" in words
 
 
 def test_ranks_take_the_smallest_that_any_of_them_found(settings, monkeypatch):
     others = [Finding(16, 5, 10), Finding(4, 5, 6), Finding(8, 5, 8)]
-    monkeypatch.setattr(largest_micro_batch.distributed, "gather_objects", lambda mine: [mine, *others])
-    monkeypatch.setattr(largest_micro_batch, "available_bytes", lambda *_: 2**60)
+    monkeypatch.setattr(micro_batch.distributed, "gather_objects", lambda mine: [mine, *others])
+    monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: 2**60)
     assert find_micro_batch(settings, ALONE, CPU)[0] == 4
 
 
 def test_ranks_of_a_host_share_its_memory_and_a_container_limits_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(largest_micro_batch.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
-    monkeypatch.setattr(largest_micro_batch, "_left_in_cgroup", lambda root: 2**63)
+    monkeypatch.setattr(micro_batch.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    monkeypatch.setattr(micro_batch, "_left_in_cgroup", lambda root: 2**63)
     assert available_bytes(CPU, Launch(0, 4, 0, 4)) == int(1000 * 0.95 / 4)
     monkeypatch.undo()
     (tmp_path / "memory.max").write_text("900\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 650\ninactive_file 50\n")
-    assert largest_micro_batch._left_in_cgroup(tmp_path) == 250
+    assert micro_batch._left_in_cgroup(tmp_path) == 250
     (tmp_path / "memory.max").write_text("max\n")
-    assert largest_micro_batch._left_in_cgroup(tmp_path) == 2**63
+    assert micro_batch._left_in_cgroup(tmp_path) == 2**63
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -265,8 +273,8 @@ def test_auto_compiles_nothing_on_the_cpu(settings):
 @pytest.fixture
 def on_cuda(monkeypatch):
     """What `decide` asks a GPU, answered without one: cuDNN is the fastest kernel, and the compiler works."""
-    monkeypatch.setattr(automatic_choices, "fastest_backend", lambda *_: ("cudnn", [Trial("cudnn", 0.001)]))
-    monkeypatch.setattr(automatic_choices, "check_backend", lambda *_: None)
+    monkeypatch.setattr(choices, "fastest_backend", lambda *_: ("cudnn", [Trial("cudnn", 0.001)]))
+    monkeypatch.setattr(choices, "check_backend", lambda *_: None)
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
 
@@ -305,8 +313,8 @@ def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(setting
         timed_with.append((settings.finds_micro_batch, settings.micro_batch_size_per_gpu))
         return "cudnn", []
 
-    monkeypatch.setattr(automatic_choices, "fastest_backend", trial)
-    monkeypatch.setattr(automatic_choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
+    monkeypatch.setattr(choices, "fastest_backend", trial)
+    monkeypatch.setattr(choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
     decide(dataclasses.replace(settings, compile=False), ALONE, CUDA)
     assert timed_with == [(False, 8)]
 
@@ -342,7 +350,7 @@ def test_auto_compiles_only_what_an_agreement_test_compiles():
 @pytest.mark.usefixtures("on_cuda")
 def test_auto_compiles_on_cuda_where_that_is_proven_and_says_where_not(token_files, flags, ranks, why_not):
     settings = settings_of(token_files, "--run_type", *flags.split(), world_size=ranks)
-    compiles, words = automatic_choices._compiles(settings, CUDA)
+    compiles, words = choices._compiles(settings, CUDA)
     assert compiles is (why_not == "") and why_not in words
     assert words == "" or words.startswith("not compiled with ")
 
@@ -353,7 +361,7 @@ def test_a_compiler_that_fails_without_a_word_is_no_failure(token_files, monkeyp
 
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
-    assert "(RuntimeError)" in automatic_choices._compiles(settings_of(token_files), CUDA)[1]
+    assert "(RuntimeError)" in choices._compiles(settings_of(token_files), CUDA)[1]
 
 
 def test_a_compiler_that_does_not_work_is_no_failure(token_files, monkeypatch):
@@ -362,7 +370,7 @@ def test_a_compiler_that_does_not_work_is_no_failure(token_files, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch, "ones", lambda *shape, device, requires_grad: torch.full(shape, 1.0, requires_grad=True))
-    compiles, words = automatic_choices._compiles(settings_of(token_files), torch.device("cuda"))
+    compiles, words = choices._compiles(settings_of(token_files), torch.device("cuda"))
     assert not compiles and "no C compiler" in words and "\n" not in words
 
 
@@ -401,8 +409,8 @@ def test_the_trial_takes_the_fastest_and_leaves_no_trace(token_files, monkeypatc
         ({"flash": 1.0, "cudnn": 1.04, "efficient": 1.02}, "cudnn"),  # within noise: always the same
         ({"flash": 1.04, "cudnn": 1.06, "efficient": 1.0}, "flash"),
     ):
-        monkeypatch.setattr(attention_backend, "_check_result", lambda *_: None)
-        monkeypatch.setattr(attention_backend, "_seconds_of_pass", lambda name, *_, s=seconds: s[name])
+        monkeypatch.setattr(attention, "_check_result", lambda *_: None)
+        monkeypatch.setattr(attention, "_seconds_of_pass", lambda name, *_, s=seconds: s[name])
         assert fastest_backend(settings, CPU)[0] == expected
 
 
@@ -410,7 +418,7 @@ def test_a_machine_that_is_busy_for_a_while_does_not_move_the_choice_of_a_kernel
     """Kernels take turns and the least time counts: whichever pass other work falls on, cudnn is the fastest by far."""
     settings = settings_of(token_files)
     own_s, order = {"cudnn": 1.0, "flash": 2.0, "efficient": 3.0}, []
-    monkeypatch.setattr(attention_backend, "_check_result", lambda *_: None)
+    monkeypatch.setattr(attention, "_check_result", lambda *_: None)
     for slow_from in range(24):
         passes = iter(range(100))
 
@@ -418,7 +426,7 @@ def test_a_machine_that_is_busy_for_a_while_does_not_move_the_choice_of_a_kernel
             order.append(name)
             return own_s[name] * (10 if slow_from <= next(passes) < slow_from + 15 else 1)
 
-        monkeypatch.setattr(attention_backend, "_seconds_of_pass", seconds)
+        monkeypatch.setattr(attention, "_seconds_of_pass", seconds)
         assert fastest_backend(settings, CPU)[0] == "cudnn"
     assert order[:6] == ["cudnn", "flash", "efficient"] * 2
 
@@ -430,7 +438,7 @@ def plant_kernel(monkeypatch, *dtypes: torch.dtype) -> None:
         if heads[0].dtype not in dtypes:
             raise RuntimeError
 
-    monkeypatch.setattr(attention_backend, "_forward_and_backward", run)
+    monkeypatch.setattr(attention, "_forward_and_backward", run)
 
 
 def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chosen(token_files, monkeypatch):
@@ -440,7 +448,7 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
     check_backend(named, CPU)
     for chosen in ("bf16", "fp32"):
         monkeypatch.setattr(
-            automatic_choices,
+            choices,
             "with_precision_resolved",
             lambda s, *_, p=chosen: (dataclasses.replace(s, precision=p), "said"),
         )
@@ -456,13 +464,13 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
 
 def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkeypatch):
     settings = settings_of(token_files)
-    plain = attention_backend._forward_and_backward
+    plain = attention._forward_and_backward
 
     def wrong(backend, *arguments, **options):
         output, *gradients = plain(backend, *arguments, **options)
         return output, *((gradient * 1.1 if backend == "flash" else gradient) for gradient in gradients)
 
-    monkeypatch.setattr(attention_backend, "_forward_and_backward", wrong)
+    monkeypatch.setattr(attention, "_forward_and_backward", wrong)
     chosen, trials = fastest_backend(settings, CPU)
     assert chosen == "auto" and "wrong by" in next(str(trial) for trial in trials if trial.backend == "flash")
 

@@ -8,14 +8,14 @@ from conftest import TINY_RUN, data_flags
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from testbed.data import TrainingBatches
-from testbed.flags import parse_command_line
-from testbed.largest_micro_batch import HeldBytes
-from testbed.launch import Launch
-from testbed.model import GPT2
-from testbed.settings import check_run
+from testbed.autotune.micro_batch import HeldBytes
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.ddp import DDP
+from testbed.train.batches import TrainingBatches
 
 CPU = torch.device("cpu")
 MICRO_BATCHES = 4

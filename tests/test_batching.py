@@ -14,8 +14,8 @@ from testbed.inference.batching import BatchingEngine, QueueFull, Request
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.generate import generate
 from testbed.inference.sampling import Sampling
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,10 +16,10 @@ import time
 import pytest
 from conftest import REPOSITORY
 
-from testbed import metrics_file
 from testbed.analysis.benchmark_summary import summary
-from testbed.flags import parse_command_line
-from testbed.metrics_file import read_metrics, write_metrics
+from testbed.config.flags import parse_command_line
+from testbed.metrics import file
+from testbed.metrics.file import read_metrics, write_metrics
 
 SCRIPT = REPOSITORY / "scripts" / "benchmark_gpu.sh"
 RUN = REPOSITORY / "docs" / "results" / "quickstart" / "baseline"
@@ -126,9 +126,9 @@ def test_a_bare_machine_writes_its_runs_unchecked_and_says_so_but_reads_none(tmp
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_jsonschema)
-    monkeypatch.setattr(metrics_file.importlib.util, "find_spec", lambda name: None)
-    metrics_file._schema_can_be_checked.cache_clear()
-    metrics_file._validator.cache_clear()
+    monkeypatch.setattr(file.importlib.util, "find_spec", lambda name: None)
+    file._schema_can_be_checked.cache_clear()
+    file._validator.cache_clear()
     try:
         for _ in range(2):
             write_metrics(tmp_path / "training_metrics.json", metrics)
@@ -140,4 +140,4 @@ def test_a_bare_machine_writes_its_runs_unchecked_and_says_so_but_reads_none(tmp
         with pytest.raises(ValueError, match="the package jsonschema is not installed"):
             read_metrics(tmp_path / "training_metrics.json")
     finally:
-        metrics_file._schema_can_be_checked.cache_clear()
+        file._schema_can_be_checked.cache_clear()

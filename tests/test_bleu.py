@@ -15,14 +15,14 @@ import torch
 from conftest import TINY_RUN, python_command, run_program
 from data_fixtures import run_program as run_of_root
 
+from testbed.data.pairs import read_pairs
+from testbed.data.tokenizer import train_bpe
 from testbed.inference import bleu
 from testbed.inference.bleu import answer_text, score_pairs
 from testbed.inference.loading import load_model, tokenizer_of
-from testbed.metrics_file import read_metrics
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.pairs import read_pairs
-from testbed.tokenizer import train_bpe
+from testbed.metrics.file import read_metrics
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 ANSWERS = {
     "one": "the cat sat on the mat today",

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from PIL import Image
 
-from testbed.analysis import charts
-from testbed.analysis.chart_style import DPI, STYLE, figure_with_footer
-from testbed.analysis.runs import load_runs
+from testbed.analysis.charts import training
+from testbed.analysis.charts.style import DPI, STYLE, figure_with_footer
+from testbed.analysis.runs.load import load_runs
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def test_every_chart_is_a_png_of_the_stated_width(load, tmp_path, count):
             for index in range(count)
         ]
     )
-    saved = charts.write_charts(runs, tmp_path / "out")
+    saved = training.write_charts(runs, tmp_path / "out")
     assert {path.name for path in saved.values()} == EVERY_CHART == {path.name for path in (tmp_path / "out").iterdir()}
     for path in saved.values():
         with Image.open(path) as image:
             assert image.format == "PNG"
-            assert image.width == charts.WIDTH_INCHES * charts.DPI
+            assert image.width == training.WIDTH_INCHES * training.DPI
             assert 300 < image.height < 2000
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50  # something is drawn
 
@@ -61,7 +61,7 @@ def test_a_footer_stays_inside_the_picture():
 
 
 def test_equal_runs_show_their_speed_up_and_no_warning(pair):
-    text = text_of(charts.throughput_figure(pair))
+    text = text_of(training.throughput_figure(pair))
     assert "1.50x" in text
     assert "Not equal work" not in text
     assert "n = 15 steps" in text
@@ -71,30 +71,30 @@ def test_equal_runs_show_their_speed_up_and_no_warning(pair):
 
 def test_every_picture_of_unequal_work_says_so(load):
     runs = load(example_metrics(), example_metrics(training_config={"global_batch_size": 16, "seed": 7}))
-    for name, (_, build) in charts.CHARTS.items():
+    for name, (_, build) in training.CHARTS.items():
         if name == "inference performance":
             continue
         figure = build(runs)
         assert "Not equal work: seq len" not in text_of(figure)
         assert "global batch size 8 / 16" in text_of(figure), name
         loud = [text for text in figure.texts if "Not equal work" in text.get_text()]
-        assert [text.get_color() for text in loud] == [charts.WARNING_COLOUR], name
-    assert "x (n =" not in text_of(charts.throughput_figure(runs))
+        assert [text.get_color() for text in loud] == [training.WARNING_COLOUR], name
+    assert "x (n =" not in text_of(training.throughput_figure(runs))
 
 
 def test_training_time_says_what_is_timed(pair):
-    text = text_of(charts.training_time_figure(pair))
+    text = text_of(training.training_time_figure(pair))
     assert "evaluation, logging and start-up excluded" in text
     assert "n = 20 steps" in text
     assert f"{pair[0].training_time_s:.3f} s" in text
 
 
 def test_a_bar_is_as_long_as_its_value(pair):
-    (axis,) = charts.training_time_figure(pair).axes
+    (axis,) = training.training_time_figure(pair).axes
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([run.training_time_s for run in pair])
-    (axis,) = charts.throughput_figure(pair).axes
+    (axis,) = training.throughput_figure(pair).axes
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([run.tokens_per_s for run in pair])
-    (axis,) = charts.memory_figure(pair).axes
+    (axis,) = training.memory_figure(pair).axes
     assert [bar.get_width() for bar in axis.patches] == [700, 701]  # MiB
     assert axis.collections[1].get_offsets()[:, 0].tolist() == [700, 701]
 
@@ -106,32 +106,32 @@ def test_numbers_have_a_unit_and_digits_that_can_be_read(load):
         example_metrics(step_time_s=3),
         example_metrics(num_steps=1, warmup_steps=0, step_time_s=7000),
     )
-    times = text_of(charts.training_time_figure(runs))
+    times = text_of(training.training_time_figure(runs))
     assert f"{runs[0].training_time_s / 3600:#.4g} h (n = 20 steps)" in times
     assert f"{runs[1].training_time_s:#.4g} s (n = 20 steps)" in times
     assert "(n = 1 step)" in times
-    rates = text_of(charts.throughput_figure(runs))
+    rates = text_of(training.throughput_figure(runs))
     assert f"{runs[0].tokens_per_s:.3g} " in rates  # 0.12, not 0
     assert f"{runs[2].tokens_per_s:.3g} (n = 1 step)" in rates
-    assert f"{runs[2].tokens_per_s:.3g}" in charts.comparison_table(runs)
-    steps = text_of(charts.step_time_figure(runs))
+    assert f"{runs[2].tokens_per_s:.3g}" in training.comparison_table(runs)
+    steps = text_of(training.step_time_figure(runs))
     assert f"median {runs[0].step_time_median_s:,.0f} s |" in steps
     assert "step time (s, log scale)" in steps and "e+" not in steps
-    assert "median 9,036 ms" in text_of(charts.step_time_figure(load(example_metrics(step_time_s=9))))
+    assert "median 9,036 ms" in text_of(training.step_time_figure(load(example_metrics(step_time_s=9))))
 
 
 def test_versions_that_measure_differently_get_panels_of_their_own(load):
     runs = load(example_metrics(), v20_metrics(), v1_metrics(4))
-    for build in (charts.training_time_figure, charts.throughput_figure):
+    for build in (training.training_time_figure, training.throughput_figure):
         figure = build(runs)
         assert len(figure.axes) == 3
         assert "do not compare" in text_of(figure)
-    assert "PER RANK" in text_of(charts.throughput_figure(runs))
-    assert "Not shown (not in the file): run2, devices unknown (v1)" in text_of(charts.loss_vs_steps_figure(runs))
+    assert "PER RANK" in text_of(training.throughput_figure(runs))
+    assert "Not shown (not in the file): run2, devices unknown (v1)" in text_of(training.loss_vs_steps_figure(runs))
 
 
 def test_loss_charts_draw_every_step_and_every_evaluation(pair):
-    figure = charts.loss_vs_steps_figure(pair)
+    figure = training.loss_vs_steps_figure(pair)
     lines = [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
     markers = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [list(line.get_xdata()) for line in lines] == [list(range(1, 21))] * 2
@@ -139,7 +139,7 @@ def test_loss_charts_draw_every_step_and_every_evaluation(pair):
 
 
 def test_time_is_the_sum_of_steps_and_beside_it_the_wall_clock(pair):
-    left, right = charts.loss_vs_time_figure(pair).axes
+    left, right = training.loss_vs_time_figure(pair).axes
     lines = [line for line in left.lines if line.get_linestyle() != "None"]
     markers = [line for line in left.lines if line.get_linestyle() == "None"]
     for run, line, marker, wall in zip(pair, lines, markers, right.lines, strict=True):
@@ -151,13 +151,13 @@ def test_time_is_the_sum_of_steps_and_beside_it_the_wall_clock(pair):
 
 
 def test_a_file_without_wall_times_gives_one_panel(load):
-    (axis,) = charts.loss_vs_time_figure(load(v20_metrics(), v1_metrics(4))).axes
+    (axis,) = training.loss_vs_time_figure(load(v20_metrics(), v1_metrics(4))).axes
     assert "v1 and 2.0: wall time of the training loops" in axis.get_title(loc="left")
 
 
 def test_a_single_step_is_a_dot_and_more_are_a_line(load):
     one, many = load(example_metrics(num_steps=1, warmup_steps=0), example_metrics())
-    markers = [charts.loss_vs_steps_figure([run]).axes[0].lines[0].get_marker() for run in (one, many)]
+    markers = [training.loss_vs_steps_figure([run]).axes[0].lines[0].get_marker() for run in (one, many)]
     assert markers == [".", "None"]
 
 
@@ -168,7 +168,7 @@ def test_the_legend_keeps_off_the_lines(load):
         row["loss"] = 6 + 0.1 * row["step"]
     for row in metrics["evaluations"]:
         row["val_loss"] = 6.1 + 0.1 * row["step"]
-    figure = charts.loss_vs_steps_figure(load(metrics))
+    figure = training.loss_vs_steps_figure(load(metrics))
     figure.draw_without_rendering()
     (axis,) = figure.axes
     (legend,) = figure.legends
@@ -181,7 +181,7 @@ def test_the_legend_keeps_off_the_lines(load):
 
 def test_nine_runs_look_different(load):
     runs = load(*[example_metrics(num_steps=12) for _ in range(9)])
-    lines = charts.loss_vs_time_figure(runs).axes[1].lines
+    lines = training.loss_vs_time_figure(runs).axes[1].lines
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 9
     first, ninth = lines[0], lines[8]
     assert first.get_color() == ninth.get_color() and first.get_marker() != ninth.get_marker()
@@ -190,7 +190,7 @@ def test_nine_runs_look_different(load):
 
 def test_a_smoothed_loss_is_a_mean_of_steps_of_the_run(load):
     (run,) = load(example_metrics(num_steps=200))
-    pale, mean = [line for line in charts.loss_vs_steps_figure([run]).axes[0].lines if len(line.get_xdata()) > 100]
+    pale, mean = [line for line in training.loss_vs_steps_figure([run]).axes[0].lines if len(line.get_xdata()) > 100]
     assert list(pale.get_ydata()) == list(run.train_losses)
     assert mean.get_xdata()[0] == 3  # the middle of steps 1 to 5
     assert mean.get_ydata()[0] == pytest.approx(run.train_losses[:5].mean())
@@ -198,7 +198,7 @@ def test_a_smoothed_loss_is_a_mean_of_steps_of_the_run(load):
 
 
 def test_step_times_leave_warm_up_out_and_say_so(pair):
-    figure = charts.step_time_figure(pair)
+    figure = training.step_time_figure(pair)
     dots = figure.axes[0].collections[0].get_offsets()[:, 0]
     assert sorted(dots) == pytest.approx(sorted(pair[0].step_times_s * 1e3))
     assert "n = 15 (5 warm-up left out)" in text_of(figure)
@@ -211,12 +211,12 @@ def test_step_times_leave_warm_up_out_and_say_so(pair):
 def test_one_slow_run_among_many_fast_ones_takes_a_log_scale(load):
     """The pooled median is that of the longer run: 0.9 s among hundreds of steps of 0.8 s would hide the quick ones."""
     runs = load(example_metrics(num_steps=200, step_time_s=0.9), example_metrics(num_steps=20, step_time_s=0.1))
-    assert charts.step_time_figure(runs).axes[0].get_xscale() == "log"
-    assert charts.step_time_figure(runs[:1]).axes[0].get_xscale() == "linear"
+    assert training.step_time_figure(runs).axes[0].get_xscale() == "log"
+    assert training.step_time_figure(runs[:1]).axes[0].get_xscale() == "linear"
 
 
 def test_memory_names_its_kind_and_shows_each_rank(pair):
-    figure = charts.memory_figure(pair)
+    figure = training.memory_figure(pair)
     assert "peak resident memory (RSS) per rank" in text_of(figure)
     assert "largest of 2 ranks" in text_of(figure)
     assert sum(len(dots.get_offsets()) for dots in figure.axes[0].collections) == 2
@@ -229,21 +229,21 @@ def test_unfit_runs_are_marked_on_the_picture(load, mark):
         "INSTRUMENTED": {"instrumented": True},
     }
     runs = load(example_metrics(), example_metrics(**unfit[mark]))
-    for build in (charts.throughput_figure, charts.loss_vs_time_figure, charts.step_time_figure):
+    for build in (training.throughput_figure, training.loss_vs_time_figure, training.step_time_figure):
         assert mark in text_of(build(runs))
 
 
 def test_inference_comes_from_v1_alone_and_a_stale_picture_goes(load, pair, tmp_path):
-    assert charts.inference_figure(pair) is None
-    charts.write_charts(load(v1_metrics(1), v1_metrics(4)), tmp_path / "out")
+    assert training.inference_figure(pair) is None
+    training.write_charts(load(v1_metrics(1), v1_metrics(4)), tmp_path / "out")
     assert (tmp_path / "out" / INFERENCE_CHART).exists()
-    charts.write_charts(pair, tmp_path / "out")
+    training.write_charts(pair, tmp_path / "out")
     assert not (tmp_path / "out" / INFERENCE_CHART).exists()
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(pair, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    charts.write_charts(pair, out)
+    training.write_charts(pair, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
 
     def half_written(self, path, **_):
@@ -252,7 +252,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(pair, tmp_path,
 
     monkeypatch.setattr(Figure, "savefig", half_written)
     with pytest.raises(OSError, match="No space"):
-        charts.write_charts(pair, out)
+        training.write_charts(pair, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -263,7 +263,7 @@ def test_the_table_gives_a_speed_up_for_equal_work_only(load):
         example_metrics(training_config={"seed": 7}),
         v1_metrics(4),
     )
-    table = charts.comparison_table(runs)
+    table = training.comparison_table(runs)
     (row,) = [line for line in table.splitlines() if line.startswith("speed-up")]
     assert [cell.strip() for cell in row.split("   ") if cell.strip()] == [
         "speed-up over [1]",
@@ -284,20 +284,20 @@ def test_a_ratio_between_unequally_many_cores_says_so_where_it_stands(load):
         example_metrics(world_size=1, step_time_s=0.2, **both),
         example_metrics(world_size=2, step_time_s=0.2, **one),
     )
-    table = charts.comparison_table(runs)
+    table = training.comparison_table(runs)
     (row,) = [line.split() for line in table.splitlines() if line.startswith("cores (ranks x threads)")]
     assert row[-3:] == ["1", "2", "2"]
     said = "One core is one device: these runs compute on 1, 2 and 2 cores in turn"
     assert said in " ".join(table.split())
-    for build in (charts.throughput_figure, charts.training_time_figure, charts.loss_vs_time_figure):
+    for build in (training.throughput_figure, training.training_time_figure, training.loss_vs_time_figure):
         assert said in text_of(build(runs))
-    assert text_of(charts.throughput_figure(runs)).count("1.50x on 2 cores for 1") == 2
+    assert text_of(training.throughput_figure(runs)).count("1.50x on 2 cores for 1") == 2
     as_many = runs[1:]
-    assert "One core" not in charts.comparison_table(as_many) + text_of(charts.throughput_figure(as_many))
-    assert "1.00x (n" in text_of(charts.throughput_figure(as_many))
-    assert "cores" not in charts.comparison_table(load(v1_metrics(4)))
+    assert "One core" not in training.comparison_table(as_many) + text_of(training.throughput_figure(as_many))
+    assert "1.00x (n" in text_of(training.throughput_figure(as_many))
+    assert "cores" not in training.comparison_table(load(v1_metrics(4)))
 
 
 def test_plot_results_mixes_no_meanings(load):
     with pytest.raises(ValueError, match="do not measure tokens_per_second alike"):
-        charts.plot_results(dict(zip("ab", load(example_metrics(), v1_metrics(4)), strict=True)), "tokens_per_second")
+        training.plot_results(dict(zip("ab", load(example_metrics(), v1_metrics(4)), strict=True)), "tokens_per_second")

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from metrics_examples import example_metrics, save, v1_metrics
 from PIL import Image
 
-from testbed.analysis import charts
-from testbed.analysis.runs import find_runs, load_run
+from testbed.analysis.charts import training
+from testbed.analysis.runs.load import find_runs, load_run
 from testbed.analysis.statistics import median_interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,19 +41,21 @@ def test_plot_results_draws_the_median_of_runs_paths_and_numbers(repeated):
     paths = [repeated / "baseline_2" / f"run_{number}" for number in range(3)]
     runs = [load_run(path) for path in paths]
     rates = [run.tokens_per_s for run in runs]
-    figure = charts.plot_results({"runs": runs, "paths": paths, "numbers": rates, "one": runs[0]}, "tokens_per_second")
+    figure = training.plot_results(
+        {"runs": runs, "paths": paths, "numbers": rates, "one": runs[0]}, "tokens_per_second"
+    )
     (axis,) = figure.axes
     widths = [bar.get_width() for bar in axis.patches]
     assert widths == pytest.approx([statistics.median(rates)] * 3 + [rates[0]])
     assert sorted(axis.collections[0].get_offsets()[:, 0]) == pytest.approx(sorted(rates))
     assert "(n = 3)" in text_of(figure) and "(n = 1)" in text_of(figure)
-    times = charts.plot_results({"a": runs}, "training_time")
+    times = training.plot_results({"a": runs}, "training_time")
     assert times.axes[0].patches[0].get_width() == pytest.approx(statistics.median(run.training_time_s for run in runs))
 
 
 def test_plot_results_takes_quantities_by_label_and_saves_a_picture(tmp_path):
     metrics = {"a": {"training_time": [3.0, 5.0, 4.0], "peak_memory": 7.0}, "b": {"training_time": 2.0}}
-    figure = charts.plot_results(metrics, "training_time", tmp_path / "times.png")
+    figure = training.plot_results(metrics, "training_time", tmp_path / "times.png")
     assert [bar.get_width() for bar in figure.axes[0].patches] == [4.0, 2.0]
     with Image.open(tmp_path / "times.png") as image:
         assert image.format == "PNG" and image.width == 1500
@@ -62,7 +64,7 @@ def test_plot_results_takes_quantities_by_label_and_saves_a_picture(tmp_path):
 
 def test_plot_results_draws_the_interval_from_five_runs_on():
     values = [10.0, 11.0, 10.5, 10.2, 10.8]
-    lines = charts.plot_results({"five": values, "four": values[:4]}, "training_time").axes[0].lines
+    lines = training.plot_results({"five": values, "four": values[:4]}, "training_time").axes[0].lines
     _, low, high = median_interval(values)
     whiskers = [tuple(line.get_xdata()) for line in lines if line.get_xdata()[0] != line.get_xdata()[-1]]
     assert whiskers == [pytest.approx((low, high))]
@@ -70,7 +72,7 @@ def test_plot_results_draws_the_interval_from_five_runs_on():
 
 def test_plot_results_leaves_out_what_may_not_enter_a_headline(repeated):
     paths = [repeated / "ddp_2" / f"run_{number}" for number in range(3)]
-    figure = charts.plot_results({"ddp": paths}, "tokens_per_second")
+    figure = training.plot_results({"ddp": paths}, "tokens_per_second")
     assert "(n = 2)" in text_of(figure)
     assert "Left out, not finished, instrumented or not recorded: ddp: 1 run." in text_of(figure)
 
@@ -89,13 +91,13 @@ def test_plot_results_leaves_out_what_may_not_enter_a_headline(repeated):
 )
 def test_plot_results_says_what_is_wrong(metrics, quantity, sentence):
     with pytest.raises(ValueError, match=sentence):
-        charts.plot_results(metrics, quantity)
+        training.plot_results(metrics, quantity)
 
 
 def test_repeats_are_drawn_as_one_bar_each(repeated, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self}) or path.touch())
-    charts.write_charts([load_run(path) for path in find_runs(repeated)], tmp_path / "out")
+    training.write_charts([load_run(path) for path in find_runs(repeated)], tmp_path / "out")
     by_name = {next(known for known in EVERY_CHART if known in name): figure for name, figure in drawn.items()}
     assert set(by_name) == EVERY_CHART
     for name in ("training_time", "training_throughput", "memory"):

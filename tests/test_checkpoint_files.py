@@ -18,13 +18,15 @@ import torch
 from conftest import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
 from metrics_examples import SHA_OTHER, SHA_TRAIN, SHA_VAL, example_metrics, save, v1_metrics
 
-from testbed import checkpoint, held_folder, manifest, resume, setting_changes
-from testbed.checkpoint import CheckpointFailed, CheckpointWriter
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.metrics_file import check_metrics, read_metrics, write_metrics
-from testbed.recorder import RunRecorder
-from testbed.settings import check_run
+from testbed import run_lock
+from testbed.checkpoint import changed_settings, manifest, resume
+from testbed.checkpoint import writer as checkpoint
+from testbed.checkpoint.writer import CheckpointFailed, CheckpointWriter
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.metrics.file import check_metrics, read_metrics, write_metrics
+from testbed.metrics.recorder import RunRecorder
 
 SHA256 = {"train": SHA_TRAIN, "val": SHA_VAL}
 STEPS = 10
@@ -102,7 +104,7 @@ class Folder:
         try:
             return resume.begin(settings, launch(world_size), lambda: sha256 or SHA256, None)
         finally:
-            held_folder.let_others_in(self.path)
+            run_lock.let_others_in(self.path)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())
@@ -111,7 +113,7 @@ class Folder:
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """A made-up launch of two ranks is one process here: only rank 0 and its words are looked at."""
-    monkeypatch.setattr(held_folder, "LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr(run_lock, "LOCK_WAIT_S", 0.3)
 
 
 @pytest.fixture
@@ -328,12 +330,12 @@ def test_a_bin_file_that_changed_is_refused_and_one_that_moved_is_not(run, tmp_p
 def test_other_ranks_and_data_parallel_run_types_may_go_on(run):
     settings = run.settings("--resume", "--run_type", "ddp", world_size=2)
     saved = checkpoint.read_description(run.checkpoints / "step_000004")
-    changes = setting_changes.differences(settings, saved)
+    changes = changed_settings.differences(settings, saved)
     assert {"name": "run_type", "before": "baseline", "now": "ddp"} in changes
-    assert setting_changes.changes_of_work(changes) == []
-    assert not setting_changes.is_same_form(saved, settings, launch(2))
+    assert changed_settings.changes_of_work(changes) == []
+    assert not changed_settings.is_same_form(saved, settings, launch(2))
     native = run.settings("--resume", "--run_type", "ddp", "--gradient_compression", "bf16", world_size=2)
-    names = {change["name"] for change in setting_changes.changes_of_work(setting_changes.differences(native, saved))}
+    names = {change["name"] for change in changed_settings.changes_of_work(changed_settings.differences(native, saved))}
     assert names == {"gradient_compression", "math_changes"}, "another mathematics is other work"
 
 
@@ -545,7 +547,7 @@ def test_a_save_that_fails_in_the_background_is_not_passed_over(token_files, tmp
 
 
 def test_two_runs_cannot_write_into_one_folder_and_a_killed_one_locks_nothing(run):
-    code = f"from pathlib import Path; from testbed.held_folder import *; keep_others_out(Path({str(run.path)!r}))"
+    code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(run.path)!r}))"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('held', flush=True); import time; time.sleep(60)"],
         stdout=subprocess.PIPE,

@@ -70,10 +70,10 @@ def command(launcher, run_type: str, world_size: int, batch_size: int | None = N
 
 def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path):
     """Launcher and flags; the flags are parsed and checked by gpt2.py's own parser."""
-    from testbed.flags import parse_command_line
-    from testbed.launch import Launch
-    from testbed.settings import check_run
-    from testbed.strategies import STRATEGIES
+    from testbed.config.check import check_run
+    from testbed.config.flags import parse_command_line
+    from testbed.config.run_types import STRATEGIES
+    from testbed.distributed.launch import Launch
 
     assert set(launcher.RUN_TYPES) == set(STRATEGIES)
     files = write_token_files(tmp_path)
@@ -198,7 +198,7 @@ def test_the_commands_of_the_task_start_a_run(tmp_path):
     """Its `run`, by bash, with a torchrun that says how it was called: the words are gpt2.py's own."""
     import yaml
 
-    from testbed.flags import parse_command_line
+    from testbed.config.flags import parse_command_line
 
     task = yaml.safe_load(SKYPILOT.read_text())
     home = tmp_path / "home"

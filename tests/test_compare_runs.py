@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
 
-from testbed.analysis.arms import Arm
 from testbed.analysis.comparison.two_arms import compare_arms
-from testbed.analysis.runs import load_run
+from testbed.analysis.runs.arms import Arm
+from testbed.analysis.runs.load import load_run
 
 PROGRAM = Path(__file__).resolve().parents[1] / "scripts" / "compare_runs.py"
 

@@ -11,10 +11,10 @@ import pytest
 from corpus_cases import download, write_jsonl
 from data_fixtures import ROOT
 
-from testbed.corpus import CorpusError, Limits, parse_size, read_documents
-from testbed.hub import HubDataset, TinyShakespeare
-from testbed.sources import StandardLibrary, find_source
-from testbed.streams import SourceError, cut_lines, find_text_field, join_articles
+from testbed.data.corpus import CorpusError, Limits, parse_size, read_documents
+from testbed.data.hub import HubDataset, TinyShakespeare
+from testbed.data.sources import StandardLibrary, find_source
+from testbed.data.streams import SourceError, cut_lines, find_text_field, join_articles
 
 
 def test_the_standard_library_is_megabytes_of_different_modules_in_a_fixed_order(tmp_path):

@@ -13,9 +13,9 @@ import pytest
 from corpus_cases import ALL, download, write_jsonl
 from data_fixtures import ROOT, offline_environment, run_program
 
-from testbed import corpus
-from testbed.corpus import CorpusError, Limits, existing_corpus, find_corpus, write_corpus
-from testbed.sources import find_source
+from testbed.data import corpus
+from testbed.data.corpus import CorpusError, Limits, existing_corpus, find_corpus, write_corpus
+from testbed.data.sources import find_source
 
 
 def test_an_interrupted_download_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
@@ -244,6 +244,7 @@ def test_help_is_quick(tmp_path, program):
 
 def test_the_modules_can_be_imported_without_the_heavy_libraries():
     heavy = ("torch", "datasets", "tiktoken", "tokenizers", "requests")
-    code = f"import sys, testbed.corpus, testbed.preprocess; print([name for name in {heavy} if name in sys.modules])"
+    code = "import sys, testbed.data.corpus, testbed.data.preprocess; "
+    code += f"print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

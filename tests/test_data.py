@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from testbed.data import TrainingBatches, ValidationBatches
+from testbed.data.token_file import TokenFileWriter, open_token_file
+from testbed.data.windows import Windows, longest_pair, num_windows
 from testbed.step import NOT_A_TARGET
-from testbed.token_file import TokenFileWriter, open_token_file
-from testbed.windows import Windows, longest_pair, num_windows
+from testbed.train.batches import TrainingBatches, ValidationBatches
 
 CPU = torch.device("cpu")
 SEQUENCE = 8

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import TINY_RUN, data_flags
 
-from testbed.deepspeed_config import effective_config, read_deepspeed_file
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.settings import DEFAULT_DEEPSPEED_CONFIG, check_run
+from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.strategies.deepspeed_config import effective_config
 
 BF16 = ("--precision", "bf16")
 NATIVE = (*BF16, "--mixed_precision", "native")

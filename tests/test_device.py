@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.device import keep_to_own_cores
-from testbed.launch import Launch
+from testbed.autotune.device import keep_to_own_cores
+from testbed.distributed.launch import Launch
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system cannot bind a process to cores"

@@ -9,21 +9,22 @@ import torch
 from conftest import TINY_RUN, data_flags
 
 import gpt2
-from testbed import distributed
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.model import GPT2
-from testbed.settings import check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import average
 
 
 def digests_of(monkeypatch, *ranks: dict[str, torch.Tensor]) -> list[str]:
     """What each rank would send; the last one then checks against all."""
     sent: list[str] = []
-    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "gather_objects", lambda mine: sent.append(mine) or list(sent))
+    monkeypatch.setattr(process_group.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(process_group.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(process_group, "gather_objects", lambda mine: sent.append(mine) or list(sent))
     for tensors in ranks:
-        distributed.check_identical(tensors, "initial weights")
+        process_group.check_identical(tensors, "initial weights")
     return sent
 
 
@@ -37,7 +38,7 @@ OTHER = {"a bit": {"wte": torch.tensor([1.0, 1.0, 1.0000001])}, "a name": {"wpe"
 
 @pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
 def test_a_rank_with_other_weights_ends_the_run_with_a_way_out(monkeypatch, other):
-    with pytest.raises(distributed.RanksDiffer, match=r"initial weights of rank 1.*--init_from"):
+    with pytest.raises(process_group.RanksDiffer, match=r"initial weights of rank 1.*--init_from"):
         digests_of(monkeypatch, {"wte": torch.ones(3)}, other)
 
 
@@ -51,9 +52,9 @@ def test_every_tensor_is_averaged_whatever_the_buckets(monkeypatch, bucket_bytes
         flat.mul_(0.5)
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr(distributed, "BUCKET_BYTES", bucket_bytes)
-    monkeypatch.setattr(distributed.dist, "all_reduce", halve)
-    distributed.average_(tensors, SimpleNamespace(size=lambda: 2))
+    monkeypatch.setattr(average, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(process_group.dist, "all_reduce", halve)
+    average.average_(tensors, SimpleNamespace(size=lambda: 2))
     assert all(torch.equal(tensor, mean) for tensor, mean in zip(tensors, expected, strict=True))
 
 
@@ -61,7 +62,7 @@ def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypa
     arguments = [*TINY_RUN, *data_flags(token_files), "--run_type", "baseline"]
     settings = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1)).settings
     checked = []
-    monkeypatch.setattr(distributed, "check_identical", lambda tensors, what: checked.append(set(tensors)))
+    monkeypatch.setattr(process_group, "check_identical", lambda tensors, what: checked.append(set(tensors)))
     weights = GPT2(settings.shape).state_dict()
     run = SimpleNamespace(
         settings=settings, weights=weights, device=torch.device("cpu"), launch=SimpleNamespace(rank=5)
@@ -69,10 +70,10 @@ def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypa
     strategy = gpt2.build(run)
     assert checked == [set(weights)] and run.weights is None
     assert torch.equal(strategy.model.wte.weight, weights["wte.weight"])
-    assert torch.initial_seed() == distributed.seed_of_rank(settings.seed, 5)
+    assert torch.initial_seed() == process_group.seed_of_rank(settings.seed, 5)
 
 
 def test_no_two_ranks_share_their_dropout():
-    seeds = {distributed.seed_of_rank(seed, rank) for seed in range(20) for rank in range(50)}
+    seeds = {process_group.seed_of_rank(seed, rank) for seed in range(20) for rank in range(50)}
     assert len(seeds) == 1000
-    assert distributed.seed_of_rank(42, 3) == distributed.seed_of_rank(42, 3)
+    assert process_group.seed_of_rank(42, 3) == process_group.seed_of_rank(42, 3)

@@ -13,25 +13,31 @@ from statistics import median
 import pytest
 from conftest import REPOSITORY
 
-from testbed.analysis.agreement import agreement_table
-from testbed.analysis.charts import comparison_table
+from testbed.analysis.charts.agreement import agreement_table
+from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.comparison.two_arms import compare_arms
-from testbed.analysis.evidence import OVERHEAD_FILE, loss_difference, overhead, overhead_table, read_overhead
-from testbed.analysis.exposed import exposed_communication, exposed_table
-from testbed.analysis.inference import INFERENCE_FILE, measured_schemes, read_inference, report
-from testbed.analysis.network import read_study, steps_of
-from testbed.analysis.network import results as results_of_study
-from testbed.analysis.network_tables import blocks, filled
-from testbed.analysis.peers import peers_table, read_peers, results, unmeasured
-from testbed.analysis.runs import find_runs, load_run, load_runs
+from testbed.analysis.profiles.exposed import exposed_communication, exposed_table
+from testbed.analysis.runs.load import find_runs, load_run, load_runs
 from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
-from testbed.drill.record import DRILL_FILE, read_drill, summary, table
-from testbed.flags import parse_command_line
-from testbed.lab.study import STRATEGIES_STUDIED
-from testbed.metrics_file import read_metrics
-from testbed.model_shape import LEARNING_RATES, MUON_LEARNING_RATES
-from testbed.strategies import STRATEGIES
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.experiments.evidence_overhead import (
+    OVERHEAD_FILE,
+    loss_difference,
+    overhead,
+    overhead_table,
+    read_overhead,
+)
+from testbed.experiments.fault_drill.drill_file import DRILL_FILE, read_drill, summary, table
+from testbed.experiments.network_lab.study import STRATEGIES_STUDIED
+from testbed.experiments.network_lab.study_file import read_study, steps_of
+from testbed.experiments.network_lab.study_file import results as results_of_study
+from testbed.experiments.network_lab.tables import blocks, filled
+from testbed.experiments.peers.results_file import peers_table, read_peers, results, unmeasured
+from testbed.inference.report import INFERENCE_FILE, measured_schemes, read_inference, report
+from testbed.metrics.file import read_metrics
+from testbed.model.shape import LEARNING_RATES, MUON_LEARNING_RATES
 
 README = REPOSITORY / "README.md"
 QUICKSTART = REPOSITORY / "docs" / "results" / "quickstart"
@@ -474,16 +480,12 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors, f"{target}#{anchor}"
 
 
-def test_the_file_map_names_every_module():
-    text = README.read_text()
-    # a folder with its modules in one line: | `analysis/audit/` claims, rules |
-    for folder, modules in re.findall(r"^\| `([\w/]+/)` ([\w, ]+) \|", text, re.MULTILINE):
-        text += "".join(f"`{folder}{module}.py`" for module in modules.split(", "))
-    for path in (REPOSITORY / "src" / "testbed").rglob("*.py"):
-        name = str(path.relative_to(REPOSITORY / "src" / "testbed"))
-        is_strategy = name.startswith("strategies/") and path.name != "__init__.py"  # the table of run types has these
-        if name == "strategies/__init__.py" or (path.name != "__init__.py" and not is_strategy):
-            assert f"`{name}`" in text, name
+def test_the_file_map_names_every_room():
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    package = REPOSITORY / "src" / "testbed"
+    rooms = [path.name for path in package.iterdir() if path.suffix == ".py" and path.stem != "__init__"]
+    rooms += [f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").is_file()]
+    assert [room for room in rooms if f"`{room}`" not in readme] == []
 
 
 def test_every_picture_of_the_readme_is_tracked_beside_its_data():

@@ -14,9 +14,9 @@ import pytest
 from agreement import TOLERANCE
 from conftest import REPOSITORY, python_command, run_program, torchrun_command
 
-from testbed.analysis.comparability import differing_work
-from testbed.analysis.runs import load_run
-from testbed.metrics_file import read_metrics
+from testbed.analysis.runs.comparability import differing_work
+from testbed.analysis.runs.load import load_run
+from testbed.metrics.file import read_metrics
 
 ARCHIVE = Path(__file__).parent / "earlier_runs" / "53ea84c.tar.xz"
 RANKS = {"baseline": 1, "allreduce": 2, "ddp": 2, "fsdp": 2, "optimized": 2, "model_parallel": 2, "pipeline": 2}

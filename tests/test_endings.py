@@ -24,14 +24,17 @@ import torch
 from conftest import PROGRAM, REPOSITORY, TINY_RUN, data_flags, python_command, write_token_files
 from metrics_examples import example_metrics
 
-from testbed import build_locks, distributed, run_directory, run_ending, watchdog
-from testbed.analysis.verification import verify
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.metrics_file import check_metrics, read_metrics, write_metrics
-from testbed.settings import check_run
-from testbed.store_port import free_port
-from testbed.token_file import sidecar_path
+from testbed.analysis.runs.verify import verify
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.data.token_file import sidecar_path
+from testbed.distributed import process_group, watchdog
+from testbed.distributed.launch import Launch
+from testbed.distributed.store_port import free_port
+from testbed.metrics import run_directory
+from testbed.metrics.file import check_metrics, read_metrics, write_metrics
+from testbed.strategies import deepspeed_build_locks
+from testbed.train import ending as run_ending
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 ENDLESS = ["--max_train_steps", "100000", "--epochs", "99999", "--global_batch_size", "16", "--max_val_steps", "0"]
@@ -383,7 +386,7 @@ def test_a_start_again_does_not_find_what_the_ranks_before_left_in_the_store(mon
 
     def store(launch: Launch, restarts: int) -> torch.distributed.Store:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-        return distributed._store_of_this_start(launch)
+        return process_group._store_of_this_start(launch)
 
     store(here, 0).set("address", "of the dead")
     assert store(here, 0).check(["address"]) and not store(here, 1).check(["address"])
@@ -547,10 +550,10 @@ def test_what_is_no_lack_of_memory_gets_no_such_advice(files, capsys):
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 # where a moment is written down for people; nothing is computed from it
 TIMESTAMPS = {
-    ("src/testbed/run_directory.py", "now_utc"),
-    ("src/testbed/run_facts.py", "facts_of_run"),
-    ("src/testbed/launch.py", "tell_torchrun"),
-    ("src/testbed/corpus.py", "write_corpus"),
+    ("src/testbed/metrics/run_directory.py", "now_utc"),
+    ("src/testbed/metrics/facts.py", "facts_of_run"),
+    ("src/testbed/distributed/launch.py", "tell_torchrun"),
+    ("src/testbed/data/corpus.py", "write_corpus"),
     ("src/testbed/analysis/profiles/summary.py", "summarize"),
 }
 
@@ -618,9 +621,9 @@ def test_a_lock_of_a_killed_build_is_told_from_one_that_is_held(tmp_path, monkey
     )
     builder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert builder.stdout.readline() == b"held\n"
-    assert build_locks.abandoned_locks(build_locks.cache_folder()) == []
+    assert deepspeed_build_locks.abandoned_locks(deepspeed_build_locks.cache_folder()) == []
     builder.kill()
     builder.wait()
-    assert build_locks.abandoned_locks(build_locks.cache_folder()) == [lock]
-    assert [str(lock) in line for line in build_locks.warnings_of_locks("optimized")] == [True]
-    assert build_locks.warnings_of_locks("ddp") == []
+    assert deepspeed_build_locks.abandoned_locks(deepspeed_build_locks.cache_folder()) == [lock]
+    assert [str(lock) in line for line in deepspeed_build_locks.warnings_of_locks("optimized")] == [True]
+    assert deepspeed_build_locks.warnings_of_locks("ddp") == []

@@ -20,8 +20,11 @@ from conftest import REPOSITORY, write_token_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.analysis.inference import decode_rates, read_inference
 from testbed.analysis.statistics import compare
+from testbed.checkpoint.weights import export_weights
+from testbed.data.pairs import encode_prompt
+from testbed.data.token_file import TokenFileWriter
+from testbed.data.tokenizer import train_bpe
 from testbed.inference import evaluation, wrapped
 from testbed.inference.bleu import answer_text
 from testbed.inference.evaluation import Evaluation
@@ -34,12 +37,9 @@ from testbed.inference.perplexity import (
     window_nats,
 )
 from testbed.inference.quantize import quantize
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.pairs import encode_prompt
-from testbed.token_file import TokenFileWriter
-from testbed.tokenizer import train_bpe
-from testbed.weights import export_weights
+from testbed.inference.report import decode_rates, read_inference
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 PROGRAM = REPOSITORY / "scripts" / "evaluate.py"
 SHAPE = ModelShape(num_layers=2, num_heads=2, embedding_size=32, vocab_size=300, max_position_embeddings=64)

@@ -14,10 +14,10 @@ from conftest import PROGRAM, REPOSITORY, TINY_RUN, data_flags
 from metrics_examples import example_metrics, save
 from nccl_examples import one_host, write_logs
 
-from testbed.analysis.comparability import speed_ups
-from testbed.analysis.runs import load_run
-from testbed.instruments import instruments_in
-from testbed.metrics_file import read_metrics
+from testbed.analysis.runs.comparability import speed_ups
+from testbed.analysis.runs.load import load_run
+from testbed.config.environment_variables import instruments_in
+from testbed.metrics.file import read_metrics
 
 SCRIPT = REPOSITORY / "scripts" / "slurm" / "evidence.sh"
 TOGGLES = ("NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG", "NSYS")

@@ -11,8 +11,8 @@ import pytest
 from conftest import REPOSITORY
 from metrics_examples import example_metrics, save
 
-from testbed.analysis.exposed import exposed_communication, exposed_table
-from testbed.analysis.runs import find_runs, load_run
+from testbed.analysis.profiles.exposed import exposed_communication, exposed_table
+from testbed.analysis.runs.load import find_runs, load_run
 
 COMPUTE_S, EXPOSED_S, LONGER_S = 0.500, 0.030, 0.020
 SCRIPT = REPOSITORY / "scripts" / "exposed_communication.py"

@@ -17,10 +17,19 @@ import pytest
 from conftest import REPOSITORY
 from safetensors.numpy import save_file
 
-from testbed.drill import drills as drills_module
-from testbed.drill.damage import FILE_SIZE_LIMIT, TMPFS, SmallDisk, strike_files, way_to_fill_a_disk
-from testbed.drill.drills import Drills
-from testbed.drill.faults import (
+from testbed.experiments.fault_drill import drills as drills_module
+from testbed.experiments.fault_drill.damage import FILE_SIZE_LIMIT, TMPFS, SmallDisk, strike_files, way_to_fill_a_disk
+from testbed.experiments.fault_drill.drill_file import (
+    beginning,
+    check_drill,
+    read_drill,
+    summary,
+    table,
+    take_over,
+    write_drill,
+)
+from testbed.experiments.fault_drill.drills import Drills
+from testbed.experiments.fault_drill.faults import (
     DAMAGE,
     DEEPSPEED,
     KINDS,
@@ -32,12 +41,11 @@ from testbed.drill.faults import (
     events,
     plan,
 )
-from testbed.drill.record import beginning, check_drill, read_drill, summary, table, take_over, write_drill
-from testbed.drill.start import _BEGINS, marked_processes
-from testbed.drill.verdict import problems_of_resuming, weights_sha256
-from testbed.drill.work import Work
-from testbed.sweep_request import parse_variants
-from testbed.sweep_run import Stop
+from testbed.experiments.fault_drill.start import _BEGINS, marked_processes
+from testbed.experiments.fault_drill.verdict import problems_of_resuming, weights_sha256
+from testbed.experiments.fault_drill.work import Work
+from testbed.sweep.request import parse_variants
+from testbed.sweep.runner import Stop
 
 PROGRAM = REPOSITORY / "scripts" / "fault_drill.py"
 STAND_IN = REPOSITORY / "tests" / "drill_stand_in.py"

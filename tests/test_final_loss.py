@@ -9,7 +9,7 @@ import pytest
 from conftest import REPOSITORY
 from scaling_examples import run_with_losses
 
-from testbed.analysis.runs import find_runs, load_run
+from testbed.analysis.runs.load import find_runs, load_run
 from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
 from testbed.analysis.scaling.report import report_on_directory
 from testbed.analysis.scaling.tables import scaling_table

@@ -9,9 +9,9 @@ import sys
 import pytest
 from conftest import REPOSITORY, run_program
 
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import fraction, not_negative, not_negative_number, positive, positive_number, share
-from testbed.flags import parse_command_line
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import fraction, not_negative, not_negative_number, positive, positive_number, share
+from testbed.config.flags import parse_command_line
 
 
 def parser(**options) -> FlagParser:

@@ -18,11 +18,11 @@ from fuzz import Fuzz, Refused, draw_many, gpt2_accepts, run_in_process, say_how
 from hypothesis import strategies as st
 from metrics_examples import example_metrics, save, v1_metrics
 
-from testbed import sweep_request
-from testbed.deepspeed_config import effective_config
-from testbed.flags import build_parser
-from testbed.schedule import learning_rate_at
-from testbed.strategies import STRATEGIES
+from testbed.config.flags import build_parser
+from testbed.config.run_types import STRATEGIES
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.strategies.deepspeed_config import effective_config
+from testbed.sweep import request
 
 AT_LEAST = 2000
 SCRIPTS = REPOSITORY / "scripts"
@@ -194,7 +194,7 @@ def test_no_command_line_breaks_a_program(places, program, monkeypatch):
     monkeypatch.chdir(places)
     for name, value in offline_environment(places.parent).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sweep_request, "facts_of_machine", lambda: dict(MACHINE))
+    monkeypatch.setattr(request, "facts_of_machine", lambda: dict(MACHINE))
     flags = PROGRAMS[program].split()
     texts = st.one_of(st.sampled_from(PLACES), st.sampled_from(GOOD_TEXTS), words).filter(is_for_programs)
     writes = program == "generate_charts.py"  # where it is told to, which can be any of these

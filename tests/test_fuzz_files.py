@@ -34,29 +34,29 @@ from nsight_cases import chrome_trace, run_folder, text_file
 from sweep_cases import as_sweep, finish, request
 from test_peers import NANOGPT, OURS, THREE, TRAINER, example, one_set
 
-from testbed import checkpoint
-from testbed.analysis.peers import peers_table, read_peers, write_peers
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.nsight_sqlite import read_export
+from testbed.analysis.profiles.page import summary_text
 from testbed.analysis.profiles.summary import write_summary
-from testbed.analysis.profiles.text import summary_text
 from testbed.analysis.profiles.trace_operators import read_operators
+from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
-from testbed.analysis.verification import as_tsv, verify
-from testbed.corpus import CorpusError, existing_corpus, find_corpus, read_documents, write_corpus
-from testbed.deepspeed_config import effective_config, sha256_of
-from testbed.manifest import write_manifest
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.pairs import read_pairs
-from testbed.starting_shape import shape_of_folder
-from testbed.sweep_state import table, take_over
-from testbed.token_file import TokenFileWriter, check_token_file, open_token_file, sidecar_path
-from testbed.tokenizer import load_tokenizer, train_bpe
-from testbed.trace import TraceUnreadable, read_trace
-from testbed.weights import export_weights, read_initial_weights
-from testbed.whole_checkpoints import newest_whole
-from testbed.windows import Windows
+from testbed.checkpoint import writer as checkpoint
+from testbed.checkpoint.manifest import write_manifest
+from testbed.checkpoint.newest import newest_whole
+from testbed.checkpoint.weights import export_weights, read_initial_weights
+from testbed.config.initial_shape import shape_of_folder
+from testbed.data.corpus import CorpusError, existing_corpus, find_corpus, read_documents, write_corpus
+from testbed.data.pairs import read_pairs
+from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file, sidecar_path
+from testbed.data.tokenizer import load_tokenizer, train_bpe
+from testbed.data.windows import Windows
+from testbed.experiments.peers.results_file import peers_table, read_peers, write_peers
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.profiling.trace import TraceUnreadable, read_trace
+from testbed.strategies.deepspeed_config import effective_config, sha256_of
+from testbed.sweep.state import table, take_over
 
 AT_LEAST = 5000
 SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=VOCABULARY, max_position_embeddings=64)

@@ -17,8 +17,8 @@ from testbed.inference.cached_model import FEW_ROWS, WIDE_BYTES, CachedModel
 from testbed.inference.generate import generate, stream
 from testbed.inference.kv_cache import KVCache
 from testbed.inference.sampling import NOT_A_TOKEN, Sampling, candidates, next_tokens
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 
 @pytest.mark.parametrize("max_batch", range(1, 9))

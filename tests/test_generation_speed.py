@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from testbed.analysis.statistics import Ratio, compare
-from testbed.inference.peers import Arms, against_recomputing, against_transformers
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.inference.other_generators import Arms, against_recomputing, against_transformers
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 pytestmark = pytest.mark.alone
 NANO = ModelShape(num_layers=4, num_heads=4, embedding_size=128, vocab_size=8192)

@@ -24,8 +24,8 @@ from conftest import (
     write_token_files,
 )
 
-from testbed.metrics_file import read_metrics
-from testbed.store_port import free_port
+from testbed.distributed.store_port import free_port
+from testbed.metrics.file import read_metrics
 
 SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
 

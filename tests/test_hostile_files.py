@@ -31,30 +31,31 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from testbed import resume, watchdog
 from testbed.analysis.profiles.nccl_lines import read_log
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.nsight_sqlite import read_export
 from testbed.analysis.profiles.trace_operators import read_operators
-from testbed.analysis.verification import as_tsv, verify
-from testbed.checkpoint import cause, read_description
-from testbed.corpus import CorpusError, find_corpus, read_documents
-from testbed.deepspeed_config import read_deepspeed_file
-from testbed.launch import Launch
-from testbed.manifest import write_manifest
-from testbed.metrics_file import read_metrics
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.pairs import read_pairs
-from testbed.sidecar import read_sidecar
-from testbed.starting_shape import shape_of_folder
+from testbed.analysis.runs.verify import as_tsv, verify
+from testbed.checkpoint import resume
+from testbed.checkpoint.manifest import write_manifest
+from testbed.checkpoint.newest import newest_whole
+from testbed.checkpoint.weights import read_initial_weights
+from testbed.checkpoint.writer import cause, read_description
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.initial_shape import shape_of_folder
+from testbed.data.corpus import CorpusError, find_corpus, read_documents
+from testbed.data.pairs import read_pairs
+from testbed.data.sidecar import read_sidecar
+from testbed.data.tokenizer import load_bpe, train_bpe
+from testbed.distributed import watchdog
+from testbed.distributed.launch import Launch
+from testbed.metrics.file import read_metrics
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.profiling.trace import TraceUnreadable, read_trace
 from testbed.strategies import state_files, zero_state
 from testbed.strategies.description import read_description as read_tensors
 from testbed.strategies.old_description import plain_form_of
-from testbed.tokenizer import load_bpe, train_bpe
-from testbed.trace import TraceUnreadable, read_trace
-from testbed.weights import read_initial_weights
-from testbed.whole_checkpoints import newest_whole
 
 AT_LEAST = 5000
 LONGEST_S = 10.0
@@ -310,7 +311,7 @@ def test_weights_that_are_no_numbers_are_named(tmp_path):
 
 
 def write_weights(folder: Path) -> bytes:
-    from testbed.model import to_transformers
+    from testbed.model.gpt2 import to_transformers
 
     content = safetensors_of(to_transformers(GPT2(SHAPE).state_dict(), SHAPE), metadata={"format": "pt"})
     (folder / "model.safetensors").write_bytes(content)
@@ -468,7 +469,7 @@ def test_no_database_runs_or_fills_the_memory(drill):
 
 
 def test_a_packed_trace_that_fills_the_memory_is_refused(drill, monkeypatch):
-    monkeypatch.setattr("testbed.regular_file.LARGEST_TEXT", 1 << 20)
+    monkeypatch.setattr("testbed.io.LARGEST_TEXT", 1 << 20)
     path = drill.given / "rank0.pt.trace.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 21) + b"]}"))
     for read in (read_operators, read_trace):

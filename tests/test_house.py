@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "src" / "testbed"
@@ -23,83 +22,90 @@ def modules() -> dict[str, Path]:
     return found
 
 
-# A module may import from the lines above its own, and within its line only what does not import it back.
-LAYERS = [
-    # strategies here is the seam and the registry; the files in the folder are the last line
-    "atomic_file watchdog build_locks batch launch model_shape step network strategies earlier_settings error_text "
-    "json_file regular_file schema recorded_environment instruments openmp scatter typed_paths",
-    "held_folder metrics_file manifest sidecar disk_array token_file run_directory flops flag_parser flag_values flags "
-    "segments streams parallelism stages memory_model trace meeting store_port",
-    "deepspeed_config tokenizer hub sources corpus pairs preprocess windows schedule starting_shape trained_run",
-    "settings progress",
-    "sweep_request sweep sweep_state sweep_run peers peers.plan peers.nanogpt peers.running peers.record "
-    "drill drill.faults drill.work drill.start drill.damage drill.verdict drill.record drill.drills "
-    "lab lab.links lab.relay lab.keeper lab.hosts lab.study",
-    "step_clock measure environment run_facts distributed attention_backend float8 device profiling utilization "
-    "collective_log scalars attribution announce",
-    "model muon optimizer data tensor_archive weights recorder "
-    "inference inference.loading inference.kv_cache inference.cached_model inference.sampling inference.batching "
-    "inference.generate inference.peers sample "
-    "inference.schemes inference.prompts inference.subject inference.record inference.quantize inference.perplexity "
-    "inference.latency inference.load_test inference.after_training inference.bleu",
-    # and the strategies: whatever lies in their folder
-    "largest_micro_batch automatic_choices run_ending checkpoint whole_checkpoints folder_owner setting_changes resume "
-    "model_states peers.worker trials inference.wrapped inference.evaluation",
-]
-STRATEGY_FILES = sorted(f"strategies.{path.stem}" for path in (PACKAGE / "strategies").glob("[a-z]*.py"))
-LAYERS[-1] = " ".join([LAYERS[-1], *STRATEGY_FILES])
-RANK = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
-ANALYSIS = {name for name in modules() if name.split(".")[0] == "analysis"}
-ANALYSIS_MAY_IMPORT = ANALYSIS | {"metrics_file", "flops", "model_shape", "atomic_file", "run_directory", "trace"}
-ANALYSIS_MAY_IMPORT |= {"earlier_settings", "error_text", "json_file", "instruments", "schema", "scatter"}
-ANALYSIS_MAY_IMPORT |= {"regular_file", "typed_paths"}
+# The rooms of src/testbed from the ground up: a room imports only from rooms before it.
+ROOMS = (
+    "errors io run_files run_lock step distributed model data config optim profiling strategies autotune metrics "
+    "checkpoint sweep analysis inference train experiments"
+).split()
+MOST_FLAT_MODULES = 6
 
 
-class Imports(ast.NodeVisitor):
-    """Names of testbed's modules that a file imports when it runs; imports for type checking do not count."""
-
-    def __init__(self, path: Path):
-        self.found: set[str] = set()
-        self.visit(ast.parse(path.read_text(encoding="utf-8")))
-
-    def visit_If(self, node: ast.If) -> None:
-        if "TYPE_CHECKING" not in ast.dump(node.test):
-            self.generic_visit(node)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        self.found |= {alias.name.removeprefix("testbed.") for alias in node.names if alias.name.startswith("testbed.")}
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        assert node.level == 0, "relative imports hide where an arrow points"
-        if node.module == "testbed":
-            self.found |= {alias.name for alias in node.names}
-        elif node.module and node.module.startswith("testbed."):
-            self.found.add(node.module.removeprefix("testbed."))
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def test_every_module_has_its_place():
-    assert set(modules()) == set(RANK) | ANALYSIS
+def imported_by(path: Path) -> set[str]:
+    """Return the package's modules that a file imports, anywhere in it and for type checking too."""
+    known, found = modules(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("testbed.") for alias in node.names if alias.name.startswith("testbed.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where an arrow points"
+            package, _, base = (node.module or "").partition(".")
+            if package == "testbed":
+                names = [".".join(filter(None, (base, alias.name))) for alias in node.names]
+                found |= {name if name in known else base for name in names}
+    return found
 
 
-@pytest.mark.parametrize("module", RANK)
-def test_arrows_point_down(module):
-    for imported in Imports(modules()[module]).found:
-        assert imported not in ANALYSIS, f"{module} imports {imported}: training writes files, analysis reads them"
-        assert RANK[imported] <= RANK[module], f"{module} imports {imported}, which lies above it"
-        if RANK[imported] == RANK[module]:
-            assert module not in Imports(modules()[imported]).found, f"{module} and {imported} import each other"
+IMPORTS = {module: imported_by(path) for module, path in modules().items()}
 
 
-@pytest.mark.parametrize("module", sorted(ANALYSIS))
-def test_analysis_reads_files_only(module):
-    assert Imports(modules()[module]).found <= ANALYSIS_MAY_IMPORT
+def test_every_module_has_a_room():
+    assert {room_of(module) for module in modules()} == set(ROOMS)
+    flat = [path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"]
+    assert len(flat) <= MOST_FLAT_MODULES, flat
 
 
-def test_what_answers_help_and_refusals_loads_no_torch():
+def test_a_room_imports_only_rooms_before_it(capsys):
+    arrows = {(room_of(one), room_of(other)) for one, found in IMPORTS.items() for other in found}
+    arrows = {(one, other) for one, other in arrows if one != other}
+    back = [
+        f"{module} imports {other}"
+        for module, found in IMPORTS.items()
+        for other in found
+        if ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
+    ]
+    with capsys.disabled():
+        print(f"\n{len(ROOMS)} rooms, {len(arrows)} arrows between them, {len(back)} back")
+    assert back == []
+
+
+def test_no_files_import_each_other_in_a_circle(capsys):
+    def reached_from(module: str) -> set[str]:
+        seen, waiting = set(), [module]
+        while waiting:
+            new = IMPORTS.get(waiting.pop(), set()) - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    circles = sorted(module for module in IMPORTS if module in reached_from(module))
+    with capsys.disabled():
+        print(f"\n{len(circles)} files in circles")
+    assert circles == []
+
+
+def test_nothing_but_an_experiment_or_a_program_imports_an_experiment():
+    for module, found in IMPORTS.items():
+        assert room_of(module) == "experiments" or not {room_of(other) for other in found} & {"experiments"}, module
+
+
+TORCH_FREE = {"errors", "io", "run_files", "run_lock", "step", "data", "config", "sweep", "analysis"}
+TORCH_FREE_MODULES = (
+    "distributed.launch distributed.signals distributed.watchdog distributed.rendezvous profiling.trace metrics.file "
+    "metrics.run_directory checkpoint.manifest autotune.memory_model inference.report inference.charts "
+    "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
+    "experiments.fault_drill.drill_file"
+).split()
+
+
+def test_what_answers_help_and_reads_files_loads_no_torch():
     """torch costs seconds. Asked of the interpreter itself, so that no import hides."""
+    names = [name for name in modules() if room_of(name) in TORCH_FREE] + TORCH_FREE_MODULES
     code = (
-        "import sys, json; import testbed.settings, testbed.analysis.charts, testbed.corpus, testbed.preprocess, "
-        "testbed.metrics_file, testbed.run_directory, testbed.sweep_run, testbed.inference.subject; "
+        f"import importlib, sys, json; [importlib.import_module('testbed.' + name) for name in {names}]; "
         "print(json.dumps([m for m in ('torch', 'deepspeed', 'transformers') if m in sys.modules]))"
     )
     said = subprocess.run(
@@ -115,7 +121,7 @@ def test_only_launch_reads_the_ranks_of_the_launcher():
         constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         if names & {value for value in constants if isinstance(value, str)}:
             readers.add(module)
-    assert readers == {"launch"}
+    assert readers == {"distributed.launch"}
 
 
 def test_no_file_has_outgrown_its_idea():
@@ -123,7 +129,7 @@ def test_no_file_has_outgrown_its_idea():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
 
 
-ONE_PLACE = {"say": "error_text", "say_if_read": "error_text", "stop_as_interrupt": "launch"}
+ONE_PLACE = {"say": "errors", "say_if_read": "errors", "stop_as_interrupt": "distributed.signals"}
 
 
 def test_what_is_said_and_how_a_program_is_interrupted_is_in_one_place():

@@ -30,9 +30,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
-from testbed.analysis import inference, inference_charts
-from testbed.analysis.chart_style import DPI
-from testbed.analysis.inference import check_inference, read_inference
+from testbed.analysis.charts.style import DPI
+from testbed.inference import charts, report
+from testbed.inference.report import check_inference, read_inference
 from testbed.inference.schemes import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,13 +54,13 @@ def extents(figure, texts) -> list:
 
 def test_the_size_table_has_what_was_counted_and_the_paired_interval():
     content = example_inference()
-    row = cells(inference.size_table(content), "int4_weight_only")
+    row = cells(report.size_table(content), "int4_weight_only")
     assert row[1:6] == ["4", "16 of 17", f"{5_050_000 / 2**20:.3f}", "101.0%", f"{5_062_000 / 2**20:.3f}"]
     value = content["schemes"]["int4_weight_only"]["perplexity"]["value"]
     assert row[6] == "2.5000"
     assert row[7].startswith(f"{value:.1f} [") and row[8:] == ["1.0800x [1.0795, 1.0805]", "worse"]
-    assert cells(inference.size_table(content), "int8_weight_only")[-1] == "no detectable difference"
-    assert cells(inference.size_table(content), "none")[8:] == ["", ""]
+    assert cells(report.size_table(content), "int8_weight_only")[-1] == "no detectable difference"
+    assert cells(report.size_table(content), "none")[8:] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_size_table_has_what_was_counted_and_the_paired_interval():
     ],
 )
 def test_a_verdict_on_perplexity_says_when_the_difference_is_small(low, high, verdict):
-    assert inference.quality_verdict({"value": (low + high) / 2, "low": low, "high": high}) == verdict
+    assert report.quality_verdict({"value": (low + high) / 2, "low": low, "high": high}) == verdict
 
 
 @pytest.mark.parametrize(
@@ -88,40 +88,40 @@ def test_a_verdict_on_perplexity_says_when_the_difference_is_small(low, high, ve
     ],
 )
 def test_a_ratio_that_would_read_one_is_said_in_words(ratio, said):
-    assert inference.quality_ratio(dict(zip(("value", "low", "high"), ratio, strict=True))) == said
+    assert report.quality_ratio(dict(zip(("value", "low", "high"), ratio, strict=True))) == said
 
 
 def test_the_speed_table_has_percentiles_in_milliseconds_and_the_verdict():
     content = example_inference()
-    slow = cells(inference.speed_table(content), "int8_dynamic")
+    slow = cells(report.speed_table(content), "int8_dynamic")
     of = content["schemes"]["int8_dynamic"]["latency"]["percentiles"]["per_token_s"]
     assert slow[3] == " / ".join(f"{of[name] * 1e3:.3f}" for name in ("p50", "p95", "p99"))
     assert slow[5] == "500" and slow[6].startswith("0.6") and slow[7] == "slower"
     assert slow[8].startswith(f"{500 / 560:.2f}x [") and slow[9] == "slower"  # against bf16, which is slower than fp32
-    int4 = cells(inference.speed_table(content), "int4_weight_only")
+    int4 = cells(report.speed_table(content), "int4_weight_only")
     assert int4[7] == "no detectable difference" and int4[9] == "faster"
-    assert cells(inference.speed_table(content), "bf16")[8:] == ["", ""]
+    assert cells(report.speed_table(content), "bf16")[8:] == ["", ""]
 
 
 def test_the_load_table_has_a_row_for_every_load_and_counts_what_was_refused():
-    table = inference.load_table(example_inference())
+    table = report.load_table(example_inference())
     assert len(table.splitlines()) == 2 + 5 + 4
     assert cells(table, "4 at once")[1:5] == ["20", "20", "0", "1,800"]
     assert cells(table, "110 requests/s")[1:5] == ["20", "17", "3", "1,800"]
 
 
 def test_wrapped_modules_stand_beside_the_plain_one():
-    table = inference.wrapped_table(example_inference())
+    table = report.wrapped_table(example_inference())
     assert cells(table, "DeepSpeed's training engine")[4:] == ["slower", "yes"]
     assert "init_inference" not in table
-    assert inference.unmeasured(example_inference()) == [
+    assert report.unmeasured(example_inference()) == [
         "deepspeed.init_inference: it needs a kernel that is not built here."
     ]
 
 
 def test_the_report_says_what_was_not_measured_and_how_the_rest_was():
     schemes = {"int4_weight_only": unavailable("int4_weight_only", "its kernel needs CUDA")}
-    text = inference.report(example_inference(schemes=schemes, status="failed", failure="out of memory"))
+    text = report.report(example_inference(schemes=schemes, status="failed", failure="out of memory"))
     assert "- NOT MEASURED, int4_weight_only: its kernel needs CUDA.\n" in text
     assert "- UNFINISHED: the file's status is failed.\n" in text
     assert "20 windows of 1024 tokens, one every 512" in text and "10,240 tokens predicted" in text
@@ -129,26 +129,24 @@ def test_the_report_says_what_was_not_measured_and_how_the_rest_was():
 
 
 def test_the_notes_say_what_a_speed_does_not_show():
-    text = inference.report(example_inference())
+    text = report.report(example_inference())
     assert text.count("all in one process: the interval says nothing of another start") == 2  # schemes, and wrapped
     eager = "- Eager, not compiled: torchao widens or sums int8 weights anew for each product"
     assert eager in text and "slower here says nothing of compiled models." in text
     plain = {"schemes": {name: scheme(name) for name in ("none", "bf16")}}
-    assert "Eager" not in inference.report(example_inference() | plain)
-    assert {name for name, each in SCHEMES.items() if each.needs_torchao} == set(inference.EAGER)
+    assert "Eager" not in report.report(example_inference() | plain)
+    assert {name for name, each in SCHEMES.items() if each.needs_torchao} == set(report.EAGER)
 
 
 def test_few_windows_make_no_claim_and_the_report_says_so():
     small = scheme("none") | {"perplexity": quality(1.0) | {"low": None, "high": None}}
-    assert "Too few windows for an interval" in inference.report(example_inference(schemes={"none": small}))
-    assert "Too few windows" not in inference.report(example_inference())
+    assert "Too few windows for an interval" in report.report(example_inference(schemes={"none": small}))
+    assert "Too few windows" not in report.report(example_inference())
 
 
 def test_the_memory_of_a_load_is_said():
-    assert "- 3.000 MiB of keys and values for 8 slots, allocated beforehand.\n" in inference.report(
-        example_inference()
-    )
-    on_device = inference.report(example_inference(load=load(peak_allocated_bytes=50 * 2**20)))
+    assert "- 3.000 MiB of keys and values for 8 slots, allocated beforehand.\n" in report.report(example_inference())
+    on_device = report.report(example_inference(load=load(peak_allocated_bytes=50 * 2**20)))
     assert "at most 50.00 MiB on the device, the weights of all schemes included" in on_device
 
 
@@ -158,19 +156,19 @@ NOTHING_MEASURED = {"schemes": {}, "load": None, "wrapped": None, "data": None}
 def test_a_file_without_measurements_gives_a_report_and_no_picture(tmp_path):
     content = example_inference() | NOTHING_MEASURED | {"status": "running"}
     check_inference(content)
-    saved = inference_charts.write_inference_charts(content, tmp_path)
+    saved = charts.write_inference_charts(content, tmp_path)
     assert set(saved) == {"tables"} and "UNFINISHED" in saved["tables"].read_text()
 
 
 def test_every_picture_fits_and_is_left_out_with_its_data(tmp_path):
-    saved = inference_charts.write_inference_charts(example_inference(), tmp_path)
+    saved = charts.write_inference_charts(example_inference(), tmp_path)
     assert {path.name for path in saved.values()} == PICTURES | {"inference_tables.md"}
     for name in PICTURES:
         with Image.open(tmp_path / name) as image:
             assert image.width == 1500 and 300 < image.height < 1500
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50
     schemes = {name: scheme(name) | {"perplexity": None, "perplexity_ratio": None} for name in ("none", "bf16")}
-    inference_charts.write_inference_charts(example_inference() | {"schemes": schemes, "load": None}, tmp_path)
+    charts.write_inference_charts(example_inference() | {"schemes": schemes, "load": None}, tmp_path)
     assert {path.name for path in tmp_path.glob("*.png")} == {"decode_rate.png"}
 
 
@@ -203,13 +201,13 @@ def test_every_picture_fits_and_is_left_out_with_its_data(tmp_path):
 def test_the_title_of_quality_follows_the_intervals(change, title):
     schemes = {name: scheme(name) for name in ("none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only")}
     schemes["bf16"]["bytes_in_memory"] = 6_000_000  # not the smallest
-    figure = inference_charts.quality_figure(example_inference() | {"schemes": schemes | copy.deepcopy(change)})
+    figure = charts.quality_figure(example_inference() | {"schemes": schemes | copy.deepcopy(change)})
     assert figure.texts[0].get_text().startswith(title)
 
 
 def test_the_line_joins_the_schemes_that_no_other_one_beats():
     schemes = example_inference()["schemes"]
-    on_line = inference_charts.non_dominated(schemes)
+    on_line = charts.non_dominated(schemes)
     places = {name: (each["bytes_in_memory"], each["perplexity"]["value"]) for name, each in schemes.items()}
     for name, (num_bytes, value) in places.items():  # by hand
         beaten = any(
@@ -221,7 +219,7 @@ def test_the_line_joins_the_schemes_that_no_other_one_beats():
         )
         assert (name in on_line) is not beaten
     assert set(on_line) == {"none", "bf16"}  # bf16 is the smallest here, none the best
-    line = inference_charts.quality_figure(example_inference()).axes[0].lines[0]
+    line = charts.quality_figure(example_inference()).axes[0].lines[0]
     assert list(line.get_xdata()) == sorted(places[name][0] / 2**20 for name in on_line)
 
 
@@ -231,7 +229,7 @@ def test_names_beside_the_picture_do_not_overlap(spread):
     schemes = {}
     for number, name in enumerate(names):
         schemes[name] = scheme("bf16", factor=1 + spread * number, bytes_in_memory=5_000_000) | {"summary": name}
-    figure = inference_charts.quality_figure(example_inference() | {"schemes": schemes})
+    figure = charts.quality_figure(example_inference() | {"schemes": schemes})
     (axis,) = figure.axes
     boxes = sorted(extents(figure, axis.texts), key=lambda box: box.y0)
     assert len(boxes) == 6
@@ -244,7 +242,7 @@ def test_all_that_stands_in_a_picture_lies_in_it():
     schemes = {name: scheme(name) for name in ("none", "bf16", "int8_dynamic", LONGEST, "int4_weight_only")}
     schemes["torch_dynamic"] = scheme("int8_dynamic", tokens_per_s=900.0)
     content = example_inference() | {"schemes": schemes}
-    for _, build in inference_charts.CHARTS.values():
+    for _, build in charts.CHARTS.values():
         figure = build(content)
         texts = [*figure.texts, *(text for axis in figure.axes for text in [*axis.texts, axis.title, axis._left_title])]
         for text, box in zip(texts, extents(figure, texts), strict=True):
@@ -252,20 +250,20 @@ def test_all_that_stands_in_a_picture_lies_in_it():
 
 
 def test_titles_of_speed_call_slower_slower_and_noise_no_difference():
-    text = text_of(inference_charts.speed_figure(example_inference()))
+    text = text_of(charts.speed_figure(example_inference()))
     assert "Schemes: bf16, int8_dynamic, int8_weight_only slower than none; " in text
     assert "no detectable difference with int4_weight_only" in text
     assert "The same weights wrapped: DeepSpeed's training engine slower than plain module" in text
-    same = inference_charts.speed_figure(example_inference(wrapped=wrapped(800.0)))
+    same = charts.speed_figure(example_inference(wrapped=wrapped(800.0)))
     assert "no detectable difference with DeepSpeed's training engine" in text_of(same)
     assert "slower than plain" not in text_of(same) and "faster" not in text_of(same)
     few = example_inference(wrapped=wrapped(700.0, repeats=3))
-    assert "no claim about DeepSpeed's training engine" in text_of(inference_charts.speed_figure(few))
+    assert "no claim about DeepSpeed's training engine" in text_of(charts.speed_figure(few))
 
 
 def test_a_faster_scheme_is_called_faster_and_bars_are_medians():
     content = example_inference(schemes={"bf16": scheme("bf16", tokens_per_s=1600.0)})
-    figure = inference_charts.speed_figure(content)
+    figure = charts.speed_figure(content)
     assert "Schemes: bf16 faster, int8_dynamic" in text_of(figure)
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     latencies = [each["latency"] for each in content["schemes"].values()]
@@ -279,11 +277,11 @@ def test_one_token_asked_for_is_no_decode_rate():
     for each in content["schemes"].values():
         each["latency"]["per_token_s"] = [[] for _ in each["latency"]["per_token_s"]]
     content["wrapped"] = None
-    assert inference_charts.speed_figure(content) is None
+    assert charts.speed_figure(content) is None
 
 
 def test_the_load_picture_marks_saturation_and_refused_requests():
-    figure = inference_charts.load_figure(example_inference())
+    figure = charts.load_figure(example_inference())
     assert figure.texts[0].get_text() == "Throughput stops growing at 4 requests at once: at most 1,840 tokens/s"
     assert "Up to 90 requests/s most requests start at once" in text_of(figure)
     assert "3.000 MiB of keys and values for 8 slots" in text_of(figure)
@@ -334,7 +332,7 @@ def test_what_the_loads_do_not_show_is_not_said(change, title):
     if change.get("saturation", 0) is None:
         content["load"]["saturation"] = None
     check_inference(content)
-    figure = inference_charts.load_figure(content)
+    figure = charts.load_figure(content)
     assert figure.texts[0].get_text().startswith(title)
     assert len(figure.axes) == (2 if [] in change.values() else 4)
 
@@ -343,8 +341,8 @@ def test_a_load_of_which_nothing_was_answered_is_drawn_without_latency():
     nothing = point(0.1, 100.0, concurrency=2) | {"completed": 0, "rejected": 20, "samples": [], "tokens_per_s": 0.0}
     nothing |= {name: dict.fromkeys(("p50", "p95", "p99")) for name in ("latency_s", "time_to_first_token_s")}
     content = example_inference(load=load(closed=[nothing], open=[], saturation=None))
-    assert "n/a / n/a / n/a" in inference.load_table(content)
-    assert inference_charts.load_figure(content) is not None
+    assert "n/a / n/a / n/a" in report.load_table(content)
+    assert charts.load_figure(content) is not None
 
 
 FAULTS = {
@@ -392,7 +390,7 @@ def test_one_command_draws_all_of_several_checkpoints(tmp_path):
         pictures = {path.name for path in (tmp_path / "docs/charts" / name).glob("*.png")}
         assert pictures == PICTURES - {"latency_vs_load.png"}
         tables = (tmp_path / "docs/charts" / name / "inference_tables.md").read_text()
-        assert tables == inference.report(example_inference(checkpoint={"name": name}) | small) + "\n"
+        assert tables == report.report(example_inference(checkpoint={"name": name}) | small) + "\n"
         assert tables in done.stdout
     assert "Saved decode rate chart to docs/charts/one/decode_rate.png" in done.stdout
 

@@ -14,10 +14,10 @@ import pytest
 from agreement import CLIPPING, WORKER, case_flags, disagreements, run_cases
 from conftest import PROGRAM, REPOSITORY, TINY_RUN, data_flags, run_program
 
-from testbed.lab.hosts import HostEnd, run_on_hosts
-from testbed.lab.keeper import Lab, lab
-from testbed.lab.links import Link, parse_rate, set_connected, why_impossible
-from testbed.metrics_file import read_metrics
+from testbed.experiments.network_lab.hosts import HostEnd, run_on_hosts
+from testbed.experiments.network_lab.keeper import Lab, lab
+from testbed.experiments.network_lab.links import Link, parse_rate, set_connected, why_impossible
+from testbed.metrics.file import read_metrics
 
 pytestmark = [
     pytest.mark.alone,
@@ -125,7 +125,7 @@ import sys
 sys.path.insert(0, {str(REPOSITORY / "src")!r})
 import torch
 from testbed import distributed
-from testbed.launch import read_launch
+from testbed.distributed.launch import read_launch
 torch.set_num_threads(1)
 distributed.start_process_group(torch.device("cpu"), read_launch(), True)
 print("bus bytes/s", distributed.measured_bus_bandwidth({NANO_BYTES}, torch.device("cpu"), repeats=4), flush=True)

@@ -18,10 +18,10 @@ import psutil
 import pytest
 from conftest import REPOSITORY
 
-from testbed.lab import keeper, links
-from testbed.lab.hosts import command_on, run_on_hosts
-from testbed.lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
-from testbed.lab.links import (
+from testbed.experiments.network_lab import keeper, links
+from testbed.experiments.network_lab.hosts import command_on, run_on_hosts
+from testbed.experiments.network_lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
+from testbed.experiments.network_lab.links import (
     LabError,
     Link,
     Namespace,
@@ -31,7 +31,7 @@ from testbed.lab.links import (
     why_impossible,
     why_no_switch,
 )
-from testbed.lab.relay import Switch
+from testbed.experiments.network_lab.relay import Switch
 
 PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
 PING = ["ping", "-c", "3", "-i", "0.05", "-W", "1"]
@@ -114,7 +114,9 @@ def test_only_root_makes_a_lab(monkeypatch):
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here: apt-get install util-linux")
 def test_without_the_capability_the_reason_is_the_kernels():
     """As in a container that was not given it: the tests of labs skip with this instead of failing."""
-    code = "from testbed.lab import links; print(links.why_impossible()); print(links.why_no_switch())"
+    code = (
+        "from testbed.experiments.network_lab import links; print(links.why_impossible()); print(links.why_no_switch())"
+    )
     for capability in ("sys_admin", "net_admin"):
         command = ["setpriv", "--bounding-set", f"-{capability}", sys.executable, "-c", code]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}

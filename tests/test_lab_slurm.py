@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY, SEQUENCE, data_flags
 
-from testbed.metrics_file import read_metrics
+from testbed.metrics.file import read_metrics
 
 LAB = REPOSITORY / "scripts" / "lab"
 SLURM = REPOSITORY / "scripts" / "slurm"

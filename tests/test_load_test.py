@@ -11,12 +11,12 @@ from torch import nn
 
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
+from testbed.inference.evaluated_model import REQUESTS_PER_SLOT
 from testbed.inference.generate import generate
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import Traffic, closed_loop, load_test, open_loop, percentiles, saturation, warm_up
-from testbed.inference.subject import REQUESTS_PER_SLOT
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=16, vocab_size=300, max_position_embeddings=64)

@@ -14,12 +14,12 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from testbed.flops import flops_per_token_causal, flops_per_token_palm, mfu, peak_from_table
-from testbed.launch import usable_cores
-from testbed.measure import BF16_INSTRUCTIONS, PeakRate, choose_precision, is_bf16_faster, peak_memory
-from testbed.model_shape import MODEL_SIZES
-from testbed.step_clock import StepClock, phase
-from testbed.utilization import UtilizationSampler
+from testbed.distributed.launch import usable_cores
+from testbed.model.flops import flops_per_token_causal, flops_per_token_palm, mfu, peak_from_table
+from testbed.model.shape import MODEL_SIZES
+from testbed.profiling.device_limits import BF16_INSTRUCTIONS, PeakRate, choose_precision, is_bf16_faster, peak_memory
+from testbed.profiling.step_clock import StepClock, phase
+from testbed.profiling.utilization import UtilizationSampler
 
 CPU = torch.device("cpu")
 
@@ -88,7 +88,7 @@ def test_phases_are_exclusive_and_only_inside_a_step():
 
 def test_the_range_of_a_step_lasts_until_the_device_is_done(monkeypatch):
     """A host that runs ahead: what the device does after the last launch is part of the step in a trace too."""
-    monkeypatch.setattr("testbed.step_clock.synchronize", lambda device: time.sleep(0.1))
+    monkeypatch.setattr("testbed.profiling.step_clock.synchronize", lambda device: time.sleep(0.1))
     with torch.profiler.profile() as profiler, StepClock(CPU) as clock:
         pass
     (step,) = [event for event in profiler.events() if event.name == "train/step"]
@@ -113,7 +113,7 @@ def test_the_measured_peak_is_a_rate_this_machine_can_have(monkeypatch):
     peak.measure(repeats=2)
     assert 1e9 < peak.flops_per_s() < 1e14
     assert torch.equal(torch.get_rng_state(), before), "dropout goes on as if nothing had been measured"
-    monkeypatch.setattr("testbed.measure._seconds_of_product", lambda left, right, device: 1e-9)
+    monkeypatch.setattr("testbed.profiling.device_limits._seconds_of_product", lambda left, right, device: 1e-9)
     for _ in range(40):
         peak.measure_if_due(1.0)
     assert peak.flops_per_s() < 1e14, "not yet"
@@ -146,7 +146,9 @@ def plant_cpu(monkeypatch):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: instructions)
         times = {torch.float32: itertools.repeat(1.0)}
         times[torch.bfloat16] = itertools.repeat(in_bf16) if isinstance(in_bf16, float) else in_bf16
-        monkeypatch.setattr("testbed.measure._seconds_of_product", lambda left, *_: next(times[left.dtype]))
+        monkeypatch.setattr(
+            "testbed.profiling.device_limits._seconds_of_product", lambda left, *_: next(times[left.dtype])
+        )
 
     return plant
 
@@ -197,7 +199,7 @@ def test_a_gpu_that_emulates_bf16_computes_in_fp32_without_a_trial(monkeypatch):
 BUSY = "import time\nend_s = time.time() + 300\nwhile time.time() < end_s: pass"
 CHOOSE = """
 import torch
-from testbed.measure import is_bf16_faster
+from testbed.profiling.device_limits import is_bf16_faster
 torch.set_num_threads(2)
 print({is_bf16_faster(torch.device("cpu")) for _ in range(12)})
 """

@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 from corpus_cases import write_jsonl
 
 from testbed.analysis.statistics import compare
-from testbed.tokenizer import train_bpe
+from testbed.data.tokenizer import train_bpe
 
 SCRIPT = REPOSITORY / "scripts" / "measure_tokenizing.py"
 MEASURED = REPOSITORY / "docs" / "results" / "performance" / "tokenizing.json"

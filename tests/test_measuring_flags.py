@@ -8,8 +8,8 @@ import pytest
 from conftest import TINY_RUN, data_flags, python_command, run_program, torchrun_command
 from metrics_examples import example_metrics
 
-from testbed.metrics_file import read_metrics
-from testbed.recorder import RunRecorder
+from testbed.metrics.file import read_metrics
+from testbed.metrics.recorder import RunRecorder
 
 SHORT = ["--max_train_steps", "4", "--timing_warmup_steps", "1", "--global_batch_size", "4", "--sample_tokens", "0"]
 

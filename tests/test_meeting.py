@@ -19,10 +19,10 @@ import pytest
 from conftest import PROGRAM
 from test_endings import FAILED, flags_of, started, wait_for
 
-from testbed import run_ending
-from testbed.launch import Launch
-from testbed.meeting import ENDED, TRAINS, Meeting, Sign, this_machine
-from testbed.store_port import free_port
+from testbed.distributed.launch import Launch
+from testbed.distributed.rendezvous import ENDED, TRAINS, Meeting, Sign, this_machine
+from testbed.distributed.store_port import free_port
+from testbed.train import ending as run_ending
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="process states as Linux has them")
 
@@ -197,7 +197,7 @@ def test_a_store_that_nobody_answers_for_is_named():
 
 def test_a_store_that_never_answers_does_not_hold_up_the_counting(monkeypatch):
     """As when its holder is stopped: the kernel takes the connection, and no word comes back."""
-    monkeypatch.setattr("testbed.meeting.LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr("testbed.distributed.rendezvous.LEAST_PATIENCE_S", 0.5)
     never, said = threading.Event(), queue.Queue()
 
     def stopped() -> Store:
@@ -235,7 +235,7 @@ def test_a_first_sign_may_take_as_long_as_this_rank_needed_to_load(monkeypatch):
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
 import os, sys, time
-from testbed.settings import start
+from testbed.config.settings import start
 checked, launch = start(sys.argv[1:])
 import gpt2
 owner, name = {"meeting": (gpt2.distributed, "start_process_group"), "data": (gpt2, "check_data"),

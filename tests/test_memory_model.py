@@ -11,12 +11,18 @@ import pytest
 import torch
 from conftest import REPOSITORY, run_program
 
-from testbed.memory_model import UPDATE_COPY, elements_held, model_state_bytes, published_zero_bytes, update_copy_bytes
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.model_states import TRANSIENT, count_before_updates, live_tensors
-from testbed.parallelism import MeshSizes
-from testbed.stages import Stage
+from testbed.autotune.memory_model import (
+    UPDATE_COPY,
+    elements_held,
+    model_state_bytes,
+    published_zero_bytes,
+    update_copy_bytes,
+)
+from testbed.distributed.mesh import MeshSizes
+from testbed.experiments.model_states import TRANSIENT, count_before_updates, live_tensors
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.strategies.stages import Stage
 
 SCRIPT = REPOSITORY / "scripts" / "measure_model_states.py"
 # C = 4. Matrices: wte 128 rows (100 tokens, padded) x 4 = 512, wpe 8 x 4 = 32, c_attn 48, c_proj 16, c_fc 64,

@@ -11,11 +11,11 @@ import jsonschema
 import pytest
 from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 
-from testbed import metrics_file
-from testbed.metrics_file import check_metrics, metrics_version, read_metrics, write_metrics
+from testbed.metrics import file
+from testbed.metrics.file import check_metrics, metrics_version, read_metrics, write_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = json.loads((ROOT / "src/testbed/training_metrics.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "src/testbed/metrics/training_metrics.schema.json").read_text(encoding="utf-8"))
 
 
 def running_metrics() -> dict:
@@ -125,7 +125,7 @@ def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path, monkeypatch,
 
 def test_the_quick_check_of_rows_agrees_with_checking_every_row():
     """Rows are checked by their columns' extremes. 400 random faults: checking each row must say the same."""
-    validator = metrics_file._validator("step")
+    validator = file._validator("step")
     values = [None, -1, 0, 1, 7, 0.0, -0.5, 2.5, 3.0, True, "x", [], [0.1], [0.1, -0.1], [None], [1, 0.5], {}, {"a": 1}]
     draw = random.Random(0)
     refused = 0
@@ -133,7 +133,7 @@ def test_the_quick_check_of_rows_agrees_with_checking_every_row():
         rows = copy.deepcopy(example_metrics(num_steps=6, warmup_steps=2)["steps"])
         for _ in range(draw.randint(1, 2)):
             draw.choice(rows)[draw.choice([*rows[0]])] = draw.choice(values)
-        samples = metrics_file._extreme_rows(rows)
+        samples = file._extreme_rows(rows)
         every_row_is_valid = all(map(validator.is_valid, rows))
         if samples is not None:
             assert all(map(validator.is_valid, samples)) == every_row_is_valid, rows

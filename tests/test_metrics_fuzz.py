@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from metrics_examples import example_metrics, inference_fields, v1_metrics, v20_metrics
 from mutations import ODD_VALUES, broken_json, broken_words
 
-from testbed.analysis.arms import group_into_arms
 from testbed.analysis.audit.claims import audit
-from testbed.analysis.charts import comparison_table
-from testbed.analysis.comparability import speed_ups, warnings
-from testbed.analysis.runs import Run, load_run
+from testbed.analysis.charts.training import comparison_table
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.comparability import speed_ups, warnings
+from testbed.analysis.runs.load import Run, load_run
 
 NUM_FILES = 2000
 VALID = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from testbed.model import GPT2, from_transformers, to_transformers
-from testbed.model_shape import MODEL_SIZES, ModelShape
+from testbed.model.gpt2 import GPT2, from_transformers, to_transformers
+from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.step import NOT_A_TARGET
 
 SHAPE = ModelShape(num_layers=3, num_heads=4, embedding_size=48, vocab_size=301, max_position_embeddings=40)

@@ -9,14 +9,15 @@ import pytest
 import torch
 from conftest import TINY_RUN, data_flags
 
-from testbed import muon
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.muon import COEFFICIENTS, ROUNDS, batches_of_a_shape, orthogonalised
-from testbed.optimizer import Muon, build_optimizer, set_learning_rate
-from testbed.settings import RunSettings, check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.optim import muon
+from testbed.optim.muon import COEFFICIENTS, ROUNDS, batches_of_a_shape, orthogonalised
+from testbed.optim.optimizer import Muon, build_optimizer, set_learning_rate
 
 SHAPES = [(24, 8), (8, 24), (8, 8), (8, 24), (16, 8)]  # tall, wide, square; two pairs that pass together
 ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_eps": 1e-6}

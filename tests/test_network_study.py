@@ -11,17 +11,27 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
-from testbed.analysis import network
-from testbed.analysis.network import check_study, read_study, results, write_study
-from testbed.analysis.network_bounds import bound_of, share_ready_last
-from testbed.analysis.network_charts import plot_study
-from testbed.analysis.network_tables import _ratio, block_of, blocks, filled, tables, verdicts
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
-from testbed.distributed import measured_bus_bandwidth
-from testbed.lab.links import why_impossible
-from testbed.lab.study import LEVERS, LINKS, PARTS, STRATEGIES_STUDIED, Arm, Asked, arms_of, cells_of, links_as_records
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.experiments.network_lab import study_file
+from testbed.experiments.network_lab.bounds import bound_of, share_ready_last
+from testbed.experiments.network_lab.charts import plot_study
+from testbed.experiments.network_lab.links import why_impossible
+from testbed.experiments.network_lab.study import (
+    LEVERS,
+    LINKS,
+    PARTS,
+    STRATEGIES_STUDIED,
+    Arm,
+    Asked,
+    arms_of,
+    cells_of,
+    links_as_records,
+)
+from testbed.experiments.network_lab.study_file import check_study, read_study, results, write_study
+from testbed.experiments.network_lab.tables import _ratio, block_of, blocks, filled, tables, verdicts
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.profiling.attribution import measured_bus_bandwidth
 
 PROGRAM = REPOSITORY / "scripts" / "network_study.py"
 PAGE = REPOSITORY / "docs" / "network.md"
@@ -277,13 +287,13 @@ def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
     ],
 )
 def test_an_interval_that_leaves_1_out_is_seen_to(low, high, shown):
-    each = network.Comparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
+    each = study_file.Comparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
     assert _ratio(each) == shown
 
 
 def test_the_best_of_as_many_all_reduces_as_the_table_says():
-    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == network.BEST_OF
-    assert f"best of {network.BEST_OF} (ms)" in tables(made_up())["all-reduce"]
+    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == study_file.BEST_OF
+    assert f"best of {study_file.BEST_OF} (ms)" in tables(made_up())["all-reduce"]
 
 
 def test_few_repeats_make_no_claim():
@@ -293,7 +303,7 @@ def test_few_repeats_make_no_claim():
 
 
 def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
-    write_study(tmp_path / network.STUDY_FILE, made_up())
+    write_study(tmp_path / study_file.STUDY_FILE, made_up())
     assert read_study(tmp_path)["results"]["summaries"]
     good = read_study(tmp_path)
     for change, telling in (
@@ -312,7 +322,7 @@ def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
 
 
 def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
-    write_study(tmp_path / network.STUDY_FILE, made_up())
+    write_study(tmp_path / study_file.STUDY_FILE, made_up())
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     said = network_study("--tables", tmp_path, "--into", page)

@@ -38,7 +38,7 @@ def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, tmp_path / name)
     (tmp_path / "src/testbed/strategies/flat_sum.py").write_text(FILE)
-    registry = tmp_path / "src/testbed/strategies/__init__.py"
+    registry = tmp_path / "src/testbed/config/run_types.py"
     begin = "STRATEGIES = {\n"
     registry.write_text(registry.read_text().replace(begin, begin + LINE))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
@@ -53,4 +53,4 @@ def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
     assert "flat_sum = one vector, summed and divided" in " ".join(run("src/gpt2.py", "--help").split())
     agreement = run("-m", "pytest", "-q", "tests/test_strategies_agree.py", "-k", "flat_sum")
     assert "5 passed" in agreement, "of text and of pairs with clipping active and inactive, and from a checkpoint"
-    run("-m", "pytest", "-q", "tests/test_house.py", "tests/test_parallelism.py", "-k", "place or arrows or belongs")
+    run("-m", "pytest", "-q", "tests/test_house.py", "tests/test_parallelism.py", "-k", "room or circle or belongs")

@@ -18,8 +18,8 @@ from testbed.analysis.profiles.diff import diff, read_summary
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import REPORTS, read_stats
 from testbed.analysis.profiles.nsight_sqlite import read_export
+from testbed.analysis.profiles.page import summary_text
 from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
-from testbed.analysis.profiles.text import summary_text
 from testbed.analysis.profiles.trace_operators import read_operators
 
 PARSE = REPOSITORY / "scripts" / "profiling" / "parse_nsys_stats.py"

@@ -11,13 +11,14 @@ import pytest
 import torch
 from conftest import TINY_RUN, data_flags
 
-from testbed.flags import LR_SCHEDULES, parse_command_line
-from testbed.launch import Launch
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm
-from testbed.schedule import learning_rate_at
-from testbed.settings import RunSettings, check_run
+from testbed.config.check import check_run
+from testbed.config.flags import LR_SCHEDULES, parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm
 
 
 def schedule(**changes):

@@ -10,15 +10,15 @@ import pytest
 from conftest import TINY_RUN, data_flags
 from data_fixtures import run_program
 
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.pairs import Pair, encode_pair, encode_prompt, read_pairs
-from testbed.peers import PEERS
-from testbed.peers.plan import why_missing
-from testbed.settings import check_run
-from testbed.sidecar import targets_path
-from testbed.token_file import TokenFileWriter, check_token_file, open_token_file
-from testbed.tokenizer import load_bpe, load_tokenizer, train_bpe
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.data.pairs import Pair, encode_pair, encode_prompt, read_pairs
+from testbed.data.sidecar import targets_path
+from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file
+from testbed.data.tokenizer import load_bpe, load_tokenizer, train_bpe
+from testbed.distributed.launch import Launch
+from testbed.experiments.peers import PEERS
+from testbed.experiments.peers.plan import why_missing
 
 COLOURS = {"red": "rot", "blue": "blau", "green": "grün", "white": "weiß"}
 PAIRS = [

@@ -10,12 +10,12 @@ import pytest
 from conftest import TINY_RUN, data_flags, python_command, run_program
 from test_settings import refusal, settings_of
 
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.settings import check_run
-from testbed.stages import balanced_stages, piece_costs
-from testbed.strategies import STRATEGIES
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.distributed.launch import Launch
+from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.strategies.stages import balanced_stages, piece_costs
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ import sys
 import pytest
 from conftest import REPOSITORY, data_flags
 
-from testbed.analysis.peers import check_peers, peers_table, read_peers, results, write_peers
-from testbed.analysis.peers_chart import plot_peers
-from testbed.analysis.runs import WORK_FIELDS
-from testbed.flags import build_parser
-from testbed.peers import PEERS
-from testbed.peers.nanogpt import arguments as nanogpt_arguments
-from testbed.peers.nanogpt import parse_steps
-from testbed.peers.plan import ONLY_HOW, Arm, check_only_ours, make_plan, merged_sets
-from testbed.peers.running import WORKERS
-from testbed.settings import RunSettings
+from testbed.analysis.runs.load import WORK_FIELDS
+from testbed.config.flags import build_parser
+from testbed.config.settings import RunSettings
+from testbed.experiments.peers import PEERS
+from testbed.experiments.peers.chart import plot_peers
+from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
+from testbed.experiments.peers.nanogpt import parse_steps
+from testbed.experiments.peers.plan import ONLY_HOW, Arm, check_only_ours, make_plan, merged_sets
+from testbed.experiments.peers.results_file import check_peers, peers_table, read_peers, results, write_peers
+from testbed.experiments.peers.running import WORKERS
 
 MOMENT = "2026-01-01T00:00:00Z"
 PROGRAM = REPOSITORY / "scripts" / "compare_peers.py"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from data_fixtures import ROOT, gpt2_cache, offline_environment, random_unicode, run_program
 
-from testbed.preprocess import BPE_TRAINING_BYTES, encode_in_order, split_documents, training_texts
-from testbed.sources import StandardLibrary
-from testbed.token_file import check_token_file, open_token_file
-from testbed.tokenizer import load_tokenizer
+from testbed.data.preprocess import BPE_TRAINING_BYTES, encode_in_order, split_documents, training_texts
+from testbed.data.sources import StandardLibrary
+from testbed.data.token_file import check_token_file, open_token_file
+from testbed.data.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,15 @@ from metrics_examples import save
 from report_cases import load, run_metrics
 from test_safety import complete_again, evil_metrics
 
-from testbed.analysis.agreement import write_agreement_figure
-from testbed.analysis.charts import plot_results, write_charts
+from testbed.analysis.charts.agreement import write_agreement_figure
+from testbed.analysis.charts.training import plot_results, write_charts
 from testbed.analysis.report.markdown import write_markdown
 from testbed.analysis.report.page import write_html
-from testbed.error_text import one_line, printable, say, say_if_read
-from testbed.flags import parse_command_line
-from testbed.launch import Launch, refuse
-from testbed.progress import Progress
-from testbed.settings import check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch, refuse
+from testbed.errors import one_line, printable, say, say_if_read
+from testbed.train.progress import Progress
 
 OBEYED = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m"  # clears, renames, overwrites, turns around, colours
 FORMULA = "$x^{2$"

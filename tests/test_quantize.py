@@ -15,8 +15,8 @@ from testbed.inference.cached_model import CachedModel
 from testbed.inference.kv_cache import KVCache
 from testbed.inference.quantize import bytes_in_memory, check_scheme, expected_bytes, quantize
 from testbed.inference.schemes import SCHEMES, TORCHAO, chosen_schemes
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 CPU = torch.device("cpu")
 # most of its weights in linear layers, and a vocabulary that is padded

@@ -8,14 +8,14 @@ import pytest
 from metrics_examples import example_metrics, save
 from report_cases import arms, load, repeats, run_metrics, write_sweep
 
-from testbed.analysis.comparability import LOSS_NOISE
 from testbed.analysis.report import scaling
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.figures import NARROW, WIDE, breakdown_figure, loss_figure, scaling_figure
 from testbed.analysis.report.markdown import markdown
 from testbed.analysis.report.page import report_of
-from testbed.analysis.runs import load_run
-from testbed.metrics_file import read_metrics
+from testbed.analysis.runs.comparability import LOSS_NOISE
+from testbed.analysis.runs.load import load_run
+from testbed.metrics.file import read_metrics
 
 
 def test_the_breakdown_adds_up_to_the_step(tmp_path):

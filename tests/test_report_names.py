@@ -5,7 +5,7 @@ from metrics_examples import example_metrics, save
 from report_cases import arms, load, repeats, write_sweep
 
 from testbed.analysis.report.cautions import warnings_of
-from testbed.analysis.report.subject import subject_of
+from testbed.analysis.report.entries import subject_of
 from testbed.analysis.report.words import WORSE, compared
 
 WARNINGS = {

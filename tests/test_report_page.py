@@ -21,9 +21,9 @@ from report_cases import (
     write_sweep,
 )
 
+from testbed.analysis.report.entries import subject_of
 from testbed.analysis.report.markdown import markdown, write_markdown
 from testbed.analysis.report.page import report_of, write_html
-from testbed.analysis.report.subject import subject_of
 from testbed.analysis.report.words import verdicts
 from testbed.analysis.statistics import compare
 

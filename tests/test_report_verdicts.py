@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from report_cases import arms, load, repeats, table
 
-from testbed.analysis.comparability import LOSS_NOISE
 from testbed.analysis.report.cautions import warnings_of
+from testbed.analysis.report.entries import Subject, subject_of
 from testbed.analysis.report.headlines import headlines
-from testbed.analysis.report.subject import Subject, subject_of
 from testbed.analysis.report.words import NO_CLAIM, NOT_COMPARED, WORSE, compared, verdicts
+from testbed.analysis.runs.comparability import LOSS_NOISE
 
 
 def kinds(subject: Subject) -> list[str]:

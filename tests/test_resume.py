@@ -15,13 +15,14 @@ import torch
 from conftest import TINY_RUN, data_flags, python_command, run_program, torchrun_command
 from torch.distributed.checkpoint import FileSystemReader
 
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.metrics_file import read_metrics
-from testbed.model import GPT2
-from testbed.parallelism import why_not_resharded
-from testbed.settings import check_run
-from testbed.strategies import STRATEGIES, state_files
+from testbed.config.check import check_run
+from testbed.config.compatibility import why_not_resharded
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.distributed.launch import Launch
+from testbed.metrics.file import read_metrics
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import state_files
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.description import read_description
 

@@ -21,15 +21,19 @@ from test_checkpoint_files import Folder, Weights, contents, launch, one_process
 from test_endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, python_command, ranks, started
 from torch.distributed.checkpoint.api import CheckpointException
 
-from testbed import checkpoint, folder_owner, held_folder, manifest, run_directory, run_ending, weights
-from testbed import recorder as recorder_module
-from testbed.atomic_file import write_text
-from testbed.checkpoint import CheckpointWriter
-from testbed.drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
-from testbed.held_folder import FolderGone
-from testbed.launch import Launch
-from testbed.metrics_file import check_metrics, read_metrics, write_metrics
-from testbed.model import GPT2
+from testbed import run_files, run_lock
+from testbed.checkpoint import folder_owner, manifest, weights
+from testbed.checkpoint import writer as checkpoint
+from testbed.checkpoint.writer import CheckpointWriter
+from testbed.distributed.launch import Launch
+from testbed.experiments.fault_drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
+from testbed.io import write_text
+from testbed.metrics import recorder as recorder_module
+from testbed.metrics import run_directory
+from testbed.metrics.file import check_metrics, read_metrics, write_metrics
+from testbed.model.gpt2 import GPT2
+from testbed.run_lock import FolderGone
+from testbed.train import ending as run_ending
 
 __all__ = ["one_process", "run"]  # fixtures
 
@@ -92,7 +96,7 @@ def killed_early(folder: Folder, recorded: str) -> None:
     folder.path.mkdir()
     settings = folder.settings()
     if recorded == "settings":
-        write_text(folder.path / run_directory.EFFECTIVE_CONFIG, json.dumps(settings.as_config()))
+        write_text(folder.path / run_files.EFFECTIVE_CONFIG, json.dumps(settings.as_config()))
     elif recorded == "launcher":
         run_directory.write_launcher_metadata(folder.path, launch(), "0123abc")
     elif recorded == "failed":
@@ -125,11 +129,11 @@ def test_a_checkpoint_alone_shows_whose_the_folder_is(run):
 def test_a_start_with_overwrite_that_is_killed_halfway_leaves_a_folder_of_ours(run, monkeypatch):
     fill(run.path, MODEL[:3])
     killed_early_files = json.dumps(run.settings().as_config())
-    write_text(run.path / run_directory.EFFECTIVE_CONFIG, killed_early_files)
+    write_text(run.path / run_files.EFFECTIVE_CONFIG, killed_early_files)
     delete, deleted = run_directory._delete, []
 
     def killed(path: Path) -> None:
-        if path.name == run_directory.EFFECTIVE_CONFIG:
+        if path.name == run_files.EFFECTIVE_CONFIG:
             raise OSError("killed")
         deleted.append(path.name)
         delete(path)
@@ -186,7 +190,7 @@ class Held(Folder):
 
     def __init__(self, token_files, path: Path):
         super().__init__(token_files, path)
-        held_folder.keep_others_out(path)
+        run_lock.keep_others_out(path)
 
     def writer(self, strategy=None, *flags: str) -> CheckpointWriter:
         settings = self.settings(*flags)
@@ -201,7 +205,7 @@ class Held(Folder):
 def held(token_files, tmp_path) -> Held:
     folder = Held(token_files, tmp_path / "run")
     yield folder
-    held_folder.let_others_in(folder.path)
+    run_lock.let_others_in(folder.path)
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
@@ -290,7 +294,7 @@ def test_a_disk_that_is_unmounted_under_a_run_is_not_written_beside(token_files,
                 write()
         assert list(path.iterdir()) == []
     finally:
-        held_folder.let_others_in(path)
+        run_lock.let_others_in(path)
 
 
 def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held, capsys):
@@ -305,20 +309,20 @@ def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held,
 def test_a_folder_that_nobody_holds_has_no_handle(tmp_path, monkeypatch):
     """Whatever is called as a missing number would be."""
     (tmp_path / "None").touch()
-    monkeypatch.setattr(held_folder, "_HANDLES", tmp_path)
-    assert held_folder.by_handle(tmp_path / "run") == tmp_path / "run"
+    monkeypatch.setattr(run_lock, "_HANDLES", tmp_path)
+    assert run_lock.by_handle(tmp_path / "run") == tmp_path / "run"
 
 
 def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(held):
     (held.path / ".rank0.progress").write_text("mine")
     rename_and_begin_another(held.path)
     (held.path / ".rank0.progress").write_text("another run's")
-    assert (held_folder.by_handle(held.path) / ".rank0.progress").read_text() == "mine"
+    assert (run_lock.by_handle(held.path) / ".rank0.progress").read_text() == "mine"
 
 
 def test_a_second_run_is_kept_out_though_the_lock_file_is_deleted(held):
     (held.path / ".lock").unlink()
-    code = f"from pathlib import Path; from testbed.held_folder import *; keep_others_out(Path({str(held.path)!r}))"
+    code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(held.path)!r}))"
     done = run_program([sys.executable, "-c", code], cwd=REPOSITORY / "src")
     assert done.returncode == 1 and "is being written by another run" in done.stderr
 
@@ -328,7 +332,7 @@ def test_looking_costs_microseconds(held):
     for _ in range(5):
         start_s = time.perf_counter()
         for _ in range(200):
-            held_folder.check_held(held.path)
+            run_lock.check_held(held.path)
         seconds.append((time.perf_counter() - start_s) / 200)
     assert min(seconds) < 200e-6
 
@@ -451,7 +455,7 @@ def test_weights_may_be_read_by_whom_the_umask_lets(run, umask):
         weights.export_weights(run.path, GPT2(settings.shape).state_dict(), settings, 299, "bpe:300", "{}")
     finally:
         os.umask(before)
-    modes = {name: (run.path / name).stat().st_mode & 0o777 for name in (*run_directory.WEIGHTS, "tokenizer.json")}
+    modes = {name: (run.path / name).stat().st_mode & 0o777 for name in (*run_files.WEIGHTS, "tokenizer.json")}
     assert set(modes.values()) == {0o666 & ~umask}, modes
 
 
@@ -512,7 +516,7 @@ def test_a_rank_says_in_rank_0s_stead_how_the_run_ended(run, tmp_path):
     before = path.read_bytes()
     (run.path / ".lock").touch()
     holder = os.open(run.path / ".lock", os.O_RDWR)
-    held_folder.fcntl.flock(holder, held_folder.fcntl.LOCK_EX)
+    run_lock.fcntl.flock(holder, run_lock.fcntl.LOCK_EX)
     run_ending.write_in_rank_0s_stead(run.path, "rank 0 is dead")
     assert path.read_bytes() == before
     os.close(holder)
@@ -616,12 +620,12 @@ def test_two_runs_whose_checkpoints_are_one_folder_are_kept_apart(run, token_fil
 
     assert "where the checkpoints of another run lie" in refusal(other, "--resume")
     assert contents(tmp_path / "larger") == before
-    held_folder.let_others_in(other.path)
-    held_folder.lock_linked(run.checkpoints)
+    run_lock.let_others_in(other.path)
+    run_lock.lock_linked(run.checkpoints)
     try:
         assert "where another run writes" in refusal(other, "--resume")
     finally:
-        held_folder.let_others_in(run.path)
+        run_lock.let_others_in(run.path)
 
 
 def test_what_no_run_wrote_among_the_checkpoints_is_neither_deleted_nor_moved_away_for_good(run):
@@ -673,7 +677,7 @@ def test_names_out_of_a_manifest_obey_no_terminal(run):
 def test_a_folder_renamed_while_its_metrics_are_being_written_gets_them_itself(run, tmp_path, monkeypatch):
     """Between the look at the path and the last byte lies the check of a file of many steps."""
     recorder = run.train(range(1, 3), set())
-    held_folder.hold(run.path)
+    run_lock.hold(run.path)
     plain = recorder_module.write_metrics
 
     def renamed_meanwhile(path: Path, metrics: dict) -> None:
@@ -685,6 +689,6 @@ def test_a_folder_renamed_while_its_metrics_are_being_written_gets_them_itself(r
     try:
         recorder.write("running")
     finally:
-        held_folder.let_others_in(run.path)
+        run_lock.let_others_in(run.path)
     assert not any(run.path.iterdir())
     assert [row["step"] for row in read_metrics(tmp_path / "renamed" / "training_metrics.json")["steps"]] == [1, 2]

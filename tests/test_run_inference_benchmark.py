@@ -14,15 +14,15 @@ from charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from conftest import REPOSITORY, TINY_RUN, data_flags, deepspeed_command, python_command, run_program
 from metrics_examples import example_metrics, inference_fields, save, v1_metrics
 
-from testbed.analysis import charts
-from testbed.analysis.arms import group_into_arms
-from testbed.analysis.runs import load_run, load_runs
+from testbed.analysis.charts import training
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.load import load_run, load_runs
+from testbed.distributed.launch import usable_cores
+from testbed.distributed.store_port import free_port
 from testbed.inference import after_training
-from testbed.launch import usable_cores
-from testbed.metrics_file import check_metrics, read_metrics
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.store_port import free_port
+from testbed.metrics.file import check_metrics, read_metrics
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 WORK = ["--global_batch_size", "4", "--max_train_steps", "3", "--timing_warmup_steps", "1", "--sample_tokens", "0"]
 WORK += ["--max_position_embeddings", "128", "--max_val_steps", "1", "--run_inference_benchmark"]
@@ -86,7 +86,7 @@ def test_seed_000_s_command_draws_both_of_its_pictures(pair, tmp_path):
     runs = load_runs([pair / "baseline", pair / "optimized"])
     row = next(line for line in done.stdout.splitlines() if line.startswith("generated tokens/s, batch 1"))
     assert row.split()[-2:] == [f"{run.inference_tokens_per_s:,.1f}" for run in runs]
-    figure = charts.inference_figure(runs)
+    figure = training.inference_figure(runs)
     assert len(figure.axes) == 1, "the same was measured in both"
     threads = f"{usable_cores()} thread{'s' * (usable_cores() > 1)}"
     assert f"key-value cache, fp32, plain module, {threads}: median of 7 after warm-up" in text_of(figure)
@@ -115,7 +115,7 @@ OPTIMIZED = {"training_config": {"run_type": "optimized", "deepspeed_enabled": T
 def test_the_title_says_what_two_runs_show_and_no_more(tmp_path, second_s, title):
     files = with_inference(NOISE), with_inference(second_s, **OPTIMIZED)
     runs = load_runs([save(tmp_path / str(number), content) for number, content in enumerate(files)])
-    figure = charts.inference_figure(runs)
+    figure = training.inference_figure(runs)
     assert figure.texts[0].get_text() == title
     text = text_of(figure)
     assert ("slower" in text, "faster" in text) == ("slower" in title, "faster" in title)
@@ -129,15 +129,15 @@ def test_the_title_says_what_two_runs_show_and_no_more(tmp_path, second_s, title
 def test_what_v1_measured_keeps_a_panel_of_its_own(tmp_path):
     files = [with_inference(NOISE), v1_metrics(1), v1_metrics(4)]
     runs = load_runs([save(tmp_path / str(number), content) for number, content in enumerate(files)])
-    figure = charts.inference_figure(runs)
+    figure = training.inference_figure(runs)
     assert len(figure.axes) == 2 and "do not compare" in text_of(figure)
     assert figure.texts[0].get_text() == "Inference performance"
     titles = [axis.get_title(loc="left") for axis in figure.axes]
     assert "key-value cache" in titles[0] and "no key-value cache, no warm-up, measured once" in titles[1]
-    table = charts.comparison_table(runs)
+    table = training.comparison_table(runs)
     row = next(line for line in table.splitlines() if line.startswith("generated tokens/s"))
     assert row.count("no cache") == 2 and f"{runs[0].inference_tokens_per_s:,.1f}   " in row
-    v1 = charts.inference_figure(runs[1:])
+    v1 = training.inference_figure(runs[1:])
     assert v1.texts[0].get_text() == "Inference: 2 slower than 1, 0.83x (one run each)"  # named by their folders
 
 
@@ -149,15 +149,15 @@ def test_repeats_of_a_configuration_are_one_bar(tmp_path):
     save(tmp_path / "a5", example_metrics())
     runs = [load_run(tmp_path / f"a{number}") for number in range(6)]
     assert len(group_into_arms(runs)) == 1
-    figure = charts.plot_results({"a": runs}, "inference")
+    figure = training.plot_results({"a": runs}, "inference")
     assert "(n = 5)" in text_of(figure)
 
 
 def test_files_without_the_benchmark_read_as_before_and_say_nothing_of_inference(tmp_path):
     run = load_run(save(tmp_path, example_metrics()))
     assert (run.inference_tokens_per_s, run.inference_repeats_tokens_per_s) == (None, ())
-    assert charts.inference_figure([run]) is None
-    assert "generated" not in charts.comparison_table([run])
+    assert training.inference_figure([run]) is None
+    assert "generated" not in training.comparison_table([run])
     check_metrics(example_metrics(inference=None, inference_latency=None, inference_throughput=None))
 
 
@@ -188,7 +188,7 @@ def test_runs_of_other_threads_do_not_compare(tmp_path):
             content["inference"]["threads"] = threads
             runs.append(load_run(save(tmp_path / f"{kind}{threads}", content)))
         assert len({run.inference_meaning for run in runs}) == panels
-        assert len(charts.inference_figure(runs).axes) == panels
+        assert len(training.inference_figure(runs).axes) == panels
     assert "plain module, 1 thread: median of 7" in load_run(tmp_path / "cpu1").inference_meaning
     old = with_inference(NOISE)  # a file from before the field
     del old["inference"]["threads"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from metrics_examples import example_metrics, save
 
-from testbed.analysis.audit.reported import read_reported
+from testbed.analysis.audit.claims import read_reported
 from testbed.analysis.comparison.files import arms_from
-from testbed.analysis.runs import find_runs
-from testbed.analysis.verification import verify
+from testbed.analysis.runs.load import find_runs
+from testbed.analysis.runs.verify import verify
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
 
-from testbed.analysis.comparability import differing_validation, differing_work, speed_ups, warnings
-from testbed.analysis.runs import WORK_FIELDS, find_runs, load_run, load_runs
-from testbed.error_text import value_text
-from testbed.setting_changes import in_words
+from testbed.analysis.runs.comparability import differing_validation, differing_work, speed_ups, warnings
+from testbed.analysis.runs.load import WORK_FIELDS, find_runs, load_run, load_runs
+from testbed.checkpoint.changed_settings import in_words
+from testbed.errors import value_text
 
 # Written out a second time: a field that leaves the program's list must be missed here.
 EQUAL_WORK = (
@@ -262,7 +262,7 @@ def test_a_folder_and_a_tree_of_runs_are_found(tmp_path):
 def test_analysis_never_imports_torch():
     """In a process of its own, because other tests of this one import torch."""
     code = (
-        "import sys, testbed.analysis.runs, testbed.analysis.charts\n"
+        "import sys, testbed.analysis.runs.load, testbed.analysis.charts.training\n"
         "print(*[name for name in ('torch', 'deepspeed', 'transformers', 'matplotlib.pyplot') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

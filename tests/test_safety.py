@@ -22,20 +22,21 @@ from metrics_examples import example_metrics, save
 from report_cases import load, run_metrics
 from test_report_page import BROWSER, Page
 
-from testbed import held_folder, run_directory
-from testbed.analysis.charts import write_charts
+from testbed import run_files, run_lock
+from testbed.analysis.charts.training import write_charts
 from testbed.analysis.report.markdown import write_markdown
 from testbed.analysis.report.page import write_html
-from testbed.analysis.verification import verify
-from testbed.corpus import write_corpus
-from testbed.flag_parser import FlagParser
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.recorded_environment import nccl_variables, recorded_variables, secret_in
-from testbed.settings import check_run
-from testbed.sources import find_source
-from testbed.sweep_request import folder_name
-from testbed.token_file import open_token_file, sidecar_path
+from testbed.analysis.runs.verify import verify
+from testbed.config.check import check_run
+from testbed.config.environment_variables import nccl_variables, recorded_variables, secret_in
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flags import parse_command_line
+from testbed.data.corpus import write_corpus
+from testbed.data.sources import find_source
+from testbed.data.token_file import open_token_file, sidecar_path
+from testbed.distributed.launch import Launch
+from testbed.metrics import run_directory
+from testbed.sweep.request import folder_name
 
 SOURCES = [*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py"), *REPOSITORY.glob("*.py")]
 
@@ -174,8 +175,8 @@ class Marker:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_a_pickle_in_a_folder_of_weights_is_not_opened(tmp_path, name):
-    from testbed.model_shape import ModelShape
-    from testbed.weights import read_initial_weights
+    from testbed.checkpoint.weights import read_initial_weights
+    from testbed.model.shape import ModelShape
 
     mark = tmp_path / "it_ran"
     planted = pickle.dumps(Marker(mark))
@@ -336,8 +337,8 @@ def test_overwriting_a_run_takes_links_away_and_not_what_they_lead_to(tmp_path):
     (outside / "precious").write_text("x")
     run = tmp_path / "run"
     run.mkdir()
-    (run / run_directory.CHECKPOINTS).symlink_to(outside)
-    (run / run_directory.METRICS).symlink_to(outside / "precious")
+    (run / run_files.CHECKPOINTS).symlink_to(outside)
+    (run / run_files.METRICS).symlink_to(outside / "precious")
     run_directory.claim(run, overwrite=True)
     assert (outside / "precious").read_text() == "x"
     assert list(run.iterdir()) == []
@@ -347,9 +348,9 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / held_folder.LOCK).symlink_to(victim)
+    (tmp_path / "run" / run_lock.LOCK).symlink_to(victim)
     with pytest.raises(ValueError, match="cannot be written"):
-        held_folder.keep_others_out(tmp_path / "run")
+        run_lock.keep_others_out(tmp_path / "run")
     assert victim.read_text() == "precious"
 
 

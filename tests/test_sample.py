@@ -20,16 +20,16 @@ from conftest import PROGRAM, REPOSITORY, TINY_MODEL, run_program
 from data_fixtures import gpt2_cache, random_unicode
 from safetensors.torch import load_file, save_file
 
-from testbed.error_text import printable
+from testbed.checkpoint.weights import export_weights
+from testbed.data.pairs import encode_prompt
+from testbed.data.token_file import TokenFileWriter
+from testbed.data.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
+from testbed.errors import printable
 from testbed.inference import load_model
 from testbed.inference.loading import shape_of_config, tokenizer_of
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.pairs import encode_prompt
-from testbed.sample import text_of
-from testbed.token_file import TokenFileWriter
-from testbed.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
-from testbed.weights import export_weights
+from testbed.inference.sample import text_of
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 SAMPLE = REPOSITORY / "scripts" / "sample.py"
 TEXT = (

@@ -11,8 +11,8 @@ import pytest
 from metrics_examples import save
 from scaling_examples import arm_of, metrics_of, report_of, run_with_losses, write_arm
 
-from testbed.analysis.arms import group_into_arms
-from testbed.analysis.runs import load_run
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.report import report_on_directory
 from testbed.analysis.scaling.tables import table_001, table_003
 

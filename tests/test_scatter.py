@@ -13,9 +13,9 @@ import torch
 from conftest import REPOSITORY
 from metrics_examples import example_metrics
 
-from testbed.openmp import SPINS, wait_briefly
-from testbed.recorder import RunRecorder
-from testbed.scatter import words_on_scatter
+from testbed.distributed.openmp import SPINS, wait_briefly
+from testbed.metrics.recorder import RunRecorder
+from testbed.metrics.scatter import words_on_scatter
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_threads_wait_briefly_unless_the_user_said_how(given, spins):
 def test_the_library_reads_what_a_start_sets():
     """libgomp looks once, as it is loaded: a start that sets it later sets nothing."""
     code = (
-        "from testbed.settings import start\n"
+        "from testbed.config.settings import start\n"
         "try: start(['--run_type', 'nothing'])\n"
         "except SystemExit: pass\n"
         "import torch"

@@ -10,10 +10,11 @@ import pytest
 from metrics_examples import example_metrics
 from test_checkpoint_files import Folder
 
-from testbed import run_directory, segments, watchdog
-from testbed.atomic_file import write_text
-from testbed.checkpoint import CheckpointWriter, read_description
-from testbed.metrics_file import check_metrics, read_metrics
+from testbed.checkpoint.writer import CheckpointWriter, read_description
+from testbed.distributed import watchdog
+from testbed.io import write_text
+from testbed.metrics import run_directory, segments
+from testbed.metrics.file import check_metrics, read_metrics
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def test_a_run_is_preempted_or_failed_never_both(tmp_path, monkeypatch):
 
 
 def test_a_save_in_the_background_gets_a_moment_to_end(run, monkeypatch):
-    monkeypatch.setattr("testbed.checkpoint.LAST_WAIT_S", 0.2)
+    monkeypatch.setattr("testbed.checkpoint.writer.LAST_WAIT_S", 0.2)
     settings = run.settings("--async_mode", "async")
     writer = CheckpointWriter(None, settings, None, None)
     writer.let_finish()  # nothing is being written

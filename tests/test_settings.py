@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import TINY_RUN, VOCABULARY, data_flags, write_token_files
 
-from testbed.batch import batch_arithmetic
-from testbed.deepspeed_config import effective_config, read_deepspeed_file
-from testbed.flags import build_parser, parse_command_line
-from testbed.launch import Launch
-from testbed.settings import DEFAULT_DEEPSPEED_CONFIG, check_run
+from testbed.config.batch import batch_arithmetic
+from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.flags import build_parser, parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.strategies.deepspeed_config import effective_config
 
 
 def launch(world_size: int = 1) -> Launch:
@@ -113,7 +114,7 @@ def test_each_rule_that_is_broken_is_named(token_files, flags, said):
 
 
 def test_files_of_two_tokenizers_are_refused(token_files, tmp_path):
-    from testbed.token_file import TokenFileWriter
+    from testbed.data.token_file import TokenFileWriter
 
     with TokenFileWriter(tmp_path / "val.bin", 400, "bpe:400", 399) as writer:
         writer.append_document(range(200))

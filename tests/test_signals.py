@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from testbed.launch import INTERRUPT_HEARD
+from testbed.distributed.signals import INTERRUPT_HEARD
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals as Linux has them")
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -9,12 +9,12 @@ from metrics_examples import save
 from report_cases import load, run_metrics, write_sweep
 from scaling_examples import report_of as scaling_report_of
 
-from testbed.analysis.arms import group_into_arms
 from testbed.analysis.audit.claims import FAILS, audit
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.report.page import report_of
 from testbed.analysis.report.sections import Picture
-from testbed.analysis.runs import find_runs, load_run
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.load import find_runs, load_run
 
 NAMES = {
     "all": "allreduce without synchronisation on 2 ranks",

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from testbed.flags import parse_command_line
-from testbed.recorded_environment import slurm_facts
+from testbed.config.environment_variables import slurm_facts
+from testbed.config.flags import parse_command_line
 
 SCRIPTS = REPOSITORY / "scripts" / "slurm"
 CALLERS = sorted(path.name for path in SCRIPTS.iterdir() if path.suffix in (".slurm", ".sbatch"))

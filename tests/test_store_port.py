@@ -13,9 +13,9 @@ import pytest
 import torch
 from conftest import TINY_RUN, data_flags, python_command, run_program
 
-from testbed import distributed
-from testbed.launch import Launch
-from testbed.store_port import PortTaken, check_port, free_port, listen
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.distributed.store_port import PortTaken, check_port, free_port, listen
 
 TWO = Launch(0, 0, 2, 2)
 
@@ -86,13 +86,13 @@ def test_a_store_on_the_loopback_listens_there_alone(meets_at, monkeypatch, addr
     """And both ranks find each other in it."""
     port = free_port()
     meets_at(address, port)
-    monkeypatch.setattr(distributed, "START_TIMEOUT", datetime.timedelta(seconds=30))
+    monkeypatch.setattr(process_group, "START_TIMEOUT", datetime.timedelta(seconds=30))
     for name in ("RANK", "WORLD_SIZE"):  # PyTorch reads them itself, and here rank 1 alone asks it
         monkeypatch.setenv(name, Launch(1, 1, 2, 2).as_variables(address, port)[name])
     found = {}
 
     def join(rank: int) -> None:
-        found[rank] = distributed._store_of_this_start(Launch(rank, rank, 2, 2))
+        found[rank] = process_group._store_of_this_start(Launch(rank, rank, 2, 2))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:

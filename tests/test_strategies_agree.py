@@ -17,14 +17,14 @@ from conftest import SEQUENCE, VOCABULARY
 from planted_bugs import PLANTED_BUGS, WHERE
 from test_model import reference_model
 
-from testbed.data import TrainingBatches
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.model import GPT2, to_transformers
-from testbed.model_shape import ModelShape
-from testbed.schedule import learning_rate_at
-from testbed.settings import check_run
-from testbed.strategies import STRATEGIES
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2, to_transformers
+from testbed.model.shape import ModelShape
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.train.batches import TrainingBatches
 
 # name -> run type, ranks, further flags, the mesh that must come out
 VARIANTS = {

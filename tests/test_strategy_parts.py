@@ -12,14 +12,14 @@ import pytest
 import torch
 from conftest import REPOSITORY, TINY_RUN, data_flags
 
-from testbed.data import TrainingBatches
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.model import GPT2
-from testbed.settings import check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
 from testbed.strategies import pipeline
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.data_parallel import DataParallel
+from testbed.train.batches import TrainingBatches
 
 CPU = torch.device("cpu")
 
@@ -92,10 +92,10 @@ import os, torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch.distributed.fsdp._fully_shard._fsdp_param_group as of_groups
 from agreement_worker import build
-from testbed.data import TrainingBatches
-from testbed.flags import parse_command_line
-from testbed.launch import Launch
-from testbed.settings import check_run
+from testbed.train.batches import TrainingBatches
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.config.settings import check_run
 
 import sys
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)

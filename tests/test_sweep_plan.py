@@ -16,18 +16,10 @@ import pytest
 from conftest import REPOSITORY, write_token_files
 from sweep_cases import NOTHING_GIVEN, SCRIPT, SIX_STEPS, request
 
-from testbed.flags import parse_command_line
-from testbed.sweep import (
-    COMPLETE,
-    FAILED,
-    NOT_APPLICABLE,
-    Cell,
-    check_cells,
-    order_of_round,
-    plan,
-)
-from testbed.sweep_request import Machine, parse_numbers, parse_variants, shared_arguments
-from testbed.sweep_run import Runner, seconds_left
+from testbed.config.flags import parse_command_line
+from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, Cell, check_cells, order_of_round, plan
+from testbed.sweep.request import Machine, parse_numbers, parse_variants, shared_arguments
+from testbed.sweep.runner import Runner, seconds_left
 
 REPRODUCE = REPOSITORY / "docs" / "reproduce.md"
 
@@ -255,7 +247,7 @@ def program(monkeypatch):
 
     def call(words: list[str], devices: int = 0) -> int:
         facts = {"devices": devices, "commit": "c" * 40, "is_dirty": False}
-        monkeypatch.setattr("testbed.sweep_request.facts_of_machine", lambda: facts)
+        monkeypatch.setattr("testbed.sweep.request.facts_of_machine", lambda: facts)
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
         monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: PTH123, SIM115
         try:

@@ -21,16 +21,11 @@ import pytest
 from conftest import REPOSITORY, TINY_RUN, data_flags
 from sweep_cases import SCRIPT, as_sweep, finish, request
 
-from testbed import sweep_run, sweep_state
-from testbed.sweep import (
-    COMPLETE,
-    FAILED,
-    NOT_APPLICABLE,
-    PENDING,
-    plan,
-)
-from testbed.sweep_run import Runner, Stop, only_sweep_in
-from testbed.sweep_state import disagreements, read_sweep
+from testbed.sweep import runner as sweep_run
+from testbed.sweep import state
+from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, plan
+from testbed.sweep.runner import Runner, Stop, only_sweep_in
+from testbed.sweep.state import disagreements, read_sweep
 
 STAND_IN = """
     import shlex, subprocess, sys, time
@@ -183,7 +178,7 @@ def test_a_full_disk_ends_the_sweep_and_no_run_is_left(stand_in, monkeypatch):
         def full(path: Path, text: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(sweep_state, "write_text", full)
+        monkeypatch.setattr(state, "write_text", full)
         with pytest.raises(OSError, match="No space left"):
             runner.run_all(warmup_runs=0)
     assert psutil.Process().children() == []

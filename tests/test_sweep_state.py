@@ -9,13 +9,8 @@ import pytest
 from metrics_examples import save, v1_metrics
 from sweep_cases import as_sweep, finish, request
 
-from testbed.sweep import (
-    COMPLETE,
-    FAILED,
-    PENDING,
-    plan,
-)
-from testbed.sweep_state import continue_sweep, read_sweep, table, take_over
+from testbed.sweep.plan import COMPLETE, FAILED, PENDING, plan
+from testbed.sweep.state import continue_sweep, read_sweep, table, take_over
 
 
 def test_finished_runs_of_the_same_command_are_kept_and_no_others(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scaling_examples import arm_of, report_of, run_with_losses
 
-from testbed.analysis.runs import load_run
+from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.tables import scaling_table
 from testbed.analysis.scaling.time_to_loss import time_to_loss, time_to_loss_of_arm
 

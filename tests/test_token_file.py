@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.disk_array import DiskArray, FileChanged
-from testbed.token_file import (
+from testbed.data.disk_array import DiskArray, FileChanged
+from testbed.data.token_file import (
     CLOCK_TICK_S,
     TokenFileWriter,
     check_token_file,
@@ -21,7 +21,7 @@ from testbed.token_file import (
     sidecar_path,
     targets_path,
 )
-from testbed.windows import Windows
+from testbed.data.windows import Windows
 
 SOURCE = {"name": "stdlib", "revision": "CPython 3.11.7", "sha256": "0" * 64}
 
@@ -146,7 +146,7 @@ def test_an_unreadable_file_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_id_beyond_the_vocabulary_is_named_with_its_position(tmp_path, monkeypatch):
-    monkeypatch.setattr("testbed.disk_array.CHUNK_ITEMS", 4)  # so that the id lies in the third chunk
+    monkeypatch.setattr("testbed.data.disk_array.CHUNK_ITEMS", 4)  # so that the id lies in the third chunk
     token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2, 3, 4, 5, 6, 7, 8, 250, 260]]))
     with pytest.raises(ValueError, match=r"token id 250 at position 8, but --vocab_size 250 .* pass --vocab_size 300"):
         check_token_file(token_file, 250)
@@ -347,7 +347,9 @@ def test_a_file_whose_data_are_the_same_is_read_on(tmp_path, monkeypatch, name, 
     file, readings = read_once(write_pairs(tmp_path / "a.bin")), []
     windows = Windows(file, 8)
     expected = windows.read([0, 1], 2)
-    monkeypatch.setattr("testbed.token_file.scan_token_file", lambda file: readings.append(1) or scan_token_file(file))
+    monkeypatch.setattr(
+        "testbed.data.token_file.scan_token_file", lambda file: readings.append(1) or scan_token_file(file)
+    )
     do(tmp_path / name)
     for _ in range(3):
         assert [rows.tolist() for rows in windows.read([0, 1], 2)] == [rows.tolist() for rows in expected]
@@ -383,7 +385,7 @@ def test_a_file_that_somebody_goes_on_writing_to_is_not_read_on(tmp_path, monkey
         os.utime(path, ns=(0, next(moments)))
         return found
 
-    monkeypatch.setattr("testbed.token_file.scan_token_file", scan)
+    monkeypatch.setattr("testbed.data.token_file.scan_token_file", scan)
     path.touch()
     with pytest.raises(FileChanged, match="somebody goes on writing to it"):
         windows.read([0], 1)
@@ -403,7 +405,7 @@ def test_a_disk_that_fails_says_so(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("testbed.disk_array.os.pread", fails)
+    monkeypatch.setattr("testbed.data.disk_array.os.pread", fails)
     with pytest.raises(FileChanged, match=r"a.bin .* it cannot be read \(Input/output error\)"):
         check_token_file(file, 300)
 
@@ -417,7 +419,9 @@ def test_a_file_that_grows_between_two_looks_is_not_opened(tmp_path):
 def test_a_slice_is_read_whole_however_little_a_call_gives(tmp_path, monkeypatch):
     pread = os.pread
     array = DiskArray(write(tmp_path / "a.bin", [range(20)]), "<u2", 21)
-    monkeypatch.setattr("testbed.disk_array.os.pread", lambda file, size, offset: pread(file, min(size, 3), offset))
+    monkeypatch.setattr(
+        "testbed.data.disk_array.os.pread", lambda file, size, offset: pread(file, min(size, 3), offset)
+    )
     assert array[:].tolist() == [*range(20), 299] and array[2:7].tolist() == [2, 3, 4, 5, 6]
     assert array[30:].tolist() == [] and int(array[-1]) == 299 and len(array) == 21
     with pytest.raises(IndexError):

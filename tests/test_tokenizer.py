@@ -11,8 +11,8 @@ import tiktoken
 import tokenizers
 from data_fixtures import gpt2_cache, random_unicode
 
-from testbed import tokenizer as tokenizer_module
-from testbed.tokenizer import (
+from testbed.data import tokenizer as tokenizer_module
+from testbed.data.tokenizer import (
     gpt2_cache_name,
     gpt2_files_at_hand,
     load_bpe,

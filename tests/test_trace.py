@@ -1,4 +1,4 @@
-"""The interval arithmetic of testbed.trace: against brute force, and on traces made by hand whose answer is known."""
+"""Interval arithmetic on traces: against brute force, and on traces made by hand whose answer is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.trace import Collective, TraceUnreadable, bus_bytes, intersect, read_trace, subtract, total_us, union
+from testbed.profiling.trace import (
+    Collective,
+    TraceUnreadable,
+    bus_bytes,
+    intersect,
+    read_trace,
+    subtract,
+    total_us,
+    union,
+)
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])), max_size=12)
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from conftest import REPOSITORY, SEQUENCE, TINY_MODEL, data_flags, write_token_files
 
-from testbed.flags import parse_command_line
-from testbed.inference.subject import _settle_lengths
-from testbed.launch import Launch
-from testbed.settings import check_run
-from testbed.token_file import open_token_file, scan_token_file
-from testbed.trained_run import TrainedRun, of_the_run, trained_with, untrained_positions
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.trained_run import TrainedRun, of_the_run, trained_with, untrained_positions
+from testbed.data.token_file import open_token_file, scan_token_file
+from testbed.distributed.launch import Launch
+from testbed.inference.evaluated_model import _settle_lengths
 
 CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 300, "n_positions": 64}
 

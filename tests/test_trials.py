@@ -16,18 +16,18 @@ import pytest
 import torch
 from conftest import REPOSITORY, TINY_RUN, data_flags
 
-from testbed import trials
 from testbed.analysis.statistics import FASTER, SLOWER
-from testbed.analysis.trials import trial_result, trials_table, two_numbers_table
-from testbed.data import TrainingBatches
-from testbed.flags import parse_command_line
-from testbed.flops import least_bytes_of_step
-from testbed.launch import Launch
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
-from testbed.settings import check_run
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.experiments import step_trials
+from testbed.experiments.step_trials import TRIALS, Trial
+from testbed.experiments.step_trials_table import trial_result, trials_table, two_numbers_table
+from testbed.model.flops import least_bytes_of_step
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 from testbed.strategies.baseline import Baseline
-from testbed.trials import TRIALS, Trial
+from testbed.train.batches import TrainingBatches
 
 SCRIPT = REPOSITORY / "scripts" / "measure_trials.py"
 CPU = torch.device("cpu")
@@ -100,15 +100,18 @@ def test_pairs_take_turns_and_the_first_ones_are_left_out(token_files, monkeypat
         yield
         is_within.clear()
 
-    monkeypatch.setattr(trials, "Baseline", Strategy)
-    monkeypatch.setattr(trials, "GPT2", lambda *arguments: None)
-    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    monkeypatch.setattr(step_trials, "Baseline", Strategy)
+    monkeypatch.setattr(step_trials, "GPT2", lambda *arguments: None)
+    monkeypatch.setattr(step_trials, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     checked = check_run(parse_command_line([*TINY_RUN, *data_flags(token_files)]), Launch(0, 0, 1, 1))
-    trial = Trial("w", "p", lambda strategy: trials._Reentrant(alternative), kept="no")
-    pairs = trials.times_of_pairs(checked, CPU, trial, 4)
-    assert len(order) == 2 * (trials.WARMUP_PAIRS + 4)
-    assert pairs == [(1 + pair, 100 + pair) for pair in range(trials.WARMUP_PAIRS, trials.WARMUP_PAIRS + 4)]
-    assert [order[2 * pair] for pair in range(trials.WARMUP_PAIRS, trials.WARMUP_PAIRS + 4)] == [False, True] * 2
+    trial = Trial("w", "p", lambda strategy: step_trials._Reentrant(alternative), kept="no")
+    pairs = step_trials.times_of_pairs(checked, CPU, trial, 4)
+    assert len(order) == 2 * (step_trials.WARMUP_PAIRS + 4)
+    assert pairs == [(1 + pair, 100 + pair) for pair in range(step_trials.WARMUP_PAIRS, step_trials.WARMUP_PAIRS + 4)]
+    assert [order[2 * pair] for pair in range(step_trials.WARMUP_PAIRS, step_trials.WARMUP_PAIRS + 4)] == [
+        False,
+        True,
+    ] * 2
     assert all(order[2 * pair] != order[2 * pair + 1] for pair in range(len(order) // 2))
 
 
@@ -172,7 +175,7 @@ def test_what_this_torch_or_device_cannot_do_is_not_measured(token_files, monkey
     assert "--vocab_size 300 is filled up to 384 rows" in chunked.why_not(padded, CPU)
     monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions")
     assert "has no LinearCrossEntropyOptions" in chunked.why_not(aligned, CPU)
-    monkeypatch.setattr(trials, "is_bf16_faster", lambda device: False)
+    monkeypatch.setattr(step_trials, "is_bf16_faster", lambda device: False)
     assert "does not multiply bf16 faster" in casts.why_not(aligned, CPU)
 
     def no_compiler(*arguments: object) -> None:
@@ -193,7 +196,7 @@ def test_the_tables_on_the_page_are_what_the_file_says():
         return
     measured = json.loads(file.read_text())
     assert trials_table(measured) in page and two_numbers_table(measured) in page and not measured["git_dirty"]
-    assert measured["trials"].keys() == TRIALS.keys() and measured["warmup_pairs"] == trials.WARMUP_PAIRS
+    assert measured["trials"].keys() == TRIALS.keys() and measured["warmup_pairs"] == step_trials.WARMUP_PAIRS
     assert "follow with `docs/results/performance/trials.json`" not in page
 
 

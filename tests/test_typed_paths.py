@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY, TINY_RUN, data_flags, write_token_files
 
-from testbed.analysis.audit.reported import read_reported
+from testbed.analysis.audit.claims import read_reported
 from testbed.analysis.comparison.files import arms_from
+from testbed.analysis.runs.verify import verify
 from testbed.analysis.scaling.report import report_on_directory
-from testbed.analysis.verification import verify
-from testbed.corpus import find_corpus
-from testbed.flags import parse_command_line
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.data.corpus import find_corpus
+from testbed.data.token_file import open_token_file
+from testbed.distributed.launch import Launch
 from testbed.inference.loading import shape_of_config
-from testbed.json_file import read_json
-from testbed.launch import Launch
-from testbed.settings import check_run
-from testbed.token_file import open_token_file
-from testbed.typed_paths import cannot_become_a_folder, holds_text, missing, not_a_file, not_a_folder
+from testbed.io import cannot_become_a_folder, holds_text, missing, not_a_file, not_a_folder, read_json
 
 README = REPOSITORY / "README.md"
 

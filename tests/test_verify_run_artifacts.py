@@ -11,8 +11,9 @@ import pytest
 from conftest import REPOSITORY
 from metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 
-from testbed.analysis.verification import as_tsv, verify
-from testbed.run_directory import COMPLETE, FAILED, LAUNCHER, mark_complete
+from testbed.analysis.runs.verify import as_tsv, verify
+from testbed.metrics.run_directory import mark_complete
+from testbed.run_files import COMPLETE, FAILED, LAUNCHER
 
 
 def write_run(folder: Path, ranks: int = 2, **overrides) -> Path:

@@ -10,9 +10,9 @@ import torch
 from test_model import SHAPE, reference_model, some_tokens
 from transformers import GPT2LMHeadModel
 
-from testbed.model import GPT2
-from testbed.starting_shape import shape_of_folder
-from testbed.weights import WeightsUnavailable, export_weights, read_initial_weights
+from testbed.checkpoint.weights import WeightsUnavailable, export_weights, read_initial_weights
+from testbed.config.initial_shape import shape_of_folder
+from testbed.model.gpt2 import GPT2
 
 
 def test_a_folder_saved_by_transformers_starts_a_run(tmp_path):

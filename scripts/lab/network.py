@@ -25,9 +25,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.errors import say
 
 DEFAULT_SECONDS = {"up": 3600.0, "run": 1800.0}
 
@@ -85,7 +85,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.lab.links import LabError
+    from testbed.experiments.network_lab.links import LabError
 
     try:
         return {"up": up, "down": down, "run": run}[arguments.what](arguments)
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def link_of(arguments: argparse.Namespace):
-    from testbed.lab.links import Link, parse_rate
+    from testbed.experiments.network_lab.links import Link, parse_rate
 
     try:
         rate = parse_rate(arguments.rate)
@@ -108,8 +108,8 @@ def link_of(arguments: argparse.Namespace):
 
 
 def up(arguments: argparse.Namespace) -> int:
-    from testbed.lab.keeper import bring_up
-    from testbed.lab.links import address_of
+    from testbed.experiments.network_lab.keeper import bring_up
+    from testbed.experiments.network_lab.links import address_of
 
     made = bring_up(arguments.hosts, link_of(arguments), arguments.seconds)
     say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
@@ -120,16 +120,16 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def down(arguments: argparse.Namespace) -> int:
-    from testbed.lab.keeper import take_down
+    from testbed.experiments.network_lab.keeper import take_down
 
     say(f"{arguments.name}: {take_down(arguments.name)}")
     return 0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from testbed.lab.hosts import run_on_hosts
-    from testbed.lab.keeper import lab
-    from testbed.sweep_run import Stop
+    from testbed.experiments.network_lab.hosts import run_on_hosts
+    from testbed.experiments.network_lab.keeper import lab
+    from testbed.sweep.runner import Stop
 
     def show(host: int, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more: the run goes on

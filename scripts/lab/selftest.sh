@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, "src")
-from testbed.drill.work import write_made_up_tokens
+from testbed.experiments.fault_drill.work import write_made_up_tokens
 
 write_made_up_tokens(Path(sys.argv[1]), 8192)
 PYTHON

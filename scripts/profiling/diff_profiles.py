@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.errors import say
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -35,8 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.profiles.diff import diff, diff_text, read_summary
-    from testbed.atomic_file import write_text
-    from testbed.json_file import holding_together
+    from testbed.io import holding_together, write_text
 
     try:
         a, b = read_summary(arguments.a), read_summary(arguments.b)

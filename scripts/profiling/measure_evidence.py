@@ -24,9 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.errors import say
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -51,8 +51,8 @@ class RunFailed(Exception):
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.evidence import check_overhead, overhead_table
-    from testbed.atomic_file import write_text
+    from testbed.experiments.evidence_overhead import check_overhead, overhead_table
+    from testbed.io import write_text
 
     if arguments.out is not None:
         try:
@@ -101,8 +101,8 @@ def not_measured() -> dict[str, str]:
 
 def measure(folder: Path, toggles: list[str], rounds: int, steps: int) -> dict[str, Any]:
     """All runs, as the JSON file has them."""
-    from testbed.analysis.evidence import EVIDENCE, PLAIN, SCHEMA_VERSION
-    from testbed.run_directory import now_utc
+    from testbed.experiments.evidence_overhead import EVIDENCE, PLAIN, SCHEMA_VERSION
+    from testbed.io import now_utc
 
     data = write_tokens(folder)
     runs, example = [], None
@@ -145,7 +145,7 @@ def write_tokens(folder: Path) -> list[str]:
     """Random tokens, which cost what others cost. Returns the flags that name them."""
     import numpy as np
 
-    from testbed.token_file import TokenFileWriter
+    from testbed.data.token_file import TokenFileWriter
 
     flags = []
     for name, seed in (("train", 1), ("val", 2)):
@@ -161,7 +161,7 @@ def train(run: Path, toggles: list[str], data: list[str], steps: int) -> tuple[d
     Raises:
         RunFailed: it did not complete, or it is not marked as what it was.
     """
-    from testbed.metrics_file import read_metrics
+    from testbed.metrics.file import read_metrics
 
     flags = [word for pair in WORK.items() for word in pair]
     flags += [*data, "--max_train_steps", str(steps), "--timing_warmup_steps", "5"]

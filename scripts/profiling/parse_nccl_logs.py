@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,7 +30,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.profiles.nccl_logs import as_json, summarise, summary_text
-    from testbed.atomic_file import write_text
+    from testbed.io import write_text
 
     try:
         summary = summarise(arguments.logs)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
 
-from testbed.error_text import say
-from testbed.flag_parser import FlagParser
-from testbed.flag_values import positive
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import positive
+from testbed.errors import say
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -37,8 +37,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
+    from testbed.analysis.profiles.page import summary_text
     from testbed.analysis.profiles.summary import write_summary
-    from testbed.analysis.profiles.text import summary_text
 
     try:
         path, summary = write_summary(arguments.run_dir, arguments.optimizer_steps, arguments.ranks_in_profile)

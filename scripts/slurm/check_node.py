@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from testbed.flag_parser import FlagParser
+from testbed.config.flag_parser import FlagParser
 
 
 def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
@@ -26,7 +26,7 @@ def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
         yield f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or newer is needed, name one with PYTHON"
         return
     try:
-        from testbed.flags import parse_command_line
+        from testbed.config.flags import parse_command_line
 
         values = parse_command_line(flags).values
     except ModuleNotFoundError as error:

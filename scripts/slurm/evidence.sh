@@ -9,7 +9,7 @@
 #
 # NCCL_LOGS=1, TORCHRUN_LOGS=1, DIST_DEBUG=1, NSYS=1: each is 0 unless it is set. With all of them 0 nothing is exported,
 # no file is written and the three arrays are empty: the run is a plain one. With any of them the run is marked as
-# instrumented, because EVIDENCE_TOGGLES names it (src/testbed/instruments.py).
+# instrumented, because EVIDENCE_TOGGLES names it (src/testbed/config/environment_variables.py).
 # EVIDENCE_VARIABLES and EVIDENCE_FOLDERS tell what was exported and made, so that a dry run can show it.
 # The prefix may stand before every rank, or before the first of each node alone: it does nothing on the others.
 # Every start has a folder of its own, RUN_DIR/evidence/start_K: logs of two starts in one folder would be read as one.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+
 NOT_A_TARGET = -100  # a target with this value is no prediction to score (PyTorch's ignore_index)
 
 

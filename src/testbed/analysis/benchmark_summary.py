@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.arms import rank_count
-from testbed.analysis.runs import Run, find_runs, load_run
-from testbed.flops import mfu
-from testbed.json_file import holding_together, read_json
-from testbed.metrics_file import read_metrics
+from testbed.analysis.runs.arms import rank_count
+from testbed.analysis.runs.load import Run, find_runs, load_run
+from testbed.io import holding_together, read_json
+from testbed.metrics.file import read_metrics
+from testbed.model.flops import mfu
 
 NOT_PASSED = ("failed", "late", "interrupted")
 FIELDS = ("name", "status", "seconds", "exit_code", "reason", "command")

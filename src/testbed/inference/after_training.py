@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from testbed import distributed
+from testbed.config.settings import BENCHMARK_NEW_TOKENS, BENCHMARK_PROMPT_TOKENS, RunSettings
+from testbed.data.token_file import TokenFile
+from testbed.distributed import process_group
+from testbed.distributed.launch import usable_cores
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.latency import time_in_turn
-from testbed.launch import usable_cores
-from testbed.model import GPT2
-from testbed.settings import BENCHMARK_NEW_TOKENS, BENCHMARK_PROMPT_TOKENS, RunSettings
-from testbed.token_file import TokenFile
+from testbed.model.gpt2 import GPT2
 
 WARMUP, REPEATS = 2, 7
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,7 +44,7 @@ def benchmark_generation(
     """
     prompt = [int(token) for token in token_file.tokens[:BENCHMARK_PROMPT_TOKENS]]
     try:
-        found = distributed.by_rank_0(lambda: _measure(state_dict, settings, prompt, device))
+        found = process_group.by_rank_0(lambda: _measure(state_dict, settings, prompt, device))
     except torch.OutOfMemoryError:  # a model that was trained in shards; the run itself lacks nothing
         return None, f"no inference benchmark: the whole model does not fit onto {device} beside what trained it"
     if found is None:

@@ -21,8 +21,8 @@ from torch import nn
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.kv_cache import KVCache
 from testbed.inference.sampling import GREEDY, NOT_A_TOKEN, Sampling, next_tokens
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "waiting", "running", "finished", "cancelled", "failed"
 STOP, LENGTH = "stop", "length"  # why a request finished

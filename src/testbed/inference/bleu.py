@@ -7,10 +7,10 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
+from testbed.data.tokenizer import Tokenizer
 from testbed.inference.generate import generate
 from testbed.inference.prompts import prompts_of_pairs
-from testbed.model import GPT2
-from testbed.tokenizer import Tokenizer
+from testbed.model.gpt2 import GPT2
 
 
 def score_pairs(

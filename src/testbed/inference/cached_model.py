@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from testbed.inference.kv_cache import KVCache
-from testbed.model import GPT2, Block
+from testbed.model.gpt2 import GPT2, Block
 
 # The head multiplies a few rows with the whole embedding. Of GPT-2 124M on two cores, 2 to 32 rows took 1.4 to 3 times
 # as long as the same product with the factors exchanged; nano's embedding (4 MiB), one row and 64 rows did not.

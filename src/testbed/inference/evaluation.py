@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from testbed.atomic_file import write_text
-from testbed.error_text import first_line
+from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
+from testbed.inference.evaluated_model import Subject
+from testbed.inference.first_record import scheme_entry
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
 from testbed.inference.loading import load_model
 from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
 from testbed.inference.prompts import draw_prompt
 from testbed.inference.quantize import Quantized, quantize
-from testbed.inference.record import scheme_entry
 from testbed.inference.schemes import NONE, SCHEMES
-from testbed.inference.subject import Subject
 from testbed.inference.wrapped import PLAIN, TRAINING_ENGINE, compare_wrapped
-from testbed.model import GPT2
+from testbed.io import write_text
+from testbed.model.gpt2 import GPT2
 
 BF16 = "bf16"
 Compare = Callable[[Sequence[float], Sequence[float]], Any]  # testbed.analysis.statistics.compare
@@ -54,7 +54,7 @@ class Evaluation:
         arguments: the flags of scripts/evaluate.py.
         content: `record.beginning`, with an entry of each scheme.
         compare: rates of two arms to a ratio with its interval (testbed.analysis.statistics.compare).
-        check: raises ValueError where `content` breaks the schema (testbed.analysis.inference.check_inference).
+        check: raises ValueError where `content` breaks the schema (testbed.inference.report.check_inference).
     """
 
     def __init__(

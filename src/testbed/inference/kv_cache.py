@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from testbed.model_shape import ModelShape
+from testbed.model.shape import ModelShape
 
 
 class KVCache:

@@ -19,8 +19,8 @@ from torch import nn
 
 from testbed.inference.kv_cache import KVCache
 from testbed.inference.load_test import percentiles
-from testbed.model_shape import ModelShape
-from testbed.step_clock import synchronize
+from testbed.model.shape import ModelShape
+from testbed.profiling.step_clock import synchronize
 
 
 @dataclass(frozen=True)

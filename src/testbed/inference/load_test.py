@@ -23,8 +23,8 @@ import torch
 
 from testbed.inference.batching import BatchingEngine, QueueFull, Request
 from testbed.inference.prompts import draw_prompt
-from testbed.measure import peak_memory
-from testbed.step_clock import synchronize
+from testbed.profiling.device_limits import peak_memory
+from testbed.profiling.step_clock import synchronize
 
 PERCENTILES = (50, 95, 99)
 SATURATED_AT = 0.95  # of the best throughput

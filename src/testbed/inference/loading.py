@@ -6,17 +6,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.model_shape import MODEL_SIZES, ModelShape
-from testbed.run_directory import TOKENIZER, WEIGHTS
-from testbed.sidecar import GPT2_VOCAB_SIZE
-from testbed.starting_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
-from testbed.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
-from testbed.typed_paths import not_a_folder
+from testbed.config.initial_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
+from testbed.data.sidecar import GPT2_VOCAB_SIZE
+from testbed.data.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
+from testbed.io import not_a_folder
+from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.run_files import TOKENIZER, WEIGHTS
 
 if TYPE_CHECKING:
     import torch
 
-    from testbed.model import GPT2
+    from testbed.model.gpt2 import GPT2
+
 
 PUBLISHED = tuple(name for name in MODEL_SIZES if name.startswith("gpt2"))
 
@@ -33,8 +34,8 @@ def load_model(source: Path | str, device: torch.device | str = "cpu", dtype: to
             folder.
         OSError: the hub cannot be reached.
     """
-    from testbed.model import GPT2
-    from testbed.weights import read_initial_weights
+    from testbed.checkpoint.weights import read_initial_weights
+    from testbed.model.gpt2 import GPT2
 
     shape = shape_of_config(source)
     # a path that no published name is equal to: a folder may be called gpt2

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from testbed.model import GPT2
-from testbed.tokenizer import Tokenizer
+from testbed.data.tokenizer import Tokenizer
+from testbed.model.gpt2 import GPT2
 
 NUM_RESAMPLES = 4_999
 MIN_WINDOWS = 30  # fewer have no interval

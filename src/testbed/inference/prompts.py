@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from testbed.pairs import Pair, encode_prompt, read_pairs
-from testbed.tokenizer import Tokenizer
+from testbed.data.pairs import Pair, encode_prompt, read_pairs
+from testbed.data.tokenizer import Tokenizer
 
 
 def draw_prompt(tokens: np.ndarray, length: int, random: np.random.Generator) -> list[int]:

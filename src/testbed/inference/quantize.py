@@ -30,10 +30,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from testbed.error_text import first_line
+from testbed.errors import first_line
 from testbed.inference.schemes import SCHEMES, TORCHAO
-from testbed.model import GPT2
-from testbed.model_shape import ModelShape
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
 
 GROUP_SIZES = (128, 64, 32)  # of int4: what its CPU kernel takes; a larger group has fewer scales and is less exact
 INT4_CUDA_ROW = 1024  # its CUDA kernel takes rows of a multiple of this (torchao's Int4TilePackedTo4dTensor pads them)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+
 NOT_A_TOKEN = -1  # where a sequence's logits are not numbers
 LOWEST_TEMPERATURE = 1e-10  # what is lower is drawn as this, greedily in effect; float32 would divide by zero
 

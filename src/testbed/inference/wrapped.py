@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from testbed.distributed import start_process_group, stop_process_group
-from testbed.error_text import first_line
+from testbed.distributed.launch import Launch
+from testbed.distributed.process_group import start_process_group, stop_process_group
+from testbed.errors import first_line
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.latency import time_in_turn
-from testbed.launch import Launch
-from testbed.model import GPT2
+from testbed.model.gpt2 import GPT2
 from testbed.strategies.deepspeed_zero import import_deepspeed
 
 PLAIN, TRAINING_ENGINE = "plain", "training_engine"

@@ -2,7 +2,7 @@
 
 One step, not one micro batch, is what all strategies share: DeepSpeed counts its own accumulation boundary, a pipeline
 schedule takes all micro batches at once, DDP wants to know the last one. To add a strategy, write one file with a class
-that has these methods and name it in STRATEGIES; tests/test_strategies_agree.py then says whether it is right.
+that has these methods and name it in config/run_types.py; tests/test_strategies_agree.py then says whether it is right.
 
 Importing this module loads no torch: a strategy's own module is imported when it is built.
 """
@@ -10,17 +10,18 @@ Importing this module loads no torch: a strategy's own module is imported when i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from testbed.config.run_types import STRATEGIES
 
 if TYPE_CHECKING:
     import torch
 
-    from testbed.model import GPT2
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
+    from testbed.model.gpt2 import GPT2
     from testbed.step import MicroBatch, StepResult
 
 
@@ -60,69 +61,6 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Let go of what the strategy started."""
-
-
-@dataclass(frozen=True)
-class StrategyEntry:
-    """A line of the registry. `module` is imported only when the strategy is used."""
-
-    module: str
-    class_name: str
-    summary: str
-    is_distributed: bool = True  # False: one process, refuses more than one rank
-    options: Mapping[str, Any] = field(default_factory=dict)  # flags that only it has, and their defaults
-
-
-_WHOLE_MODEL = {"skip_gradient_sync": None}  # a rank that holds all weights can do a step without the others
-_PIPELINE_AXES = {"pipeline_stages": None}
-
-STRATEGIES = {
-    "baseline": StrategyEntry("baseline", "Baseline", "plain PyTorch on one device", is_distributed=False),
-    "dp": StrategyEntry("data_parallel", "DataParallel", "torch.nn.DataParallel, one process", is_distributed=False),
-    "allreduce": StrategyEntry(
-        "allreduce", "AllReduce", "one blocking all-reduce per gradient after backward", options=_WHOLE_MODEL
-    ),
-    "ddp": StrategyEntry(
-        "ddp",
-        "DDP",
-        "DistributedDataParallel",
-        options={**_WHOLE_MODEL, "bucket_cap_mb": 25.0, "gradient_compression": "none"},
-    ),
-    "fsdp": StrategyEntry(
-        "fsdp",
-        "FSDP",
-        "FSDP2, sharded weights; also hybrid",
-        options={"reshard_after_forward": "on", "shard_size": None, "mixed_precision": "autocast"},
-    ),
-    "optimized": StrategyEntry(
-        "deepspeed_zero",
-        "DeepSpeedZero",
-        "DeepSpeed ZeRO 0-3",
-        options={
-            "zero_stage": 1,
-            "offload": "none",
-            "reduce_bucket_size": 200_000_000,
-            "allgather_bucket_size": 200_000_000,
-            "overlap_comm": "on",
-            "mixed_precision": "autocast",
-        },
-    ),
-    "model_parallel": StrategyEntry(
-        "pipeline", "ModelParallel", "layers over ranks, one micro batch at a time", options=_PIPELINE_AXES
-    ),
-    "pipeline": StrategyEntry(
-        "pipeline",
-        "Pipeline",
-        "layers over ranks, micro batches overlapped",
-        options={**_PIPELINE_AXES, "pipeline_schedule": "1f1b", "stages_per_rank": None},
-    ),
-    "tensor": StrategyEntry(
-        "tensor_parallel",
-        "TensorParallel",
-        "heads, MLP and vocabulary over ranks",
-        options={"tensor_parallel_size": None},
-    ),
-}
 
 
 def build_strategy(settings: RunSettings, model: GPT2, device: torch.device) -> Strategy:

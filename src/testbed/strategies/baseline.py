@@ -16,14 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from testbed.model import GPT2
-from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm, local_tensor, set_learning_rate
+from testbed.model.gpt2 import GPT2
+from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm, local_tensor, set_learning_rate
+from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.step_clock import phase
 from testbed.strategies import state_files
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
+
 
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

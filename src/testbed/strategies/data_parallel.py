@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from testbed.model import GPT2
+from testbed.model.gpt2 import GPT2
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
 
 
 class DataParallel(Baseline):

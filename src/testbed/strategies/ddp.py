@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from testbed.model import GPT2
+from testbed.model.gpt2 import GPT2
 from testbed.step import MicroBatch
 from testbed.strategies.replicated import Replicated
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
 
 
 class DDP(Replicated):

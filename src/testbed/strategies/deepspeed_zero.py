@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from testbed.deepspeed_config import effective_config, read_deepspeed_file
-from testbed.model import GPT2
-from testbed.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.model.gpt2 import GPT2
+from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
+from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.step_clock import phase
 from testbed.strategies import state_files, zero_state
+from testbed.strategies.deepspeed_config import effective_config
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
+
 
 CHECKPOINT_TAG = "deepspeed"
 FULL_STATE = "full_state"  # beside it: the same state in the form that all strategies read

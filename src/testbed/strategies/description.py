@@ -27,8 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from testbed.json_file import parse_json
-from testbed.regular_file import is_within, read_regular
+from testbed.io import is_within, parse_json, read_regular
 from testbed.strategies.old_description import MOST_DIMENSIONS, plain_form_of
 
 DESCRIPTION, OLD_DESCRIPTION = "tensors.json", ".metadata"

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from testbed.distributed import hybrid_mesh
-from testbed.model import GPT2
+from testbed.distributed.process_group import hybrid_mesh
+from testbed.model.gpt2 import GPT2
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
 
 
 class FSDP(Baseline):

@@ -22,16 +22,18 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from testbed.distributed import average_, device_mesh, gather_objects
-from testbed.model import GPT2, token_loss_sum
-from testbed.optimizer import global_grad_norm
-from testbed.stages import Stage, balanced_stages
+from testbed.distributed.process_group import device_mesh, gather_objects
+from testbed.model.gpt2 import GPT2, token_loss_sum
+from testbed.optim.optimizer import global_grad_norm
+from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
-from testbed.step_clock import phase
+from testbed.strategies.average import average_
 from testbed.strategies.baseline import Baseline
+from testbed.strategies.stages import Stage, balanced_stages
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
+
 
 MOST_IN_FLIGHT = 2  # activations of validation on their way to the next stage
 SCHEDULES = {

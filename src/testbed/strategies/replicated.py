@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from testbed.model import GPT2
+from testbed.model.gpt2 import GPT2
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
 
 
 class Replicated(Baseline):

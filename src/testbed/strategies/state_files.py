@@ -34,11 +34,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-from testbed.atomic_file import write_text
-from testbed.optimizer import local_tensor
-from testbed.regular_file import is_within, open_regular
+from testbed.io import is_within, open_regular, write_text
+from testbed.model.tensor_archive import check_finite, load_tensors
+from testbed.optim.optimizer import local_tensor
 from testbed.strategies.description import DESCRIPTION, DTYPES, described_by, in_json, read_description
-from testbed.tensor_archive import check_finite, load_tensors
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # not by number: numbers differ between stages
 State = dict[str, dict[str, torch.Tensor]]

@@ -30,15 +30,16 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from testbed.distributed import average_, device_mesh
-from testbed.model import GPT2
-from testbed.optimizer import local_tensor
+from testbed.distributed.process_group import device_mesh
+from testbed.model.gpt2 import GPT2
+from testbed.optim.optimizer import local_tensor
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies import state_files
+from testbed.strategies.average import average_
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
-    from testbed.settings import RunSettings
+    from testbed.config.settings import RunSettings
 
 
 class TensorParallel(Baseline):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from testbed import regular_file, tensor_archive
+from testbed import io
+from testbed.model import tensor_archive
 from testbed.strategies import state_files
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's; Muon's momentum is refused where ZeRO shards
@@ -100,7 +101,7 @@ def _load_tensors(path: str, map_location: Any = None) -> Any:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     stage = (int, "deepspeed.runtime.zero.config.ZeroStageEnum")  # a file could write into the members of the enum
-    with regular_file.open_regular(Path(path)) as file:
+    with io.open_regular(Path(path)) as file:
         return tensor_archive.load_tensors(
             file, path, also=(DynamicLossScaler, LossScaler, fragment_address, stage), map_location=map_location
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from testbed.analysis.arms import group_into_arms
+from testbed.analysis.audit.comparison_rules import pair_findings
 from testbed.analysis.audit.finding import (
     EQUAL_WORK,
     FAILS,
@@ -24,10 +24,13 @@ from testbed.analysis.audit.finding import (
     Side,
 )
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
-from testbed.analysis.audit.pairs import pair_findings
-from testbed.analysis.audit.reported import Reported, read_reported
-from testbed.analysis.audit.rules import METRICS_RULES
-from testbed.analysis.sweep_file import read_sweep
+from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, SCALING_REPORT, TEXT_SUFFIXES, Reported, from_run
+from testbed.analysis.audit.run_rules import METRICS_RULES
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.load import METRICS_FILE, load_run
+from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
+from testbed.io import missing
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 
@@ -185,3 +188,57 @@ def _cell(item: Reported, sweeps: dict[Path, dict]) -> tuple:
             if parent == folder / cell["folder"]:
                 return sweeps[folder]["protocol"], (str(folder), cell["batch_size"])
     return None, None
+
+
+def read_reported(paths: Sequence[Path]) -> list[Reported]:
+    """Every run that the files and folders of `paths` tell of, in their order.
+
+    ValueError, one sentence that names the file: it does not exist, cannot be read, or is no format that is known. In a
+    folder, files of no known format are passed over.
+    """
+    from testbed.analysis.audit import foreign
+
+    named, rank_files = [], []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"{path} {missing(path)}")
+        files = _files_under(path) if path.is_dir() else [path]
+        if path.is_dir() and not files:
+            raise ValueError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
+        named += [(file, not path.is_dir()) for file in files]
+    found = []
+    for file, is_typed in dict.fromkeys(named):
+        if RANK_JSON.fullmatch(file.name) or PIPELINE_JSON.fullmatch(file.name):
+            rank_files.append(file)
+        elif file.suffix == ".csv":
+            found += foreign.read_csv(file, is_typed)
+        elif file.suffix in TEXT_SUFFIXES:
+            found += foreign.read_text_log(file, is_typed)
+        elif file.name == SCALING_REPORT:
+            found.append(foreign.read_scaling_report(file))
+        else:
+            found.append(from_run(load_run(file)))
+    found += foreign.read_rank_files(rank_files)
+    if not found:
+        raise ValueError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
+    return foreign.merge_exports(found)
+
+
+def _files_under(folder: Path) -> list[Path]:
+    """Files that may tell of a run, by name. A log beside a training_metrics.json only repeats it."""
+    files = [path for path in files_of_runs(folder) if path.is_file()]
+    with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
+    is_sweep = any(path.name == SWEEP_FILE for path in files)
+    return [
+        path
+        for path in files
+        if path.name == METRICS_FILE
+        or RANK_JSON.fullmatch(path.name)
+        or PIPELINE_JSON.fullmatch(path.name)
+        or (path.name == SCALING_REPORT and not is_sweep)
+        or (
+            path.suffix in (".csv", *TEXT_SUFFIXES)
+            and not is_sweep
+            and not any(parent in with_metrics for parent in path.parents)
+        )
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.load import Run
 
 FAILS = "claim does not stand"
 NOTE = "note"

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, Reported
-from testbed.json_file import read_json
-from testbed.regular_file import read_text
+from testbed.io import read_json, read_text
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 # The names of a timing breakdown -> the parts of an epoch that they call so.

@@ -16,7 +16,7 @@ from testbed.analysis.audit.finding import (
     Finding,
 )
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.rules import is_exact
+from testbed.analysis.audit.run_rules import is_exact
 
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
 

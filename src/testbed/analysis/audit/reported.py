@@ -7,18 +7,14 @@ otherwise understood stands in `unread`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.arms import rank_count
-from testbed.analysis.run_search import files_of_runs
-from testbed.analysis.runs import METRICS_FILE, Run, load_run
-from testbed.analysis.sweep_file import SWEEP_FILE
-from testbed.instruments import instruments_in
-from testbed.json_file import read_json
-from testbed.typed_paths import missing
+from testbed.analysis.runs.arms import rank_count
+from testbed.analysis.runs.load import Run
+from testbed.config.environment_variables import instruments_in
+from testbed.io import read_json
 
 RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
 PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")
@@ -61,40 +57,6 @@ class Reported:
     def is_our_own(self) -> bool:
         """A 2.1 file: every optimizer step of every rank, on a clock that is synchronised on both sides."""
         return self.form == "2.1"
-
-
-def read_reported(paths: Sequence[Path]) -> list[Reported]:
-    """Every run that the files and folders of `paths` tell of, in their order.
-
-    ValueError, one sentence that names the file: it does not exist, cannot be read, or is no format that is known. In a
-    folder, files of no known format are passed over.
-    """
-    from testbed.analysis.audit import foreign
-
-    named, rank_files = [], []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise ValueError(f"{path} {missing(path)}")
-        files = _files_under(path) if path.is_dir() else [path]
-        if path.is_dir() and not files:
-            raise ValueError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
-        named += [(file, not path.is_dir()) for file in files]
-    found = []
-    for file, is_typed in dict.fromkeys(named):
-        if RANK_JSON.fullmatch(file.name) or PIPELINE_JSON.fullmatch(file.name):
-            rank_files.append(file)
-        elif file.suffix == ".csv":
-            found += foreign.read_csv(file, is_typed)
-        elif file.suffix in TEXT_SUFFIXES:
-            found += foreign.read_text_log(file, is_typed)
-        elif file.name == SCALING_REPORT:
-            found.append(foreign.read_scaling_report(file))
-        else:
-            found.append(from_run(load_run(file)))
-    found += foreign.read_rank_files(rank_files)
-    if not found:
-        raise ValueError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
-    return foreign.merge_exports(found)
 
 
 def from_run(run: Run) -> Reported:
@@ -143,23 +105,3 @@ def _instruments(run: Run) -> list[str]:
     if traces:
         found.append(f"a profiler ran with it ({traces[0].relative_to(folder)} beside it)")
     return found
-
-
-def _files_under(folder: Path) -> list[Path]:
-    """Files that may tell of a run, by name. A log beside a training_metrics.json only repeats it."""
-    files = [path for path in files_of_runs(folder) if path.is_file()]
-    with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
-    is_sweep = any(path.name == SWEEP_FILE for path in files)
-    return [
-        path
-        for path in files
-        if path.name == METRICS_FILE
-        or RANK_JSON.fullmatch(path.name)
-        or PIPELINE_JSON.fullmatch(path.name)
-        or (path.name == SCALING_REPORT and not is_sweep)
-        or (
-            path.suffix in (".csv", *TEXT_SUFFIXES)
-            and not is_sweep
-            and not any(parent in with_metrics for parent in path.parents)
-        )
-    ]

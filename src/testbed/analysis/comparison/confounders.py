@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.analysis.arms import DEVICE_FIELDS, automatic_choices, conditions, hardware_of
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.arms import DEVICE_FIELDS, automatic_choices, conditions, hardware_of
+from testbed.analysis.runs.load import Run
 
 COMMIT, CHANGED_FILES, DEVICE, MACHINE, SOFTWARE = "commit", "changed files", "device", "machine", "software"
 CHOICE = "automatic choice"

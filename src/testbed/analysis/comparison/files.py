@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.analysis.arms import Arm, group_into_arms, without_copies
-from testbed.analysis.runs import Run, find_runs, load_run
-from testbed.typed_paths import missing
+from testbed.analysis.runs.arms import Arm, group_into_arms, without_copies
+from testbed.analysis.runs.load import Run, find_runs, load_run
+from testbed.io import missing
 
 SHOWN = 6
 

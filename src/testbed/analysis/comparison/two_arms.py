@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.arms import Arm, arm_names, automatic_choices, configuration, without_copies
-from testbed.analysis.comparability import UNKNOWN, Difference, differing_validation, differing_work, loss_noise
 from testbed.analysis.comparison.confounders import other_explanations
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.arms import Arm, arm_names, automatic_choices, configuration, without_copies
+from testbed.analysis.runs.comparability import UNKNOWN, Difference, differing_validation, differing_work, loss_noise
+from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import (
     FASTER,
     MIN_REPEATS,

@@ -4,12 +4,14 @@ Totals of profiles of different lengths compare the lengths, and percentages of 
 neither is used. Each profile is one instrumented run: a difference is what these two runs did, and no verdict.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.profiles.page import milliseconds, number, table_lines
 from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
-from testbed.analysis.profiles.text import milliseconds, number, table_lines
-from testbed.json_file import read_json
+from testbed.io import read_json
 
 # OS runtime is left out: its time is that of idle threads.
 COMPARED = {

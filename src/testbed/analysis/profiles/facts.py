@@ -1,5 +1,7 @@
 """What a run's own files say about it, for the summary of its profile: the metrics file and the launcher's."""
 
+from __future__ import annotations
+
 import json
 import re
 import reprlib
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.json_file import holding_together, read_json
-from testbed.metrics_file import metrics_version, read_metrics
+from testbed.io import holding_together, read_json
+from testbed.metrics.file import metrics_version, read_metrics
 
 _METRICS, _LAUNCHER = "training_metrics.json", "launcher_metadata.json"
 _PARTS_OF_A_STEP = ("data_wait_s", "forward_s", "backward_s", "optimizer_s", "exposed_communication_s", "idle_s")

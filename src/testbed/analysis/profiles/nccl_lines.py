@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.regular_file import open_regular
+from testbed.io import open_regular
 
 _LINE = re.compile(
     r"(?P<host>[^\s:\[\]]+):(?P<process>\d+):(?P<thread>\d+) \[-?\d+\] (?:\S+ )?NCCL (?P<level>[A-Z]+) (?P<text>.*)"

@@ -1,5 +1,7 @@
 """Ranges inside ranges: who is innermost, so that a moment is counted once."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 Interval = tuple[int, int]  # start and end in nanoseconds

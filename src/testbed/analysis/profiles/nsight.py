@@ -7,6 +7,8 @@ against itself: averages against totals, percentages against shares. What does n
 line, because a number that is read wrongly looks like a measurement.
 """
 
+from __future__ import annotations
+
 import csv
 import re
 from collections.abc import Iterator, Sequence
@@ -14,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.analysis.profiles.nsight_numbers import Number, NumberStyle, number_style
-from testbed.error_text import one_line
-from testbed.json_file import holding_together
-from testbed.regular_file import read_regular
+from testbed.errors import one_line
+from testbed.io import holding_together, read_regular
 
 _STATISTICS = ("Avg", "Med", "Min", "Max", "StdDev")
 _TIMES = tuple(f"{name} (ns)" for name in _STATISTICS)

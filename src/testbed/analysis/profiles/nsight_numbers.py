@@ -6,6 +6,8 @@ than two, or nearly two thousand); but a column always has the same number of de
 and a file has one mark and one separator. What contradicts that is refused.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ Nvidia's "SQLite Export Schema Reference" (docs.nvidia.com/nsight-systems); what
 shows of the same file. Times are whole nanoseconds.
 """
 
+from __future__ import annotations
+
 import re
 import sqlite3
 from bisect import bisect_right
@@ -19,9 +21,8 @@ import numpy as np
 
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Row, Stats, Table
-from testbed.json_file import holding_together
-from testbed.regular_file import open_regular
-from testbed.trace import intersect, subtract, union
+from testbed.io import holding_together, open_regular
+from testbed.profiling.trace import intersect, subtract, union
 
 STEP = ":train/step"
 # eventType of NVTX_EVENTS: from the library, or imported from text files

@@ -4,6 +4,8 @@ The fields of the first block have the names and forms that earlier tools read; 
 because totals of profiles of different lengths compare the lengths. docs/profiling.md describes the file.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from testbed.analysis.profiles.facts import Facts, read_facts
 from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, Table, read_stats
 from testbed.analysis.profiles.nsight_sqlite import STEP, Export, is_nccl, read_export
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
-from testbed.atomic_file import write_text
+from testbed.io import write_text
 
 SUMMARY_FILE = "profile_summary.json"
 PROFILES = "profiles"

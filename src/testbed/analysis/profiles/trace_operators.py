@@ -1,8 +1,10 @@
 """Which operators and kernels a torch.profiler trace spent its optimizer steps in, where there is no Nsight.
 
 The time of an operator is its own: what the operators that it calls take is theirs. What the steps were spent on as a
-whole (data wait, exposed communication, idle) is in the run's `attribution`, see testbed.trace.
+whole (data wait, exposed communication, idle) is in the run's `attribution`, see testbed.profiling.trace.
 """
+
+from __future__ import annotations
 
 import json
 from collections import defaultdict
@@ -12,8 +14,8 @@ from pathlib import Path
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Table
 from testbed.analysis.profiles.nsight_sqlite import table_of
-from testbed.error_text import first_line
-from testbed.regular_file import read_unpacked
+from testbed.errors import first_line
+from testbed.io import read_unpacked
 
 _STEP = "train/step"
 _STEP_OF_PROFILER = "ProfilerStep#"  # traces of other programs have these alone

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.load import Run
 
 # In the order in which a step does them. A source that has no such part leaves it out; "other" is what is left over.
 PARTS = ("data wait", "forward", "backward", "synchronise", "optimizer", "exposed communication", "idle or other")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from testbed.analysis.comparability import differing_work
 from testbed.analysis.comparison.confounders import differing_choices
-from testbed.analysis.report.subject import Subject
+from testbed.analysis.report.entries import Subject
 from testbed.analysis.report.words import compared, joined
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.comparability import differing_work
+from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import MIN_REPEATS
-from testbed.scatter import NOISY
+from testbed.metrics.scatter import NOISY
 
 
 @dataclass(frozen=True)

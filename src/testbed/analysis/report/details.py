@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.chart_style import digits
+from testbed.analysis.charts.style import digits
 from testbed.analysis.report.cautions import machine
+from testbed.analysis.report.entries import Entry, Subject
 from testbed.analysis.report.sections import MIB, Picture, RunNumbers, Section, Table
-from testbed.analysis.report.subject import Entry, Subject
 from testbed.analysis.report.words import joined
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.load import Run
 
 GB = 1e9
 FIRST_ATTRIBUTED = "Of each configuration the first profiled run; the bars of a step are a mean over all of them."

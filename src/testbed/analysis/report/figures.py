@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from testbed.analysis.chart_style import LINE_STYLES, MARKERS, STYLE, digits, wrapped
-from testbed.analysis.comparability import LOSS_NOISE
-from testbed.analysis.repeats_chart import Bar, draw_bars
+from testbed.analysis.charts.repeats import Bar, draw_bars
+from testbed.analysis.charts.style import LINE_STYLES, MARKERS, STYLE, digits, wrapped
 from testbed.analysis.report.breakdown import PARTS, Breakdown
-from testbed.analysis.report.subject import Entry, Workload
+from testbed.analysis.report.entries import Entry, Workload
+from testbed.analysis.runs.comparability import LOSS_NOISE
 
 REPORT_STYLE = {
     **STYLE,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed.analysis.comparison.two_arms import Losses
-from testbed.analysis.report.subject import Subject, Workload
+from testbed.analysis.report.entries import Subject, Workload
 from testbed.analysis.report.words import NO_CLAIM, NOT_COMPARED, Pair, compared, joined, times
 from testbed.analysis.statistics import FASTER, MIN_REPEATS
 

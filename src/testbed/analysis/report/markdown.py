@@ -8,14 +8,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from testbed.analysis.report.details import ranges
+from testbed.analysis.report.entries import Entry
 from testbed.analysis.report.figures import WIDE, svg
 from testbed.analysis.report.page import Report, Source, pictures_of, report_of
 from testbed.analysis.report.sections import Cell, Picture, RunNumbers, Table, overview
-from testbed.analysis.report.subject import Entry
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.tables import markdown_table
-from testbed.atomic_file import replacing, write_text
-from testbed.error_text import printable
+from testbed.errors import printable
+from testbed.io import replacing, write_text
 
 
 def markdown(

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from testbed.analysis.chart_style import rate
+from testbed.analysis.charts.style import rate
 from testbed.analysis.report import details, scaling, sections
 from testbed.analysis.report.cautions import Caution, warnings_of
+from testbed.analysis.report.entries import Entry, Subject, subject_of
 from testbed.analysis.report.figures import NARROW, WIDE, data_uri
 from testbed.analysis.report.headlines import Headline, headlines
 from testbed.analysis.report.sections import Picture, Section, Table
-from testbed.analysis.report.subject import Entry, Subject, subject_of
 from testbed.analysis.report.words import Verdict, in_order, joined, verdicts
-from testbed.analysis.runs import Run
-from testbed.atomic_file import write_text
-from testbed.error_text import printable
+from testbed.analysis.runs.load import Run
+from testbed.errors import printable
+from testbed.io import write_text
 
 TEMPLATE = "page.html.jinja"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.report.details import without_unknown
+from testbed.analysis.report.entries import Entry, Subject
 from testbed.analysis.report.figures import scaling_figure
 from testbed.analysis.report.sections import Picture, RunNumbers, Section, Table
-from testbed.analysis.report.subject import Entry, Subject
 from testbed.analysis.report.words import NO_CLAIM, Verdict, joined, times
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.report import scaling_report
 from testbed.analysis.statistics import NOT_ENOUGH
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.figure import Figure
 
-from testbed.analysis.chart_style import digits, rate
-from testbed.analysis.repeats_chart import MEANING_OF_MARKS
+from testbed.analysis.charts.repeats import MEANING_OF_MARKS
+from testbed.analysis.charts.style import digits, rate
 from testbed.analysis.report.breakdown import Breakdown, breakdown
+from testbed.analysis.report.entries import Entry, Subject, Workload
 from testbed.analysis.report.figures import Look, breakdown_figure, loss_figure, loss_time_figure, repeats_figure
-from testbed.analysis.report.subject import Entry, Subject, Workload
 from testbed.analysis.report.words import (
     NO_CLAIM,
     NOT_COMPARED,
@@ -21,7 +21,7 @@ from testbed.analysis.report.words import (
     joined,
     times,
 )
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.load import Run
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import special
 
 from testbed.analysis.comparison.two_arms import Comparison, compare_arms
-from testbed.analysis.report.subject import Entry, Subject, Workload
+from testbed.analysis.report.entries import Entry, Subject, Workload
 from testbed.analysis.statistics import CONFIDENCE, FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
 
 SHOWN = 6  # names in one sentence, before "and 4 more"

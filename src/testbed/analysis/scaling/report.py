@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.comparison.confounders import differing_choices
-from testbed.analysis.runs import Run, find_runs, load_run
+from testbed.analysis.runs.load import Run, find_runs, load_run
+from testbed.analysis.runs.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
 from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
 from testbed.analysis.scaling.strategies import ScalingArm, rank_count, reference_of, sort_into_arms
 from testbed.analysis.statistics import MIN_REPEATS
-from testbed.analysis.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
-from testbed.atomic_file import write_text
-from testbed.json_file import read_json
-from testbed.typed_paths import not_a_folder
+from testbed.io import not_a_folder, read_json, write_text
 
 REPORT_FILE = "scaling_report.json"
 SCHEMA = 2  # 2: names for readers beside the variants of a sweep

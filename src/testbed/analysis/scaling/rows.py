@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.comparability import loss_noise
-from testbed.analysis.runs import Run
+from testbed.analysis.runs.comparability import loss_noise
+from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_note, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
 from testbed.analysis.statistics import compare, median_interval

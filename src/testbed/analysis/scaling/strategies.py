@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.arms import (
+from testbed.analysis.runs.arms import (
     DEVICE_FIELDS,
     arm_name,
     conditions,
@@ -24,8 +24,8 @@ from testbed.analysis.arms import (
     strategies_of,
     without_copies,
 )
-from testbed.analysis.comparability import IN_PROPORTION, TASK_FIELDS
-from testbed.analysis.runs import WORK_FIELDS, Run
+from testbed.analysis.runs.comparability import IN_PROPORTION, TASK_FIELDS
+from testbed.analysis.runs.load import WORK_FIELDS, Run
 
 BASELINE = "baseline"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.runs import Point, Run
+from testbed.analysis.runs.load import Point, Run
 
 
 @dataclass(frozen=True)

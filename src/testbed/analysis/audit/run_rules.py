@@ -1,0 +1,261 @@
+"""The audit's rules for one run's metrics file: what it contradicts itself, whatever it is compared with.
+
+Each rule takes one `Reported` and yields findings. docs/audit.md lists them with the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from testbed.analysis.audit.finding import (
+    EQUAL_WORK,
+    EVERY_STEP,
+    FAILS,
+    NOTE,
+    STEP_CLOCK,
+    THROUGHPUT,
+    TRACEABLE,
+    UNKNOWN,
+    WARM_UP,
+    Finding,
+)
+from testbed.analysis.audit.reported import Reported
+from testbed.io import read_json
+
+RATE_TOLERANCE = 0.01  # rounding of a printed rate; a real error here is a factor
+SAMPLE_COVERAGE = 0.9  # sampled step time x steps should give the epoch's wall time
+ALIASED_COVERAGE = 0.98  # the same where it is known why the samples miss the rest
+BY_CHANCE, BEYOND_NOISE = 0.01, 3.0
+SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
+
+
+def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
+    """2.0: tokens / wall time of the epochs. 2.1: tokens of the measured rows / their times."""
+    if item.form not in ("2.0", "2.1") or not item.rate:
+        return
+    tokens, seconds = _tokens_and_seconds(item)
+    if not tokens or not seconds:
+        return
+    expected = tokens / seconds
+    factor, ranks = item.rate / expected, item.world_size or 1
+    if abs(factor - 1) <= RATE_TOLERANCE:
+        return
+    arithmetic = f"{tokens:,.0f} tokens / {seconds:,.2f} s = {expected:,.1f} tokens/s"
+    if ranks > 1 and abs(factor / ranks - 1) <= RATE_TOLERANCE:
+        said = f"is {ranks} times that: it was multiplied by the number of devices, which the tokens already count"
+    elif ranks > 1 and abs(factor * ranks - 1) <= RATE_TOLERANCE:
+        said = f"is 1/{ranks} of that: it is of one rank, not of all"
+    else:
+        said = f"is {factor:.3g} times that"
+    yield Finding(THROUGHPUT, (item.name,), f"the recorded {item.rate:,.1f} tokens/s {said}", FAILS, arithmetic)
+
+
+def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
+    if item.form == "2.1":
+        config = item.run.record["training_config"]
+        per_step = config["global_batch_size"] * config["seq_len"]
+        return per_step * len(item.run.step_times_s), float(item.run.step_times_s.sum())
+    return item.run.work.get("tokens"), item.time_s
+
+
+def counters_agree(item: Reported) -> Iterator[Finding]:
+    """global batch = micro batch x accumulation x data ranks; tokens = steps x batch x length (2.0 and 2.1)."""
+    if item.form not in ("2.0", "2.1"):
+        return
+    config = item.run.record["training_config"]
+    ranks = config.get("data_world_size") if item.form == "2.1" else item.world_size
+    factors = (config.get("micro_batch_size_per_gpu"), config.get("grad_accum_steps"), ranks)
+    batch = item.global_batch_size
+    if batch and all(factors) and math.prod(factors) != batch:
+        product = f"{factors[0]} x {factors[1]} x {factors[2]} = {math.prod(factors)}"
+        yield Finding(
+            EQUAL_WORK, (item.name,),
+            f"global_batch_size is {batch}, micro batch x accumulation x data ranks is {product}",
+            FAILS, f"{math.prod(factors)} sequences per step",
+        )  # fmt: skip
+    if item.form == "2.1":
+        return
+    for epoch in item.run.record["epochs"]:
+        steps, tokens = epoch.get("optimizer_steps"), epoch.get("tokens_processed_global")
+        per_step = (batch or 0) * (config.get("seq_len") or 0)
+        if steps and tokens is not None and per_step and abs(tokens - steps * per_step) > per_step:
+            yield Finding(
+                EQUAL_WORK, (item.name,),
+                f"epoch {epoch['epoch_idx']}: {steps:,} optimizer steps of {batch} x {config['seq_len']} tokens are "
+                f"{steps * per_step:,} tokens, the file counts {tokens:,}",
+                FAILS, f"{tokens:,} tokens are {tokens / per_step:,.1f} steps of that batch",
+            )  # fmt: skip
+        micro, accumulation = epoch.get("micro_steps"), config.get("grad_accum_steps")
+        if steps and micro and accumulation and not micro // accumulation <= steps <= -(-micro // accumulation):
+            yield Finding(
+                EQUAL_WORK, (item.name,),
+                f"epoch {epoch['epoch_idx']}: {micro:,} micro steps with accumulation {accumulation} are not the "
+                f"{steps:,} optimizer steps that the file counts",
+                FAILS, f"{-(-micro // accumulation):,} optimizer steps",
+            )  # fmt: skip
+
+
+def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
+    """2.0 timed micro steps 0, k, 2k, ... on rank 0. With accumulation a, step i communicates when (i + 1) % a == 0.
+
+    A sampled step is such a one only where k and a have no common divisor.
+    """
+    if item.form != "2.0":
+        return
+    accumulation = item.run.record["training_config"].get("grad_accum_steps") or 1
+    flag = re.search(r"--timing_sample_every[= ](\d+)", item.run.record.get("command_line") or "")
+    every = int(flag[1][:9]) if flag else SAMPLE_EVERY
+    is_aliased = accumulation > 1 and math.gcd(every, accumulation) > 1
+    for epoch in item.run.record["epochs"]:
+        mean_s = epoch.get("step_time_mean_sec")
+        mean_s = epoch.get("step_time_p50_sec") if mean_s is None else mean_s
+        micro, wall_s = epoch.get("micro_steps") or epoch.get("steps"), epoch.get("epoch_wall_time_sec")
+        if not mean_s or not micro or not wall_s:
+            continue
+        coverage = mean_s * micro / wall_s
+        if coverage >= (ALIASED_COVERAGE if is_aliased else SAMPLE_COVERAGE):
+            continue
+        cause = (
+            f"every {every}th micro step is sampled, with accumulation {accumulation} never the one that communicates "
+            "and updates" if is_aliased else "the samples miss what takes the time"
+        )  # fmt: skip
+        steps = epoch.get("optimizer_steps")
+        per_step = f", {wall_s / steps:.4f} s per optimizer step" if steps else ""
+        yield Finding(
+            EVERY_STEP, (item.name,),
+            f"epoch {epoch['epoch_idx']}: step time {mean_s:.4f} s x {micro:,} micro steps is {mean_s * micro:,.1f} s, "
+            f"{coverage:.0%} of the epoch's {wall_s:,.1f} s: {cause}",
+            FAILS, f"{wall_s / micro:.4f} s per micro step by the wall clock{per_step}",
+        )  # fmt: skip
+
+
+def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
+    """2.1 without warm-up rows: the slow first steps are in the throughput. v1 and 2.0 never leave them out."""
+    if item.form in ("v1", "2.0"):
+        if item.rate:
+            yield Finding(
+                WARM_UP, (item.name,),
+                f"a {item.form} throughput is tokens over the whole epoch: warm-up is inside, and the file has no rows "
+                "to leave it out by", NOTE,
+            )  # fmt: skip
+        return
+    if item.form != "2.1" or len(item.run.step_times_s) < 10:
+        return
+    times_s, usual_s = item.run.step_times_s, float(np.median(item.run.step_times_s))
+    slow = int(np.argmax(times_s <= 1.5 * usual_s))  # steps before the first that is not slow
+    rest_s = times_s[slow:]
+    if not slow or times_s[:slow].min() <= rest_s.max():
+        return
+    # Steps that something else on the machine slowed down lie anywhere. That the slowest happen to be the first ones is
+    # as likely as any other place of so many among all, so with warm-up marked it takes more than one slow step of 15
+    is_placed_by_chance = 1 / math.comb(len(times_s), slow) > BY_CHANCE
+    if item.run.num_warmup_steps and is_placed_by_chance and times_s[:slow].max() < BEYOND_NOISE * usual_s:
+        return
+    tokens_per_step = item.run.work["tokens"] / max(1, item.optimizer_steps or 1)
+    with_s, without_s = tokens_per_step / times_s.mean(), tokens_per_step / rest_s.mean()
+    if without_s / with_s - 1 > 0.02:
+        yield Finding(
+            WARM_UP, (item.name,),
+            f"the first {slow} measured step{'s take' if slow > 1 else ' takes'} {times_s[:slow].max() / usual_s:.1f} "
+            f"times the median: {item.run.num_warmup_steps} warm-up steps were marked, so start-up is in the rate",
+            NOTE if item.run.num_warmup_steps else FAILS,
+            f"{without_s:,.1f} tokens/s without them instead of {with_s:,.1f}",
+        )  # fmt: skip
+
+
+def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
+    """2.1: rows of steps k apart are samples; a step's time below a rank's own is no time of a synchronous step."""
+    if item.form != "2.1" or not len(item.run.train_steps):
+        return
+    steps, slowest_s, recorded_s = item.run.train_steps, item.run.slowest_rank_times_s, item.run.all_step_times_s
+    missing = int(steps[-1] - len(steps))
+    if missing > 0:
+        yield Finding(
+            EVERY_STEP, (item.name,),
+            f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed", FAILS,
+        )  # fmt: skip
+    if slowest_s.sum() > recorded_s.sum() * (1 + RATE_TOLERANCE):
+        rate = item.run.work["tokens"] / slowest_s.sum()
+        yield Finding(
+            STEP_CLOCK, (item.name,),
+            f"step times add up to {recorded_s.sum():,.2f} s, the slowest ranks' to {slowest_s.sum():,.2f} s: a step "
+            "is done when its slowest rank is", FAILS, f"{rate:,.1f} tokens/s over all steps, by the slowest rank",
+        )  # fmt: skip
+
+
+def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if item.form == "v1" and item.rate and item.time_s:
+        yield Finding(
+            THROUGHPUT, (item.name,),
+            f"v1 throughput is of one rank, and the file does not say how many there were: {item.rate:,.1f} tokens/s x "
+            f"{item.time_s:,.2f} s is {item.rate * item.time_s:,.0f} tokens, the share of one rank", NOTE,
+        )  # fmt: skip
+    elif item.form == "rank JSON" and len(item.rank_rates) > 1:
+        yield Finding(
+            THROUGHPUT, (item.name,),
+            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
+            NOTE, f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
+        )  # fmt: skip
+
+
+def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
+    epochs = item.run.record.get("epochs") if item.form == "2.0" else None
+    values = [epoch.get("val_loss_avg_global") for epoch in epochs] if epochs else [item.val_loss]
+    if any(value == 0 and value is not None for value in values):
+        yield Finding(
+            UNKNOWN, (item.name,), "a validation loss of exactly 0.0 says that nothing was validated, not that nothing "
+            "was lost", FAILS, "validation loss: unknown",
+        )  # fmt: skip
+
+
+def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
+    warmup, steps = schedule_warmup_steps(item), item.optimizer_steps
+    if warmup and steps and steps <= warmup and item.form != "2.1":
+        yield Finding(
+            EQUAL_WORK, (item.name,),
+            f"the learning rate warms up over {warmup:,} steps and the run has {steps:,}: it never reaches its "
+            "learning rate", NOTE,
+        )  # fmt: skip
+
+
+def schedule_warmup_steps(item: Reported) -> int | None:
+    """Steps of learning-rate warm-up, from the file, or from a DeepSpeed configuration beside it."""
+    if item.form == "2.1":
+        return item.run.record["training_config"]["warmup_steps"]
+    if item.run is None:
+        return None
+    path = item.path.absolute().parent / "deepspeed_config.json"
+    config = read_json(path) if path.is_file() else None
+    scheduler = config.get("scheduler") if isinstance(config, dict) else None
+    values = scheduler.get("params") if isinstance(scheduler, dict) else None
+    steps = values.get("warmup_num_steps") if isinstance(values, dict) else None
+    return steps if isinstance(steps, int) else None
+
+
+def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
+    if item.unread:
+        yield Finding(
+            TRACEABLE, (item.name,), f"could not be read from this {item.form}: {'; '.join(item.unread)}", NOTE
+        )
+
+
+def is_exact(loss: float) -> bool:
+    """Enough digits that two runs do not have the same by chance."""
+    return len(re.sub(r"[^0-9]|e.*", "", repr(loss)).strip("0")) >= 8
+
+
+METRICS_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
+    rate_agrees_with_tokens_and_time,
+    counters_agree,
+    sampled_steps_are_not_aliased,
+    warm_up_is_left_out,
+    rows_are_every_step_of_the_slowest_rank,
+    rate_of_one_rank_is_not_the_global_rate,
+    loss_of_zero_was_not_measured,
+    learning_rate_leaves_warm_up,
+    what_could_not_be_read,
+)

@@ -1,0 +1,88 @@
+"""Runs of several strategies on the same work as one picture: their losses, and how far each lies from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from testbed.analysis.charts.training import COLOURS, DPI, LINE_STYLES, STYLE, WIDTH_INCHES
+from testbed.analysis.runs.comparability import differing_work
+from testbed.analysis.runs.load import Run
+from testbed.io import replacing
+
+SMALLEST = 1e-8  # what a log axis shows for a difference of exactly zero
+
+
+def loss_differences(runs: Sequence[Run]) -> list[np.ndarray]:
+    """|loss - loss of the first run| of each optimizer step, for every run but the first.
+
+    Raises:
+        ValueError: the runs did not do equal work, so that a difference would mean nothing.
+    """
+    for run in runs[1:]:
+        if differences := differing_work((runs[0], run)):
+            fields = ", ".join(difference.field for difference in differences)
+            raise ValueError(f"{run.path} and {runs[0].path} did not do equal work: {fields}")
+    return [np.abs(run.train_losses - runs[0].train_losses) for run in runs[1:]]
+
+
+def agreement_table(runs: Sequence[Run]) -> str:
+    """One line per run in Markdown: last training loss, largest difference of a step's loss from the first run's,
+    validation loss, and peak memory of the largest rank."""
+    largest = ["", *(f"{difference.max():.1e}" for difference in loss_differences(runs))]
+    lines = [
+        "| run | loss of the last step | largest loss difference of a step | validation loss | peak memory, largest "
+        "rank |",
+        "|---|---|---|---|---|",
+    ]
+    for run, difference in zip(runs, largest, strict=True):
+        memory = f"{run.peak_memory_bytes / 2**20:,.0f} MiB" if run.peak_memory_bytes else "n/a"
+        loss, validation = f"{run.final_train_loss:.5f}", f"{run.final_validation_loss:.5f}"
+        lines.append(f"| {run.full_label} | {loss} | {difference or '(the reference)'} | {validation} | {memory} |")
+    return "\n".join(lines)
+
+
+def agreement_figure(runs: Sequence[Run]) -> Figure:
+    """Above every run's training loss, below the differences from the first run's on a log scale."""
+    differences = loss_differences(runs)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 8.4), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1])
+        for number, run in enumerate(runs):
+            # later lines are thinner: where all agree, each still shows beside the one below it
+            look = {"color": COLOURS[number % len(COLOURS)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+            width = 1.2 + 5.0 * 0.75**number
+            above.plot(run.train_steps, run.train_losses, linewidth=width, label=run.full_label, **look)
+            if number:
+                shown = np.maximum(differences[number - 1], SMALLEST)
+                below.plot(run.train_steps, shown, linewidth=0.7, marker=".", markersize=4, **look)
+        above.set_title("Training loss of each optimizer step", loc="left", fontweight="bold")
+        above.set_ylabel("loss (nats per token)")
+        above.legend(fontsize=8, frameon=False)
+        nearest = float(runs[0].train_losses.max())
+        spacing = float(np.spacing(np.float32(nearest)))
+        below.set_title(f"Difference from {runs[0].full_label}", loc="left", fontweight="bold")
+        below.set_ylabel(f"|loss - reference| (nats per token; {SMALLEST:g} stands for none)")
+        below.set_xlabel("optimizer step")
+        below.set_yscale("log")
+        below.yaxis.set_major_formatter("{x:.0e}")  # the usual one writes formulas
+        below.set_ylim(bottom=SMALLEST / 2)
+        below.axhline(spacing, color="#888888", linewidth=1)
+        said = f"float32 cannot tell losses near {nearest:.0f} apart that lie closer than this"
+        place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        below.annotate(said, (0.99, spacing), fontsize=8, color="#555555", **place)
+        for axis in (above, below):
+            axis.grid(axis="y")
+    return figure
+
+
+def write_agreement_figure(runs: Sequence[Run], path: Path) -> None:
+    """Draw `agreement_figure` into a PNG that appears whole."""
+    figure = agreement_figure(runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, rc_context(STYLE):
+        figure.savefig(temporary, format="png", dpi=DPI)

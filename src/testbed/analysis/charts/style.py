@@ -1,0 +1,139 @@
+"""What all pictures have in common: colours, type, a title above, notes and warnings below, numbers as text."""
+
+import bisect
+import re
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import get_hinting_flag
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+
+from testbed.analysis.runs.comparability import note_on_cores, warnings
+from testbed.analysis.runs.load import Run
+from testbed.errors import printable
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # equal work gives equal curves: both must show
+STYLE = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so the pictures look alike on every machine
+    "font.size": 10,
+    "text.parse_math": False,  # a name may hold dollars, and is no formula
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333",
+    "xtick.color": "#555555",
+    "ytick.color": "#333333",
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "figure.facecolor": "white",
+}
+WIDTH_INCHES = 10.0
+DPI = 150
+LABEL_CHARACTERS = 34
+FOOTER_POINTS = 8.5
+FOOTER_MARGIN = 0.012  # of the width, on each side
+FOOTER_LINE_INCHES = 0.175
+WARNING_COLOUR = "#B00020"
+
+
+def figure_with_footer(
+    runs: Sequence[Run],
+    title: str,
+    panel_inches: list[float],
+    notes: list[str],
+    columns: int = 1,
+    *,
+    are_single: bool = True,
+) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with stacked panels, or `columns` in a row with one y axis; title above, notes and warnings below.
+
+    The warnings on `runs` go below, that they compute on unequally many cores, and for single ones, which stand for
+    nothing else, that one run has no interval.
+    """
+    caveats = ["One run: no interval.", "One run each: no interval, so a small difference may be noise."]
+    notes = [*notes, *(caveats[len(runs) > 1 :][:1] if are_single else [])]
+    notes = [*notes, *filter(None, [note_on_cores(runs)])]
+    footer = [(line, "#666666") for note in notes for line in _footer_lines(note, "normal")]
+    loud = warnings(runs) if runs else []
+    footer += [(line, WARNING_COLOUR) for note in loud for line in _footer_lines(note, "bold")]
+    footer_inches = FOOTER_LINE_INCHES * len(footer) + 0.12
+    title_inches = 0.5
+    height = title_inches + sum(panel_inches) + 0.75 * len(panel_inches) + footer_inches
+    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+    bottom = footer_inches / height
+    figure.get_layout_engine().set(rect=(0.008, bottom, 0.984, 1 - bottom - title_inches / height), hspace=0.06)
+    figure.text(0.012, 1 - 0.16 / height, title, fontsize=15, fontweight="bold", color="#111111", va="top")
+    for line, (text, colour) in enumerate(footer):
+        y = (footer_inches - 0.04 - FOOTER_LINE_INCHES * line) / height
+        weight = "bold" if colour == WARNING_COLOUR else "normal"
+        figure.text(FOOTER_MARGIN, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
+    rows = len(panel_inches)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
+
+
+def _footer_lines(note: str, weight: str) -> list[str]:
+    """A note in lines that fit the figure as drawn: digits and capitals are wider than small letters."""
+    widest = DPI * WIDTH_INCHES * (1 - 2 * FOOTER_MARGIN)
+    lines: list[str] = []
+    for word in printable(" ".join(note.split())).split(" "):
+        if lines and _drawn_pixels(f"{lines[-1]} {word}", weight) <= widest:
+            lines[-1] += f" {word}"
+            continue
+        while _drawn_pixels(word, weight) > widest:  # a path, say: cut where the line ends
+            starts = [word[:end] for end in range(1, len(word))]
+            cut = max(1, bisect.bisect_right(starts, widest, key=lambda start: _drawn_pixels(start, weight)))
+            lines.append(word[:cut])
+            word = word[cut:]
+        lines.append(word)
+    return lines
+
+
+def _drawn_pixels(text: str, weight: str) -> float:
+    """The width of a footer's text as Agg draws it; its outline says the same a thousand times slower."""
+    font = get_font(findfont(FontProperties(family=STYLE["font.family"], weight=weight)))
+    font.set_size(FOOTER_POINTS, DPI)
+    font.set_text(text, 0, flags=get_hinting_flag())
+    return font.get_width_height()[0] / 64  # 26.6 fixed point
+
+
+def name_rows(axis: Axes, runs: Sequence[Run]) -> None:
+    rows_on(axis, [wrapped(run.full_label, LABEL_CHARACTERS) for run in runs])
+
+
+def wrapped(label: str, width: int) -> str:
+    """`label` in lines of `width` characters, broken after commas where that is enough."""
+    parts = textwrap.wrap(re.sub("(?<!,) ", "\u00a0", label), width, break_long_words=False)
+    return "\n".join(textwrap.fill(part.replace("\u00a0", " "), width) for part in parts)
+
+
+def rows_on(axis: Axes, labels: Sequence[str]) -> None:
+    """Name the rows 0, 1, ... of a horizontal chart, the first one on top."""
+    axis.set_yticks(range(len(labels)), [printable(label, kept="\n") for label in labels], fontsize=9)
+    axis.tick_params(axis="y", length=0)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def colour_of(runs: Sequence[Run], run: Run) -> str:
+    return COLOURS[runs.index(run) % len(COLOURS)]
+
+
+def digits(value: float) -> str:
+    """Four significant digits, zeros kept: 13.80, 8.000, 1,364; all of a larger number's: 61,440."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}".rstrip(".")
+
+
+def rate(tokens_per_s: float | None) -> str:
+    return "n/a" if tokens_per_s is None else format(tokens_per_s, ",.0f" if tokens_per_s >= 10 else ".3g")
+
+
+def counted(steps: int | None) -> str:
+    return f"  (n = {steps:,} step{'s' * (steps > 1)})" if steps else ""
+
+
+def not_shown(runs: Sequence[Run], shown: Sequence[Run]) -> list[str]:
+    missing = [run.full_label for run in runs if run not in shown]
+    return [f"Not shown (not in the file): {'; '.join(missing)}."] if missing else []

@@ -1,0 +1,341 @@
+"""Runs as pictures. Each states what is measured, over how many steps, and what keeps the runs from being comparable.
+
+Figures are built without pyplot: no window system, no global state. Panels never mix two meanings of a quantity.
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figure
+from testbed.analysis.charts.repeats import plot_results
+from testbed.analysis.charts.style import (
+    COLOURS,
+    DPI,
+    LINE_STYLES,
+    STYLE,
+    WARNING_COLOUR,
+    WIDTH_INCHES,
+    colour_of,
+    counted,
+    digits,
+    figure_with_footer,
+    name_rows,
+    not_shown,
+    rate,
+)
+from testbed.analysis.report.entries import Entry, subject_of
+from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_ups
+from testbed.analysis.runs.load import Run
+from testbed.io import replacing
+
+__all__ = [
+    "CHARTS",
+    "COLOURS",
+    "DPI",
+    "LINE_STYLES",
+    "STYLE",
+    "WARNING_COLOUR",
+    "WIDTH_INCHES",
+    "comparison_table",
+    "inference_figure",
+    "loss_vs_steps_figure",
+    "loss_vs_time_figure",
+    "memory_figure",
+    "plot_results",
+    "step_time_figure",
+    "throughput_figure",
+    "training_time_figure",
+    "write_charts",
+]
+
+QUANTITY_OF = {
+    "training time": "training_time",
+    "training throughput": "tokens_per_second",
+    "memory": "peak_memory",
+    "inference performance": "inference",
+}
+TITLE_CHARACTERS = 72  # of the title's type in a figure's width
+TABLE_CHARACTERS = 88  # of a line under the table
+MAX_DOTS = 2000  # per run; median and p95 are of all steps
+
+
+def training_time_figure(runs: Sequence[Run]) -> Figure | None:
+    """Time spent in optimizer steps (2.1) or in the training loop (v1, 2.0) as bars."""
+
+    def text(run: Run, unit: str, size: float) -> str:
+        return f"{digits(run.training_time_s / size)} {unit}{counted(run.work.get('optimizer_steps'))}"
+
+    bars = [(run, run.training_time_meaning, run.training_time_s) for run in runs if run.training_time_s]
+    units = (("s", 1, 0), ("min", 60, 180), ("h", 3600, 3 * 3600))
+    return _bars_by_meaning(runs, "Training time", "training time ({unit}), lower is better", bars, text, units)
+
+
+def throughput_figure(runs: Sequence[Run]) -> Figure | None:
+    """Tokens per second as bars, with the speed-up where the work is equal."""
+    speed_up_of = dict(zip(runs, speed_ups(runs), strict=True))
+
+    def text(run: Run, unit: str, size: float) -> str:
+        speed_up = speed_up_of[run]
+        compared = f"  {speed_up:.2f}x" if isinstance(speed_up, float) and run is not runs[0] else ""
+        if compared and note_on_cores((runs[0], run)):
+            compared += f" on {cores_of(run)} cores for {cores_of(runs[0])}"
+        return f"{rate(run.tokens_per_s)}{compared}{counted(len(run.step_times_s))}"
+
+    bars = [(run, run.tokens_per_s_meaning, run.tokens_per_s) for run in runs if run.tokens_per_s]
+    return _bars_by_meaning(runs, "Training throughput", "{unit}, higher is better", bars, text, (("tokens/s", 1, 0),))
+
+
+def memory_figure(runs: Sequence[Run]) -> Figure | None:
+    """Peak memory: the bar is the largest rank, a dot each rank."""
+
+    def text(run: Run, unit: str, size: float) -> str:
+        ranks = len(run.memory_bytes_per_rank)
+        return f"{digits(run.peak_memory_bytes / size)} {unit}" + f"  (largest of {ranks} ranks)" * (ranks > 1)
+
+    def dots(run: Run) -> tuple[int, ...]:
+        return run.memory_bytes_per_rank if len(run.memory_bytes_per_rank) > 1 else ()
+
+    bars = [(run, run.memory_meaning, run.peak_memory_bytes) for run in runs if run.peak_memory_bytes]
+    units = (("MiB", 2**20, 0), ("GiB", 2**30, 2**30))
+    return _bars_by_meaning(runs, "Peak memory", "peak memory ({unit})", bars, text, units, dots, "A dot is one rank.")
+
+
+def inference_figure(runs: Sequence[Run]) -> Figure | None:
+    """Generated tokens per second. v1 measured once and without a cache, runs with --run_inference_benchmark several
+    times with one: panels of their own. A dot is one repeat."""
+
+    def text(run: Run, unit: str, size: float) -> str:
+        latency_s = run.inference_latency_s
+        return digits(run.inference_tokens_per_s) + (f"  ({latency_s:.3f} s in all)" if latency_s else "")
+
+    bars = [(run, run.inference_meaning, run.inference_tokens_per_s) for run in runs if run.inference_tokens_per_s]
+    note = "A dot is one repeat of the same request in one process: their spread says nothing of another start."
+    units, title = (("tokens/s", 1, 0),), _inference_title([run for run, _, _ in bars])
+    repeats = attrgetter("inference_repeats_tokens_per_s")
+    return _bars_by_meaning(runs, title, "{unit}, higher is better", bars, text, units, repeats, note)
+
+
+def _inference_title(runs: Sequence[Run]) -> str:
+    """What two runs show, and no more than that: one run each has no interval, so a difference is only of these runs,
+    and one that their own repeats do not tell from noise is none."""
+    title = "Inference performance"
+    if len(runs) != 2 or runs[0].inference_meaning != runs[1].inference_meaning:
+        return title
+    first, second = runs
+    repeats = [run.inference_repeats_tokens_per_s for run in (second, first)]
+    if min(map(len, repeats)) > 1:
+        from testbed.analysis.statistics import NO_DIFFERENCE, compare  # scipy: a second that v1 alone does not owe
+
+        if compare(*repeats).verdict == NO_DIFFERENCE:
+            return f"{title}: {NO_DIFFERENCE} between two runs"
+    ratio = second.inference_tokens_per_s / first.inference_tokens_per_s
+    if f"{ratio:.2f}" == "1.00":
+        return f"{title}: two runs within half a per cent"
+    how = f"{'faster' if ratio > 1 else 'slower'} than"
+    names = [run.label.partition(",")[0] for run in (first, second)]
+    said = f"Inference: {names[1]} {how} {names[0]}, {ratio:.2f}x (one run each)"
+    if len(said) > TITLE_CHARACTERS or names[0] == names[1]:
+        said = f"Inference: the second run {how} the first, {ratio:.2f}x (one run each)"
+    return said
+
+
+def step_time_figure(runs: Sequence[Run]) -> Figure | None:
+    """Every measured step as a dot, one row per run, with median and p95."""
+    shown = [(index, run) for index, run in enumerate(runs) if len(run.step_times_s)]
+    if not shown:
+        return None
+    medians_s = [run.step_time_median_s for _, run in shown]
+    use_log = max(run.step_times_s.max() for _, run in shown) > 8 * min(medians_s)
+    unit, per_second = ("s", 1) if max(medians_s) >= 10 else ("ms", 1e3)
+    meaning = "A dot is one optimizer step on its slowest rank; warm-up steps are left out of dots, median and p95."
+    notes = [meaning, *not_shown(runs, [run for _, run in shown])]
+    with rc_context(STYLE):
+        figure, (axis,) = figure_with_footer(runs, "Step time distribution", [0.85 * len(shown)], notes)
+        for row, (index, run) in enumerate(shown):
+            times, colour = run.step_times_s * per_second, COLOURS[index % len(COLOURS)]
+            median, p95 = run.step_time_median_s * per_second, run.step_time_p95_s * per_second
+            dots = times[:: -(-len(times) // MAX_DOTS)]
+            # A fixed pattern instead of random jitter: the same runs give the same picture.
+            offsets = ((np.arange(len(dots)) * 0.618034) % 1 - 0.5) * 0.42
+            axis.scatter(dots, row + offsets, s=13, color=colour, alpha=0.45, linewidths=0)
+            axis.plot([median] * 2, [row - 0.28, row + 0.28], color="#111111", linewidth=2.2)
+            axis.plot([p95] * 2, [row - 0.28, row + 0.28], color="#111111", linewidth=1.4, linestyle=(0, (2, 1.5)))
+            warmup = f"{run.num_warmup_steps} warm-up left out"
+            text = f"median {digits(median)} {unit} | p95 {digits(p95)} {unit} | n = {len(times):,} ({warmup})"
+            axis.annotate(
+                text, (0, row - 0.34), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+                va="bottom", fontsize=8.5, color="#333333",
+            )  # fmt: skip
+        name_rows(axis, [run for _, run in shown])
+        axis.set_ylim(len(shown) - 0.6, -0.75)
+        if use_log:
+            axis.set_xscale("log", subs=(2, 5))
+            axis.xaxis.set_minor_formatter("{x:,g}")
+        axis.xaxis.set_major_formatter("{x:,g}")
+        axis.set_xlabel(f"step time ({unit}{', log scale' if use_log else ''}); solid: median, dashed: p95")
+        axis.grid(axis="x")
+    return figure
+
+
+CHARTS: dict[str, tuple[str, Callable[[Sequence[Run]], Figure | None]]] = {
+    "training time": ("training_time_comparison.png", training_time_figure),
+    "training throughput": ("training_throughput_comparison.png", throughput_figure),
+    "loss against steps": ("loss_vs_steps.png", loss_vs_steps_figure),
+    "loss against time": ("loss_vs_time.png", loss_vs_time_figure),
+    "memory": ("memory_comparison.png", memory_figure),
+    "step time": ("step_time_distribution.png", step_time_figure),
+    "inference performance": ("inference_performance_comparison.png", inference_figure),
+}
+
+
+def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
+    """Write every chart that these runs have data for; returns name -> PNG. OSError when the folder cannot be written.
+
+    Where configurations were repeated, a picture shows configurations: their median with a dot for each run, or where
+    there is room for one run only, the run of median throughput; those without a run to quote are left out. An earlier
+    call's chart that these runs have no data for is removed: it would show other runs than its neighbours.
+    """
+    output_dir = Path(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    saved = {}
+    repeated = _repeated(runs)
+    shown = list(map(_median_run, repeated)) or runs
+    for name, (file_name, build) in CHARTS.items():
+        path = output_dir / file_name
+        figure = (_plot_repeats(repeated, QUANTITY_OF[name]) if name in QUANTITY_OF else None) or build(shown)
+        if figure is None:
+            path.unlink(missing_ok=True)
+            continue
+        with replacing(path) as temporary, rc_context(STYLE):
+            figure.savefig(temporary, format="png", dpi=DPI)
+        saved[name] = path
+    return saved
+
+
+def _repeated(runs: Sequence[Run]) -> list[Entry]:
+    """The configurations that give a throughput, or none where no configuration was repeated."""
+    entries = subject_of(runs).measured if runs else []
+    return entries if any(len(entry.runs) > 1 for entry in entries) else []
+
+
+def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
+    """None where the files measure the quantity differently, or not at all: then single runs get their own panels."""
+    try:
+        return plot_results({entry.name: entry.runs for entry in entries}, quantity)
+    except ValueError:
+        return None
+
+
+def _median_run(entry: Entry) -> Run:
+    """The run of median throughput, named as what it is; its seed is one of several that the configuration had."""
+    runs = sorted(entry.measured, key=lambda run: run.tokens_per_s)
+    count = f"median of {len(runs)} runs" if len(runs) > 1 else "one run"
+    seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
+    run = runs[(len(runs) - 1) // 2]
+    return replace(run, label=f"{entry.name} ({count})", work=run.work | {"seed": seeds})
+
+
+def comparison_table(runs: Sequence[Run]) -> str:
+    """The runs as plain text: a list of their names, then one column per run; "n/a" is what a file does not record."""
+
+    def number(value: float | None, form: str, factor: float = 1) -> str:
+        return "n/a" if value is None else format(value * factor, form)
+
+    def generated(run: Run) -> str:
+        said = number(run.inference_tokens_per_s, ",.1f")
+        return f"{said} no cache" if run.version == "1" and run.inference_tokens_per_s else said
+
+    def kind_of_memory(run: Run) -> str:
+        return "" if not run.memory_bytes_per_rank else " RSS" if "RSS" in run.memory_meaning else " CUDA"
+
+    columns = [
+        {
+            "": f"[{index}]",
+            "ranks": number(run.world_size, ",d"),
+            **({"cores (ranks x threads)": number(cores_of(run), ",d")} if any(map(cores_of, runs)) else {}),
+            "optimizer steps": number(run.work.get("optimizer_steps"), ",d"),
+            "global batch (sequences)": number(run.work.get("global_batch_size"), ",d"),
+            "median step (ms)": number(run.step_time_median_s, ",.1f", 1e3),
+            "p95 step (ms)": number(run.step_time_p95_s, ",.1f", 1e3),
+            "measured steps": f"{len(run.step_times_s):,}" if len(run.step_times_s) else "n/a",
+            "tokens/s": rate(run.tokens_per_s) + (" per rank" if run.version == "1" else ""),
+            "speed-up over [1]": f"{speed_up:.2f}x" if isinstance(speed_up, float) else speed_up,
+            "training time (s)": number(run.training_time_s, ",.2f"),
+            "final training loss": number(run.final_train_loss, ".4f"),
+            "final validation loss": number(run.final_validation_loss, ".4f"),
+            "peak memory (MiB, largest rank)": number(run.peak_memory_bytes, ",.0f", 2**-20) + kind_of_memory(run),
+            "MFU": number(run.mfu, ".1%"),
+            **({"generated tokens/s, batch 1": generated(run)} if any(r.inference_tokens_per_s for r in runs) else {}),
+        }
+        for index, (run, speed_up) in enumerate(zip(runs, speed_ups(runs), strict=True), start=1)
+    ]
+    name_width = max(map(len, columns[0]))
+    widths = [max(map(len, column.values())) for column in columns]
+    lines = [f"[{index}] {run.full_label}" for index, run in enumerate(runs, start=1)] + [""]
+    for name in columns[0]:
+        cells = [column[name].rjust(width) for column, width in zip(columns, widths, strict=True)]
+        lines.append("   ".join([name.ljust(name_width), *cells]))
+    note = note_on_cores(runs)
+    return "\n".join([*lines, *(["", *textwrap.wrap(note, TABLE_CHARACTERS)] if note else [])])
+
+
+def _bars_by_meaning(
+    runs: Sequence[Run],
+    title: str,
+    axis_label: str,
+    bars: list[tuple[Run, str, float]],
+    text: Callable[[Run, str, float], str],
+    units: Sequence[tuple[str, float, float]],
+    dots: Callable[[Run], Sequence[float]] = lambda run: (),
+    note: str = "",
+) -> Figure | None:
+    """Horizontal bars of (run, meaning, value), one panel per meaning: two meanings on one axis would compare.
+
+    Each panel takes the last of `units` (name, size, from which largest value on); `text` writes a bar's label in it,
+    or in a smaller one where it would be below 1.
+    """
+
+    def unit_for(value: float) -> tuple[str, float]:
+        return next((name, size) for name, size, smallest in reversed(units) if value >= smallest)
+
+    if not bars:
+        return None
+    panels: dict[str, list] = {}
+    for run, meaning, value in bars:
+        panels.setdefault(meaning, []).append((run, value))
+    notes = [note] if note and any(dots(run) for run, _, _ in bars) else []
+    notes += ["Panels measure different things and do not compare."] if len(panels) > 1 else []
+    notes += not_shown(runs, [run for run, _, _ in bars])
+    with rc_context(STYLE):
+        figure, axes = figure_with_footer(runs, title, [0.35 + 0.58 * len(panel) for panel in panels.values()], notes)
+        for axis, (meaning, panel) in zip(axes, panels.items(), strict=True):
+            largest = max(max([value, *dots(run)]) for run, value in panel)
+            unit, size = unit_for(largest)
+            for row, (run, value) in enumerate(panel):
+                unfit = run.instrumented or run.status != "complete"
+                axis.barh(
+                    row, value / size, height=0.62, color=colour_of(runs, run), alpha=0.55 if unfit else 0.92,
+                    hatch="///" if unfit else None, edgecolor="white", linewidth=0,
+                )  # fmt: skip
+                ranks = [rank / size for rank in dots(run)]
+                offsets = np.linspace(-0.2, 0.2, len(ranks))
+                axis.scatter(ranks, row + offsets, s=16, color="white", edgecolors="#222222", linewidths=0.9, zorder=3)
+                label = text(run, *unit_for(largest if value >= size else value))
+                axis.annotate(
+                    label, (max([value / size, *ranks]), row), xytext=(7, 0), textcoords="offset points",
+                    va="center", fontsize=9.5, color="#222222",
+                )  # fmt: skip
+            name_rows(axis, [run for run, _ in panel])
+            axis.set_xlim(0, largest / size * 1.42)  # room for the text after the longest bar
+            axis.set_title(meaning, fontsize=9, color="#555555", loc="left")
+            axis.set_xlabel(axis_label.format(unit=unit))
+            axis.xaxis.set_major_formatter("{x:,g}")
+            axis.grid(axis="x")
+    return figure

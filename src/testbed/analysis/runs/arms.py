@@ -1,0 +1,333 @@
+"""Runs of one configuration are an arm, the repeats that an interval is made of; and what arms are called everywhere.
+
+A strategy is how a step is spread over ranks: runs of it may differ in ranks, batch and seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from testbed.analysis.runs.load import Run
+from testbed.config.earlier_flags import BEFORE_THE_FLAG
+
+# Settings in which repeats of one configuration may differ: where they wrote, what they said, and the seed, which a
+# protocol may vary on purpose (whether two arms then did equal work is another question, see comparability.py).
+NOT_PART_OF_AN_ARM = frozenset(
+    "checkpoint_path seed steps_per_print sample_prompt sample_tokens run_inference_benchmark train_data_path "
+    "val_data_path save_every keep_last keep_best timing_sample_every tensorboard grace_seconds "
+    "collective_timeout".split()
+)
+# Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
+_FOLLOW_RANKS = frozenset(
+    "micro_batch_size_per_gpu grad_accum_steps pipeline_stages tensor_parallel_size shard_size threads_per_rank".split()
+)
+# Settings that say what is trained: they do not make another strategy, they make unequal work, and that is told.
+_WORK_SETTINGS = frozenset(
+    "epochs max_train_steps stop_at_step max_val_steps eval_every model num_layers num_heads embedding_size vocab_size "
+    "max_position_embeddings dropout init_from seq_length global_batch_size enforce_global_batch_size learning_rate "
+    "min_learning_rate warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
+    "target_val_loss".split()
+)
+# What the program may choose itself where nobody did. Precision and micro batch have rules of their own: the one makes
+# unequal work, the other follows the ranks.
+_CHOSEN_ALIKE = ("attention", "compile", "num_workers")
+_DEFAULT_BEFORE = {"compile": False, "num_workers": 0}  # in files from before the program chose
+# How a run is looked at, not what it does; and what is compared as hardware.
+_LOOKING = frozenset(
+    "profile profile_mode profile_steps log_collectives timing_warmup_steps quiet_nccl_monitor device config overwrite "
+    "resume allow_setting_change".split()
+)
+# Of the effective DeepSpeed configuration what says the same as settings of the three kinds above.
+_SETTINGS_OF_DEEPSPEED = frozenset(
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping bf16 fp16 "
+    "torch_autocast data_types communication_data_type wall_clock_breakdown steps_per_print".split()
+)
+_DEEPSPEED = "DeepSpeed configuration"
+_IN_THE_LABEL = frozenset(("run_type", "zero_stage", "deepspeed_enabled"))
+_IN_THE_NAME_OF_AN_ARM = frozenset(("skip_gradient_sync",))
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """All runs of one configuration, in the order of their paths."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        """Throughput of every run that may enter a headline: one number per run is what repeats are."""
+        return [run.tokens_per_s for run in self.measured_runs]
+
+    @cached_property
+    def measured_runs(self) -> tuple[Run, ...]:
+        """The runs that may enter a headline: finished, slowed down by no profiler, and no copies of one another."""
+        fit = [
+            run
+            for run in self.runs
+            if run.status == "complete" and not run.instrumented and run.tokens_per_s is not None
+        ]
+        return tuple(without_copies(fit)[0])
+
+
+def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
+    """The runs without copies of those before them, and each copy with the words that say of what.
+
+    A copy has the run_id and the step times of another run: it is the same measurement, and no repeat. What records
+    neither (versions 1 and 2.0) cannot be told to be a copy.
+    """
+    seen: dict[tuple, Run] = {}
+    kept, copies = [], []
+    for run in runs:
+        key = (run.run_id, run.step_times_s.tobytes())
+        if run.run_id is None or not len(run.step_times_s) or key not in seen:
+            seen[key] = run
+            kept.append(run)
+        else:
+            copies.append((run, f"a copy of {seen[key].path} (run_id {run.run_id}), and a copy is no repeat"))
+    return kept, copies
+
+
+def rank_count(run: Run) -> int | None:
+    """Devices that compute: the ranks, but all devices of the single process of run type dp."""
+    return run.record.get("hardware", {}).get("num_devices") or run.world_size
+
+
+# What computes. Times of other devices are times of another thing: no repeats, and no comparison of configurations.
+DEVICE_FIELDS = ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank", "instance_type")
+
+
+def hardware_of(run: Run, name: str) -> Any:
+    """A field of the file's hardware; None: not recorded, or without a say in how fast the devices compute.
+
+    Threads of the CPU count where the CPU computes. A GPU's ranks share the cores, so their threads follow from the
+    number of ranks.
+    """
+    hardware = run.record.get("hardware") or {}
+    if name == "cpu_threads_per_rank" and hardware.get("device_type") != "cpu":
+        return None
+    return hardware.get(name)
+
+
+def deepspeed_config_hash(run: Run) -> str | None:
+    """SHA-256 of the effective DeepSpeed configuration: it holds options of a JSON file that no setting shows."""
+    return (run.record.get("deepspeed_config") or {}).get("sha256")
+
+
+def group_into_arms(runs: Sequence[Run]) -> list[Arm]:
+    """Group runs, as `load_run` gives them, by configuration, in the order in which configurations first appear.
+
+    Arms whose runs carry the same label get what their settings differ in added to it.
+    """
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(json.dumps(configuration(run), sort_keys=True, default=str), []).append(run)
+    groups = list(members.values())
+    labels = [group[0].label for group in groups]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        alike = [number for number, other in enumerate(labels) if other == label]
+        for number, added in zip(alike, differing_settings([groups[number][0] for number in alike]), strict=True):
+            labels[number] = f"{label}, {added}" if added else label
+    return [Arm(label, tuple(group)) for label, group in zip(labels, groups, strict=True)]
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """What makes two runs repeats of one another: settings, work, devices, and whether they are instrumented."""
+    settings = _settings(run)
+    # How far a run came is no setting; the versions that record no settings have nothing else.
+    left_out = {"seed", "optimizer_steps", "tokens"} if settings else {"seed"}
+    return {
+        "version": run.version,
+        "label": None if settings else run.label,
+        "settings": settings,
+        "work": {name: value for name, value in run.work.items() if name not in left_out},
+        "ranks": rank_count(run),
+        "devices": [hardware_of(run, name) for name in DEVICE_FIELDS],
+        "deepspeed_config": deepspeed_config_hash(run),
+        "instrumented": run.instrumented,
+    }
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a strategy is called: `variant` as --run_types of a sweep has it, `name` in sentences, tables, pictures.
+
+    "ddp:bucket_cap_mb=50+compile" is "ddp, bucket_cap_mb 50, compile". Both hold only those settings in which runs of
+    one run type differ.
+    """
+
+    variant: str
+    name: str
+
+
+def strategies_of(runs: Sequence[Run]) -> list[Strategy]:
+    """For each run its strategy, named so that the strategies among `runs` are told apart."""
+    hows: dict[tuple, set[str]] = {}
+    for run in runs:
+        place = (how_text(run), rank_count(run), run.work.get("global_batch_size"))
+        hows.setdefault(place, set()).add(how_text(run, with_rank_settings=True))
+    split = {how for (how, *_), found in hows.items() if len(found) > 1}
+    keys = [how_text(run, with_rank_settings=how_text(run) in split) for run in runs]
+    of_variant = _told_apart([_variant_without_settings(run) for run in runs], keys, _IN_THE_LABEL)
+    of_name = _told_apart([_name_without_settings(run) for run in runs], keys, _IN_THE_LABEL | _IN_THE_NAME_OF_AN_ARM)
+    found = []
+    for run, variant, told in zip(runs, of_variant, of_name, strict=True):
+        flags = "+".join(name if value is True else f"{name}={value}" for name, value in variant.items())
+        found.append(
+            Strategy(
+                _variant_without_settings(run)
+                + (f"{'+' if ':' in _variant_without_settings(run) else ':'}{flags}" if flags else ""),
+                ", ".join([_name_without_settings(run), *(_in_words(name, value) for name, value in told.items())]),
+            )
+        )
+    return found
+
+
+def arm_name(strategy: str, run: Run) -> str:
+    """ "ddp on 2 ranks": a strategy's name and the ranks of one of its runs, as every report names an arm. "ddp without
+    synchronisation on 2 ranks": that ranks train apart is said always, not only where another arm's do not."""
+    ranks = rank_count(run)
+    strategy += f" {run.synchronisation}" if run.synchronisation else ""
+    unit = "device" if (ranks or 0) > (run.world_size or 0) else "rank"  # the single process of dp computes on several
+    return f"{strategy} on " + (f"{ranks} {unit}{'s' * (ranks > 1)}" if ranks else "an unknown number of ranks")
+
+
+def arm_names(arms: Sequence[Arm]) -> list[str]:
+    """`arm_name` for each, with the settings in the strategy's name that tell these arms apart."""
+    examples = [arm.runs[0] for arm in arms]
+    strategies = strategies_of(examples)
+    return [arm_name(strategy.name, run) for strategy, run in zip(strategies, examples, strict=True)]
+
+
+def device_of(run: Run) -> str:
+    """What the label says after the strategy: "CPU (1 thread), fp32", without the number of devices."""
+    return ", ".join(part.split(" x ", 1)[-1] for part in run.label.split(", ")[1:])
+
+
+def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list[str]:
+    """Settings beside the strategy's own in which runs differ from those of a baseline, such as "compile": what a run
+    did, chosen by a person or by the program.
+
+    What only some strategies have, such as a bucket size, a file of the baseline records as null.
+    """
+    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | _FOLLOW_RANKS | _IN_THE_LABEL
+    own, others = ([run.section("settings") for run in side] for side in (runs, references))
+    names = {name for each in others for name, value in each.items() if value is not None} - ignored
+    shared = [name for name in names if all(name in each for each in (*own, *others))]
+    pairs = {name: (conditions(runs, name), conditions(references, name)) for name in shared}
+    return sorted(name for name, (one, other) in pairs.items() if one and other and one != other)
+
+
+def conditions(runs: Sequence[Run], name: str) -> list[str]:
+    """The values of a setting in these runs, each once; off and not set are the same. Not which kernel "auto" came to
+    where a file does not say."""
+    values = {str(automatic_choices(run).get(name, run.section("settings").get(name)) or False) for run in runs}
+    return sorted(values - ({"auto"} if name in _CHOSEN_ALIKE else set()))
+
+
+def automatic_choices(run: Run) -> dict[str, Any]:
+    """Attention, compilation and reading ahead as the program, or PyTorch in its place, chose them because nobody did:
+    setting -> choice. A file that does not say which kernel PyTorch took has none for attention."""
+    if run.version != "2.1":
+        return {}
+    config, settings = run.section("training_config"), run.section("settings")
+    recorded = config.get("automatic_choices")
+    found = {name: recorded[name] for name in _CHOSEN_ALIKE if name in recorded} if recorded else {}
+    _, _, kernel = config["attention"].partition("sdpa ")
+    if settings["attention"] == "auto" and kernel:
+        found["attention"] = kernel
+    if recorded is None:
+        found |= {name: value for name, value in _DEFAULT_BEFORE.items() if settings.get(name) == value}
+    return found
+
+
+def how_text(run: Run, with_rank_settings: bool = False) -> str:
+    """The settings that say how a step is spread over the ranks, as JSON to compare."""
+    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
+    config = run.section("training_config")
+    how = {name: value for name, value in _settings(run).items() if name not in ignored}
+    how |= {name: config.get(name) for name in ("zero_stage", "deepspeed_enabled")}
+    how["run_type"] = run.run_type or _name_without_settings(run)
+    how[_DEEPSPEED] = _deepspeed_options(run)
+    return json.dumps(how, sort_keys=True, default=str)
+
+
+def _deepspeed_options(run: Run) -> str | None:
+    """Eight digits for the options of a DeepSpeed file that no setting shows; None: no DeepSpeed.
+
+    The hash of the whole effective configuration would not do: it holds the micro batch, which follows the ranks.
+    """
+    config = run.record.get("deepspeed_config") or {}
+    options = {
+        name: value for name, value in (config.get("effective") or {}).items() if name not in _SETTINGS_OF_DEEPSPEED
+    }
+    if not options:
+        return config["sha256"][:8] if config.get("sha256") else None
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _told_apart(bases: Sequence[str], keys: Sequence[str], hidden: frozenset[str]) -> list[dict[str, Any]]:
+    """For each key, a JSON of settings, those in which the keys of the same base differ; what is off is left out."""
+    settings_of = {key: json.loads(key) for key in keys}
+    differing: dict[str, list[str]] = {}
+    for base in set(bases):
+        alike = [settings_of[key] for key in {key for other, key in zip(bases, keys, strict=True) if other == base}]
+        names = sorted({name for each in alike for name in each} - hidden)
+        differing[base] = [name for name in names if len({str(each.get(name)) for each in alike}) > 1]
+    return [
+        {name: value for name in differing[base] if (value := settings_of[key].get(name)) is not None}
+        for base, key in zip(bases, keys, strict=True)
+    ]
+
+
+def _variant_without_settings(run: Run) -> str:
+    config = run.record.get("training_config", {})
+    if run.run_type is None:  # 2.0: the label starts with what its command line says
+        return _name_without_settings(run)
+    zero = config.get("zero_stage") if config.get("deepspeed_enabled") else None
+    return run.run_type + (f":zero_stage={zero}" if zero is not None else "")
+
+
+def _name_without_settings(run: Run) -> str:
+    return run.label.partition(", ")[0]
+
+
+def _in_words(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What was set. A switch that is off and null say what a setting says that an older file lacks. Nobody set what the
+    program chose itself, and where it may choose, off was set."""
+    chosen = automatic_choices(run)
+    found = {name: value for name, value in run.section("settings").items() if name not in chosen}
+    if found.get("compile") is False:
+        found["compile"] = "off"
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in NOT_PART_OF_AN_ARM and value is not False and value not in (None, BEFORE_THE_FLAG.get(name))
+    }
+
+
+def differing_settings(runs: Sequence[Run], ignored: frozenset[str] = frozenset()) -> list[str]:
+    """For each run the settings in which the runs differ, in words: "bucket_cap_mb 50"; what a run has not set is not
+    said. Settings in `ignored` are named by other words.
+
+    The hash of the DeepSpeed configuration stands beside them where they do not tell the runs apart.
+    """
+    settings = [_settings(run) for run in runs]
+    names = sorted({name for each in settings for name in each} - ignored)
+    differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
+    told = [", ".join(_in_words(name, each[name]) for name in differing if name in each) for each in settings]
+    hashes = [f"DeepSpeed configuration {str(deepspeed_config_hash(run))[:8]}" for run in runs]
+    if len(set(told)) == len(told) or len(set(hashes)) == 1:
+        return told
+    return [", ".join(filter(None, pair)) for pair in zip(told, hashes, strict=True)]

@@ -1,0 +1,152 @@
+"""What keeps two runs from being comparable: unequal work first of all. An unfair comparison gets words, no number."""
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.analysis.runs.load import WORK_FIELDS, Run
+from testbed.errors import value_text
+
+UNKNOWN = "unknown"
+MOST_IN_TURN = 5  # runs whose numbers of cores are listed one by one
+# What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
+TASK_FIELDS = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from", "seq_len"),
+    *("train_data_sha256", "val_data_sha256", "val_tokens"),
+)
+IN_PROPORTION = ("global_batch_size", "tokens")  # in weak scaling, to the ranks
+# Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
+LOSS_NOISE = 0.004
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which runs differ, or which some file does not record; `values` are of the runs `numbers`, from 1."""
+
+    field: str
+    values: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def is_unknown_only(self) -> bool:
+        """Nothing contradicts: the field is missing in at least one file and the rest agree."""
+        return len(set(self.values) - {UNKNOWN}) <= 1
+
+
+def differing_work(runs: Sequence[Run]) -> list[Difference]:
+    """Fields of equal work that differ or are not recorded in every file. Empty: the runs did equal work."""
+    return _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
+
+
+def differing_validation(runs: Sequence[Run]) -> list[Difference]:
+    """What keeps validation losses from being comparable: other data, or another number of tokens."""
+    records = {number: run.validation for number, run in enumerate(runs, start=1) if run.validation_losses}
+    return _differences(records, ("val_data_sha256", "val_tokens"))
+
+
+def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | None]:
+    """How far apart chance can put the median final losses of two arms, and whose spread that is: 0 a's, 1 b's.
+
+    The larger of LOSS_NOISE (then None) and the largest minus the smallest loss of the arm with the lower median. Never
+    the other's: an arm whose runs scatter must not thereby excuse its own worse loss.
+    """
+    better = 0 if statistics.median(a) < statistics.median(b) else 1
+    spread = max((a, b)[better]) - min((a, b)[better])
+    return (spread, better) if spread > LOSS_NOISE else (LOSS_NOISE, None)
+
+
+def speed_ups(runs: Sequence[Run]) -> list[float | str]:
+    """Throughput over the first run's, or the words why there is none: only equal and finished work compares."""
+    found = []
+    for run in runs:
+        pair = (runs[0], run)
+        if any(run.instrumented for run in pair):
+            found.append("n/a (instrumented)")
+        elif any(run.status != "complete" for run in pair):
+            found.append("n/a (not complete)")
+        elif run is not runs[0] and (differences := differing_work(pair)):
+            unknown_only = all(difference.is_unknown_only for difference in differences)
+            found.append("n/a (work not known)" if unknown_only else "n/a (work differs)")
+        elif not all(run.tokens_per_s for run in pair) or runs[0].tokens_per_s_meaning != run.tokens_per_s_meaning:
+            found.append("n/a")
+        else:
+            found.append(run.tokens_per_s / runs[0].tokens_per_s)
+    return found
+
+
+def cores_of(run: Run) -> int | None:
+    """Cores of a CPU that a run computes on, its ranks times their threads; None on GPUs, and where no file says it."""
+    hardware = run.section("hardware")
+    if run.version != "2.1" or hardware.get("device_type") != "cpu":
+        return None
+    return hardware.get("num_devices", run.world_size) * hardware["cpu_threads_per_rank"]
+
+
+def note_on_cores(runs: Sequence[Run]) -> str | None:
+    """The sentence for every table and picture of runs on unequally many cores of CPUs; None where they are as many."""
+    cores = [cores_of(run) for run in runs]
+    if None in cores or len(set(cores)) <= 1:
+        return None
+    in_turn = f"{', '.join(map(str, cores[:-1]))} and {cores[-1]} cores in turn"
+    which = in_turn if len(cores) <= MOST_IN_TURN else f"{min(cores)} to {max(cores)} cores"
+    return (
+        f"One core is one device: these runs compute on {which}, so a ratio between runs on unequally many is first of "
+        "all what the cores gain."
+    )
+
+
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """Sentences that belong on every picture of these runs: why they do not compare, and what makes a run unfit."""
+    found = []
+    differences = differing_work(runs)
+    differing = [item for item in differences if not item.is_unknown_only]
+    if differing:
+        found.append(f"Not equal work: {'; '.join(map(_difference_text, differing))}.")
+    if unknown := [item.field.replace("_", " ") for item in differences if item.is_unknown_only]:
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        found.append(f"Equal work cannot be shown, not recorded in every file: {', '.join(unknown[:8])}{more}.")
+    other_validation = [item for item in differing_validation(runs) if not item.is_unknown_only]
+    if other_validation:
+        found.append(f"Validation losses do not compare: {'; '.join(map(_difference_text, other_validation))}.")
+    if any(run.instrumented for run in runs):
+        found.append(
+            "An instrumented run (profiler or debug switch on) is slower than the real one: no speed-up from it."
+        )
+    if any(run.status != "complete" for run in runs):
+        found.append("A run that is not complete shows the steps it has done so far.")
+    losses = [run.final_validation_loss for run in runs]
+    if not differences and None not in losses and max(losses) - min(losses) > LOSS_NOISE:
+        found.append(
+            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work, "
+            f"more than the {LOSS_NOISE} that seeds explain in published 124M runs; a faster run that learns worse is "
+            "not faster."
+        )
+    return found
+
+
+def _difference_text(difference: Difference) -> str:
+    """`seed 1 / 2` for up to three runs, in their order; `seed 1 [1, 3] / 2 [2, 4]` where the order would not tell."""
+    texts = list(difference.values)
+    if difference.numbers not in ((1, 2), (1, 2, 3)):
+        numbers_of: dict[str, list[int]] = {}
+        for number, value in zip(difference.numbers, difference.values, strict=True):
+            numbers_of.setdefault(value, []).append(number)
+        texts = [f"{value} {numbers}" for value, numbers in numbers_of.items()]
+    return f"{difference.field.replace('_', ' ')} {' / '.join(texts)}"
+
+
+def _differences(records: dict[int, dict], fields: Sequence[str]) -> list[Difference]:
+    found = []
+    for name in fields if len(records) > 1 else ():
+        values = tuple(UNKNOWN if record.get(name) is None else _text(record[name]) for record in records.values())
+        if len(set(values)) > 1 or UNKNOWN in values:
+            found.append(Difference(name, values, tuple(records)))
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:8]  # eight digits of a hash tell two files apart on a picture
+    return value_text(value)

@@ -1,0 +1,396 @@
+"""training_metrics.json files of every version as one kind of `Run`.
+
+Nothing is filled in: what a file does not record is None, and a quantity that versions measure differently travels with
+the words that say what it is (`*_meaning`), so that a chart never puts two meanings on one axis.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.analysis.runs.search import files_of_runs
+from testbed.config.earlier_flags import in_todays_terms
+from testbed.errors import one_line
+from testbed.metrics.file import metrics_version, read_metrics
+
+METRICS_FILE = "training_metrics.json"
+# --skip_gradient_sync: ranks that train apart in all or half of their steps
+UNSYNCHRONISED = {"all": "without synchronisation", "alternate": "synchronised in every other step"}
+
+# The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
+_WORK_FROM_CONFIG = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
+    *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
+)
+_ONLY_OF_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
+WORK_FIELDS = (*_WORK_FROM_CONFIG, "lr_schedule", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A loss at a moment of the run. `step` None: the file does not say. Times in seconds of training (see Run).
+
+    `elapsed_s` is wall time since the first step began, evaluation and saving included; only 2.1 records it.
+    """
+
+    step: int | None
+    train_time_s: float | None
+    loss: float
+    elapsed_s: float | None = None
+
+
+@dataclass(frozen=True, eq=False)  # a run is itself; arrays have no single truth to compare
+class Run:
+    """One file of any version. Times in seconds, memory in bytes, throughput in tokens/s; None is unknown."""
+
+    path: Path
+    version: str
+    label: str
+    status: str
+    instrumented: bool | None
+    world_size: int | None
+    training_time_s: float | None
+    training_time_meaning: str
+    tokens_per_s: float | None
+    tokens_per_s_meaning: str
+    # The file itself, for what is shown or traced but not compared. Of 2.1 without the rows of its steps, of which the
+    # arrays below are kept: a row is a dictionary of twenty entries, and an evaluation holds thousands of them in
+    # hundreds of runs; and with the settings in the terms of today's flags.
+    record: dict[str, Any] = field(repr=False)
+
+    work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
+    validation: dict[str, Any] = field(default_factory=dict)
+
+    memory_bytes_per_rank: tuple[int, ...] = ()  # v2.0 records the maximum alone: one entry
+    memory_meaning: str = "not recorded"
+    mfu: float | None = None
+    inference_latency_s: float | None = None
+    inference_tokens_per_s: float | None = None
+    inference_meaning: str = "not recorded"
+    inference_repeats_tokens_per_s: tuple[float, ...] = ()  # of the same request in one process; v1 has none
+
+    # Measured steps, warm-up left out, the slowest rank's; empty: the file has no rows.
+    step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    num_warmup_steps: int | None = None
+    # Every step, warm-up too: whether it is, its time as the file states it, and the largest of the ranks' own times.
+    is_warmup: np.ndarray = field(default_factory=lambda: np.array([], dtype=bool))
+    all_step_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    slowest_rank_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    # Mean over measured steps and ranks of every per_rank_*_s that each of these rows has: {"forward": seconds, ...}.
+    mean_phases_s: dict[str, float] = field(default_factory=dict)
+
+    # Every step, warm-up too: its number, the seconds of training at its end, its loss.
+    train_steps: np.ndarray = field(default_factory=lambda: np.array([], dtype=int))
+    train_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
+    train_losses: np.ndarray = field(default_factory=lambda: np.array([]))
+    epoch_losses: tuple[Point, ...] = ()  # means over an epoch, at its end: all that v1 and 2.0 record
+    validation_losses: tuple[Point, ...] = ()
+
+    @property
+    def full_label(self) -> str:
+        """The label with what a reader must not overlook."""
+        marks = [self.status.upper()] if self.status != "complete" else []
+        marks += ["INSTRUMENTED"] if self.instrumented else []
+        marks += [self.synchronisation.upper()] if self.synchronisation else []
+        return self.label + (f" [{', '.join(marks)}]" if marks else "")
+
+    @property
+    def synchronisation(self) -> str:
+        """How --skip_gradient_sync ran, in words that follow the strategy's name; empty: every step synchronised."""
+        return UNSYNCHRONISED.get(str(self.section("settings").get("skip_gradient_sync")), "")
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A part of the file that is an object. Empty where there is none: an old file may hold anything there."""
+        found = self.record.get(name)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def run_id(self) -> str | None:
+        return self.record.get("run_id")
+
+    @property
+    def instruments(self) -> tuple[str, ...]:
+        """What slowed the run down, as its file names it; empty in files from before they did."""
+        found = self.record.get("instruments") if self.version == "2.1" else None
+        return tuple(found or ())
+
+    @property
+    def git_commit(self) -> str | None:
+        return self.record.get("git_commit")
+
+    @property
+    def command_line(self) -> str | None:
+        return self.record.get("command_line")
+
+    @property
+    def run_type(self) -> str | None:
+        return self.section("training_config").get("run_type")
+
+    @property
+    def step_time_median_s(self) -> float | None:
+        return float(np.median(self.step_times_s)) if len(self.step_times_s) else None
+
+    @property
+    def step_time_p95_s(self) -> float | None:
+        return float(np.percentile(self.step_times_s, 95)) if len(self.step_times_s) else None
+
+    @property
+    def final_train_loss(self) -> float | None:
+        if len(self.train_losses):
+            return float(self.train_losses[-1])
+        return self.epoch_losses[-1].loss if self.epoch_losses else None
+
+    @property
+    def final_validation_loss(self) -> float | None:
+        return self.validation_losses[-1].loss if self.validation_losses else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        return max(self.memory_bytes_per_rank, default=None)
+
+
+def load_run(path: Path) -> Run:
+    """The run in a training_metrics.json or in the directory that holds one. ValueError names file and fault."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / METRICS_FILE
+    metrics = read_metrics(path)
+    return {"1": _from_v1, "2.0": _from_v20, "2.1": _from_v21}[metrics_version(metrics)](path, metrics)
+
+
+def load_runs(paths: Sequence[Path]) -> list[Run]:
+    """`load_run` for each, with labels that differ."""
+    return with_distinct_labels([load_run(path) for path in paths])
+
+
+def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
+    """The same runs; those whose labels are the same get the folder's name, or else a number, added."""
+    runs = list(runs)
+    for suffix in (lambda run, _: f" ({run.path.absolute().parent.name})", lambda _, index: f" #{index}"):
+        labels = [run.label for run in runs]
+        runs = [
+            replace(run, label=one_line(run.label + suffix(run, index))) if labels.count(run.label) > 1 else run
+            for index, run in enumerate(runs, start=1)
+        ]
+    return runs
+
+
+def find_runs(directory: Path) -> list[Path]:
+    """Every training_metrics.json of a run under `directory`, sorted by path."""
+    return files_of_runs(directory, METRICS_FILE)
+
+
+def _from_v21(path: Path, metrics: dict) -> Run:
+    config, hardware, timing = metrics["training_config"], metrics["hardware"], metrics["timing"]
+    rows, world_size = metrics["steps"], hardware["world_size"]
+    times = np.array([row["step_time_s"] for row in rows], dtype=float)
+    is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
+    on_cuda = hardware["device_type"] == "cuda"
+    memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
+    work = {name: config[name] for name in _WORK_FROM_CONFIG}
+    work["optimizer"] += _muon_in_words(config)
+    decay_share = config.get("decay_share")
+    work["lr_schedule"] = config.get("lr_schedule", "cosine") + (
+        f", decay share {decay_share:g}" if decay_share else ""
+    )
+    work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
+    work["train_data_sha256"] = config["dataset_sha256"]["train"]
+    work["optimizer_steps"] = len(rows)
+    work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
+    evaluations = metrics["evaluations"]
+    threads, devices = hardware["cpu_threads_per_rank"], hardware.get("num_devices", world_size)
+    device = (hardware["gpu_name"] or "CUDA device") if on_cuda else f"CPU ({threads} thread{'s' * (threads > 1)})"
+    zero = f" ZeRO-{config['zero_stage']}" if config["deepspeed_enabled"] and config["zero_stage"] is not None else ""
+    strategy = f"{config['run_type']}{zero}{_cut(metrics)}{_other_optimizer(config)}"
+    return Run(
+        path=path,
+        version="2.1",
+        label=one_line(f"{strategy}, {devices} x {device}, {config['precision']}"),
+        record=_without_rows(metrics),
+        status=metrics["status"],
+        instrumented=metrics["instrumented"],
+        world_size=world_size,
+        work=work,
+        validation={
+            "val_data_sha256": config["dataset_sha256"]["val"],
+            "val_tokens": evaluations[-1]["num_target_tokens"] if evaluations else None,
+        },
+        training_time_s=float(times.sum()) if rows else None,
+        training_time_meaning="sum of all optimizer steps, slowest rank; evaluation, logging and start-up excluded",
+        tokens_per_s=timing["tokens_per_sec_global"],
+        tokens_per_s_meaning="all ranks together, tokens / time of the measured steps; warm-up excluded",
+        step_times_s=times[~is_warmup],
+        num_warmup_steps=int(is_warmup.sum()),
+        is_warmup=is_warmup,
+        all_step_times_s=times,
+        slowest_rank_times_s=np.array([max(row["per_rank_step_time_s"]) for row in rows], dtype=float),
+        mean_phases_s=_mean_phases(rows),
+        train_steps=np.array([row["step"] for row in rows], dtype=int),
+        train_times_s=times.cumsum(),
+        train_losses=np.array([row["loss"] for row in rows], dtype=float),
+        validation_losses=tuple(
+            Point(row["step"], row["train_time_s"], row["val_loss"], row["elapsed_s"]) for row in evaluations
+        ),
+        **_inference(metrics),
+        memory_bytes_per_rank=tuple(
+            row[memory_field] for row in metrics["memory"]["per_rank"] if row[memory_field] is not None
+        ),
+        memory_meaning="peak allocated CUDA memory per rank" if on_cuda else "peak resident memory (RSS) per rank",
+        mfu=metrics["flops"]["mfu"],
+    )
+
+
+def _without_rows(metrics: dict) -> dict[str, Any]:
+    kept = {name: value for name, value in metrics.items() if name != "steps"}
+    return kept | {"settings": in_todays_terms(metrics["settings"])}
+
+
+def _of_earlier_version(metrics: dict) -> dict[str, Any]:
+    """Without what only 2.1 defines: a file of an earlier version may hold anything under these names."""
+    return {name: value for name, value in metrics.items() if name not in _ONLY_OF_21}
+
+
+def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:
+    measured = [row for row in rows if not row["is_warmup"]]
+    names = [name for name in (measured[0] if measured else ()) if re.fullmatch(r"per_rank_\w+_s", name)]
+    means = {}
+    for name in names:
+        values = [row.get(name) for row in measured]
+        if None not in values:
+            total_s = math.fsum(itertools.chain.from_iterable(values))
+            means[name.removeprefix("per_rank_").removesuffix("_s")] = total_s / sum(map(len, values))
+    return means
+
+
+def _cut(metrics: dict) -> str:
+    """The pipeline's schedule, and how a mesh with several axes lies over the ranks."""
+    axes, schedule = metrics["training_config"].get("mesh", {}), metrics["settings"].get("pipeline_schedule")
+    sizes = [f"{axis} {axes[axis]}" for axis in ("pipeline", "tensor", "data") if axes.get(axis, 1) > 1]
+    return (f" {schedule}" if schedule else "") + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
+
+
+def _other_optimizer(config: dict) -> str:
+    """What a label says of the optimizer: nothing of AdamW."""
+    return "" if config["optimizer"] == "AdamW" else f" {config['optimizer']}"
+
+
+def _muon_in_words(config: dict) -> str:
+    """Muon's own two numbers, which make its work another's as AdamW's numbers do."""
+    rate, momentum = config.get("muon_learning_rate"), config.get("muon_momentum")
+    return "" if rate is None else f" (learning rate {rate:g}, momentum {momentum:g})"
+
+
+def _from_v20(path: Path, metrics: dict) -> Run:
+    config, hardware, epochs = metrics["training_config"], metrics["hardware"], metrics["epochs"]
+    world_size = hardware.get("world_size")
+    # 2.0 has no field for the run type; the flag stands in the recorded command.
+    flag = re.search(r"--run_type[= ](\w+)", metrics.get("command_line") or "")
+    run_type = flag[1] if flag else path.absolute().parent.name
+    precision = config.get("precision") or "precision unknown"
+    device = hardware.get("gpu_name") or "device unknown"
+    work = {name: config.get(name) for name in _WORK_FROM_CONFIG}
+    dimensions = dict(re.findall(r"(n_layer|n_head|n_embd)\s*=\s*(\d+)", config.get("model_size") or ""))
+    for name, key in (("num_layers", "n_layer"), ("num_heads", "n_head"), ("embedding_size", "n_embd")):
+        work[name] = int(dimensions[key]) if key in dimensions else None
+    steps = _running_sum(epoch.get("optimizer_steps") for epoch in epochs)
+    times = _running_sum(epoch.get("epoch_wall_time_sec") for epoch in epochs)
+    tokens = _running_sum(epoch.get("tokens_processed_global") for epoch in epochs)
+    work["optimizer_steps"] = steps[-1] if steps else None
+    work["tokens"] = tokens[-1] if tokens else None
+    # Without --max_val_steps 0 a loss of exactly 0.0 cannot happen: 2.0 writes it where nothing was validated.
+    validated = [(epoch.get("val_loss_avg_global") or None) for epoch in epochs]
+    peaks = [
+        epoch.get("max_cuda_mem_allocated_bytes_global") or epoch.get("max_cuda_mem_allocated_bytes_rank0")
+        for epoch in epochs
+    ]
+    selected = (metrics.get("deepspeed_config") or {}).get("selected") or {}
+    is_global = all(epoch.get("max_cuda_mem_allocated_bytes_global") for epoch in epochs)
+    return Run(
+        path=path,
+        version="2.0",
+        record=_of_earlier_version(metrics),
+        label=one_line(f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)"),
+        status="complete",  # 2.0 is written only at the end
+        # A breakdown that synchronises after every part; a profiler would not show in the file.
+        instrumented=True if selected.get("wall_clock_breakdown") else None,
+        world_size=world_size,
+        work=work,
+        training_time_s=times[-1] if times else None,
+        training_time_meaning="v2.0: wall time of the training loops on rank 0; warm-up and logging included",
+        tokens_per_s=(metrics.get("summary") or {}).get("mean_tokens_per_sec_global"),
+        tokens_per_s_meaning="v2.0: all ranks together, mean over epochs; warm-up included",
+        # No step times: the file's percentiles are of sampled micro steps that can miss the communication.
+        epoch_losses=_points(steps, times, [epoch.get("train_loss_avg_global") for epoch in epochs]),
+        validation_losses=_points(steps, times, validated),
+        memory_bytes_per_rank=(max(peaks),) if peaks and all(peaks) else (),
+        memory_meaning="v2.0: peak allocated CUDA memory, " + ("largest rank" if is_global else "rank 0"),
+    )
+
+
+def _from_v1(path: Path, metrics: dict) -> Run:
+    times = _running_sum(metrics["train_time_per_epoch"])
+    rates = metrics.get("train_throughput") or []
+    return Run(
+        path=path,
+        version="1",
+        record=_of_earlier_version(metrics),
+        label=one_line(
+            f"{path.absolute().parent.name if path.name == METRICS_FILE else path.stem}, devices unknown (v1)"
+        ),
+        status="complete",  # v1 is written only at the end
+        instrumented=None,
+        world_size=None,
+        training_time_s=times[-1] if times else None,
+        training_time_meaning="v1: wall time of the training loops on rank 0; warm-up and printing included",
+        tokens_per_s=sum(rates) / len(rates) if rates else None,
+        # The program read the world size as 1 on every rank, and the file does not carry it: no way to the global rate.
+        tokens_per_s_meaning="v1: PER RANK as recorded, mean over epochs; the number of ranks is not in the file",
+        epoch_losses=_points([], times, metrics["train_loss_per_epoch"]),
+        validation_losses=_points([], times, metrics.get("val_loss_per_epoch") or []),
+        inference_latency_s=metrics.get("inference_latency"),
+        inference_tokens_per_s=metrics.get("inference_throughput"),
+        inference_meaning="v1: 100 greedy tokens, batch 1, no key-value cache, no warm-up, measured once",
+    )
+
+
+def _inference(metrics: dict) -> dict[str, Any]:
+    """The fields of a Run that --run_inference_benchmark gives; none without it, or where it could not be measured."""
+    found = metrics.get("inference")
+    if found is None:
+        return {}
+    repeats = tuple(found["new_tokens"] / latency_s for latency_s in found["latency_s"])
+    cache = "key-value cache" if found["uses_cache"] else "no key-value cache"
+    threads, where = found.get("threads"), ""
+    if threads is not None and metrics["hardware"]["device_type"] == "cpu":
+        where = f", {threads} thread{'s' * (threads > 1)}"
+    return {
+        "inference_latency_s": metrics.get("inference_latency"),
+        "inference_tokens_per_s": metrics.get("inference_throughput"),
+        "inference_meaning": f"{found['new_tokens']} greedy tokens after {len(found['prompt_ids'])}, batch "
+        f"{found['batch_size']}, {cache}, {found['precision']}, {found['module']} module{where}: median of "
+        f"{len(repeats)} after warm-up",
+        "inference_repeats_tokens_per_s": repeats,
+    }
+
+
+def _running_sum(values: Any) -> list:
+    """Cumulative sums; empty when one of the values is not recorded."""
+    values = list(values)
+    if any(value is None for value in values):
+        return []
+    return [sum(values[: index + 1]) for index in range(len(values))]
+
+
+def _points(steps: list, times: list, losses: list) -> tuple[Point, ...]:
+    return tuple(
+        Point(steps[index] if index < len(steps) else None, times[index] if index < len(times) else None, loss)
+        for index, loss in enumerate(losses)
+        if loss is not None
+    )

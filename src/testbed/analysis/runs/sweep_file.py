@@ -1,0 +1,53 @@
+"""sweep.json as analysis reads it: the plan and state of a sweep, which scripts/run_scaling_benchmarks.py writes."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from pathlib import Path
+from typing import Any
+
+from testbed.io import read_json
+
+SWEEP_FILE = "sweep.json"
+# the type of each field of a cell that analysis reads, and what a message calls it
+_TEXT, _NUMBER = ((str,), "text"), ((int,), "a whole number")
+_CELL = {"name": _TEXT, "variant": _TEXT, "ranks": _NUMBER, "batch_size": _NUMBER, "folder": _TEXT, "status": _TEXT}
+_OPTIONAL = {
+    "run_type": _TEXT, "reason": _TEXT, "seed": _NUMBER,
+    "command": ((list,), "a list of words"), "profiled": ((bool,), "true or false"),
+}  # fmt: skip
+PROTOCOLS = ("strong", "weak", "time_to_loss")
+
+
+def read_sweep(out_dir: Path) -> dict[str, Any]:
+    """The sweep.json in `out_dir`; empty where there is none. ValueError when it is not what a sweep writes."""
+    path = Path(out_dir) / SWEEP_FILE
+    if not os.path.lexists(path):
+        return {}
+    try:
+        sweep = read_json(path)
+        missing = {name for cell in sweep["cells"] for name in _CELL if name not in cell}
+        if missing or sweep["protocol"] not in PROTOCOLS:
+            protocol = f"protocol {reprlib.repr(sweep['protocol'])}"
+            raise ValueError(f"lacks {', '.join(sorted(missing))}" if missing else protocol)
+        target = sweep.get("target_val_loss")
+        if target is not None and (not isinstance(target, int | float) or isinstance(target, bool)):
+            raise ValueError(f"target_val_loss {reprlib.repr(target)} is not a number")
+        for cell in sweep["cells"]:
+            _check_types(cell)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not the plan of a sweep: {error}") from None
+    return sweep
+
+
+def _check_types(cell: dict[str, Any]) -> None:
+    for name, (types, words) in (_CELL | _OPTIONAL).items():
+        value = cell.get(name)
+        is_absent = value is None and (name in _OPTIONAL or name == "batch_size")
+        if not is_absent and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+            raise ValueError(f"{name} {reprlib.repr(value)} of a cell is not {words}")
+    if "\0" in cell["folder"]:
+        raise ValueError(f"folder {reprlib.repr(cell['folder'])} of a cell is no path")
+    if not all(isinstance(word, str) for word in cell.get("command") or ()):
+        raise ValueError(f"command {reprlib.repr(cell['command'])} of a cell is not a list of words")

@@ -1,0 +1,154 @@
+"""The device of this rank, its threads and its precision."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from testbed.autotune.attention import check_backend
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.errors import first_line
+from testbed.profiling.device_limits import choose_precision
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed memory instead of giving it back to the kernel.
+
+    PyTorch has no cache of its own on the CPU, and glibc maps and unmaps every block over 32 MB: each step's logits are
+    faulted in page by page again. Keeping them saves 15 % of a nano step and 40 % with GPT-2's vocabulary, for a higher
+    resident set. Other C libraries have no such call and are left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
+    """Bind this process, all threads that it has and will have, to its share of the node's cores: those beside each
+    other in the kernel's numbering.
+
+    Raises:
+        ValueError: the system cannot bind, or the share has fewer cores than the rank has threads.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError("--bind_cores needs Linux, where a process can be bound to cores; leave it out")
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // launch.local_world_size
+    if share < num_threads:
+        raise ValueError(
+            f"--bind_cores: each of {launch.local_world_size} ranks would have {share} of the {len(cores)} cores that "
+            f"this one may use, fewer than its {num_threads} threads; lower --threads_per_rank, start fewer ranks, or "
+            "leave it out where the launcher binds ranks itself"
+        )
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores[launch.local_rank * share : (launch.local_rank + 1) * share])
+
+
+def device_type(asked: str) -> str:
+    """What --device auto, cuda or cpu stands for here, "cuda" or "cpu". ValueError where it is not there."""
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
+    return "cuda" if has_cuda and asked != "cpu" else "cpu"
+
+
+def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
+    """The device of this rank; sets its CPU threads.
+
+    Raises:
+        ValueError: the device is not there, or cannot compute in the asked precision or kernel.
+    """
+    torch.set_num_threads(settings.threads_per_rank)
+    if settings.bind_cores:
+        keep_to_own_cores(settings.threads_per_rank, launch)
+    if device_type(settings.device) == "cpu":
+        device = torch.device("cpu")
+        keep_freed_memory()
+    else:
+        devices = torch.cuda.device_count()
+        is_one_each = devices == 1 and launch.local_world_size > 1 and "SLURM_PROCID" in os.environ
+        if launch.local_world_size > devices and not is_one_each:
+            raise ValueError(
+                f"the launcher started {launch.local_world_size} ranks on this node, but PyTorch sees "
+                f"{devices} CUDA devices; start as many ranks as devices, or use --device cpu"
+            )
+        device = torch.device("cuda", 0 if is_one_each else launch.local_rank)  # Slurm can show each task its own
+        torch.cuda.set_device(device)
+    if settings.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
+        found = "there is no CUDA device" if device.type == "cpu" else "there is one CUDA device"
+        raise ValueError(
+            f"--run_type dp splits a batch over the CUDA devices of one process and needs two, but {found} here; use "
+            "--run_type baseline, or ddp with torchrun, which also runs on CPU cores"
+        )
+    if settings.precision == "fp16" and device.type == "cpu":
+        raise ValueError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
+    check_float8(settings, device)
+    check_backend(settings, device)
+    return device
+
+
+def why_nothing_compiles(device: torch.device) -> str | None:
+    """Why torch.compile cannot work on a device, found by a trial; None where it works."""
+    try:
+        x = torch.ones(8, device=device, requires_grad=True)
+        torch.compile(lambda x: torch.nn.functional.gelu(x) * 2)(x).sum().backward()
+    except Exception as error:  # no Triton, no C compiler, a driver too old: of many types
+        return f"the compiler does not work here ({first_line(error)})"
+    finally:
+        torch._dynamo.reset()
+    return None
+
+
+def with_precision_resolved(
+    settings: RunSettings, launch: Launch, device: torch.device
+) -> tuple[RunSettings, str | None]:
+    """--precision auto decided on rank 0, so that no two ranks can decide differently. All ranks call it.
+
+    Returns:
+        The settings, and a line that says why; None where a precision was given.
+    """
+    if settings.precision != "auto":
+        return settings, None
+    chosen = choose_precision(device) if launch.rank == 0 else None
+    precision, words = process_group.gather_objects(chosen)[0]
+    return dataclasses.replace(settings, precision=precision), words
+
+
+OLDEST_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
+
+
+def check_float8(settings: RunSettings, device: torch.device) -> None:
+    """Whether the device multiplies in 8 bits.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if settings.matmul != "fp8":
+        return
+    if device.type != "cuda":
+        raise ValueError(
+            "--matmul fp8 needs a CUDA device that multiplies in 8 bits (compute capability 8.9 or newer: Ada, "
+            "Hopper), but this run is on the CPU; leave it out"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CAPABILITY:
+        raise ValueError(
+            f"--matmul fp8 needs compute capability 8.9 or newer (Ada, Hopper), but "
+            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}; leave it out"
+        )

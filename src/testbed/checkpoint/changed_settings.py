@@ -1,0 +1,140 @@
+"""What a start that goes on from a checkpoint may do otherwise than the start that saved it.
+
+Some settings change nothing, some only spread the same work in another way, and the rest is other work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.autotune.choices import as_decided_before
+from testbed.checkpoint.writer import Checkpoint
+from testbed.config.compatibility import math_changes, why_not_resharded
+from testbed.config.earlier_flags import in_todays_terms
+from testbed.config.run_types import ALL_OPTIONS
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.errors import value_text
+
+# None of these changes what is trained; with other threads sums round otherwise, and segments[] names how many.
+FREE_TO_CHANGE = frozenset(
+    "checkpoint_path stop_at_step eval_every save_every keep_last async_mode keep_best max_val_steps num_workers "
+    "steps_per_print timing_warmup_steps timing_sample_every profile profile_steps profile_mode log_collectives "
+    "tensorboard quiet_nccl_monitor sample_prompt sample_tokens run_inference_benchmark threads_per_rank bind_cores "
+    "enforce_global_batch_size deepspeed_config grace_seconds collective_timeout "
+    "train_data_path val_data_path".split()  # their hashes are compared instead
+)
+# How the same work is spread and cut up. Losses move by rounding, and dropout draws other numbers: written down.
+WAYS_OF_SPREADING = ALL_OPTIONS | {"run_type", "micro_batch_size_per_gpu", "activation_checkpointing"}
+# Weights or moments of one do not fit the other.
+NEVER_TO_CHANGE = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "optimizer")
+OTHER_MATHEMATICS = "math_changes"
+SETTING_THE_MATHEMATICS = {"mixed_precision", "gradient_compression", "skip_gradient_sync"}
+
+
+def changes_of_work(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The changes that do more than spread the same work in another way."""
+    is_other_mathematics = any(change["name"] == OTHER_MATHEMATICS for change in changes)
+    harmless = WAYS_OF_SPREADING - (SETTING_THE_MATHEMATICS if is_other_mathematics else set())
+    return [change for change in changes if change["name"] not in harmless]
+
+
+def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: Path) -> None:
+    """Refuse changes of the work: those that no flag allows, and without --allow-setting-change all.
+
+    Raises:
+        ValueError: names each of them.
+    """
+    impossible = [change for change in of_work if change["name"] in NEVER_TO_CHANGE]
+    if impossible:
+        raise ValueError(
+            f"--resume: {folder} holds another model or optimizer: {in_words(impossible)}; give the same values, or "
+            "start a new run"
+        )
+    if of_work and not settings.allow_setting_change:
+        raise ValueError(
+            f"--resume: {folder} was trained with other settings: {in_words(of_work)}; give the same, or "
+            "--allow-setting-change to go on with these, which training_metrics.json then says"
+        )
+
+
+def in_words(changes: Sequence[dict[str, Any]]) -> str:
+    """All of them in one part of a sentence, each by its flag."""
+    return ", ".join(
+        f"{_name_of(change)} is {_shown(change['now'])}, was {_shown(change['before'])}" for change in changes
+    )
+
+
+def _shown(value: Any) -> str:
+    return value_text(value) if isinstance(value, float) else repr(value)
+
+
+def _name_of(change: dict[str, Any]) -> str:
+    """What a changed setting is called: by its flag, or in words."""
+    return "the mathematics" if change["name"] == OTHER_MATHEMATICS else f"--{change['name']}"
+
+
+def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> RunSettings:
+    """The settings with what an earlier start decided where this one leaves it open.
+
+    What depends on the ranks is left open on other ranks: the micro batch that fits, and what is compiled.
+    """
+    if checkpoint is None:
+        return settings
+    if _is_same_mesh(checkpoint, settings):
+        return as_decided_before(settings, checkpoint.settings)
+    open_again = settings.finds_micro_batch
+    settings = dataclasses.replace(settings, finds_micro_batch=False)
+    settings = as_decided_before(settings, in_todays_terms(checkpoint.settings) | {"compile": None})
+    return dataclasses.replace(settings, finds_micro_batch=open_again)
+
+
+def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """The settings in which this start is not what was saved, but for those that change nothing."""
+    settings = settings_to_go_on(settings, checkpoint)
+    now, before = settings.as_dict(), in_todays_terms(checkpoint.settings)
+    now = {name: value for name, value in now.items() if value or name in before}  # a flag that came later
+    left_open = {"compile"} if settings.compile is None else set()
+    left_open |= {"micro_batch_size_per_gpu"} if settings.finds_micro_batch else set()
+    if checkpoint.run_type != settings.run_type:  # what only one of them has
+        left_open |= {name for name in ALL_OPTIONS if None in (now.get(name), before.get(name))}
+        left_open -= SETTING_THE_MATHEMATICS
+    found = [
+        {"name": name, "before": before.get(name), "now": now.get(name)}
+        for name in sorted((now.keys() | before.keys()) - FREE_TO_CHANGE - left_open)
+        if now.get(name) != before.get(name)
+    ]
+    mathematics = [list(math_changes({**settings.as_dict(), **values})) for values in (before, now)]
+    if mathematics[0] != mathematics[1]:
+        found.append({"name": OTHER_MATHEMATICS, "before": mathematics[0], "now": mathematics[1]})
+    return found
+
+
+def changes_of_data(metrics: dict, sha256: dict[str, str]) -> list[dict[str, Any]]:
+    """The data flags whose files hold other bytes than when the run began."""
+    began_with = metrics["training_config"]["dataset_sha256"]
+    return [
+        {"name": f"{name}_data_path", "before": f"SHA-256 {began_with[name]}", "now": f"SHA-256 {sha256[name]}"}
+        for name in ("train", "val")
+        if began_with[name] != sha256[name]
+    ]
+
+
+def _is_same_mesh(checkpoint: Checkpoint, settings: RunSettings) -> bool:
+    return (checkpoint.run_type, checkpoint.mesh) == (settings.run_type, dataclasses.asdict(settings.mesh))
+
+
+def is_same_form(checkpoint: Checkpoint, settings: RunSettings, launch: Launch) -> bool:
+    """Whether what lies on each rank is cut as it was saved, so that it can go on bit for bit."""
+    before, now = in_todays_terms(checkpoint.settings), settings.as_dict()
+    is_cut_alike = all(before.get(name) == now.get(name) for name in ALL_OPTIONS - {"deepspeed_config"})
+    return is_cut_alike and checkpoint.world_size == launch.world_size and _is_same_mesh(checkpoint, settings)
+
+
+def why_not_moved(checkpoint: Checkpoint, settings: RunSettings) -> str | None:
+    """Why the checkpoint cannot be put onto other ranks or under another run type; None: it can."""
+    before = {**in_todays_terms(checkpoint.settings), "mesh": checkpoint.mesh, "world_size": checkpoint.world_size}
+    return why_not_resharded(before, vars(settings))

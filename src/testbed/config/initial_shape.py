@@ -1,0 +1,192 @@
+"""The shape of the model that a run begins with: a published size, flags, or the weights of a folder. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import reprlib
+from pathlib import Path
+from typing import Any
+
+from testbed.config.flag_types import LARGEST_COUNT
+from testbed.data.token_file import TokenFile
+from testbed.io import not_a_folder, read_json, read_regular
+from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.run_files import TOKENIZER
+
+MOST_PARAMETERS = 10**12  # 4 TB in fp32
+# What the forward pass does whatever config.json says; first what it means where it does not say.
+_COMPUTED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names for the tanh form
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "tie_word_embeddings": (True,),
+}
+
+
+def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
+    """The shape: the size's numbers, overridden by the dimension flags, or those of the folder in --init_from."""
+    for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
+        ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
+        if ours != theirs:
+            raise ValueError(
+                f"--train_data_path {train_file.path} has {attribute} {ours} and --val_data_path {val_file.path} has "
+                f"{theirs}; both must come from one run of preprocess_small.py"
+            )
+    base = dataclasses.asdict(_starting_shape(values))
+    expected_tokenizer = _tokenizer_of_weights(values["init_from"])
+    if expected_tokenizer is not None and train_file.tokenizer != expected_tokenizer:
+        raise ValueError(
+            f"--init_from {values['init_from']} reads ids of the tokenizer {expected_tokenizer}, but {train_file.path} "
+            f"is written with {train_file.tokenizer}; tokenize the text with preprocess_small.py --tokenizer "
+            f"{expected_tokenizer}"
+        )
+    if values["init_from"] != "scratch":
+        check_same_bpe(
+            *(Path(values["init_from"]), train_file.tokenizer_file, f"--init_from {values['init_from']}"),
+            f"{train_file.path} is written with another {train_file.tokenizer}",
+        )
+    shape = {name: values[name] or base[name] for name in base}
+    if values["vocab_size"] is None and values["init_from"] == "scratch":
+        shape["vocab_size"] = train_file.vocab_size
+    if values["init_from"] != "scratch":
+        changed = [name for name in base if shape[name] != base[name]]
+        if changed:
+            raise ValueError(
+                f"--{changed[0]} {shape[changed[0]]} does not fit the weights of --init_from {values['init_from']} "
+                f"({base[changed[0]]}); leave the flag out"
+            )
+    if shape["vocab_size"] < train_file.vocab_size and values["vocab_size"] is None:
+        raise ValueError(
+            f"--init_from {values['init_from']} knows {shape['vocab_size']} tokens, but {train_file.path} is written "
+            f"with {train_file.vocab_size}; tokenize the text with the tokenizer of those weights"
+        )
+    if shape["embedding_size"] % shape["num_heads"]:
+        raise ValueError(
+            f"--embedding_size {shape['embedding_size']} is not a multiple of --num_heads {shape['num_heads']}; "
+            "every head takes an equal share of the channels"
+        )
+    if ModelShape(**shape).num_parameters > MOST_PARAMETERS:
+        raise ValueError(
+            f"the model would have {ModelShape(**shape).num_parameters:.1e} parameters, and every rank begins with all "
+            "of them in its host's memory; lower --num_layers, --embedding_size, --vocab_size or "
+            "--max_position_embeddings"
+        )
+    if values["seq_length"] > shape["max_position_embeddings"]:
+        raise ValueError(
+            f"--seq_length {values['seq_length']} is longer than the {shape['max_position_embeddings']} positions of "
+            "the model; shorten it or raise --max_position_embeddings"
+        )
+    return shape
+
+
+def _starting_shape(values: dict[str, Any]) -> ModelShape:
+    init_from = values["init_from"]
+    if init_from == "scratch":
+        return MODEL_SIZES[values["model"]]
+    if init_from in MODEL_SIZES and init_from.startswith("gpt2"):
+        values["model"] = init_from
+        return MODEL_SIZES[init_from]
+    return shape_of_folder(Path(init_from))
+
+
+def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, way_out: str | None = None) -> None:
+    """Two BPEs of one size have one name, and their ids mean different text.
+
+    Args:
+        folder: of the weights.
+        file: the BPE that other ids are made with; None: none, they are GPT-2's.
+        weights, other: the sentence's parts that name both, for example "--init_from DIR" and "train.bin is written
+            with another bpe:8192".
+        way_out: its end (default: make the ids again with the folder's own BPE).
+
+    Raises:
+        ValueError: the folder's own BPE is another file, or one of the two cannot be read. Where one is missing,
+            nothing can be said.
+    """
+    own = folder / TOKENIZER
+    if file is None or not file.is_file() or not own.is_file():
+        return
+    try:
+        if read_regular(file) == read_regular(own):
+            return
+    except OSError as error:
+        raise ValueError(
+            f"{weights}: {error.filename} cannot be read ({error.strerror}); put the BPE there again"
+        ) from None
+    way_out = way_out or f"tokenize the text with preprocess_small.py --tokenizer {own}"
+    raise ValueError(f"{weights} reads ids of its own {TOKENIZER}, but {other}, {file.name}; {way_out}")
+
+
+def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
+    """The weights that a run begins with must not lie where it writes its own."""
+    start, run = (Path(os.path.realpath(path)) for path in (init_from, checkpoint_path))
+    if init_from.is_dir() and (start == run or run in start.parents):
+        raise ValueError(
+            f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
+            "--checkpoint_path"
+        )
+
+
+def _tokenizer_of_weights(init_from: str) -> str | None:
+    """The tokenizer whose ids the weights know; None where that is not written down."""
+    if init_from in MODEL_SIZES:
+        return "gpt2"
+    return None if init_from == "scratch" else tokenizer_of_folder(Path(init_from))
+
+
+def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:
+    """The name of the tokenizer that a folder's weights were trained with; None where config.json does not say.
+
+    Args:
+        name: what the folder is called in a sentence about it (default: --init_from and the folder).
+
+    Raises:
+        ValueError: as `shape_of_folder`.
+    """
+    name = name or f"--init_from {folder}"
+    tokenizer = _config_of_folder(folder, name).get("tokenizer")
+    if not isinstance(tokenizer, str | None):
+        raise ValueError(f"{name}: config.json has the tokenizer {reprlib.repr(tokenizer)}, no name")
+    return tokenizer
+
+
+def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
+    """The shape that a `config.json` in the form of `transformers` describes.
+
+    Args:
+        name: what the folder is called in a sentence about it (default: --init_from and the folder).
+
+    Raises:
+        ValueError: there is no such file, or it describes no GPT-2.
+    """
+    name = name or f"--init_from {folder}"
+    config, lead = _config_of_folder(folder, name), f"{name}: config.json does not describe a GPT-2:"
+    if config.get("model_type") != "gpt2":
+        raise ValueError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
+    numbers = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    numbers["n_positions"] = config.get("n_positions", 1024)
+    for name, number in numbers.items():
+        if type(number) is not int or not 0 < number <= LARGEST_COUNT:
+            raise ValueError(f"{lead} {name} is {reprlib.repr(number)}, not a whole number from 1 to {LARGEST_COUNT}")
+    for name, computed in _COMPUTED.items():
+        if config.get(name, computed[0]) not in computed:
+            raise ValueError(
+                f"{lead} its {name} is {reprlib.repr(config[name])}, but this program computes "
+                f"{' or '.join(map(str, computed))}; the same weights would mean another model"
+            )
+    return ModelShape(*numbers.values())
+
+
+def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
+    """What config.json in `folder` holds. ValueError: there are no weights, or it holds something else."""
+    config_file = folder / "config.json"
+    if not (folder / "model.safetensors").is_file() or not config_file.is_file():
+        fault = not_a_folder(folder)
+        kinds = "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder"
+        raise ValueError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors")
+    config = read_json(config_file, f"{name}: config.json")
+    if not isinstance(config, dict):
+        raise ValueError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")
+    return config

@@ -1,0 +1,134 @@
+"""The recipe: what --optimizer and --lr_schedule need, how many optimizer steps a run has, the learning rate of each.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from testbed.data.token_file import TokenFile
+from testbed.data.windows import longest_pair, num_windows
+from testbed.model.shape import LEARNING_RATES, MUON_LEARNING_RATES, ModelShape, size_name
+
+if TYPE_CHECKING:
+    pass
+
+
+# a flag -> the flag that it belongs to, and the choices of that one which read it
+BELONGS_TO = {
+    "muon_learning_rate": ("optimizer", ("muon",)),
+    "muon_momentum": ("optimizer", ("muon",)),
+    "decay_share": ("lr_schedule", ("wsd",)),
+    "min_learning_rate": ("lr_schedule", ("cosine", "wsd")),
+    "lr_decay_steps": ("lr_schedule", ("cosine", "wsd")),
+}
+DEFAULT_MUON_MOMENTUM = 0.95
+DEFAULT_DECAY_SHARE = 0.2
+
+
+def default_learning_rate(shape: ModelShape, model: str, optimizer: str) -> float:
+    """The peak learning rate where none was given: that of the size which the model has, wherever its dimensions come
+    from; where no size has them, of `model`."""
+    rates = LEARNING_RATES | (MUON_LEARNING_RATES if optimizer == "muon" else {})
+    return rates.get(size_name(shape), rates[model])
+
+
+def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[str, float | None]:
+    """The flags that only some choices of --optimizer and --lr_schedule read: their defaults, or None.
+
+    Raises:
+        ValueError: a flag was typed that nothing would read (one from a --config file is dropped, as another run type's
+            is), or Muon's learning rate is in no proportion to a --learning_rate of 0.
+    """
+    options = {}
+    for name, (owner, choices) in BELONGS_TO.items():
+        if values[owner] in choices:
+            options[name] = values[name]
+        elif name in typed:
+            raise ValueError(
+                f"--{name} belongs to --{owner} {' or '.join(choices)}, not to {values[owner]}; leave it out"
+            )
+        else:
+            options[name] = None
+    if values["optimizer"] == "muon":
+        if options["muon_learning_rate"] is None:
+            options["muon_learning_rate"] = values["learning_rate"]
+        if options["muon_momentum"] is None:
+            options["muon_momentum"] = DEFAULT_MUON_MOMENTUM
+        if options["muon_learning_rate"] and not values["learning_rate"]:
+            raise ValueError(
+                f"--muon_learning_rate {options['muon_learning_rate']:g} with --learning_rate 0: it follows that "
+                "schedule in proportion, and there is none to 0; give --learning_rate a small value"
+            )
+    if values["lr_schedule"] == "wsd" and options["decay_share"] is None:
+        options["decay_share"] = DEFAULT_DECAY_SHARE
+    return options
+
+
+def schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, float]:
+    """How many optimizer steps there are, and the learning rate's marks on them.
+
+    Raises:
+        ValueError: one sentence for the first rule that is broken.
+    """
+    sequence, global_batch = values["seq_length"], values["global_batch_size"]
+    if num_windows(val_file, sequence) == 0 and values["max_val_steps"] != 0:
+        if val_file.targets is not None:
+            raise ValueError(
+                f"--val_data_path {val_file.path} holds no pair that fits whole into --seq_length {sequence}; the "
+                f"longest needs {longest_pair(val_file)}: use a longer sequence, or --max_val_steps 0"
+            )
+        raise ValueError(
+            f"--val_data_path {val_file.path} holds {len(val_file.tokens):,} tokens, fewer than one window of "
+            f"--seq_length {sequence} + 1; use more text, a shorter sequence, or --max_val_steps 0"
+        )
+    steps_per_epoch = num_windows(train_file, sequence) // global_batch
+    if steps_per_epoch == 0 and not values["eval_only"]:
+        if train_file.targets is not None:
+            raise ValueError(
+                f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} pairs that fit whole "
+                f"into --seq_length {sequence}, fewer than the global batch of {global_batch}; use more pairs, a "
+                f"longer sequence (the longest pair needs {longest_pair(train_file)}) or a smaller --global_batch_size"
+            )
+        raise ValueError(
+            f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} windows of --seq_length "
+            f"{sequence}, fewer than the global batch of {global_batch}; use more text, a shorter sequence or a "
+            "smaller --global_batch_size"
+        )
+    total = steps_per_epoch * values["epochs"]
+    if values["max_train_steps"] is not None:
+        total = min(total, values["max_train_steps"])
+    warmup = values["warmup_steps"] if values["warmup_steps"] is not None else min(2000, total // 10)
+    decay = values["lr_decay_steps"] or max(total, 1)
+    if warmup > decay:
+        raise ValueError(
+            f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
+            "(--lr_decay_steps, or the run's last step): the learning rate would never get to its peak"
+        )
+    lowest = values["min_learning_rate"]  # wsd's default is nothing, for its fall is short (arXiv:2405.18392, figure 5)
+    if lowest is None:
+        peak = values["learning_rate"]
+        lowest = {"cosine": peak / 10, "wsd": 0.0, "constant": peak}[values["lr_schedule"]]
+    if lowest > values["learning_rate"]:
+        raise ValueError(
+            f"--min_learning_rate {lowest:g} is above --learning_rate "
+            f"{values['learning_rate']:g}; the schedule ends at the lower one"
+        )
+    if values["lr_schedule"] == "wsd" and warmup + decay_steps(decay, values["decay_share"]) > decay:
+        raise ValueError(
+            f"--decay_share {values['decay_share']:g} of {decay} steps is {decay_steps(decay, values['decay_share'])}, "
+            f"which with --warmup_steps {warmup} is more than there are; lower one of them"
+        )
+    return {
+        "steps_per_epoch": steps_per_epoch,
+        "total_steps": total,
+        "warmup_steps": warmup,
+        "lr_decay_steps": decay,
+        "min_learning_rate": lowest,
+    }
+
+
+def decay_steps(last: int, decay_share: float) -> int:
+    """Steps in which wsd falls, of the `last` that its schedule has: at least one."""
+    return max(1, round(decay_share * last))

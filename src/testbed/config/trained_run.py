@@ -1,0 +1,186 @@
+"""The run whose weights are judged: how it was trained, and what --eval_only takes over from it. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testbed.io import read_json
+from testbed.run_files import METRICS
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+
+_COUNTS = ("global_batch_size", "max_val_steps")  # together: how many windows the run validates on
+_SAY_THE_BATCH = ("global_batch_size", "grad_accum_steps", "enforce_global_batch_size")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What the record of a run says of the length and the data that its losses belong to."""
+
+    flags: dict[str, Any] = field(default_factory=dict)  # as far as the record has them; empty: the folder is no run's
+    val_sha256: str | None = None
+    val_windows: int | None = None  # of that file, at that length
+    precision: str | None = None
+
+    @property
+    def seq_length(self) -> int | None:
+        return self.flags.get("seq_length")
+
+
+def trained_with(folder: Path) -> TrainedRun:
+    """How the run in a folder was trained: its length, and where its record says so its token files and the batches
+    that it validated on. Of best/ the run is the folder above."""
+    for file in (folder / METRICS, folder.resolve().parent / METRICS):
+        try:
+            record = read_json(file)
+            config, settings = record["training_config"], record.get("settings")
+            length, hashes = config["seq_len"], config.get("dataset_sha256")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue
+        if not _is_count(length):
+            continue
+        settings = settings if isinstance(settings, dict) else {}
+        paths = {name: settings.get(name) for name in ("train_data_path", "val_data_path")}
+        flags = {name: path for name, path in paths.items() if path and isinstance(path, str)}
+        flags |= {name: settings[name] for name in _COUNTS if _is_count(settings.get(name))}
+        windows = _val(config.get("dataset_subset_sizes"), int)
+        precision = settings.get("precision") if settings.get("precision") in ("fp32", "bf16", "fp16") else None
+        return TrainedRun({"seq_length": length} | flags, _val(hashes, str), windows, precision)
+    return TrainedRun()
+
+
+def as_trained(values: dict[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
+    """What --eval_only takes over where nobody says otherwise, so that a run's weights give the loss that it recorded:
+    its length, its data and its number of windows. A path that leads nowhere today is not taken over.
+
+    No step reads the training file. Where the run's is gone, or only the validation file was typed, that one stands in.
+
+    Args:
+        values: of all flags.
+        explicit: which of them a person set.
+    """
+    if not values["eval_only"]:
+        return {}
+    folder = Path(values["init_from"])
+    trained = trained_with(folder).flags if folder.is_dir() else {}
+    taken = {name: value for name, value in trained.items() if name not in explicit}
+    if explicit.intersection(_SAY_THE_BATCH):
+        taken.pop("global_batch_size", None)
+    for name in ("train_data_path", "val_data_path"):
+        if name in taken and not _is_file(taken[name]):
+            del taken[name]
+    is_gone = "train_data_path" in trained and "train_data_path" not in taken
+    if "train_data_path" not in explicit and ("val_data_path" in explicit or is_gone):
+        taken["train_data_path"] = taken.get("val_data_path", values["val_data_path"])
+    return taken
+
+
+def origin_of_refused(refusal: str, values: dict[str, Any], explicit: frozenset[str]) -> str | None:
+    """Where the values that a refusal names come from, if nobody typed them; None: they were typed.
+
+    Args:
+        values, explicit: as of `as_trained`.
+    """
+    if not values["eval_only"] or not Path(values["init_from"]).is_dir():
+        return None
+    trained, taken = trained_with(Path(values["init_from"])).flags, as_trained(values, explicit)
+    said, record = {}, f"the record of --init_from {values['init_from']}"
+    for name, recorded in trained.items():
+        value = taken.get(name, values[name])
+        named = re.escape(str(value) if name.endswith("_path") else f"--{name} {value}")
+        if name in explicit or not re.search(rf"(?<!\S){named}(?!\w)", refusal):
+            continue
+        if value == recorded:
+            said[f"--{name}"] = f"is what {record} says"
+        elif name == "val_data_path":
+            said[f"--{name}"] = f"is the default, for {recorded} in {record} is no file here"
+    if not said:
+        return None
+    return f"nobody typed that: {', '.join(map(' '.join, said.items()))}; give {' and '.join(said)}"
+
+
+def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
+    """What --eval_only took over from the run that it validates, and a warning where it reads other data, other windows
+    or further than that run.
+
+    Args:
+        settings: with the precision that was found for the device.
+        sha256: of the token files as this start read them, under "train" and "val".
+    """
+    if not settings.eval_only:
+        return []
+    run, path = trained_with(Path(settings.init_from)), settings.val_data_path
+    is_given = "train_data_path" in settings.given or run.flags.get("train_data_path") == path
+    stands_in = []
+    if settings.train_data_path == path and not is_given:
+        stands_in = [f"note: nothing is trained, so no training file is read; {path} stands in its place"]
+    if not run.flags:
+        return stands_in
+    is_other = run.val_sha256 is not None and sha256["val"] != run.val_sha256
+    taken = [
+        f"--{name} {value}"
+        for name, value in run.flags.items()
+        if name not in settings.given and getattr(settings, name) == value and not (is_other and name.endswith("_path"))
+    ]
+    lines = [f"as {settings.init_from} was trained: {' '.join(taken)}"] if taken else []
+    lines += _lines_of_data(settings, run, is_other, sha256["val"]) + stands_in
+    if run.precision not in (None, settings.precision):
+        lines.append(f"note: validated in {settings.precision}, the run in {run.precision}: losses differ by rounding")
+    batches, batch = run.flags.get("max_val_steps"), run.flags.get("global_batch_size")
+    if None not in (batches, batch, settings.max_val_steps):
+        ours, theirs = settings.max_val_steps * settings.global_batch_size, batches * batch
+        if ours not in (0, theirs) and min(ours, theirs) < (run.val_windows or theirs):
+            lines.append(
+                f"warning: --max_val_steps {settings.max_val_steps} x --global_batch_size {settings.global_batch_size} "
+                f"validates on the first {ours:,} sequences, the run on the first {theirs:,}: another loss"
+            )
+    return lines + untrained_positions(
+        f"--seq_length {settings.seq_length} validates on", settings.seq_length, run.seq_length
+    )
+
+
+def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha256: str) -> list[str]:
+    """Which file is validated, where it is not plainly the run's."""
+    lines, path, recorded = [], settings.val_data_path, run.flags.get("val_data_path")
+    file = Path(path).absolute()
+    if "val_data_path" not in settings.given and recorded not in (None, path):
+        lines.append(f"note: the run's --val_data_path {recorded} is no file here, so the default is taken: {path}")
+    if is_other:
+        lines.append(
+            f"warning: {file} is validated, which is not the run's data (sha256 {sha256[:12]}…, the run's is "
+            f"{run.val_sha256[:12]}…): the loss is not the run's; give its file with --val_data_path"
+        )
+    elif run.val_sha256 is None:
+        lines.append(f"warning: {file} is validated; the run recorded no sha256, so it may be other data")
+    return lines
+
+
+def untrained_positions(what: str, tokens: int, trained: int | None) -> list[str]:
+    """A warning where `tokens` at a time reach positions that no training did; `what` begins the sentence."""
+    if trained is None or tokens <= trained:
+        return []
+    return [
+        f"warning: {what} {tokens} tokens, but the weights were trained on sequences of {trained}: positions from "
+        f"{trained + 1} on were never trained, and a loss or a text there says little of the model"
+    ]
+
+
+def _val(both: Any, kind: type) -> Any:
+    """What a record says of the validation file; None where it says nothing, or nothing of that kind."""
+    value = both.get("val") if isinstance(both, dict) else None
+    return value if type(value) is kind else None
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # in a folder that may not be entered, or a name too long
+        return False
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1

@@ -1,0 +1,341 @@
+"""A corpus on disk: `documents.jsonl`, one {"text": ...} a line, and `manifest.json`, which says what it is.
+
+Both appear under these names only when they are whole. A download that is interrupted leaves `documents.jsonl.partial`
+and, where its source can go on in the middle, `partial.json` with the place; the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import reprlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from testbed.data.hub import SHORTHANDS, TinyShakespeare
+from testbed.data.sources import Source
+from testbed.io import missing, open_regular, put_in_place, read_json, read_regular, write_text
+
+DOCUMENTS = "documents.jsonl"
+MANIFEST = "manifest.json"
+_PARTIAL_DOCUMENTS = "documents.jsonl.partial"
+_PARTIAL_STATE = "partial.json"
+FORMAT_VERSION = 1
+_MANIFEST_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "source", "sha256"), str),
+    **dict.fromkeys(("revision", "text_field"), str | None),
+    **dict.fromkeys(("documents", "bytes"), int),
+    "limits": dict,
+}
+_CHECKPOINT_BYTES = 8_000_000  # what a cut connection costs at most, written again
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class CorpusError(Exception):
+    """Files of a corpus are not what they were when they were written."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a source is taken: bytes of text as UTF-8, documents. None: all."""
+
+    max_bytes: int | None
+    max_docs: int | None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents to read, and their manifest where there is one."""
+
+    documents: Path
+    manifest: dict[str, Any] | None
+
+
+def parse_size(text: str, flag: str = "--max_bytes") -> int:
+    """Bytes of "100MB" (10^6), "1.5GiB" (2^30) or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS or float(match[1]) * _UNITS[match[2].upper()] < 1:
+        raise ValueError(f"{flag} {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size > sys.maxsize:
+        raise ValueError(f"{flag} {text} is larger than any disk; write for example 100MB, 1.5GiB or 5000000")
+    return int(size)
+
+
+def existing_corpus(source: Source, limits: Limits, directory: Path) -> dict[str, Any] | None:
+    """The manifest in `directory` when it is whole and what is asked for; None when there is no corpus yet.
+
+    Raises ValueError when another source or other limits made it, CorpusError when its files are damaged. `--overwrite`
+    is the way out of both: replacing a corpus that somebody else may be using is never done unasked.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        if (directory / DOCUMENTS).exists():
+            raise CorpusError(f"{directory / DOCUMENTS} has no {MANIFEST}; pass --overwrite to download it again")
+        return None
+    manifest = load_manifest(path)
+    asked = _identity(source, limits)
+    if source.wanted_text_field is None:
+        asked["text_field"] = manifest["text_field"]
+    if source.revision is None:  # only the network knows the newest one; what is here is whole, and named in the output
+        asked["revision"] = manifest["revision"]
+    different = [name for name, value in asked.items() if manifest.get(name) != value]
+    if different:
+        found = ", ".join(f"{name} {manifest.get(name)!r}" for name in different)
+        wanted = ", ".join(f"{name} {asked[name]!r}" for name in different)
+        raise ValueError(
+            f"--dataset: {directory} was made with {found}, now {wanted} is asked for; pass --overwrite to replace it "
+            "or another --output_dir to keep it"
+        )
+    _verify(directory / DOCUMENTS, manifest)
+    return manifest
+
+
+def write_corpus(
+    source: Source, limits: Limits, directory: Path, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Stream an opened source's documents into `directory` and return the manifest.
+
+    Documents without any text are left out; lone surrogates become U+FFFD. Reading ends before the document that would
+    pass a limit. `progress` is called with the bytes of text and the documents added. Raises ValueError when nothing is
+    left to write, and whatever the source raises; earlier files of the corpus stay until the new ones are whole. A
+    folder that would be left empty is removed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    partial, state_file = directory / _PARTIAL_DOCUMENTS, directory / _PARTIAL_STATE
+    identity = _identity(source, limits)
+    state = _resumable_state(state_file, partial, identity)
+    digest, documents, text_bytes = hashlib.sha256(), 0, 0
+    if state is None:
+        partial.unlink(missing_ok=True)
+        state_file.unlink(missing_ok=True)
+    else:
+        os.truncate(partial, state["bytes"])
+        digest, documents, text_bytes = _hash_of(partial), state["documents"], state["text_bytes"]
+    if progress is not None and documents:
+        progress(text_bytes, documents)
+
+    stopped_by = None
+    checkpoint_bytes = text_bytes
+    complete = False
+    try:
+        with partial.open("ab") as file:
+            for batch in source.batches(None if state is None else state["position"]):
+                for text in batch:
+                    if not text.strip():
+                        continue
+                    encoded = _without_lone_surrogates(text).encode()
+                    if limits.max_docs is not None and documents == limits.max_docs:
+                        stopped_by = "max_docs"
+                    elif limits.max_bytes is not None and text_bytes + len(encoded) > limits.max_bytes:
+                        stopped_by = "max_bytes"
+                        if documents == 0:
+                            raise ValueError(
+                                f"--max_bytes {limits.max_bytes} is below the first document's {len(encoded)} bytes; "
+                                f"pass --max_bytes {len(encoded)} or more"
+                            )
+                    if stopped_by is not None:
+                        break
+                    line = json.dumps({"text": encoded.decode()}, ensure_ascii=False).encode() + b"\n"
+                    file.write(line)
+                    digest.update(line)
+                    documents += 1
+                    text_bytes += len(encoded)
+                    if progress is not None:
+                        progress(len(encoded), 1)
+                if stopped_by is not None:
+                    break
+                position = source.position()
+                if position is not None and text_bytes - checkpoint_bytes >= _CHECKPOINT_BYTES:
+                    checkpoint_bytes = text_bytes
+                    file.flush()
+                    os.fsync(file.fileno())
+                    counts = {"documents": documents, "text_bytes": text_bytes, "bytes": file.tell()}
+                    note = {"identity": identity, "position": position} | counts
+                    _write_json(state_file, note | {"sha256": _hash_of_note(note)})
+        if documents == 0:
+            raise ValueError(f"--dataset: {source.source} holds no text; name another one")
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "name": source.name,
+            **_identity(source, limits),
+            "text_field": source.text_field,
+            "documents": documents,
+            "text_bytes": text_bytes,
+            "bytes": partial.stat().st_size,
+            "sha256": digest.hexdigest(),
+            "stopped_by": stopped_by,
+            "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "datasets": importlib.metadata.version("datasets"),
+        }
+        # The old manifest goes first: a crash in between leaves documents that say they have none, never a wrong one.
+        (directory / MANIFEST).unlink(missing_ok=True)
+        put_in_place(partial, directory / DOCUMENTS)
+        _write_json(directory / MANIFEST, manifest)
+        complete = True
+    finally:
+        if complete or not state_file.exists():
+            partial.unlink(missing_ok=True)
+            state_file.unlink(missing_ok=True)
+        if not complete:
+            with suppress(OSError):  # not empty: an earlier corpus, or what the next download goes on from
+                directory.rmdir()
+    return manifest
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    """A manifest's fields. Raises CorpusError when it is damaged."""
+    way_out = "pass --overwrite to download_data.py to make it again"
+    try:
+        manifest = read_json(path)
+    except ValueError as error:
+        raise CorpusError(f"{error}; {way_out}") from error
+    missing = [field for field in _MANIFEST_FIELDS if not isinstance(manifest, dict) or field not in manifest]
+    if missing or manifest.get("format_version") != FORMAT_VERSION:
+        raise CorpusError(f"{path} is not a manifest of format {FORMAT_VERSION} (missing: {missing}); {way_out}")
+    for field, types in _MANIFEST_FIELDS.items():
+        if not isinstance(manifest[field], types):
+            raise CorpusError(f"{path} has {field} {reprlib.repr(manifest[field])}; {way_out}")
+    return manifest
+
+
+def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
+    """The corpus that --input names (a folder, a manifest, a .jsonl); None: the newest one under `root`.
+
+    Raises ValueError when there is none, CorpusError when its files do not agree with its manifest.
+    """
+    if where is None:
+        manifests = sorted(root.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns)
+        if not manifests:
+            raise ValueError(f"--input: there is no corpus under {root}/; run python download_data.py first")
+        where = manifests[-1]
+    elif not where.exists():
+        raise ValueError(f"--input {where} {missing(where)}; run python download_data.py first")
+    if where.is_dir():
+        where = where / MANIFEST
+        if not where.exists():
+            raise ValueError(f"--input {where.parent} holds no {MANIFEST}; run python download_data.py first")
+    if where.suffix == ".jsonl":
+        manifest_path = where.with_name(MANIFEST) if where.name == DOCUMENTS else None
+        if manifest_path is None or not manifest_path.exists():
+            return Corpus(where, None)
+        where = manifest_path
+    elif where.suffix != ".json":
+        raise ValueError(
+            f"--input {where} is no folder, manifest or documents.jsonl; for other files run first: "
+            f"python download_data.py --dataset {where}"
+        )
+    manifest = load_manifest(where)
+    documents = where.with_name(DOCUMENTS)
+    _verify(documents, manifest)
+    return Corpus(documents, manifest)
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """The documents of a .jsonl with a "text" in every line, one at a time. Raises CorpusError with the line's number.
+
+    Documents without text are skipped, lone surrogates (written as \\ud800) become U+FFFD.
+    """
+    with open_regular(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise CorpusError(
+                    f'{path} line {number} is not {{"text": ...}} ({type(error).__name__}: {error}); bring other files '
+                    f"into this form with: python download_data.py --dataset {path}"
+                ) from error
+            if not isinstance(text, str):
+                raise CorpusError(f"{path} line {number} has a text that is {type(text).__name__}, not a string")
+            if text.strip():
+                yield _without_lone_surrogates(text)
+
+
+def _identity(source: Source, limits: Limits) -> dict[str, Any]:
+    """What makes two downloads the same one."""
+    return {
+        "source": source.source,
+        "config": source.config,
+        "split": source.split,
+        "revision": source.revision,
+        "text_field": source.wanted_text_field,
+        "limits": asdict(limits),
+    }
+
+
+def _resumable_state(state_file: Path, partial: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """Where an interrupted download of the very same thing stopped, if it left that in a usable state."""
+    try:
+        state = json.loads(read_regular(state_file))
+        is_whole = state.pop("sha256") == _hash_of_note(state)
+        # a link could lead anywhere, and what it leads to would be cut and written to
+        is_ours = not partial.is_symlink() and partial.stat().st_size >= state["bytes"]
+        if is_whole and is_ours and state["identity"] == identity:
+            return state
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass  # nothing to go on from: the download begins at the start, which is always right
+    return None
+
+
+def _hash_of_note(note: dict[str, Any]) -> str:
+    as_read = json.loads(json.dumps(note))  # keys that were numbers are text there, and sort otherwise
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+def _verify(documents: Path, manifest: dict[str, Any]) -> None:
+    way_out = f"make it again with: {_command(documents.parent.parent, manifest)}"
+    if not documents.is_file():
+        raise CorpusError(f"{documents} is missing though its manifest is there; {way_out}")
+    num_bytes = documents.stat().st_size
+    if num_bytes != manifest["bytes"]:
+        raise CorpusError(f"{documents} has {num_bytes} bytes, its manifest says {manifest['bytes']}; {way_out}")
+    if _hash_of(documents).hexdigest() != manifest["sha256"]:
+        raise CorpusError(f"{documents} does not have the sha256 that its manifest says; {way_out}")
+
+
+def _command(output_dir: Path, manifest: dict[str, Any]) -> str:
+    """What to type to download the corpus of a manifest again, into the same folder."""
+    places = {name: shorthand.repository for name, shorthand in SHORTHANDS.items()}
+    places |= {"stdlib": "stdlib", "shakespeare": TinyShakespeare().source}
+    name = manifest["name"].split("--")[0]
+    words = ["--dataset", name if places.get(name) == manifest["source"] else manifest["source"]]
+    for flag in ("config", "split"):
+        value = manifest.get(flag)
+        if value and f"--{value}" in manifest["name"]:  # only what was typed is part of the folder's name
+            words += [f"--{flag}", value]
+    for flag in ("max_bytes", "max_docs"):
+        if manifest["limits"].get(flag) is not None:
+            words += [f"--{flag}", str(manifest["limits"][flag])]
+    if output_dir != Path("dataset"):
+        words += ["--output_dir", str(output_dir)]
+    return f"python download_data.py {shlex.join(words)} --overwrite"
+
+
+def _hash_of(path: Path) -> Any:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def _without_lone_surrogates(text: str) -> str:
+    """`text` itself unless it holds half a surrogate pair, which UTF-8 cannot; two halves become a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -1,0 +1,93 @@
+"""Numbers in a file, read where they lie: what a token file's ids are to those who read windows of it. No torch.
+
+Not mapped into memory: a mapped file that somebody truncates kills the process that reads it with SIGBUS, without a
+sentence, and Python cannot catch that. A file that is replaced by another of its name, as preprocess_small.py does it,
+goes on being read as it was when it was opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from testbed.io import open_regular
+
+CHUNK_ITEMS = 1 << 23  # 16 MiB of uint16 at a time: large enough for full disk speed, small enough for any machine
+
+
+class FileChanged(ValueError):
+    """What is read is no longer the file that was checked."""
+
+
+class DiskArray:
+    """A flat array in a file, read-only. A slice of it is read into memory; `array[:]` is all of it.
+
+    Raises:
+        FileChanged: one sentence, from anything that reads: the file is shorter than it was, can no longer be read, or
+            (`look`, `is_touched`) has another size.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype | type, length: int):
+        """Args: length: items that the file must hold, as whoever looked at its size found."""
+        self.path, self.dtype, self._length = path, np.dtype(dtype), length
+        self._file = open_regular(path)
+        try:
+            self._accepted = self.look()
+        except FileChanged:
+            raise FileChanged(f"{path} changed while it was opened; wait until it is whole and start again") from None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, where: int | slice) -> np.ndarray | np.generic:
+        if not isinstance(where, slice):
+            return self._read(range(self._length)[where], 1)[0]
+        start, stop, step = where.indices(self._length)
+        assert step == 1, "neighbours are read"
+        return self._read(start, max(0, stop - start))
+
+    def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(place of the first, items), from the first to the last, as much at a time as any machine's memory holds."""
+        for start in range(0, self._length, CHUNK_ITEMS):
+            yield start, self[start : start + CHUNK_ITEMS]
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether somebody wrote to the file, or did as if, since it was opened or last accepted: the data may be the
+        same all the same. About a microsecond. FileChanged: it has another size."""
+        return self.look() != self._accepted
+
+    def look(self) -> tuple[int, int]:
+        """Times of the last change in ns: of the data, which anybody can set, and the kernel's own, which also a new
+        name or new permissions change. FileChanged: the size is another."""
+        found = os.fstat(self._file.fileno())
+        if found.st_size != self._length * self.dtype.itemsize:
+            raise self.changed("its size is another")
+        return found.st_mtime_ns, found.st_ctime_ns
+
+    def accept(self, times: tuple[int, int]) -> None:
+        """The data with these times, as `look` gave them, are those that were opened."""
+        self._accepted = times
+
+    def _read(self, start: int, length: int) -> np.ndarray:
+        wanted, offset = length * self.dtype.itemsize, start * self.dtype.itemsize
+        try:
+            data = os.pread(self._file.fileno(), wanted, offset)
+            while len(data) < wanted:  # no call gives more than 2 GiB
+                more = os.pread(self._file.fileno(), wanted - len(data), offset + len(data))
+                if not more:
+                    raise self.changed(f"it ends inside the bytes {offset} to {offset + wanted}")
+                data += more
+        except OSError as error:  # a disk that fails; a network file system whose file is gone
+            raise self.changed(f"it cannot be read ({error.strerror})") from None
+        return np.frombuffer(data, self.dtype)
+
+    def changed(self, fault: str) -> FileChanged:
+        """What to raise, in one sentence."""
+        return FileChanged(
+            f"{self.path} is no longer the file that was opened: {fault}; put it back as it was and start again (a "
+            "training run goes on with --resume auto)"
+        )

@@ -1,0 +1,174 @@
+"""Documents or pairs -> token files: split, tokenize, stream to disk; the texts a BPE is trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from testbed.data.pairs import Pair, encode_pair
+from testbed.data.token_file import TokenFileWriter
+from testbed.data.tokenizer import Tokenizer
+
+# Documents looked at to place the border between the splits; enough that the share is met within a percent.
+_BORDER_SAMPLE = 10_000
+# What the BPE is trained on at most, so that memory and time are bounded: about 10 s, in which `tokenizers` does not
+# answer to Ctrl-C.
+BPE_TRAINING_BYTES = 32 * 2**20
+# A batch for one thread: large enough that handing it over costs nothing, small enough that all of them fit in memory.
+_BATCH_CHARACTERS = 256 * 1024
+Item = TypeVar("Item", str, Pair)
+# (is for validation, UTF-8 bytes, token ids) of a document; of a pair also where its targets begin
+Encoded = tuple[bool, int, np.ndarray] | tuple[bool, int, list[int], int]
+
+
+@dataclass(frozen=True)
+class DocumentSplit:
+    """Which documents are for validation: those whose text hashes below `border`; of pairs, whose prompt does.
+
+    The hash decides, not the place: a text that occurs twice is on the same side both times, and a document stays on
+    its side when the limits change. Each side ends at its limit of documents. No prompt is on both sides, whatever its
+    references.
+    """
+
+    border: int
+    max_train_docs: int
+    max_val_docs: int
+
+    def assign(self, documents: Iterable[Item]) -> Iterator[tuple[bool, Item]]:
+        """(is for validation, text or pair) in order, until both sides have their documents."""
+        room = {False: self.max_train_docs, True: self.max_val_docs}
+        for document in documents:
+            text = document.prompt if isinstance(document, Pair) else document
+            validation = _hash(text) < self.border
+            if room[validation]:
+                room[validation] -= 1
+                yield validation, document
+                if not any(room.values()):
+                    return
+
+
+def split_documents(
+    documents: Iterable[str],
+    val_fraction: float,
+    max_train_docs: int,
+    max_val_docs: int,
+    too_few: str = "--input holds {} different documents, but training and validation need one each; add some "
+    "(python download_data.py cuts .txt files above 64 KiB into many)",
+) -> DocumentSplit:
+    """Place the border so that `val_fraction` of the different texts, rounded up, is below it.
+
+    Measured on the first 10,000 documents, so both sides get one at least as soon as two different texts are among
+    them. Raises ValueError, which says `too_few`, otherwise.
+
+    Args:
+        documents: what is hashed: texts, or the prompts of pairs.
+    """
+    hashes = sorted({_hash(text) for text in itertools.islice(documents, _BORDER_SAMPLE)})
+    if len(hashes) < 2:
+        raise ValueError(too_few.format(len(hashes)))
+    num_validation = min(max(1, math.ceil(val_fraction * len(hashes))), len(hashes) - 1)
+    return DocumentSplit(hashes[num_validation], max_train_docs, max_val_docs)
+
+
+def training_texts(assigned: Iterable[tuple[bool, str]]) -> Iterator[str]:
+    """What a BPE may be trained on: the training side's first 32 MiB, never validation text."""
+    remaining = BPE_TRAINING_BYTES
+    for validation, text in assigned:
+        if not validation:
+            yield text
+            remaining -= len(text.encode())
+            if remaining <= 0:
+                return
+
+
+def encode_in_order(
+    assigned: Iterable[tuple[bool, str]], tokenizer: Tokenizer, num_workers: int
+) -> Iterator[tuple[bool, int, np.ndarray]]:
+    """(is for validation, UTF-8 bytes, token ids) of every document, in order, `num_workers` batches at a time.
+
+    Threads, not processes: tiktoken leaves the interpreter lock while it encodes into an array, so nothing is copied
+    between processes and none is left behind when this one dies. scripts/measure_tokenizing.py holds it against
+    tiktoken's own encode_ordinary_batch.
+    """
+
+    def encode(batch: list[tuple[bool, str]]) -> list[tuple[bool, int, np.ndarray]]:
+        token_ids = tokenizer.encode_batch([text for _, text in batch])
+        return [(side, len(text.encode()), ids) for (side, text), ids in zip(batch, token_ids, strict=True)]
+
+    executor = ThreadPoolExecutor(num_workers)
+    waiting: deque[Future[list[tuple[bool, int, np.ndarray]]]] = deque()
+    try:
+        for batch in _batches(assigned):
+            waiting.append(executor.submit(encode, batch))
+            if len(waiting) > 2 * num_workers:  # bounded: memory does not grow with the corpus
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def encode_pairs(assigned: Iterable[tuple[bool, Pair]], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """What `write_token_files` takes of every pair, in order. In one thread: pairs are short and seldom millions."""
+    for validation, pair in assigned:
+        token_ids, first_target = encode_pair(tokenizer, pair)
+        yield validation, len(pair.text.encode()), token_ids, first_target
+
+
+def write_token_files(
+    encoded: Iterable[Encoded],
+    train_path: Path,
+    val_path: Path,
+    tokenizer: Tokenizer,
+    tokenizer_file: str | None,
+    source: dict[str, Any] | None,
+    progress: Callable[[int], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
+    has_targets: bool = False,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Stream both token files to disk and return their sidecars; `progress` is called with a document's bytes.
+
+    `before_commit` runs when everything is written and nothing has its final name yet. `has_targets`: of pairs.
+    """
+
+    def writer(path: Path) -> TokenFileWriter:
+        return TokenFileWriter(
+            path, tokenizer.vocab_size, tokenizer.name, tokenizer.end_of_text_id, tokenizer_file, source, has_targets
+        )
+
+    with writer(val_path) as val, writer(train_path) as train:
+        for validation, num_bytes, *document in encoded:
+            (val if validation else train).append_document(*document)
+            if progress is not None:
+                progress(num_bytes)
+        if train.num_documents == 0 or val.num_documents == 0:
+            raise ValueError("--input has documents for one of training and validation only; add documents")
+        if before_commit is not None:
+            before_commit()
+    return train.sidecar(), val.sidecar()
+
+
+def _batches(assigned: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
+    batch: list[tuple[bool, str]] = []
+    characters = 0
+    for validation, text in assigned:
+        batch.append((validation, text))
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

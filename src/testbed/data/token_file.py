@@ -1,0 +1,383 @@
+"""Token files: a flat stream of token ids on disk, and the sidecar that says what the ids mean.
+
+`train_small.bin` has no header: little-endian uint16 ids (uint32 when the vocabulary has more than 65,536 tokens), an
+end-of-text id after every document. `train_small.json` beside it is the sidecar. A .bin without a sidecar is read as
+GPT-2 uint16, which is what nanoGPT and its descendants write.
+
+In a file of pairs (format version 2) every document is a prompt and its reference, and `train_pairs.targets.bin` has a
+byte per token: 1 for what is to be learned, 0 for what is only read. A program that knows no targets would learn the
+prompts too; it knows no version 2 either, and says so.
+
+Numpy and the standard library only, so that every program can look at a token file without loading torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from testbed.data.disk_array import DiskArray
+from testbed.data.sidecar import (
+    FORMAT_VERSION,
+    FORMAT_VERSION_WITH_TARGETS,
+    HOW_TO_MAKE_PAIRS,
+    TARGETS_SUFFIX,
+    gpt2_fields,
+    how_to_make,
+    read_sidecar,
+    sidecar_path,
+    targets_path,
+)
+from testbed.io import holds_text, missing, not_a_file, put_in_place
+
+CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
+MOST_READINGS = 3  # of a file that is touched meanwhile
+_PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Item type of a token file: uint16 while every id fits in it, little-endian on every machine."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+@dataclass(eq=False)
+class TokenFile:
+    """An opened token file. Without a sidecar the counts and the hash are unknown, hence None.
+
+    Attributes:
+        data_sha256: of all that a run learns from, as TokenScan has it; None until somebody has read all of it.
+    """
+
+    path: Path
+    tokens: DiskArray  # (num_tokens,) read-only
+    vocab_size: int
+    tokenizer: str | None
+    tokenizer_file: Path | None
+    end_of_text_id: int
+    num_documents: int | None
+    sha256: str | None
+    has_sidecar: bool
+    targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
+    targets_sha256: str | None = None
+    data_sha256: str | None = None
+
+    @functools.cached_property
+    def documents(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each document begins and where it ends, end-of-text included. Reads the whole file, once."""
+        found = [start + np.flatnonzero(chunk == self.end_of_text_id) for start, chunk in self.tokens.chunks()]
+        ends = np.concatenate(found) + 1
+        return np.append(0, ends)[:-1], ends
+
+    def check_unchanged(self) -> bool:
+        """Look at the size and the times of the last change, about a microsecond; where only times are others
+        (`touch`, a copy of the same bytes, a new name), read all of it and go on if it holds what it held.
+
+        Returns:
+            Whether it was so: what was read since the last look may have been something else and is to be read again.
+
+        Raises:
+            FileChanged: one sentence: the data are others than `data_sha256` says, or somebody is still writing.
+        """
+        arrays = [self.tokens] if self.targets is None else [self.tokens, self.targets]
+        touched = [array for array in arrays if array.is_touched]
+        if not touched:
+            return False
+        for _ in range(MOST_READINGS):
+            times = [array.look() for array in arrays]
+            time.sleep(CLOCK_TICK_S)  # or a write after the reading could leave the same times
+            if scan_token_file(self).data_sha256 != self.data_sha256:
+                raise touched[0].changed("it was written to, and its data are others")
+            if times == [array.look() for array in arrays]:
+                for array, seen in zip(arrays, times, strict=True):
+                    array.accept(seen)
+                return True
+        raise touched[0].changed("somebody goes on writing to it")
+
+
+@dataclass(frozen=True)
+class TokenScan:
+    """What one pass over all ids found."""
+
+    max_token_id: int
+    sha256: str  # of the .bin
+    data_sha256: str  # of all that a run learns from: the .bin, followed by the targets where it has some
+    targets_sha256: str | None = None
+
+
+class TokenFileWriter:
+    """Writes a token file document by document and adds the end-of-text id after each.
+
+    A context manager: leaving it normally puts the .bin and its sidecar in place, leaving it with an exception removes
+    what was written and leaves earlier files as they were. `tokenizer_file` is a name relative to the .bin's folder.
+    With `has_targets` the file is one of pairs.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        vocab_size: int,
+        tokenizer: str,
+        end_of_text_id: int,
+        tokenizer_file: str | None = None,
+        source: Mapping[str, Any] | None = None,
+        has_targets: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.end_of_text_id = end_of_text_id
+        self.tokenizer_file = tokenizer_file
+        self.source = None if source is None else dict(source)
+        self.has_targets = has_targets
+        self.num_tokens = 0
+        self.num_target_tokens = 0
+        self.num_documents = 0
+        self.max_token_id = 0
+        self._dtype = token_dtype(vocab_size)
+        self._hash = hashlib.sha256()
+        self._targets_hash = hashlib.sha256()
+        # The process id keeps two runs into one folder from writing into each other's file; the suffix stays, so that
+        # what a killed run leaves is ignored by git like every .bin.
+        self._temporary = self.path.with_name(f".{os.getpid()}.{self.path.name}")
+        self._temporary_targets = targets_path(self._temporary)
+
+    def __enter__(self) -> TokenFileWriter:
+        self._file = self._temporary.open("wb")
+        self._targets_file = self._temporary_targets.open("wb") if self.has_targets else None
+        return self
+
+    def append_document(self, token_ids: np.ndarray | Sequence[int], first_target: int | None = None) -> None:
+        """Append one document's ids (without end-of-text) and the end-of-text id. Ids must be below `vocab_size`.
+
+        Args:
+            first_target: in a file of pairs the place of the reference's first token, at least 1: this one and all
+                after it are targets, end-of-text included.
+        """
+        document = np.empty(len(token_ids) + 1, dtype=np.int64)
+        document[:-1] = token_ids
+        document[-1] = self.end_of_text_id
+        largest = int(document.max())
+        if largest >= self.vocab_size or int(document.min()) < 0:
+            # Checked before the cast: uint16 would wrap the id around to another, valid one.
+            raise ValueError(
+                f"document {self.num_documents} holds a token id outside 0..{self.vocab_size - 1} "
+                f"(largest {largest}); it was not made with tokenizer {self.tokenizer}"
+            )
+        data = document.astype(self._dtype).tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        assert (self._targets_file is None) == (first_target is None), "a file of pairs has targets in every document"
+        if self._targets_file is not None:
+            assert 0 < first_target < len(document), "a target has a token before it, from which it is predicted"
+            targets = (np.arange(len(document)) >= first_target).astype(np.uint8).tobytes()
+            self._targets_file.write(targets)
+            self._targets_hash.update(targets)
+            self.num_target_tokens += len(document) - first_target
+        self.num_tokens += len(document)
+        self.num_documents += 1
+        self.max_token_id = max(self.max_token_id, largest)
+
+    def sidecar(self) -> dict[str, Any]:
+        """The sidecar's fields for what has been written so far."""
+        fields = {
+            "format_version": FORMAT_VERSION_WITH_TARGETS if self.has_targets else FORMAT_VERSION,
+            "dtype": self._dtype.name,
+            "vocab_size": self.vocab_size,
+            "tokenizer": self.tokenizer,
+            "tokenizer_file": self.tokenizer_file,
+            "end_of_text_id": self.end_of_text_id,
+            "num_tokens": self.num_tokens,
+            "num_documents": self.num_documents,
+            "max_token_id": self.max_token_id,
+            "sha256": self._hash.hexdigest(),
+            "source": self.source,
+        }
+        if self.has_targets:
+            fields |= {
+                "targets_file": targets_path(self.path).name,
+                "targets_sha256": self._targets_hash.hexdigest(),
+                "num_target_tokens": self.num_target_tokens,
+            }
+        return fields
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if self._targets_file is not None:
+            self._targets_file.close()
+        final_sidecar = sidecar_path(self.path)
+        temporary_sidecar = final_sidecar.with_name(f".{final_sidecar.name}.{os.getpid()}.tmp")
+        try:
+            if kind is None:
+                temporary_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
+                # The counts and hashes in the sidecar expose any mix that a crash between these lines can leave.
+                if self.has_targets:
+                    put_in_place(self._temporary_targets, targets_path(self.path))
+                put_in_place(self._temporary, self.path)
+                put_in_place(temporary_sidecar, final_sidecar)
+        finally:
+            for temporary in (self._temporary, self._temporary_targets, temporary_sidecar):
+                temporary.unlink(missing_ok=True)
+
+
+def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenFile:
+    """Open a token file; costs nothing but a look at its size and sidecar (see `check_token_file`).
+
+    Raises ValueError, one sentence that begins with `flag`, when the file is missing, no file, unreadable, empty, cut
+    off inside a token, or disagrees with its sidecar.
+    """
+    path = Path(path)
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError:
+        raise ValueError(f"{flag} {path} {missing(path)}; make it with: {how_to_make(path)}") from None
+    except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
+        raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
+    if not path.is_file():
+        example = f", for example {path / 'train_small.bin'}" if path.is_dir() else ""
+        raise ValueError(f"{flag} {path} {not_a_file(path)}; name a .bin{example}")
+    if not os.access(path, os.R_OK):
+        raise ValueError(
+            f"{flag} {path} cannot be read; change its permissions or make it again with: {how_to_make(path)}"
+        )
+    if num_bytes == 0:
+        raise ValueError(f"{flag} {path} is empty; make it again with: {how_to_make(path)}")
+
+    sidecar_file = sidecar_path(path)
+    if (sidecar_file == path or not os.path.lexists(sidecar_file)) and holds_text(path):
+        raise ValueError(f"{flag} {path} is not a token file: it holds text; make one with: {how_to_make(path)}")
+    has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
+    if not has_sidecar and os.path.lexists(targets_path(path)):  # else the prompts would be learned too
+        raise ValueError(
+            f"{flag} {path} is a file of pairs, for {targets_path(path).name} lies beside it, but its sidecar "
+            f"{sidecar_file.name} is missing; {_PAIRS_AGAIN}"
+        )
+    if not has_sidecar and path.name.endswith(TARGETS_SUFFIX):
+        raise ValueError(f"{flag} {path} says which tokens of a file are learned; name the .bin beside it")
+    fields = read_sidecar(sidecar_file, flag) if has_sidecar else gpt2_fields()
+    dtype = np.dtype(fields["dtype"]).newbyteorder("<")
+    if num_bytes % dtype.itemsize:
+        raise ValueError(
+            f"{flag} {path} has {num_bytes} bytes, not a multiple of the {dtype.itemsize} bytes of a token: "
+            f"it was cut off; make it again with: {how_to_make(path)}"
+        )
+    num_tokens = num_bytes // dtype.itemsize
+    if has_sidecar and num_tokens != fields["num_tokens"]:
+        raise ValueError(
+            f"{flag} {path} holds {num_tokens} tokens but its sidecar {sidecar_file.name} says {fields['num_tokens']}: "
+            f"one of them is not the original; make both again with: {how_to_make(path)}"
+        )
+    targets_file = fields["targets_file"]
+    return TokenFile(
+        path=path,
+        tokens=DiskArray(path, dtype, num_tokens),
+        vocab_size=fields["vocab_size"],
+        tokenizer=fields["tokenizer"],
+        tokenizer_file=None if fields["tokenizer_file"] is None else path.parent / fields["tokenizer_file"],
+        end_of_text_id=fields["end_of_text_id"],
+        num_documents=fields["num_documents"],
+        sha256=fields["sha256"],
+        has_sidecar=has_sidecar,
+        targets=None if targets_file is None else _open_targets(path.parent / targets_file, num_tokens, flag),
+        targets_sha256=fields["targets_sha256"],
+    )
+
+
+def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
+    """Open the targets of a token file. ValueError: they are missing, unreadable or not one per token."""
+    try:
+        num_bytes = path.stat().st_size
+        if not path.is_file() or num_bytes != num_tokens:
+            raise ValueError(
+                f"{flag}: the targets {path} have {num_bytes} bytes, not one for each of {num_tokens} tokens; "
+                f"{_PAIRS_AGAIN}"
+            )
+        return DiskArray(path, np.uint8, num_tokens)
+    except OSError as error:
+        raise ValueError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
+
+
+def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | None = None) -> TokenScan:
+    """Largest id and hashes in one pass; `progress` is called with the bytes of each chunk of the .bin."""
+    digest = hashlib.sha256()
+    max_token_id = 0
+    for _, chunk in token_file.tokens.chunks():
+        digest.update(chunk)
+        max_token_id = max(max_token_id, int(chunk.max()))
+        if progress is not None:
+            progress(chunk.nbytes)
+    sha256, targets_digest = digest.hexdigest(), hashlib.sha256()
+    if token_file.targets is None:
+        return TokenScan(max_token_id, sha256, sha256)
+    for _, chunk in token_file.targets.chunks():
+        digest.update(chunk)
+        targets_digest.update(chunk)
+    return TokenScan(max_token_id, sha256, digest.hexdigest(), targets_digest.hexdigest())
+
+
+def check_token_file(
+    token_file: TokenFile,
+    vocab_size: int,
+    flag: str = "--train_data_path",
+    progress: Callable[[int], None] | None = None,
+) -> TokenScan:
+    """Read every id once and return the scan.
+
+    Raises ValueError when an id does not fit in `vocab_size` or the contents are not those the sidecar was written for.
+    """
+    scan, made_with = scan_token_file(token_file, progress), how_to_make(token_file.path)
+    if scan.max_token_id >= vocab_size:
+        position = _first_position_at_least(token_file.tokens, vocab_size)
+        raise ValueError(
+            f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
+            f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; pass --vocab_size "
+            f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {made_with}"
+        )
+    if token_file.sha256 is not None and scan.sha256 != token_file.sha256:
+        raise ValueError(
+            f"{flag} {token_file.path} has sha256 {scan.sha256[:12]}… but its sidecar says {token_file.sha256[:12]}…: "
+            f"the tokens changed after they were written; make both again with: {made_with}"
+        )
+    if token_file.targets is not None:
+        _check_targets(token_file, scan, flag)
+    token_file.data_sha256 = scan.data_sha256
+    return scan
+
+
+def _check_targets(token_file: TokenFile, scan: TokenScan, flag: str) -> None:
+    """ValueError: the targets are not those that were written, or a pair teaches nothing: a whole global batch of such
+    pairs would have no loss."""
+    fault = None
+    starts, ends = token_file.documents
+    targets = token_file.targets[:]
+    if scan.targets_sha256 != token_file.targets_sha256:
+        fault = "changed after they were written"
+    elif targets.max() > 1:
+        fault = f"hold the byte {targets.max()}, must be 0 or 1"
+    elif len(starts) != token_file.num_documents or not len(ends) or ends[-1] != len(token_file.tokens):
+        fault = f"belong to {token_file.num_documents} pairs, but the .bin holds {len(starts)} and must end with one"
+    elif targets[starts].any():
+        fault = "begin with the first token of a pair, which nothing predicts"
+    elif not np.add.reduceat(targets, starts, dtype=np.int64).all():
+        fault = "leave a pair without any"
+    if fault is not None:
+        raise ValueError(f"{flag}: the targets {token_file.targets.path} {fault}; {_PAIRS_AGAIN}")
+
+
+def _first_position_at_least(tokens: DiskArray, limit: int) -> int:
+    for start, chunk in tokens.chunks():
+        found = np.flatnonzero(chunk >= limit)
+        if len(found):
+            return start + int(found[0])
+    raise AssertionError("only called when the scan saw such an id")

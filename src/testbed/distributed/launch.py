@@ -1,0 +1,124 @@
+"""Who launched this process, and how it ends: the only reader of RANK, WORLD_SIZE and LOCAL_RANK. No torch.
+
+Launchers differ in what they forward. `deepspeed` on SIGTERM dies at once and leaves its child and the ranks running;
+`torchrun` on kill -9 leaves the ranks. So every rank watches the processes above it and takes their death for SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import say
+from testbed.io import write_text
+
+_BEGAN_S = time.monotonic()  # this module is loaded before PyTorch
+REFUSAL_WAIT_S = 3.0  # longer than rank 0 needs to print, far under every launcher's own patience
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place among the ranks, as the launcher set it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, self.world_size // self.local_world_size)
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
+
+    def as_variables(self, master_address: str, master_port: int) -> dict[str, str]:
+        """What a launcher sets for this rank: `read_launch` makes this place of it again."""
+        numbers = {"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.world_size}
+        numbers |= {"LOCAL_WORLD_SIZE": self.local_world_size, "MASTER_PORT": master_port}
+        return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": master_address}
+
+
+def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
+    """Read the variables that torchrun, deepspeed and Slurm wrappers set; none of them means one process.
+
+    Raises:
+        ValueError: a variable is not a number, or the numbers contradict each other.
+    """
+    values = {}
+    # torchrun says LOCAL_WORLD_SIZE, deepspeed LOCAL_SIZE; without either all ranks are on this node
+    local_size_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in variables else "LOCAL_SIZE"
+    world_size = variables.get("WORLD_SIZE", "1")
+    for name, default in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), (local_size_name, world_size)):
+        text = variables.get(name, default)
+        if not text.isdigit() or (name.endswith("SIZE") and int(text) == 0):
+            raise ValueError(
+                f"the environment variable {name}={text!r} is not a number that a launcher sets; unset it or use "
+                "torchrun"
+            )
+        values[name] = int(text)
+    launch = Launch(values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"], values[local_size_name])
+    if launch.rank >= launch.world_size:
+        raise ValueError(
+            f"the environment says RANK={launch.rank} of WORLD_SIZE={launch.world_size}, and ranks count from 0; "
+            "unset both to run one process, or start with torchrun or deepspeed"
+        )
+    return launch
+
+
+def launcher(variables: Mapping[str, str] = os.environ) -> str:
+    """What started this process: torchrun, deepspeed, another (Slurm, a script), or python, which sets no rank."""
+    if "TORCHELASTIC_RUN_ID" in variables:
+        return "torchrun"
+    if "CROSS_RANK" in variables:  # DeepSpeed's number of the node
+        return "deepspeed"
+    return "another" if "RANK" in variables else "python"
+
+
+def refuse(launch: Launch | None, message: str) -> int:
+    """Say on local rank 0 why the run cannot start; the others wait, lest the launcher ends rank 0 before it spoke.
+
+    Returns:
+        2, the exit code for what the user typed.
+    """
+    if launch is None or launch.local_rank == 0:
+        say(f"gpt2.py: error: {message}", file=sys.stderr, flush=True)
+        tell_torchrun(message)
+    else:
+        time.sleep(REFUSAL_WAIT_S)
+    return 2
+
+
+def seconds_since_start() -> float:
+    """How long this process has run, but for the interpreter's own start."""
+    return time.monotonic() - _BEGAN_S
+
+
+def tell_torchrun(message: str) -> None:
+    """After a rank's end torchrun prints forty lines of its own. They close with what it finds in this file, and with a
+    link to its manual where there is none."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with contextlib.suppress(OSError):  # whole or not at all: of half a file torchrun would die itself
+            write_text(Path(path), json.dumps({"message": content}))
+
+
+def threads_per_rank(launch: Launch) -> int:
+    """CPU threads: what OMP_NUM_THREADS says, else this node's usable cores shared out evenly over its ranks."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    return max(1, usable_cores() // launch.local_world_size)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; macOS cannot restrict them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

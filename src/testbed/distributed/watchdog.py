@@ -1,0 +1,308 @@
+"""Where every rank is: a small file per rank in the run's folder, from which the others tell who is dead or stuck.
+
+A rank that waits in a collective runs no Python and cannot know for whom it waits. So each rank notes where it goes
+before it goes there, and a thread counts up beside it for as long as the process runs at all. No torch.
+
+A note is a store into mapped memory: about a microsecond, no system call, no flush, and there after kill -9. On one
+machine it is seen at once; over a network file system half a minute late, so other machines are named, never judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from testbed.io import read_regular
+
+BEAT_S = 1.0
+PROCESSES, EXITING = Path("/proc"), 0x4  # PF_EXITING, among the flags in a process's "stat"
+# in the order in which a step passes them; then what lies between steps
+PHASES = {
+    "start": "starting up",
+    "barrier": "the barrier before a step",
+    "data_wait": "reading data",
+    "schedule": "the pipeline's schedule",
+    "forward": "forward",
+    "backward": "backward",
+    "synchronise": "gradient synchronisation",
+    "optimizer": "the optimizer's update",
+    "exchange": "the exchange of the step's numbers",
+    "checkpoint": "saving the checkpoint",
+    "validation": "validation",
+    "finish": "writing the run's last files",
+    "ended": "its end",
+}
+_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
+_NAMES = tuple(PHASES)
+_IN_NO_STEP = ("start", "finish", "ended")
+_PLACE = struct.Struct("<qQd")  # step, number of the phase, moment by the monotonic clock
+_BEAT = struct.Struct("<q")
+_WHO = struct.Struct("<q64s")  # process, machine
+_BEAT_AT, _WHO_AT, _SIZE = _PLACE.size, _PLACE.size + _BEAT.size, _PLACE.size + _BEAT.size + _WHO.size
+
+
+class ProgressFile:
+    """This rank's file, made anew. A folder that cannot hold it (a full disk) is no reason to end a run: then there is
+    none, and this rank cannot be named."""
+
+    def __init__(self, directory: Path, rank: int):
+        self.path = path_of(directory, rank)
+        self._step, self._beats, self._map = 0, 0, None
+        with contextlib.suppress(OSError), self.path.open("wb+", buffering=0) as file:
+            file.write(bytes(_SIZE))  # taken from the disk now: a hole in a mapped file would end the process later
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+            _WHO.pack_into(self._map, _WHO_AT, os.getpid(), socket.gethostname().encode()[:64])
+        self.enter("start", 0)
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """From here on this rank is in `phase`, a key of PHASES, of `step`, counted from 1; None: the same step."""
+        if step is not None:
+            self._step = step
+        if self._map is not None:
+            _PLACE.pack_into(self._map, 0, self._step, _NUMBER[phase], time.monotonic())
+
+    def beat(self) -> None:
+        """One more sign of life."""
+        self._beats += 1
+        if self._map is not None:
+            _BEAT.pack_into(self._map, _BEAT_AT, self._beats)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+_mine: ProgressFile | None = None
+
+
+def begin(directory: Path, rank: int) -> None:
+    """Keep this process's progress file from now on."""
+    global _mine
+    _mine = ProgressFile(directory, rank)
+
+
+def enter(phase: str, step: int | None = None) -> None:
+    """As `ProgressFile.enter`; nothing where no file is kept (a test, a program that is no run)."""
+    if _mine is not None:
+        _mine.enter(phase, step)
+
+
+def end(is_good: bool) -> None:
+    """This rank ends by its own will; after a good end its file goes too."""
+    enter("ended")
+    if _mine is not None and is_good:
+        _mine.remove()
+
+
+def path_of(directory: Path, rank: int) -> Path:
+    return directory / f".rank{rank}.progress"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a progress file says."""
+
+    rank: int
+    step: int
+    phase: str
+    since_s: float  # by the clock of its machine
+    beats: int
+    process: int
+    machine: str
+
+    @property
+    def words(self) -> str:
+        """Where, without since when."""
+        return PHASES[self.phase] if self.phase in _IN_NO_STEP else f"{PHASES[self.phase]} of step {self.step}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process and clock are those of this machine."""
+        return self.machine == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there; a zombie is not, and of another machine nothing is known."""
+        return not self.is_here or is_process_alive(self.process)
+
+
+def read_place(directory: Path, rank: int) -> Place | None:
+    """Where a rank is; None where its file is not there or no such file."""
+    try:
+        content = read_regular(path_of(directory, rank))
+        step, phase, since_s = _PLACE.unpack_from(content, 0)
+        beats = _BEAT.unpack_from(content, _BEAT_AT)[0]
+        process, machine = _WHO.unpack_from(content, _WHO_AT)
+        return Place(rank, step, _NAMES[phase], since_s, beats, process, machine.rstrip(b"\0").decode(errors="replace"))
+    except (OSError, struct.error, IndexError):  # IndexError: it names no phase
+        return None
+
+
+def steps_done(directory: Path) -> int:
+    """Optimizer steps that the start before had done, by what rank 0 left of its progress; 0 where it left nothing."""
+    place = read_place(directory, 0)
+    if place is None or place.phase in ("start", "ended"):  # a rank that ended itself wrote all its rows
+        return 0
+    return place.step if _NUMBER[place.phase] >= _NUMBER["exchange"] else max(0, place.step - 1)
+
+
+def own_place(directory: Path, rank: int) -> str:
+    """Where this rank is, in words for the end of a sentence."""
+    place = read_place(directory, rank)
+    return "an unknown place" if place is None else _with_seconds(place)
+
+
+def who_is_missing(directory: Path, world_size: int, rank: int) -> str | None:
+    """For whom this rank waits in vain: the dead, else the stopped, else those behind it; None where there is none."""
+    return who_is_gone(directory, world_size, rank) or _who_is_behind(directory, world_size, rank)
+
+
+def who_is_gone(directory: Path, world_size: int, rank: int) -> str | None:
+    """Of the others the dead, else the stopped, else one that ended itself; None where all of them run."""
+    others = _others(directory, world_size, rank)
+    dead = [place for place in others if place.phase != "ended" and not place.is_alive]
+    if dead:
+        return "; ".join(f"rank {place.rank} is dead, its last sign was from {place.words}" for place in dead) + (
+            " (killed from outside: if the kernel did it for lack of memory, which dmesg tells, give a smaller "
+            "--micro_batch_size_per_gpu)"
+        )
+    stopped = [place for place in others if place.is_here and is_process_stopped(place.process)]
+    if stopped:
+        return "; ".join(
+            f"rank {place.rank} is stopped (SIGSTOP): it is in {_with_seconds(place)}" for place in stopped
+        )
+    ended = [place for place in others if place.phase == "ended"]
+    if ended:
+        return f"rank {ended[0].rank} has ended itself, its own message says why"
+    return None
+
+
+def signs_of_life(directory: Path, world_size: int, rank: int) -> dict[int, int]:
+    """How often each other rank of this machine has shown that it runs. A rank whose number has grown lived then."""
+    return {place.rank: place.beats for place in _others(directory, world_size, rank) if place.is_here}
+
+
+def _others(directory: Path, world_size: int, rank: int) -> list[Place]:
+    places = [read_place(directory, other) for other in range(world_size) if other != rank]
+    return [place for place in places if place is not None]
+
+
+def _who_is_behind(directory: Path, world_size: int, rank: int) -> str | None:
+    mine, others = read_place(directory, rank), _others(directory, world_size, rank)
+    behind = [place for place in others if mine is not None and _order(place) < _order(mine)]
+    if behind:
+        last = min(map(_order, behind))
+        return "; ".join(f"rank {place.rank} is in {_with_seconds(place)}" for place in behind if _order(place) == last)
+    return None
+
+
+def who_is_level(directory: Path, world_size: int, rank: int) -> str | None:
+    """Where nobody is missing and a collective still timed out: of the ranks of this machine that are as far as this
+    one, that which has stood there longest. Inside a step it may be in forward while the others wait in backward."""
+    mine, places = read_place(directory, rank), [read_place(directory, other) for other in range(world_size)]
+    level = [place for place in places if mine and place and place.is_here and _order(place) == _order(mine)]
+    level = sorted((place for place in level if place.rank != rank), key=lambda place: place.since_s)
+    return f"no rank is behind, and rank {level[0].rank} is in {_with_seconds(level[0])}" if level else None
+
+
+def _order(place: Place) -> tuple[bool, int, int]:
+    """How far a rank has come. Inside a step the phases of micro batches alternate: they count as one."""
+    number = _NUMBER[place.phase]
+    if _NUMBER["schedule"] <= number <= _NUMBER["backward"]:
+        number = _NUMBER["schedule"]
+    return place.phase == "finish", place.step, number
+
+
+def _with_seconds(place: Place) -> str:
+    return f"{place.words} since {time.monotonic() - place.since_s:.0f} s" if place.is_here else place.words
+
+
+def is_process_alive(process: int) -> bool:
+    """Whether this machine has the process; a zombie is not alive, nor is one that the kernel takes apart already."""
+    return _status(process) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and not _is_exiting(process)
+
+
+def is_process_stopped(process: int) -> bool:
+    """Whether it was sent SIGSTOP, or is held by a debugger."""
+    return _status(process) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _is_exiting(process: int) -> bool:
+    """Whether Linux has begun to end it: its connections break before it is a zombie, and it is listed as running."""
+    try:
+        fields = (PROCESSES / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return bool(int(fields[6]) & EXITING)
+    except (OSError, ValueError, IndexError):  # gone meanwhile; no Linux
+        return False
+
+
+def _status(process: int) -> str | None:
+    try:
+        return psutil.Process(process).status()
+    except psutil.Error:
+        return None
+
+
+class Watch:
+    """A thread that shows that this process runs, and ends it when a rank of this machine does not.
+
+    The timeouts of collectives find most of what can go wrong. They find nothing where the host waits for a CUDA device
+    or for a group that another library made, so this thread looks too: this rank has been at one place for `timeout_s`,
+    and for as long another one is dead or has not run at all. Only time in which this process itself ran counts: a job
+    that was suspended as a whole goes on.
+    """
+
+    def __init__(self, directory: Path, rank: int, world_size: int, timeout_s: float, on_stuck: Callable[[str], None]):
+        self._directory, self._rank, self._world_size = directory, rank, world_size
+        # a beat before the collectives' own timeout, which begins a little later
+        self._patience_s = max(timeout_s - 2 * BEAT_S, timeout_s / 2)
+        self._on_stuck = on_stuck
+        self._still_s: dict[int, float] = {}  # rank -> seconds in which nothing changed
+        self._seen: dict[int, tuple] = {}
+        threading.Thread(target=self._run, name="watch-ranks", daemon=True).start()
+
+    def _run(self) -> None:
+        before_s = time.monotonic()
+        while True:
+            time.sleep(BEAT_S)
+            if _mine is not None:
+                _mine.beat()
+            now_s = time.monotonic()
+            stuck = self.look(min(now_s - before_s, 2 * BEAT_S))
+            before_s = now_s
+            if stuck is not None:
+                self._on_stuck(stuck)
+
+    def look(self, seconds: float) -> str | None:
+        """Count `seconds` more; the sentence about a rank that has been missing for too long, or None."""
+        mine = read_place(self._directory, self._rank)
+        if mine is None or mine.phase == "ended":
+            return None
+        self._count(self._rank, (mine.step, mine.phase, mine.since_s), seconds)
+        if self._still_s[self._rank] < BEAT_S:  # it goes on: nobody is waited for, and no file need be read
+            self._seen = {self._rank: self._seen[self._rank]}
+            return None
+        for rank in range(self._world_size):
+            place = None if rank == self._rank else read_place(self._directory, rank)
+            if place is None or not place.is_here or place.phase == "ended":
+                continue
+            self._count(rank, (place.beats, place.process) if place.is_alive else ("dead",), seconds)
+            if min(self._still_s[rank], self._still_s[self._rank]) >= self._patience_s:
+                found = who_is_missing(self._directory, self._world_size, self._rank)
+                return found or f"rank {rank} shows no sign of life: it is in {_with_seconds(place)}"
+        return None
+
+    def _count(self, rank: int, state: tuple, seconds: float) -> None:
+        is_same = self._seen.get(rank) == state
+        self._still_s[rank] = self._still_s.get(rank, 0.0) + seconds if is_same else 0.0
+        self._seen[rank] = state

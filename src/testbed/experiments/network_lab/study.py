@@ -1,0 +1,264 @@
+"""The network study's plan: which strategy on how many hosts over which links, and how long that will take. No torch.
+
+Every run is one call of src/gpt2.py on the hosts of a lab of its own, made by scripts/lab/network.py; sweep_run.py
+carries the plan out, as it does any sweep. The strategies are told apart at 2 hosts; on 4, which share the cores of
+this machine, only those that differ in how their traffic grows with the number of hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.experiments.network_lab.links import Link, parse_rate
+from testbed.run_files import METRICS
+from testbed.sweep.plan import COMPLETE, PENDING, Cell, order_of_round
+
+VOCABULARY, SEQUENCE, GLOBAL_BATCH = 8192, 128, 8
+LINKS = {
+    "unlimited": Link(),
+    "1gbit": Link(parse_rate("1gbit")),
+    "100mbit": Link(parse_rate("100mbit")),
+    "switch0ms": Link(delay_s=0.0),
+    "switch5ms": Link(delay_s=0.005),
+}
+REFERENCE_OF = {"switch5ms": "switch0ms"}  # all others are compared to the first link
+STRATEGIES_STUDIED = {
+    "allreduce": ("allreduce", ()),
+    "ddp": ("ddp", ()),
+    "fsdp": ("fsdp", ()),
+    "zero1": ("optimized", ("--zero_stage", "1")),
+    "zero2": ("optimized", ("--zero_stage", "2")),
+    "zero3": ("optimized", ("--zero_stage", "3")),
+    "pipeline": ("pipeline", ()),
+}
+TITLES = {"zero1": "ZeRO 1", "zero2": "ZeRO 2", "zero3": "ZeRO 3"}
+ON_FOUR_HOSTS = {"strategies": ("ddp", "fsdp", "zero1"), "links": ("unlimited", "100mbit")}
+LEVER_HOSTS = 2
+
+
+@dataclass(frozen=True)
+class Lever:
+    """Something to turn on one strategy. `accumulation`: how many times the usual global batch a step takes."""
+
+    strategy: str
+    flags: tuple[str, ...]
+    accumulation: int = 1
+
+
+LEVERS = {
+    "buckets of 200 MiB": Lever("ddp", ("--bucket_cap_mb", "200")),
+    "buckets of 1 MiB": Lever("ddp", ("--bucket_cap_mb", "1")),
+    "gradients in bf16": Lever("ddp", ("--gradient_compression", "bf16")),
+    "4 micro batches per step": Lever("ddp", (), accumulation=4),
+    "buckets of 5e8 elements": Lever(
+        "zero1", ("--reduce_bucket_size", "500000000", "--allgather_bucket_size", "500000000")
+    ),
+    "buckets of 2e5 elements": Lever("zero1", ("--reduce_bucket_size", "200000", "--allgather_bucket_size", "200000")),
+}
+# Overlap is seen best where communication takes about as long as the backward pass that can cover it.
+LEVERS_ON = {"100mbit": tuple(LEVERS), "1gbit": tuple(name for name in LEVERS if name.startswith("buckets"))}
+PARTS = ("strategies", "levers")
+# Seconds, to plan with: a process that loads PyTorch, or DeepSpeed too, on a core of its own; the end of a run
+LOADING_S, LOADING_DEEPSPEED_S, ENDING_S, TRACE_S = 3.5, 7.0, 1.5, 3.0
+ALL_REDUCES_AT_THE_END = 6  # of a profiled run, of the gradients alone
+TOKENS_PER_S_OF_CORE = 3000.0
+# bytes of the gradients that a step moves over the slowest link, as counted on gloo; of a pipeline the
+# activations and the gradient of the tied embedding
+TRAFFIC = {"zero1": 1.5, "zero2": 1.5, "zero3": 1.5, "fsdp": 1.7, "pipeline": 0.6}
+SLOWER_SWITCH_BYTES_PER_S = 60e6
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration of the study."""
+
+    part: str
+    strategy: str
+    hosts: int
+    link: str
+    lever: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Also its folder."""
+        lever = "" if self.lever is None else "_" + self.lever.replace(" ", "_")
+        return f"{self.strategy}{lever}_{self.hosts}hosts_{self.link}"
+
+    @property
+    def title(self) -> str:
+        strategy = TITLES.get(self.strategy, self.strategy)
+        return strategy if self.lever is None else f"{strategy}, {self.lever}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*STRATEGIES_STUDIED[self.strategy][1], *(LEVERS[self.lever].flags if self.lever else ()))
+
+    @property
+    def global_batch(self) -> int:
+        return GLOBAL_BATCH * (LEVERS[self.lever].accumulation if self.lever else 1)
+
+    @property
+    def changes_work(self) -> bool:
+        """Whether its steps compute something else than those of the others."""
+        return self.lever is not None and (self.global_batch != GLOBAL_BATCH or "bf16" in self.lever)
+
+    def as_record(self) -> dict[str, Any]:
+        return {**asdict(self), "name": self.name, "title": self.title, "changes_work": self.changes_work}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a study was asked for. `folder`: --out_dir, and `data`: of the token files, relative to where it started."""
+
+    parts: tuple[str, ...]
+    strategies: tuple[str, ...]
+    hosts: tuple[int, ...]
+    links: tuple[str, ...]
+    repeats: int
+    profile_runs: int
+    steps: int
+    warmup_steps: int
+    folder: str
+    data: str
+    program: str
+    network: str
+    is_whole: bool = False  # every strategy at every number of hosts and link that was named, not only the default ones
+
+
+def arms_of(asked: Asked) -> list[Arm]:
+    """Every configuration, once."""
+    arms = []
+    if "strategies" in asked.parts:
+        for hosts in asked.hosts:
+            for link in asked.links:
+                for strategy in asked.strategies:
+                    is_left_out = hosts > 2 and not (
+                        strategy in ON_FOUR_HOSTS["strategies"] and link in ON_FOUR_HOSTS["links"]
+                    )
+                    if asked.is_whole or not is_left_out:
+                        arms.append(Arm("strategies", strategy, hosts, link))
+    if "levers" in asked.parts:
+        for link, known in LEVERS_ON.items():
+            levers = [lever for lever in known if LEVERS[lever].strategy in asked.strategies]
+            if link not in asked.links or LEVER_HOSTS not in asked.hosts:
+                continue
+            for strategy in dict.fromkeys(LEVERS[lever].strategy for lever in levers):
+                plain = Arm("strategies", strategy, LEVER_HOSTS, link)
+                arms += [] if plain in arms else [plain]
+            arms += [Arm("levers", LEVERS[lever].strategy, LEVER_HOSTS, link, lever) for lever in levers]
+    return arms
+
+
+def cells_of(asked: Asked) -> list[Cell]:
+    """Every run in its order: round 1 with each arm once, then round 2; the k-th profiled runs end round k."""
+    arms = arms_of(asked)
+    return [
+        _cell(asked, arms[index], repeat, is_profiled)
+        for repeat in range(1, max(asked.repeats, asked.profile_runs) + 1)
+        for is_profiled, last in ((False, asked.repeats), (True, asked.profile_runs))
+        if repeat <= last
+        for index in order_of_round(len(arms), repeat)
+    ]
+
+
+def _cell(asked: Asked, arm: Arm, repeat: int, is_profiled: bool) -> Cell:
+    folder = f"{arm.name}/{'profiled' if is_profiled else 'run'}_{repeat}"
+    run_type = STRATEGIES_STUDIED[arm.strategy][0]
+    command = [
+        *("env", "OMP_NUM_THREADS=1", "python", asked.network, "run", "--hosts", str(arm.hosts), *_flags_of(arm.link)),
+        *("--seconds", "600", "--", "python", asked.program),
+        *("--run_type", run_type, "--global_batch_size", str(arm.global_batch), "--seed", "42", *_work(asked)),
+        *(*arm.flags, *(["--profile", "--profile_steps", str(_measured(asked))] if is_profiled else [])),
+        *("--checkpoint_path", str(Path(asked.folder) / folder), "--overwrite"),
+    ]
+    return Cell(
+        name=arm.name,
+        variant=f"{arm.title}, {LINKS[arm.link]}",
+        run_type=run_type,
+        ranks=arm.hosts,
+        batch_size=arm.global_batch,
+        repeat=repeat,
+        seed=42,
+        folder=folder,
+        command=command,
+        oversubscribed=False,  # said of 4 hosts on the page: they are compared among themselves
+        profiled=is_profiled,
+    )
+
+
+def _flags_of(link: str) -> tuple[str, ...]:
+    rate, delay_s = LINKS[link].rate_bit_per_s, LINKS[link].delay_s
+    flags = () if rate is None else ("--rate", link)
+    return flags if delay_s is None else (*flags, "--delay_ms", f"{1000 * delay_s:g}")
+
+
+def _work(asked: Asked) -> tuple[str, ...]:
+    """A short sequence, so that the network is what a step waits for; no validation and no sample."""
+    return (
+        *("--model", "nano", "--seq_length", str(SEQUENCE), "--max_position_embeddings", str(SEQUENCE)),
+        *("--precision", "fp32", "--device", "cpu", "--threads_per_rank", "1"),
+        *("--max_train_steps", str(asked.steps), "--timing_warmup_steps", str(asked.warmup_steps), "--epochs", "100"),
+        *("--max_val_steps", "0", "--sample_tokens", "0", "--collective_timeout", "60"),
+        *(
+            "--train_data_path",
+            str(Path(asked.data) / "train.bin"),
+            "--val_data_path",
+            str(Path(asked.data) / "val.bin"),
+        ),
+    )
+
+
+def _measured(asked: Asked) -> int:
+    return asked.steps - asked.warmup_steps
+
+
+def expected_seconds(arm: Arm, steps: int, num_cores: int, gradient_bytes: float, is_profiled: bool) -> float:
+    """Of one run, before any was made."""
+    is_deepspeed = STRATEGIES_STUDIED[arm.strategy][0] == "optimized"
+    loading_s = (LOADING_DEEPSPEED_S if is_deepspeed else LOADING_S) * max(1.0, arm.hosts / num_cores)
+    computing_s = arm.global_batch * SEQUENCE / TOKENS_PER_S_OF_CORE / min(arm.hosts, num_cores)
+    link = LINKS[arm.link]
+    bytes_per_s = link.bytes_per_s or (SLOWER_SWITCH_BYTES_PER_S if link.delay_s is not None else None)
+    ring = 2 * (arm.hosts - 1) / arm.hosts * gradient_bytes * TRAFFIC.get(arm.strategy, 1.0)
+    travelling_s = 0.0 if bytes_per_s is None else ring / bytes_per_s
+    waiting_s = 0.0 if link.delay_s is None else 100 * link.delay_s  # a collective per tensor, each there and back
+    trace_s = TRACE_S + ALL_REDUCES_AT_THE_END * travelling_s if is_profiled else 0.0
+    return loading_s + ENDING_S + trace_s + steps * (computing_s + travelling_s + waiting_s)
+
+
+def expected_left(cells: Iterable[Cell], asked: Asked, num_cores: int, gradient_bytes: float) -> float:
+    """Seconds of the runs that are still to be made: of an arm's finished ones the mean, else the guess."""
+    arms = {arm.name: arm for arm in arms_of(asked)}
+    cells = list(cells)
+    known: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.status == COMPLETE and cell.seconds is not None:
+            known.setdefault(cell.configuration, []).append(cell.seconds)
+    total_s = 0.0
+    for cell in cells:
+        if cell.status == PENDING:
+            of_arm = known.get(cell.configuration)
+            guess_s = expected_seconds(arms[cell.name], asked.steps, num_cores, gradient_bytes, cell.profiled)
+            total_s += sum(of_arm) / len(of_arm) if of_arm else guess_s
+    return total_s
+
+
+def links_as_records(names: Sequence[str]) -> list[dict[str, Any]]:
+    """The links as they stand in network_study.json; `reference`: the one that each is compared to."""
+    first = names[0] if "unlimited" not in names else "unlimited"
+    return [
+        {
+            **asdict(LINKS[name]),
+            "name": name,
+            "title": str(LINKS[name]),
+            "reference": None if name in (first, *REFERENCE_OF.values()) else REFERENCE_OF.get(name, first),
+        }
+        for name in names
+    ]
+
+
+def metrics_path(cell: Cell, out_dir: Path) -> Path:
+    return out_dir / cell.folder / METRICS

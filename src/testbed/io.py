@@ -1,0 +1,287 @@
+"""Write files whole, read regular files and JSON, check schemas and typed paths. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import gzip
+import io
+import json
+import os
+import re
+import reprlib
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+SOURCE = Path(__file__).resolve().parents[1]  # the folder that holds the package
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; on success it takes the place of `path` in one move.
+
+    Whatever fails, an earlier `path` stays as it was and no temporary file stays behind; an OSError names `path`, not
+    the temporary file, which nobody knows.
+    """
+    # by thread, as a process that is ended from a second thread writes its last file while the first may be writing it
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
+    try:
+        yield temporary
+        put_in_place(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(NotADirectoryError):  # a file has taken the folder's place
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
+
+
+def put_in_place(temporary: Path, final: Path) -> None:
+    """Give a finished temporary file its name; a crash leaves the old file or the new one, never half of one."""
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())  # else a power cut can leave the new name on an empty file
+    temporary.replace(final)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one move."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, which no text can be written with
+
+
+def read_json(path: Path, name: str | None = None) -> Any:
+    """Whatever a JSON file holds. ValueError, one sentence that begins with `name`, when it cannot be read as JSON.
+
+    Args:
+        name: what the file is called in the sentence (default: its path).
+    """
+    name = str(path) if name is None else name
+    try:
+        content = read_regular(Path(path))
+    except FileNotFoundError:
+        raise ValueError(f"{name} {missing(Path(path))}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{name} is a folder, not a file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ValueError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return parse_json(content, name)
+
+
+def parse_json(content: bytes, name: str) -> Any:
+    """The value that the bytes of a JSON text stand for; a byte order mark may come first. Errors as in `read_json`."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} is not JSON: it is not UTF-8 text") from None
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is not JSON that can be read: it holds half of a surrogate pair") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise ValueError(f"{name} cannot be read: it holds a number with thousands of digits") from None
+    except RecursionError:
+        raise ValueError(f"{name} is not JSON that can be read: it is nested too deeply") from None
+
+
+@contextlib.contextmanager
+def holding_together(name: object) -> Iterator[None]:
+    """Whatever a file without a schema does to the code that uses its content becomes one sentence that names the file.
+
+    A ValueError that names it already passes as it is.
+
+    Raises:
+        ValueError: the content is not what the code inside needs.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, ValueError) and str(name) in str(error):
+            raise
+        if isinstance(error, KeyError):
+            fault = f"lacks {reprlib.repr(error.args[0])}"
+        else:
+            fault = f"does not hold together ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        raise ValueError(f"{name} {fault}") from None
+
+
+LARGEST_TEXT = 1 << 30  # bytes of a file that is read whole: the record of a million steps has a third of that
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+class NotAFile(OSError):
+    """Something else stands where a file was looked for."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file open for reading, in bytes.
+
+    Raises:
+        OSError: it is not there or cannot be read; IsADirectoryError, NotAFile: it is something else than a file. One
+            sentence in `strerror`, which open's own errors have too.
+    """
+    _check_kind(path, Path(path).stat())  # before it is opened: that alone makes some devices do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO then opens at once
+    try:
+        _check_kind(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_kind(path: Path, found: os.stat_result) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if kind != stat.S_IFREG:
+        raise NotAFile(errno.EINVAL, f"it is {name_of_kind(found)}, not a file", str(path))
+
+
+def name_of_kind(found: os.stat_result) -> str:
+    """What stands where a file or a folder should, in words."""
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+
+
+def read_regular(path: Path) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        OSError: as `open_regular`; and NotAFile: it has more than LARGEST_TEXT, which no such file has.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST_TEXT:
+            raise NotAFile(errno.EFBIG, f"it holds more than {LARGEST_TEXT:,} bytes", str(path))
+        return file.read()
+
+
+def read_unpacked(path: Path) -> bytes:
+    """All bytes of a file; of what is in it where its name says that gzip packed it.
+
+    Raises:
+        OSError: as `read_regular`; a few kilobytes can be made to unpack to more than LARGEST_TEXT.
+        EOFError, zlib.error: the file is damaged.
+    """
+    if not str(path).endswith(".gz"):
+        return read_regular(path)
+    with open_regular(path) as file, gzip.open(file) as unpacked:
+        content = unpacked.read(LARGEST_TEXT + 1)
+    if len(content) > LARGEST_TEXT:
+        raise NotAFile(errno.EFBIG, f"it holds more than {LARGEST_TEXT:,} bytes", str(path))
+    return content
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The UTF-8 text of a file, every line ended by \\n. Errors as in `read_regular` and in bytes.decode."""
+    return io.StringIO(read_regular(path).decode("utf-8", errors), newline=None).read()
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Whether a path that exists lies in a folder once every link is followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def now_utc() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+LONGEST_MESSAGE = 160  # jsonschema prints the value that breaks a rule, however long it is
+
+
+def check_schema(content: Any, schema_file: str) -> None:
+    """Raise ValueError, one sentence that names the place, unless `content` follows the schema and is finite.
+
+    Args:
+        schema_file: its place in this package, such as "experiments/peers/peers.schema.json".
+    """
+    from jsonschema.exceptions import best_match
+
+    error = best_match(_validator(schema_file).iter_errors(content))
+    if error is not None:
+        message = error.message if len(error.message) < LONGEST_MESSAGE else f"breaks the rule {error.validator}"
+        raise ValueError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
+    try:
+        json.dumps(content, allow_nan=False)  # NaN and infinity are numbers to a schema, and no JSON
+    except ValueError:
+        raise ValueError("it holds a number that is not finite") from None
+
+
+def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
+    """A JSON file that passes `check`. ValueError, one sentence that begins with the path, when it cannot be read or
+    does not."""
+    content = read_json(path)
+    try:
+        check(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return content
+
+
+@functools.cache
+def _validator(schema_file: str) -> Any:
+    import jsonschema  # 0.15 s, which a program's --help does not owe
+
+    schema = json.loads(resources.files("testbed").joinpath(schema_file).read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator(schema)
+
+
+def not_a_folder(path: Path) -> str | None:
+    """What is wrong with a path that should be a folder, to follow its name; None where it is one."""
+    if path.is_dir():
+        return None
+    return "is a file, not a folder" if path.exists() else missing(path)
+
+
+def not_a_file(path: Path) -> str | None:
+    """What is wrong with a path that should lead to a file, to follow its name; None where it does."""
+    if path.is_dir():
+        return "is a folder, not a file"
+    if not path.exists():
+        return missing(path)
+    return None if path.is_file() else f"is {name_of_kind(path.stat())}, not a file"
+
+
+def missing(path: Path) -> str:
+    """That a path does not exist, and the whole path of the folder that should hold it."""
+    folder = path.absolute().parent
+    if folder.is_dir():
+        return f"does not exist (looked for in {folder})"
+    kind = "is a file" if folder.exists() else "does not exist either"
+    return f"does not exist (looked for in {folder}, which {kind})"
+
+
+def cannot_become_a_folder(path: Path) -> str | None:
+    """Why no folder can be made at a path: a file or a broken link is in the way. None where nothing is."""
+    for part in (path, *path.parents):
+        if part.is_dir():
+            return None
+        if os.path.lexists(part):
+            what = "a file" if part.exists() else "a link that leads nowhere"
+            return f"is {what}, not a folder" if part == path else f"lies below {part}, which is {what}"
+    return None
+
+
+def holds_text(path: Path, looked_at: int = 4096) -> bool:
+    """Whether the first bytes of a file are plain text, which numbers in binary form never are for long."""
+    with path.open("rb") as file:
+        start = file.read(looked_at)
+    try:
+        text = start.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(start) - 3:  # else a letter that was cut in two
+            return False
+        text = start[: error.start].decode("utf-8")
+    return bool(text) and all(letter.isprintable() or letter in "\r\n\t\f" for letter in text)

@@ -1,0 +1,89 @@
+"""Facts about where a run ran: versions, host, hardware, commit, scheduler. Rank 0's view."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from testbed.config.environment_variables import slurm_facts
+from testbed.distributed.launch import Launch, usable_cores
+from testbed.io import SOURCE
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "python_version": platform.python_version(),
+        "torch_version": torch.__version__,
+        "numpy_version": _installed("numpy"),
+        "transformers_version": _installed("transformers"),
+        "deepspeed_version": _installed("deepspeed"),
+        "cuda_version": torch.version.cuda,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def host() -> dict[str, str]:
+    return {"hostname": socket.gethostname(), "os": platform.platform()}
+
+
+def hardware(device: torch.device, launch: Launch, backend: str | None) -> dict:
+    is_cuda = device.type == "cuda"
+    facts = {
+        "device_type": device.type,
+        "gpu_name": torch.cuda.get_device_name(device) if is_cuda else None,
+        "cpu_name": _cpu_name(),
+        "gpu_count_visible": torch.cuda.device_count(),
+        "world_size": launch.world_size,
+        "num_nodes": launch.num_nodes,
+        "cuda_version": torch.version.cuda if is_cuda else None,
+        "cpu_cores_visible": usable_cores(),
+        "cpu_threads_per_rank": torch.get_num_threads(),
+        "backend": backend,
+    }
+    if os.environ.get("EC2_INSTANCE_TYPE"):
+        facts["instance_type"] = os.environ["EC2_INSTANCE_TYPE"]
+    return facts
+
+
+def _cpu_name() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or None
+
+
+def commit() -> tuple[str, bool | None]:
+    """The commit of this source and whether files differ from it; ("unknown", None) outside a repository."""
+    told = os.environ.get("GIT_COMMIT")
+    found = told or _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return found or "unknown", None if changes is None else bool(changes)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=SOURCE, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def scheduler() -> dict[str, str] | None:
+    """What Slurm says of this job; None elsewhere."""
+    slurm = slurm_facts()
+    return None if slurm is None else {"type": "slurm", **slurm}

@@ -1,0 +1,158 @@
+"""All of training_metrics.json that is known before the first step: who runs what, where, on which data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testbed.autotune.attention import own_choice
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.environment_variables import instruments_in
+from testbed.config.settings import CheckedRun, RunSettings
+from testbed.data.windows import Windows, num_windows
+from testbed.distributed.launch import Launch
+from testbed.io import now_utc
+from testbed.metrics import environment
+from testbed.metrics.file import SCHEMA_VERSION
+from testbed.model import flops
+from testbed.model.shape import size_name
+from testbed.strategies.deepspeed_config import effective_config, sha256_of
+
+STEPS_NOTE = "epochs[].steps counts micro steps, as in 2.0; read micro_steps and optimizer_steps instead"
+RECORDED_AS_NAMED = (
+    "run_type num_layers num_heads embedding_size vocab_size max_position_embeddings dropout init_from epochs "
+    "max_train_steps total_steps stop_at_step micro_batch_size_per_gpu grad_accum_steps global_batch_size "
+    "data_world_size muon_learning_rate muon_momentum lr_schedule warmup_steps lr_decay_steps decay_share "
+    "weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
+    "zero_stage seed activation_checkpointing compile matmul"
+).split()
+
+
+def facts_of_run(
+    checked: CheckedRun, sha256: dict[str, str], launch: Launch, device: torch.device, backend: str | None
+) -> dict[str, Any]:
+    """The file as it stands before training; the recorder adds rows and what follows from them.
+
+    Args:
+        sha256: of the token files, targets included, under "train" and "val".
+    """
+    settings = checked.settings
+    commit, is_dirty = environment.commit()
+    hardware = environment.hardware(device, launch, backend)
+    peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.precision) or (None, None)
+    instruments = [*settings.instruments, *instruments_in(os.environ)]
+    instruments += ["wall_clock_breakdown of DeepSpeed"] if _breaks_down_wall_clock(settings) else []
+    facts = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{uuid.uuid4().hex[:8]}",
+        "timestamp_utc": now_utc(),
+        "git_commit": commit,
+        "git_dirty": is_dirty,
+        "command_line": shlex.join(sys.argv),
+        "instrumented": bool(instruments),
+        "instruments": instruments,
+        "env": environment.versions(),
+        "host": environment.host(),
+        "hardware": {**hardware, "num_devices": _num_devices(settings, device, launch)},
+        "training_config": _training_config(checked, sha256, device),
+        "data": _data(checked),
+        "settings": settings.as_recorded(),
+        "deepspeed_config": _deepspeed_config(settings),
+        "schema_notes": {"steps": STEPS_NOTE},
+        "memory": {"per_rank": []},
+        "flops": {
+            "per_token_palm": flops.flops_per_token_palm(settings.shape, settings.seq_length),
+            "per_token_causal": flops.flops_per_token_causal(settings.shape, settings.seq_length),
+            "peak_flops_per_s_per_device": peak,
+            "peak_source": peak_source,
+        },
+        "sample": None,
+        "shutdown": {"destroy_process_group_called": False, "quiet_nccl_monitor": settings.quiet_nccl_monitor},
+    }
+    slurm = environment.scheduler()
+    if slurm is not None:
+        facts["scheduler"] = slurm
+    return facts
+
+
+def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) -> int:
+    """One per rank, but DataParallel's single process uses all that it sees."""
+    return torch.cuda.device_count() if settings.run_type == "dp" and device.type == "cuda" else launch.world_size
+
+
+def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.device) -> dict[str, Any]:
+    settings = checked.settings
+    return {
+        **{name: getattr(settings, name) for name in RECORDED_AS_NAMED},
+        "automatic_choices": {name: getattr(settings, name) for name in sorted(settings.chosen)},
+        "mesh": dataclasses.asdict(settings.mesh),
+        "math_changes": list(settings.math_changes),
+        "model_name": size_name(settings.shape),
+        "model_size": settings.shape.describe(),
+        "num_parameters": settings.shape.num_parameters,
+        "seq_len": settings.seq_length,
+        "lr": settings.learning_rate,
+        "min_lr": settings.min_learning_rate,
+        "optimizer": {"adamw": "AdamW", "muon": "Muon"}[settings.optimizer],
+        "deepspeed_enabled": settings.zero_stage is not None,
+        "dataset_name": Path(settings.train_data_path).stem,
+        "dataset_subset_sizes": {
+            "train": num_windows(checked.train_file, settings.seq_length),
+            "val": num_windows(checked.val_file, settings.seq_length),
+        },
+        "dataset_sha256": sha256,
+        "tokenizer": checked.train_file.tokenizer,
+        "attention": f"sdpa {own_choice(settings, device) if settings.attention == 'auto' else settings.attention}",
+    }
+
+
+def _data(checked: CheckedRun) -> dict[str, int | None]:
+    settings = checked.settings
+    used = settings.steps_per_epoch * settings.global_batch_size
+    return {
+        "tokens_train": len(checked.train_file.tokens),
+        "tokens_val": len(checked.val_file.tokens),
+        "sequences_per_epoch": used,
+        "sequences_dropped_per_epoch": num_windows(checked.train_file, settings.seq_length) - used,
+        "steps_per_epoch": settings.steps_per_epoch,
+        "target_tokens_train": _target_tokens(Windows(checked.train_file, settings.seq_length)),
+        "target_tokens_val": _target_tokens(Windows(checked.val_file, settings.seq_length)),
+    }
+
+
+def _target_tokens(windows: Windows) -> int | None:
+    """What is learned of a file of pairs; None of text, where every token that is read is learned."""
+    return None if windows.token_file.targets is None else windows.num_target_tokens()
+
+
+def _breaks_down_wall_clock(settings: RunSettings) -> bool:
+    """DeepSpeed's own timers synchronise the device several times a step."""
+    if settings.zero_stage is None:
+        return False
+    return bool(read_deepspeed_file(Path(settings.deepspeed_config)).content.get("wall_clock_breakdown", False))
+
+
+def _deepspeed_config(settings: RunSettings) -> dict | None:
+    if settings.zero_stage is None:
+        return None
+    file = read_deepspeed_file(Path(settings.deepspeed_config))
+    effective = effective_config(file, settings)
+    return {
+        "path": str(file.path),
+        "file_sha256": file.sha256,
+        "sha256": sha256_of(effective),
+        "selected": {
+            "fp16_enabled": settings.precision == "fp16",
+            "wall_clock_breakdown": _breaks_down_wall_clock(settings),
+            "zero_stage": settings.zero_stage,
+        },
+        "effective": effective,
+    }

@@ -1,0 +1,183 @@
+"""The folder of a run: what of it is whose, and the marks that say how the run ended. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+from testbed.config.environment_variables import nccl_variables, recorded_variables, slurm_facts
+from testbed.distributed.launch import Launch
+from testbed.errors import one_line
+from testbed.io import now_utc, read_text, write_text
+from testbed.run_files import (
+    CHECKPOINTS,
+    COMPLETE,
+    EFFECTIVE_CONFIG,
+    FAILED,
+    INFERENCE,
+    LAUNCHER,
+    METRICS,
+    OWN_FILES,
+    OWN_FOLDERS,
+    PREEMPTED,
+)
+from testbed.run_lock import check_held
+
+LONGEST = 20_000  # characters of a mark's part: a path has at most 4,096 bytes, of which each may be escaped
+# what `atomic_file`, `mark_failed`, `watchdog` and `checkpoint` leave when they are killed; others hide files here too
+_LEFTOVER = re.compile(rf"\.(?:{'|'.join(map(re.escape, OWN_FILES))})\.(?:rank\d+\.)?\d+\.tmp|\.rank\d+\.progress")
+_HALF_CHECKPOINT = re.compile(r"\.step_\d+(?:\.\w+)*\.tmp")
+
+
+def claim(directory: Path, overwrite: bool) -> None:
+    """Make a locked folder a new run's own: empty it of an earlier run's files. Only rank 0 calls it.
+
+    Raises:
+        ValueError: it holds a run and --overwrite was not given.
+    """
+    held = held_files(directory)
+    if held and not overwrite:
+        raise ValueError(
+            f"--checkpoint_path {directory} already holds a run ({held[0].name}); give --overwrite to replace it, "
+            "--resume to continue it, or another folder"
+        )
+    # what shows that it is a run goes last: a start that is killed here leaves nothing that looks like a stranger's
+    for path in (*reversed(held), *_leftovers(directory)):
+        _delete(path)
+
+
+def held_files(directory: Path) -> list[Path]:
+    """What has a name here that a run gives to its own. An empty folder, or a link to one (a larger disk for the
+    checkpoints), is nobody's work yet."""
+    paths = [directory / name for name in (*OWN_FILES, *OWN_FOLDERS)]
+    return [path for path in paths if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))]
+
+
+def reopen(directory: Path, from_the_start: bool) -> None:
+    """Make a locked folder ready for a run that goes on in it: it is neither complete nor failed as long as it runs.
+
+    Args:
+        from_the_start: none of its steps is kept, so nothing that they left is either, but for what says whose the
+            folder is and what was lost, and the folders of checkpoints.
+    """
+    kept = {METRICS, LAUNCHER, EFFECTIVE_CONFIG, CHECKPOINTS}
+    ended = (COMPLETE, FAILED, PREEMPTED, INFERENCE)  # what was measured is of weights that will be others
+    for name in [name for name in (*OWN_FILES, *OWN_FOLDERS) if name not in kept] if from_the_start else ended:
+        _delete(directory / name)
+    halves = [path for path in (directory / CHECKPOINTS).glob(".step_*.tmp") if _HALF_CHECKPOINT.fullmatch(path.name)]
+    for half in (*halves, *_leftovers(directory)):
+        _delete(half)
+
+
+def _leftovers(directory: Path) -> list[Path]:
+    """Hidden files that a killed start left: half-written ones, and where its ranks were."""
+    return [path for path in directory.glob(".*") if _LEFTOVER.fullmatch(path.name)]
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():  # of a link goes the link, whatever it leads to
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) -> None:
+    """Who started the run, and with which settings of the communication libraries. Empty values are left out."""
+    check_held(directory)
+    content = {
+        "checkpoint_path": str(directory),
+        "rank0_host": socket.gethostname(),
+        "world_size": launch.world_size,
+        "git_commit": git_commit,
+        "env": recorded_variables(),
+        "nccl_env": nccl_variables(),
+    }
+    slurm = slurm_facts()
+    if slurm is not None:
+        content["slurm"] = slurm
+    write_text(directory / LAUNCHER, json.dumps(content, indent=2) + "\n")
+
+
+def mark_complete(directory: Path, world_size: int, tokens_per_s: float | None, total_wall_time_s: float) -> str:
+    """Write RUN_COMPLETE.txt, one line in the form that the older launchers look for; returns the line.
+
+    Raises:
+        FolderGone: the run's folder has another name now, or none.
+    """
+    check_held(directory)
+    speed = "n/a" if tokens_per_s is None else f"{tokens_per_s:.2f}"
+    line = (
+        f"[Rank 0] RUN_COMPLETE checkpoint_path={_one_line(directory)} world_size={world_size} "
+        f"tokens_per_sec={speed} total_wall_time_sec={total_wall_time_s:.2f} "
+        f"timestamp_utc={now_utc()}"
+    )
+    write_text(directory / COMPLETE, line + "\n")
+    return line
+
+
+def mark_preempted(directory: Path, reason: str, step: int, checkpoint: Path) -> None:
+    """Write RUN_PREEMPTED.txt: the run was asked to end, and nothing that it did is lost.
+
+    Raises:
+        RunAlreadyFailed: a rank has marked the run as failed in the meantime; a run has one end.
+        FolderGone: the run's folder has another name now, or none.
+    """
+    check_held(directory)
+    check_not_failed(directory)
+    line = (
+        f"[Rank 0] RUN_PREEMPTED checkpoint_path={_one_line(directory)} reason={reason} step={step} "
+        f"checkpoint={_one_line(checkpoint)} timestamp_utc={now_utc()}"
+    )
+    write_text(directory / PREEMPTED, line + "\n")
+    try:
+        check_not_failed(directory)  # in the meantime: whichever of the two marks was written last, the failure stands
+    except RunAlreadyFailed:
+        (directory / PREEMPTED).unlink(missing_ok=True)
+        raise
+
+
+class RunAlreadyFailed(Exception):
+    """A run that was to be marked as preempted has failed."""
+
+
+def check_not_failed(directory: Path) -> None:
+    """RunAlreadyFailed where a rank has marked this run as failed, though all was saved: it ended too early."""
+    if (directory / FAILED).exists():
+        raise RunAlreadyFailed(f"the step is saved, but a rank ended too early: {directory / FAILED} says why")
+
+
+def closing_mark(directory: Path) -> str | None:
+    """The mark of a run whose files are closed, by name: what goes wrong from now on changes nothing about them."""
+    return next((mark for mark in (COMPLETE, PREEMPTED) if (directory / mark).exists()), None)
+
+
+def mark_failed(directory: Path, rank: int, reason: str) -> str:
+    """Write RUN_FAILED.txt unless another rank has: the first to fail knows the cause. Returns what stands."""
+    mine = directory / f".{FAILED}.rank{rank}.{threading.get_ident()}.tmp"  # a rank's watching thread may mark it too
+    line = f"[Rank {rank}] RUN_FAILED reason={_one_line(reason)} timestamp_utc={now_utc()}\n"
+    try:
+        mine.write_text(line, encoding="utf-8")
+        os.link(mine, directory / FAILED)  # in one move, and only where there is none yet
+        (directory / PREEMPTED).unlink(missing_ok=True)
+    except FileExistsError:
+        try:
+            return read_text(directory / FAILED, errors="replace").strip()
+        except OSError as error:  # a FIFO or a folder that has its name
+            return f"{reason} (and what stands as {FAILED} cannot be read: {error.strerror})"
+    except OSError as error:
+        return f"{reason} (and {FAILED} could not be written: {error.strerror})"
+    finally:
+        with contextlib.suppress(OSError):  # what kept it from being written keeps it from being deleted
+            mine.unlink(missing_ok=True)
+    return reason
+
+
+def _one_line(words: object) -> str:
+    """A mark is one line, whatever characters a path has."""
+    return one_line(str(words), LONGEST)

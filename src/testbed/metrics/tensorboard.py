@@ -1,0 +1,49 @@
+"""What TensorBoard shows while a run trains. Only rank 0 writes, and outside the step clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+
+FLUSH_S = 5  # what a run that dies loses at most
+
+
+class Scalars:
+    """With --tensorboard, scalars by optimizer step in `directory`; without it, nothing."""
+
+    def __init__(self, settings: RunSettings, directory: Path, first_step: int, is_writer: bool):
+        self._writer = None
+        self._tokens_per_step = settings.tokens_per_step
+        if settings.tensorboard and is_writer:
+            from torch.utils.tensorboard import SummaryWriter  # 2 s that a run without it does not owe
+
+            # purge_step: steps after the checkpoint that a resumed run begins with are trained again
+            purge_step = first_step + 1 if first_step else None
+            self._writer = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=FLUSH_S)
+
+    def add_step(
+        self, step: int, loss: float, grad_norm: float | None, learning_rate: float, step_time_s: float
+    ) -> None:
+        if self._writer is None:
+            return
+        found = {
+            "train/loss": loss,
+            "train/grad_norm": grad_norm,
+            "train/learning_rate": learning_rate,
+            "speed/step_time_s": step_time_s,
+            "speed/tokens_per_s": self._tokens_per_step / step_time_s,
+        }
+        for name, value in found.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def add_validation(self, step: int, loss: float) -> None:
+        if self._writer is not None:
+            self._writer.add_scalar("validation/loss", loss, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

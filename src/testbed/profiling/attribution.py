@@ -1,0 +1,148 @@
+"""What the traces of all ranks say together, as it stands in training_metrics.json. Ranks call it together."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.mesh import MeshSizes
+from testbed.distributed.process_group import gather_rows
+from testbed.profiling.profiler import first_profiled_step, trace_file
+from testbed.profiling.step_clock import synchronize
+from testbed.profiling.trace import POINT_TO_POINT, Collective, Trace, TraceUnreadable, bus_bytes, read_trace
+
+LARGEST_TRIAL_BYTES = 100 * 2**20  # of the all-reduce that is measured alone
+
+
+def attribution(
+    settings: RunSettings, directory: Path, rank: int, first_step: int, device: torch.device
+) -> dict[str, Any] | None:
+    """Where the time of the profiled steps went, on every rank; None where a rank's trace cannot be read.
+
+    Args:
+        directory: of the traces.
+        first_step: optimizer steps that were done before this start of the run.
+    """
+    try:
+        mine: Trace | str = read_trace(trace_file(directory, rank), is_of_device=device.type == "cuda")
+    except TraceUnreadable as error:
+        mine = str(error)
+    traces = process_group.gather_objects(mine)
+    if unreadable := [trace for trace in traces if isinstance(trace, str)]:
+        process_group.log_rank0(f"no attribution: {unreadable[0]}")
+        return None
+    first = first_profiled_step(settings, first_step)
+    num_steps = len(traces[0].steps)
+    collectives = _collectives(traces, settings.mesh)
+    last = first + num_steps - 1
+    return {
+        "source": f"torch.profiler, optimizer steps {first} to {last} of every rank, read by testbed.profiling.trace",
+        "timeline": traces[0].timeline,
+        "per_rank": [
+            {
+                "rank": rank,
+                "steps": [{"step": first + index, **dataclasses.asdict(row)} for index, row in enumerate(trace.steps)],
+            }
+            for rank, trace in enumerate(traces)
+        ],
+        "collectives": collectives,
+        "bound": _ring_bound(collectives, device),
+        "pipeline": _pipeline(traces, settings),
+    }
+
+
+def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any]]:
+    """Per optimizer step, mean over ranks. Whose group is not known from the trace has unknown bus bytes."""
+    rank_steps = sum(len(trace.steps) for trace in traces)
+    rows = []
+    for name in sorted({collective.name for trace in traces for collective in trace.collectives}):
+        found = [collective for trace in traces for collective in trace.collectives if collective.name == name]
+        sizes = [collective.num_bytes for collective in found]
+        on_bus = [_bus_bytes(collective, mesh, len(traces)) for collective in found]
+        rows.append(
+            {
+                "name": name,
+                "num_per_step": sum(collective.num for collective in found) / rank_steps,
+                "bytes_per_step": None if None in sizes else sum(sizes) / rank_steps,
+                "bus_bytes_per_step": None if None in on_bus else sum(on_bus) / rank_steps,
+                "seconds_per_step": sum(collective.seconds for collective in found) / rank_steps,
+            }
+        )
+    return rows
+
+
+def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> float | None:
+    """Of all these operations; None where the trace does not tell the group and several axes of the mesh could be
+    meant."""
+    group = collective.group_size
+    if group is None:
+        is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
+        group = 2 if collective.name in POINT_TO_POINT else world_size if is_one_axis else None
+    if group is None or collective.num_bytes is None:
+        return None
+    return bus_bytes(collective.name, collective.num_bytes, group)
+
+
+def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, Any] | None:
+    """The least time that these bytes need at the bandwidth of one large all-reduce alone."""
+    sizes = [row["bus_bytes_per_step"] for row in collectives]
+    if None in sizes or not sum(sizes):  # one rank alone calls collectives and sends nothing
+        return None
+    largest = max(row["bytes_per_step"] for row in collectives)
+    num_bytes = int(min(largest, LARGEST_TRIAL_BYTES))
+    bandwidth = attribution.measured_bus_bandwidth(num_bytes, device)
+    return {
+        "bus_bytes_per_step": sum(sizes),
+        "bus_bandwidth_bytes_per_s": bandwidth,
+        "seconds_per_step": sum(sizes) / bandwidth,
+        "source": f"best of several all-reduces of {num_bytes:,} bytes with nothing beside them, at the end of the run",
+    }
+
+
+def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] | None:
+    """The bubble beside the least that GPipe and 1F1B can have, (p - 1) / (m + p - 1) for p stages of equal cost and m
+    micro batches (Huang et al. 2019, arXiv:1811.06965, section 2.3); v stages on each rank divide the p - 1 by v
+    (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). One micro batch at a time: m is 1. The zero-bubble schedule
+    splits backward to have less than that, and how much less depends on the parts' times: no ideal is given."""
+    if not all(trace.schedule_s for trace in traces):
+        return None
+    ranks, rounds = settings.mesh.pipeline, settings.stages_per_rank or 1
+    micro_batches = 1 if settings.run_type == "model_parallel" else settings.grad_accum_steps
+    ramp = (ranks - 1) / rounds
+    # Ranks begin a step together, and one that is done early waits for the last: the longest schedule is everybody's.
+    whole_s = sum(max(of_step) for of_step in zip(*(trace.schedule_s for trace in traces), strict=True))
+    fractions = [1 - sum(trace.passes_s) / whole_s for trace in traces]
+    return {
+        "stages": ranks * rounds,
+        "micro_batches": micro_batches,
+        "per_rank_bubble_fraction": fractions,
+        "bubble_fraction": statistics.fmean(fractions),
+        "ideal_bubble_fraction": None if settings.pipeline_schedule == "zero_bubble" else ramp / (micro_batches + ramp),
+    }
+
+
+def measured_bus_bandwidth(num_bytes: int, device: torch.device, repeats: int = 5) -> float:
+    """Bytes per second of an all-reduce over all ranks with nothing beside it: 2 (N - 1) / N x bytes / best time.
+
+    All ranks call it. N is the world size, at least 2.
+    """
+    buffer = torch.zeros(max(1, num_bytes // 4), device=device)
+    world_size, times = dist.get_world_size(), []
+    for _ in range(repeats + 1):  # the first one makes connections
+        dist.barrier()
+        synchronize(device)
+        start_s = time.perf_counter()
+        dist.all_reduce(buffer)
+        synchronize(device)
+        times.append(time.perf_counter() - start_s)
+    slowest = [max(row) for row in zip(*gather_rows(torch.tensor(times, device=device)), strict=True)]
+    return 2 * (world_size - 1) / world_size * buffer.nbytes / min(slowest[1:])

@@ -1,0 +1,141 @@
+"""--log_collectives: when this rank entered and left each collective, a line of JSON for each moment.
+
+They are taken where all of them pass, PyTorch's dispatcher: those of torch.distributed, DDP's from C++, a pipeline's,
+FSDP's, DeepSpeed's. Without the flag nothing is registered there and the path of a collective is PyTorch's own.
+
+The file is docs/evidence.md's collectives_rank0_1.jsonl: rank, and the number of the start in that folder, so that what
+two starts wrote is never read as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from testbed.config.environment_variables import EVIDENCE_DIR
+from testbed.distributed.launch import Launch
+from testbed.io import now_utc
+
+FOLDER = "evidence"  # in the run's, where no launcher named another
+_NAMESPACE = "c10d"
+_MEANING = {
+    "enter": "this rank calls it",
+    "return": "the call is back; what was started may still be under way",
+    "done": "the collective is over on this rank: of gloo alone, and not of its point-to-point transfers; when one of "
+    "NCCL is over, only the device knows",
+}
+
+
+class CollectiveLog:
+    """One rank's file. A line is one write, so that a rank that is killed leaves all that it had entered."""
+
+    def __init__(self, folder: Path, launch: Launch, backend: str | None):
+        """Raises OSError where the folder cannot be written."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file, self.path = _new_file(folder, launch.rank)
+        self._numbers = itertools.count(1)
+        self.knows_the_end = backend == "gloo"
+        start = {"rank": launch.rank, "world_size": launch.world_size, "backend": backend, "process": os.getpid()}
+        start |= {"host": socket.gethostname(), "started_utc": now_utc()}
+        start["launcher_restarts"] = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        self._write({"event": "start", **start, "clock": "seconds of CLOCK_MONOTONIC", "meaning": _MEANING})
+
+    def enter(self, name: str, group: str | None, sizes: list[int]) -> int:
+        """Note that a collective begins; returns its number on this rank."""
+        number = next(self._numbers)
+        self._write({"event": "enter", "number": number, "name": name, "group": group, "bytes": sizes})
+        return number
+
+    def leave(self, event: str, number: int) -> None:
+        """Note "return" or "done" of the collective with this number."""
+        self._write({"event": event, "number": number})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        os.write(self._file, (json.dumps({"s": round(time.monotonic(), 6), **line}) + "\n").encode())
+
+
+def _new_file(folder: Path, rank: int) -> tuple[int, Path]:
+    """The first name that no start has taken: a launcher that restarts its ranks starts them in the same folder."""
+    for start in itertools.count(1):
+        path = folder / f"collectives_rank{rank}_{start}.jsonl"
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644), path
+        except FileExistsError:
+            continue
+    raise AssertionError("numbers do not end")
+
+
+_registered: torch.library.Library | None = None  # as long as it lives, collectives are logged
+
+
+def log_collectives(directory: Path, launch: Launch, backend: str | None) -> CollectiveLog:
+    """From here on this process logs its collectives, in the folder that the launcher named for this start, else in
+    DIRECTORY/evidence."""
+    global _registered
+    log = CollectiveLog(Path(os.environ.get(EVIDENCE_DIR) or directory / FOLDER), launch, backend)
+    _registered = torch.library.Library(_NAMESPACE, "IMPL")
+    for name in _collectives():
+        _registered.impl(name, _logged(name, log), "Autograd", with_keyset=True)
+    return log
+
+
+def _collectives() -> Iterable[str]:
+    """All operators of torch.distributed that start work: each returns it, alone or last."""
+    for full_name in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full_name.partition("::")
+        if namespace == _NAMESPACE:
+            returned = getattr(torch.ops.c10d, name).default._schema.returns
+            if returned and "c10d.Work" in str(returned[-1].type):
+                yield name
+
+
+def _logged(name: str, log: CollectiveLog) -> Callable:
+    operator = getattr(torch.ops.c10d, name).default
+
+    def logged(keys: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        number = log.enter(name.strip("_"), _group_name(arguments), [_num_bytes(one) for one in _tensors(arguments)])
+        with torch._C._AutoDispatchBelowAutograd():  # autograd has no say in these: on to the kernel of the device
+            returned = operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+        log.leave("return", number)
+        if log.knows_the_end:
+            _when_done(returned, lambda: log.leave("done", number))
+        return returned
+
+    return logged
+
+
+def _when_done(returned: Any, then: Callable[[], None]) -> None:
+    """Call `then` when the work is over. gloo's sends and receives have no end that can be asked for."""
+    work = c10d.Work.unbox(returned[-1] if isinstance(returned, tuple | list) else returned)
+    try:
+        work.get_future().add_done_callback(lambda _: then())
+    except RuntimeError:
+        return
+
+
+def _group_name(arguments: tuple) -> str | None:
+    """Which ranks take part, as torch.distributed calls them: "0" is all."""
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return c10d.ProcessGroup.unbox(argument).group_name
+    return None
+
+
+def _tensors(arguments: tuple) -> list[Any]:
+    """The arguments that hold tensors: what is sent and what it is received into, as the operator has them."""
+    return [one for one in arguments if isinstance(one, torch.Tensor) or (isinstance(one, list) and _num_bytes(one))]
+
+
+def _num_bytes(argument: Any) -> int:
+    if isinstance(argument, torch.Tensor):
+        return argument.nbytes
+    return sum(map(_num_bytes, argument)) if isinstance(argument, list) else 0

@@ -1,0 +1,51 @@
+"""The torch.profiler window of a run with --profile. Such a run is instrumented."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from testbed.run_lock import check_held
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+
+
+def trace_file(directory: Path, rank: int) -> Path:
+    """Where a rank writes its trace."""
+    return directory / f"rank{rank}.pt.trace.json"
+
+
+def first_profiled_step(settings: RunSettings, first_step: int) -> int:
+    """The optimizer step, counted from 1, with which the trace of a run that begins after `first_step` begins."""
+    return first_step + max(1, settings.timing_warmup_steps) + 1
+
+
+@contextlib.contextmanager
+def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterator[Callable[[], None]]:
+    """With --profile, trace --profile_steps steps after warm-up into `directory`; yields what to call after a step."""
+    if not settings.profile:
+        yield lambda: None
+        return
+    check_held(directory.parent)  # a run's folder that has vanished is not made again
+    directory.mkdir(parents=True, exist_ok=True)
+    trace_file(directory, rank).unlink(missing_ok=True)  # of an earlier start, whose steps have other numbers
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    schedule = torch.profiler.schedule(
+        wait=max(0, settings.timing_warmup_steps - 1), warmup=1, active=settings.profile_steps, repeat=1
+    )
+
+    def write_trace(profiler: torch.profiler.profile) -> None:
+        profiler.export_chrome_trace(str(trace_file(directory, rank)))
+
+    # shapes, because the bytes of a collective follow from them
+    with torch.profiler.profile(
+        activities=activities, schedule=schedule, on_trace_ready=write_trace, record_shapes=True
+    ) as profiler:
+        yield profiler.step

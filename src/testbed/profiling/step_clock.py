@@ -1,0 +1,142 @@
+"""The clock of an optimizer step and of the phases inside it.
+
+A strategy marks its phases with `phase("forward")`, `phase("backward")`, `phase("synchronise")`, `phase("optimizer")`.
+The marks cost microseconds, so they are there in every step of every run; the same marks are the ranges in a
+torch.profiler trace and, with --profile_mode, in Nsight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch.profiler import record_function
+
+from testbed.distributed import watchdog
+
+Read = TypeVar("Read")
+
+# phase -> the name of its range in a trace; these are the names that earlier tools look for
+RANGES = {
+    "data_wait": "train/dataload",
+    "forward": "train/forward",
+    "backward": "train/backward",
+    "synchronise": "train/synchronise",
+    "optimizer": "train/optimizer_step",
+    "schedule": "train/schedule",  # of a pipeline: the passes inside it are phases of their own, the rest is its bubble
+}
+STEP_RANGE = "train/step"
+RECORDED_PHASES = ("data_wait", "forward", "backward", "synchronise", "optimizer")
+
+_running: StepClock | None = None
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given. The CPU has, when the call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class StepClock:
+    """Times one optimizer step: data wait, forward, backward, synchronisation, update, and nothing else.
+
+    The device has finished its work on both sides. Used as `with clock:`; afterwards `step_time_s`, and `phase_s` with
+    the seconds of each phase. A phase inside another is not part of the outer one, so phases add up to at most the
+    step; what is in none of them is the rest (a pipeline's bubble, Python between the phases).
+
+    On a CUDA device a phase is what lies between its marks in the device's own stream, so nothing waits for it.
+    """
+
+    def __init__(self, device: torch.device, emits_nvtx: bool = False):
+        self.device = device
+        self.emits_nvtx = emits_nvtx
+        self.step_time_s = 0.0
+        self.phase_s = dict.fromkeys(RANGES, 0.0)
+        self._open: list[str] = []
+        self._marks: list[tuple[str | None, float | torch.cuda.Event]] = []  # what begins at each moment
+
+    @property
+    def data_wait_s(self) -> float:
+        return self.phase_s["data_wait"]
+
+    def __enter__(self) -> StepClock:
+        global _running
+        synchronize(self.device)
+        _running = self
+        self._open, self._marks = [], []
+        self._step_range = named_range(STEP_RANGE, self.emits_nvtx)
+        self._step_range.__enter__()
+        self._start_s = time.perf_counter()
+        self._mark()
+        return self
+
+    def data_wait(self, read: Callable[[int], Read], step: int) -> Read:
+        """Call `read(step)` and count its time as waiting for data."""
+        with self.phase("data_wait"):
+            return read(step)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside belongs to the phase `name`, a key of RANGES."""
+        with named_range(RANGES[name], self.emits_nvtx):
+            self._open.append(name)
+            watchdog.enter(name)
+            self._mark()
+            try:
+                yield
+            finally:
+                self._open.pop()
+                if self._open:  # back in the schedule, which may wait for another stage
+                    watchdog.enter(self._open[-1])
+                self._mark()
+
+    def _mark(self) -> None:
+        if self.device.type == "cuda":
+            moment = torch.cuda.Event(enable_timing=True)
+            moment.record()
+        else:
+            moment = time.perf_counter()
+        self._marks.append((self._open[-1] if self._open else None, moment))
+
+    def __exit__(self, *failure: object) -> None:
+        global _running
+        self._mark()
+        synchronize(self.device)
+        self.step_time_s = time.perf_counter() - self._start_s
+        self._step_range.__exit__(*failure)  # only now: one that ended before the device would miss its kernels
+        _running = None
+        self.phase_s = dict.fromkeys(RANGES, 0.0)
+        for (name, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            if name is not None:
+                self.phase_s[name] += _seconds_between(begin, end)
+
+
+def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Mark a part of the step whose clock is running; outside a step (validation, a test) nothing is measured."""
+    if _running is None:
+        yield
+        return
+    with _running.phase(name):
+        yield
+
+
+@contextlib.contextmanager
+def named_range(name: str, emits_nvtx: bool = False) -> Iterator[None]:
+    """A range in a torch.profiler trace and, if asked and on CUDA, in Nsight's timeline."""
+    emits_nvtx = emits_nvtx and torch.cuda.is_available()
+    if emits_nvtx:
+        torch.cuda.nvtx.range_push(name)
+    try:
+        with record_function(name):
+            yield
+    finally:
+        if emits_nvtx:
+            torch.cuda.nvtx.range_pop()

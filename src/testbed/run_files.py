@@ -1,0 +1,19 @@
+"""Names of the files and folders in a run's directory."""
+
+from __future__ import annotations
+
+METRICS = "training_metrics.json"
+COMPLETE = "RUN_COMPLETE.txt"
+FAILED = "RUN_FAILED.txt"
+PREEMPTED = "RUN_PREEMPTED.txt"
+LAUNCHER = "launcher_metadata.json"
+EFFECTIVE_CONFIG = "effective_config.json"
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+PROFILER_LOGS = "profiler_logs"
+TENSORBOARD = "tensorboard"
+WEIGHTS = ("model.safetensors", "config.json")
+TOKENIZER = "tokenizer.json"  # beside the weights: the BPE that their ids belong to, unless it is GPT-2's
+INFERENCE = "inference_metrics.json"  # what scripts/evaluate.py measured of the weights
+OWN_FILES = (EFFECTIVE_CONFIG, LAUNCHER, METRICS, COMPLETE, FAILED, PREEMPTED, *WEIGHTS, TOKENIZER, INFERENCE)
+OWN_FOLDERS = (BEST, PROFILER_LOGS, TENSORBOARD, CHECKPOINTS)

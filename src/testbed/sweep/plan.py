@@ -1,0 +1,261 @@
+"""The plan of a sweep: which runs, each one's command, in which order, and what is already known to be impossible.
+
+A cell is one configuration (variant x ranks x batch size); every repeat of it is one run, and one row of sweep.json.
+No torch: the plan is made in a second. What was asked for comes from sweep_request.py; sweep_state.py keeps the plan in
+a file, sweep_run.py carries it out.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.errors import value_text
+from testbed.sweep.request import Machine, Request, Variant, folder_name
+
+PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
+# fields of RunSettings in which the cells of one batch size must agree, else their times do not compare
+EQUAL_WORK = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
+    *("train_data_path", "val_data_path", "seq_length", "precision", "learning_rate", "min_learning_rate"),
+    *("warmup_steps", "lr_decay_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm"),
+    *("optimizer", "muon_learning_rate", "muon_momentum", "lr_schedule", "decay_share"),
+    *("total_steps", "stop_at_step", "math_changes"),
+)
+# a time to loss asks that they learn the same task; by which recipe may be the question
+EQUAL_TASK = (
+    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from"),
+    *("train_data_path", "val_data_path", "seq_length", "max_val_steps"),
+)
+_CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
+
+
+@dataclass
+class Cell:
+    """One run of the plan, a row of sweep.json. `folder` is relative to --out_dir, `seconds` are wall seconds.
+
+    `repeat` counts from 1, among the profiled runs of a configuration again from 1.
+    """
+
+    name: str
+    variant: str
+    run_type: str
+    ranks: int
+    batch_size: int
+    repeat: int
+    seed: int
+    folder: str
+    command: list[str]
+    oversubscribed: bool
+    status: str = PENDING
+    reason: str | None = None
+    seconds: float | None = None
+    started_utc: str | None = None
+    profiled: bool = False
+
+    @property
+    def configuration(self) -> str:
+        """What runs of equal length and equal settings have in common."""
+        return self.name + (" profiled" if self.profiled else "")
+
+    @property
+    def gpt2_arguments(self) -> list[str]:
+        return work_arguments(self.command)
+
+    @property
+    def threads_per_rank(self) -> int:
+        """CPU threads of a rank, as its command sets them."""
+        return int(next(word for word in self.command if word.startswith("OMP_NUM_THREADS=")).partition("=")[2])
+
+
+def work_arguments(command: Sequence[str]) -> list[str]:
+    """The flags of gpt2.py in a command, without the folder: what two runs of the same command have in common."""
+    program = next((index for index, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
+    if program is None:
+        raise ValueError(f"no call of gpt2.py: {shlex.join(command)[:200]!r}")
+    arguments = list(command[program + 1 :])
+    if "--checkpoint_path" in arguments:
+        place = arguments.index("--checkpoint_path")
+        del arguments[place : place + 2]
+    return arguments
+
+
+def plan(request: Request) -> list[Cell]:
+    """Every run of the sweep in the order in which it is made: round 1 with each cell once, then round 2, and so on.
+
+    The k-th profiled runs end round k, so that a drift of the machine meets them as it meets the others. What is known
+    to be impossible comes last: "not applicable" once per cell, with the reason.
+    """
+    possible, impossible = [], []
+    for batch_size in request.batch_sizes:
+        for ranks in request.ranks:
+            for variant in request.variants:
+                reason = why_not_applicable(variant, ranks, request.machine)
+                if reason is None:
+                    possible.append((variant, ranks, batch_size))
+                    continue
+                cell = _cell(request, variant, ranks, batch_size, repeat=1)
+                cell.status, cell.reason, cell.oversubscribed = NOT_APPLICABLE, reason, False
+                impossible.append(cell)
+    rounds = [
+        _cell(request, *possible[index], repeat=number, profiled=profiled)
+        for number in range(1, max(request.repeats, request.profile_runs) + 1)
+        for profiled, last in ((False, request.repeats), (True, request.profile_runs))
+        if number <= last
+        for index in order_of_round(len(possible), number)
+    ]
+    return rounds + impossible
+
+
+def order_of_round(num_cells: int, round_number: int) -> list[int]:
+    """The order of the cells in a round: a row of Williams' design (Williams 1949, Aust. J. Sci. Res. 2, 149).
+
+    Over any `num_cells` rounds in a row every cell stands once in every place. With an even number of cells each also
+    follows each other one equally often, so neither drift of the machine nor what ran just before favours one of them.
+    """
+    zigzag = [(index + 1) // 2 if index % 2 else -(index // 2) for index in range(num_cells)]
+    return [(place + round_number - 1) % num_cells for place in zigzag]
+
+
+def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | None:
+    """Why a cell makes no sense here, in words; None where it can be tried."""
+    if variant.run_type == "dp" and (machine.kind == "cpu" or ranks == 1):
+        return "dp splits a batch over the CUDA devices of one process and needs two" + (
+            ", but there is no CUDA device" if machine.kind == "cpu" else ""
+        )
+    if variant.is_one_process and variant.run_type != "dp" and ranks > 1:
+        return f"{variant.run_type} is one process"
+    if ranks == 1 and STRATEGIES[variant.run_type].options.keys() & _CUTS_THE_MODEL:
+        return f"{variant.run_type} cuts the model over ranks and needs two"
+    if machine.kind == "cuda" and ranks > len(machine.cuda_devices):
+        return f"PyTorch sees {len(machine.cuda_devices)} CUDA device{'s' * (len(machine.cuda_devices) > 1)}"
+    return None
+
+
+def oversubscription(cells: Sequence[Cell], machine: Machine) -> str | None:
+    """What the most crowded of these cells needs and what there is; None where every thread has a core."""
+    crowded = [cell for cell in cells if cell.oversubscribed]
+    if not crowded:
+        return None
+    most = max(crowded, key=lambda cell: cell.ranks * cell.threads_per_rank)
+    threads = f" of {most.threads_per_rank} threads" if most.threads_per_rank > 1 else ""
+    cores = f"{machine.num_cores} core{'s' * (machine.num_cores > 1)}"
+    return (
+        f"{most.variant} on {most.ranks} rank{'s' * (most.ranks > 1)}{threads} needs more than the {cores} that this "
+        "machine lets it use"
+    )
+
+
+def _cell(request: Request, variant: Variant, ranks: int, batch_size: int, repeat: int, profiled: bool = False) -> Cell:
+    name = f"{folder_name(variant.text)}_{ranks}rank{'s' * (ranks > 1)}_batch{batch_size}"
+    folder = f"{name}/{'profiled' if profiled else 'run'}_{repeat}"
+    seed = request.seed + (repeat - 1 if request.protocol == "time_to_loss" else 0)
+    return Cell(
+        name=name,
+        variant=variant.text,
+        run_type=variant.run_type,
+        ranks=ranks,
+        batch_size=batch_size,
+        repeat=repeat,
+        seed=seed,
+        folder=folder,
+        command=_command(request, variant, ranks, batch_size, seed, ["--profile"] if profiled else [], folder),
+        oversubscribed=request.machine.is_oversubscribed(ranks, variant.threads_per_rank),
+        profiled=profiled,
+    )
+
+
+def _command(
+    request: Request, variant: Variant, ranks: int, batch_size: int, seed: int, added: list[str], folder: str
+) -> list[str]:
+    """What a person would type to make this run alone. Relative paths only: it is recorded."""
+    machine = request.machine
+    is_dp = variant.run_type == "dp"  # one process that takes every device it sees
+    environment = [f"OMP_NUM_THREADS={machine.threads(1 if is_dp else ranks, variant.threads_per_rank)}"]
+    environment += [f"CUDA_VISIBLE_DEVICES={','.join(machine.cuda_devices[:ranks])}"] if is_dp else []
+    is_launched = ranks > 1 and not is_dp
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if is_launched else []
+    global_batch = batch_size * ranks if request.protocol == "weak" else batch_size
+    return [
+        *("env", *environment, "python", *launcher, request.program),
+        *("--run_type", variant.run_type, "--global_batch_size", str(global_batch), "--seed", str(seed)),
+        *(*request.shared, *variant.arguments, *added),
+        *("--checkpoint_path", str(Path(request.folder) / folder), "--overwrite"),
+    ]
+
+
+def settings_of(cell: Cell) -> RunSettings:
+    """The settings with which gpt2.py would run. ValueError: the sentence with which it would refuse."""
+    ranks = 1 if not STRATEGIES[cell.run_type].is_distributed else cell.ranks
+    return check_run(parse_command_line(cell.gpt2_arguments), Launch(0, 0, ranks, ranks)).settings
+
+
+def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "strong") -> dict[str, RunSettings]:
+    """Have every cell's flags checked as gpt2.py checks them; a cell that it would refuse is marked as failed.
+
+    Returns:
+        the settings of every cell that can run, by its `configuration`.
+
+    Raises:
+        ValueError: every cell is refused, one is refused under the profiler alone, no step would be measured, or cells
+            of one batch size do unequal work.
+    """
+    settings: dict[str, RunSettings] = {}
+    refused: dict[str, str] = {}
+    applicable = [cell for cell in cells if cell.status != NOT_APPLICABLE]
+    for cell in applicable:
+        key = cell.configuration
+        if key not in settings and key not in refused:
+            try:
+                settings[key] = settings_of(cell)
+            except ValueError as error:
+                refused[key] = str(error)
+        if key in refused:
+            cell.status, cell.reason = FAILED, refused[key]
+    for cell in applicable:  # else it would come out after all runs were made
+        if cell.profiled and cell.configuration in refused and cell.name in settings:
+            reason = refused[cell.configuration].replace("--max_train_steps", "--steps")
+            raise ValueError(f"--profile_runs: {cell.name} cannot be profiled: {reason}, or leave --profile_runs out")
+    if not settings:
+        reasons = refused.values() or [cell.reason for cell in cells]
+        raise ValueError(f"no run of this sweep can start: {next(iter(reasons))}")
+    shortest = min(settings.values(), key=lambda each: each.last_step)
+    if shortest.last_step <= shortest.timing_warmup_steps:
+        raise ValueError(
+            f"a run of {shortest.last_step} optimizer steps has none to measure, because the first "
+            f"{shortest.timing_warmup_steps} are warm-up (--timing_warmup_steps); give a larger --steps"
+        )
+    if not allow_mismatch:
+        fields = EQUAL_TASK if protocol == "time_to_loss" else EQUAL_WORK
+        _check_equal_work([cell for cell in applicable if cell.configuration in settings], settings, fields)
+    return settings
+
+
+def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], fields: Sequence[str]) -> None:
+    first_of: dict[int, Cell] = {}
+    for cell in cells:
+        first = first_of.setdefault(cell.batch_size, cell)
+        for field in fields:
+            ours, theirs = getattr(settings[cell.configuration], field), getattr(settings[first.configuration], field)
+            if ours != theirs:
+                raise ValueError(
+                    f"{cell.name} would do other work than {first.name}: "
+                    f"{field} {value_text(ours)} instead of {value_text(theirs)}, so no time of one compares with the "
+                    "other's; give it to all of them, or --allow_mismatch"
+                )
+
+
+if __name__ == "__main__":
+    print(
+        "testbed.sweep.plan plans sweeps for a program: python scripts/run_scaling_benchmarks.py --help",
+        file=sys.stderr,
+    )
+    sys.exit(2)

@@ -1,0 +1,235 @@
+"""What a sweep was asked for: variants of run types, the work of every run, and the machine it runs on. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.io import SOURCE
+
+PROTOCOLS = ("strong", "weak", "time_to_loss")
+# What a run does where nobody says otherwise: flags of gpt2.py. No learning rate, each optimizer has its own default.
+DEFAULT_WORK = {
+    "cpu": {"model": "nano", "seq_length": "128", "precision": "fp32"},
+    "cuda": {"model": "gpt2", "seq_length": "1024"},
+}
+DEFAULT_STEPS = {"strong": {"cpu": 30, "cuda": 100}, "weak": {"cpu": 30, "cuda": 100}}
+DEFAULT_STEPS["time_to_loss"] = {"cpu": 120, "cuda": 1000}
+DEFAULT_BATCH_SIZE = {"strong": 32, "weak": 16, "time_to_loss": 32}  # weak: per rank
+DEFAULT_EPOCHS = 100  # the steps end a run, not the size of the corpus
+# a run's losses stand beside its speed, but validating must not cost more than training
+VALIDATION = {"strong": {"max_val_steps": "4"}, "weak": {"max_val_steps": "4"}}
+VALIDATION["time_to_loss"] = {"max_val_steps": "16", "eval_every": "10"}
+DATASETS = {"small": ("train_small.bin", "val_small.bin"), "full": ("train.bin", "val.bin")}
+
+# flags of gpt2.py that the sweep gives itself, and what to do instead
+SET_BY_SWEEP = {
+    "run_type": "use --run_types",
+    "checkpoint_path": "use --out_dir",
+    "global_batch_size": "use --batch_sizes",
+    "grad_accum_steps": "it follows from --batch_sizes",
+    "max_train_steps": "use --steps",
+    "seed": "use --seed",
+    "overwrite": "a run that is not finished is made again by itself",
+    "resume": "a run that is not finished is made again by itself",
+    "allow_setting_change": "a run that is not finished is made again by itself",
+    "eval_only": "a sweep trains",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run type, or a run type with flags of its own: `optimized:zero_stage=3+offload=optimizer`."""
+
+    text: str
+    run_type: str
+    arguments: tuple[str, ...]
+
+    @property
+    def is_one_process(self) -> bool:
+        return not STRATEGIES[self.run_type].is_distributed
+
+    @property
+    def threads_per_rank(self) -> int | None:
+        """CPU threads that the variant itself asks for; None: it does not."""
+        return parse_command_line(list(self.arguments)).values["threads_per_rank"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to spread ranks over. On the CPU a rank gets a core, or as many as it has threads."""
+
+    num_cores: int
+    cuda_devices: tuple[str, ...] = ()  # names for CUDA_VISIBLE_DEVICES; empty: the sweep runs on the CPU
+    threads_per_rank: int | None = None  # None: nobody said
+
+    @property
+    def kind(self) -> str:
+        return "cuda" if self.cuda_devices else "cpu"
+
+    def is_oversubscribed(self, ranks: int, of_variant: int | None = None) -> bool:
+        """Whether the ranks have more threads together than there are cores. Args: of_variant: as in `threads`."""
+        return self.kind == "cpu" and ranks * self.threads(ranks, of_variant) > self.num_cores
+
+    def threads(self, ranks: int, of_variant: int | None = None) -> int:
+        """OMP_NUM_THREADS of a rank: one core is one device on the CPU; beside GPUs a rank has its even share.
+
+        Args:
+            of_variant: threads per rank that the variant asks for, which its run then has whatever the others have.
+        """
+        if of_variant or self.threads_per_rank:
+            return of_variant or self.threads_per_rank
+        return 1 if self.kind == "cpu" else max(1, self.num_cores // ranks)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. `shared`: the flags of gpt2.py that every run gets."""
+
+    protocol: str
+    variants: tuple[Variant, ...]
+    ranks: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    repeats: int
+    seed: int
+    shared: tuple[str, ...]
+    machine: Machine
+    folder: str  # --out_dir, relative to the folder that the sweep was started in
+    program: str  # gpt2.py, likewise
+    target_val_loss: float | None = None
+    profile_runs: int = 0  # of each cell, one in each round: they say where the time goes, never how much it is
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """`ddp,optimized:zero_stage=3+offload=optimizer,ddp:compile` as variants.
+
+    Raises:
+        ValueError: a run type or a flag does not exist, or belongs to the sweep itself.
+    """
+    variants = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        run_type, _, rest = word.partition(":")
+        if run_type not in STRATEGIES:
+            raise ValueError(f"--run_types {word}: {run_type!r} is not one of {', '.join(STRATEGIES)}")
+        arguments = []
+        for setting in filter(None, rest.split("+")):
+            name, has_value, value = setting.partition("=")
+            arguments += [f"--{name}", value] if has_value else [f"--{name}"]
+        _check_arguments(arguments, f"--run_types {word}")
+        variants.append(Variant(word, run_type, tuple(arguments)))
+    if not variants:
+        raise ValueError("--run_types names no run type; for example: --run_types baseline,ddp")
+    _check_no_doubles([variant.text for variant in variants], "--run_types")
+    _check_no_doubles([folder_name(variant.text) for variant in variants], "--run_types, as folders,")
+    return tuple(variants)
+
+
+def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
+    """`1,2,4` as positive whole numbers, in the order given. ValueError names the flag."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"{flag} {text!r} is not a list of positive whole numbers such as 1,2,4")
+    numbers = tuple(int(word) for word in words)
+    _check_no_doubles(numbers, flag)
+    return numbers
+
+
+def shared_arguments(
+    protocol: str, kind: str, given: dict[str, str | int | None], passed_on: Sequence[str]
+) -> tuple[str, ...]:
+    """The flags of gpt2.py that every run of the sweep gets: what was given, and defaults for what was not.
+
+    Args:
+        kind: "cpu" or "cuda", which have different default work.
+        given: the sweep's own flags: steps, seq_length, epochs, deepspeed_config, dataset_mode; None where not given.
+        passed_on: what stood after `--`, kept word for word, and stronger than any default.
+
+    Raises:
+        ValueError: a flag does not exist, is given twice, or belongs to the sweep.
+    """
+    set_there = _check_arguments(passed_on, "after --")
+    steps = given["steps"]
+    if steps is None and given["epochs"] is None and "max_train_steps" not in set_there:  # a --config file may say it
+        steps = DEFAULT_STEPS[protocol][kind]
+    train_file, val_file = DATASETS[given["dataset_mode"] or "small"]
+    asked = {
+        "seq_length": given["seq_length"],
+        "epochs": given["epochs"],
+        "deepspeed_config": given["deepspeed_config"],
+        "train_data_path": train_file if given["dataset_mode"] else None,
+        "val_data_path": val_file if given["dataset_mode"] else None,
+    }
+    for name, value in asked.items():
+        if value is not None and name in set_there:
+            raise ValueError(f"--{name} stands after -- too, or follows from a flag before it; give it once")
+    defaults = {
+        **DEFAULT_WORK[kind],
+        **VALIDATION[protocol],
+        "epochs": DEFAULT_EPOCHS if steps is not None else None,
+        "warmup_steps": steps // 4 if steps is not None and kind == "cpu" else None,  # as in the quickstart
+        "sample_tokens": 0,
+        "train_data_path": train_file,
+        "val_data_path": val_file,
+    }
+    values = {name: value for name, value in defaults.items() if name not in set_there}
+    values |= {name: value for name, value in asked.items() if value is not None}
+    values["max_train_steps"] = steps
+    words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
+    return (*words, *passed_on)
+
+
+def _check_arguments(arguments: Sequence[str], place: str) -> frozenset[str]:
+    """The flags of gpt2.py that are set there. ValueError where gpt2.py would not take them, or the sweep sets them."""
+    try:
+        command_line = parse_command_line(list(arguments))
+    except SystemExit:  # --help
+        raise ValueError(f"{place}: --help is for python src/gpt2.py --help") from None
+    except ValueError as error:
+        raise ValueError(f"{place}: gpt2.py says: {error}") from None
+    for name, instead in SET_BY_SWEEP.items():
+        if name in command_line.typed:
+            raise ValueError(f"{place}: --{name} is set by the sweep itself; {instead}")
+    return command_line.explicit
+
+
+def _check_no_doubles(values: Sequence, flag: str) -> None:
+    doubles = [value for value in values if list(values).count(value) > 1]
+    if doubles:
+        raise ValueError(f"{flag} names {doubles[0]} twice; repeats are made with --repeats")
+
+
+def folder_name(variant: str) -> str:
+    """The variant's text in characters that a folder may have."""
+    return re.sub(r"[^A-Za-z0-9_.=-]", "-", variant)
+
+
+def facts_of_machine() -> dict:
+    """CUDA devices and the commit, asked in a process of its own: PyTorch need not stay in memory beside the runs."""
+    code = (
+        "import json, torch; from testbed.metrics.environment import commit; "
+        "print(json.dumps({'devices': torch.cuda.device_count(), **dict(zip(('commit', 'is_dirty'), commit()))}))"
+    )
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if said.returncode:
+        raise ValueError(f"PyTorch cannot be loaded here: {said.stderr.strip().splitlines()[-1]}")
+    return json.loads(said.stdout.strip().splitlines()[-1])
+
+
+def visible_devices(number: int) -> tuple[str, ...]:
+    """Names of the CUDA devices as CUDA_VISIBLE_DEVICES takes them."""
+    named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    return tuple(named[:number]) if len(named) >= number else tuple(map(str, range(number)))

@@ -1,0 +1,343 @@
+"""Carry a sweep out: one run after another, each in processes of its own, and no process left when it ends.
+
+The sweep itself does next to nothing while a run goes on (it looks five times a second whether the run has ended), and
+Python code never runs inside a signal handler here: a signal is noted, and the loop that waits sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from tqdm import tqdm
+
+from testbed.config.settings import RunSettings
+from testbed.io import now_utc
+from testbed.model.flops import flops_per_token_palm
+from testbed.run_files import FAILED as FAILED_MARK
+from testbed.run_files import PREEMPTED as PREEMPTED_MARK
+from testbed.run_files import TOKENIZER, WEIGHTS
+from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell
+from testbed.sweep.request import Machine
+from testbed.sweep.state import Sweep, is_run_of, metrics_of
+
+LOG = "train.log"
+LOCK = ".sweep.lock"
+POLL_S = 0.2
+# gpt2.py gives itself 20 s to end on SIGTERM, torchrun gives its ranks 30 s
+PATIENCE_S = 45.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# A guess of a run's time before any run has finished: model FLOP/s of a core in fp32 and of a GPU in bf16, and the
+# seconds in which a program starts and ends. Measured seconds replace it.
+GUESSED_FLOPS_PER_S = {"cpu": 40e9, "cuda": 100e12}
+GUESSED_START_S = {"cpu": 12.0, "cuda": 40.0}
+
+
+class Stop:
+    """Ctrl-C, SIGTERM or a closed terminal. The first asks the sweep to end, the second to end it at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self.is_urgent = False
+
+    def __enter__(self) -> Stop:
+        # a signal that is ignored stays so: nohup ignores SIGHUP
+        self._earlier = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        for number, handler in self._earlier.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.is_urgent = self.signal_number is not None
+        self.signal_number = self.signal_number or number
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self.signal_number is None else 128 + self.signal_number
+
+
+@contextlib.contextmanager
+def only_sweep_in(out_dir: Path) -> Iterator[int]:
+    """Make the folder and hold its lock, which the runs inherit: it is free again when the last of them has ended.
+
+    Raises:
+        ValueError: it cannot be written, or another sweep, or a run that a killed one left behind, is at work there.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        lock = (out_dir / LOCK).open("w")
+    except OSError as error:
+        raise ValueError(f"--out_dir {out_dir} cannot be written ({error.strerror}); give another folder") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"--out_dir {out_dir} is in use by another sweep, or by a run that a killed sweep left; wait for it, "
+                "or give another --out_dir"
+            ) from None
+        yield lock.fileno()
+
+
+@dataclasses.dataclass
+class Runner:
+    """What the runs of one call have in common. `settings`: of what can run, by its `configuration`."""
+
+    sweep: Sweep
+    out_dir: Path
+    machine: Machine
+    settings: dict[str, RunSettings]
+    stop: Stop
+    lock: int
+    timeout_s: float | None = None
+    keeps_weights: bool = False
+
+    def run_all(self, warmup_runs: int) -> None:
+        """Make every run that is still to be made, warm-up first; returns early when a signal asks for it.
+
+        Raises:
+            OSError: sweep.json or a log cannot be written.
+        """
+        waiting = [cell for cell in self.sweep.cells if cell.status == PENDING]
+        for number in range(1, warmup_runs + 1) if waiting else ():
+            if self.stop.signal_number is None:
+                self._warm_up(waiting[0], number)
+        has_terminal = sys.stderr.isatty()
+        with tqdm(
+            total=len(waiting),
+            unit="run",
+            disable=not has_terminal,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} runs [{elapsed}, {postfix}]",
+        ) as bar:
+            for number, cell in enumerate(waiting, start=1):
+                if self.stop.signal_number is not None:
+                    break
+                bar.set_description(cell.folder, refresh=False)
+                bar.set_postfix_str(self._time_left())
+                self._run_cell(cell, bar)
+                bar.update()
+                _say(f"[{number}/{len(waiting)}] {cell.folder}: {self._outcome(cell)}; {self._time_left()}")
+
+    def _run_cell(self, cell: Cell, bar: tqdm) -> None:
+        cell.status, cell.reason, cell.seconds, cell.started_utc = RUNNING, None, None, now_utc()
+        self.sweep.write(self.out_dir)
+        try:
+            cell.status, cell.reason, cell.seconds = self._launch(cell, self.out_dir / cell.folder / LOG, bar)
+        except OSError as error:
+            cell.status, cell.reason = FAILED, f"could not be started or logged ({error.strerror or error})"
+            raise
+        finally:
+            self.sweep.write(self.out_dir)
+
+    def _warm_up(self, cell: Cell, number: int) -> None:
+        """A run like the first one that is thrown away: it fills file caches and wakes the machine up."""
+        _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
+        started_utc = now_utc()
+        # A new folder, so nobody else's; it goes, so that no search for runs can take the run for one that counts.
+        with tempfile.TemporaryDirectory(prefix=".warmup-", dir=self.out_dir, ignore_cleanup_errors=True) as made:
+            folder = Path(made).name
+            place = cell.command.index("--checkpoint_path") + 1
+            own = str(Path(cell.command[place]).parent.parent / folder)
+            command = [*cell.command[:place], own, *cell.command[place + 1 :]]
+            like = dataclasses.replace(cell, folder=folder, command=command)
+            status, reason, seconds = self._launch(like, self.out_dir / f"warmup_{number}.log", None)
+            metrics = metrics_of(like, self.out_dir)
+        if status == PENDING:
+            return
+        self.sweep.warmup_runs.append(
+            {
+                "name": cell.name,
+                "command": like.command,
+                "started_utc": started_utc,
+                "status": status,
+                "reason": reason,
+                "seconds": seconds,
+                "tokens_per_s": None if metrics is None else metrics["timing"]["tokens_per_sec_global"],
+            }
+        )
+        self.sweep.write(self.out_dir)
+
+    def _launch(self, cell: Cell, log: Path, bar: tqdm | None) -> tuple[str, str | None, float]:
+        """One run from start to end. Returns its status, the reason when it failed, and its seconds."""
+        folder = self.out_dir / cell.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for mark in (FAILED_MARK, PREEMPTED_MARK):  # of an earlier try; a run that is refused would leave it there
+            (folder / mark).unlink(missing_ok=True)
+        command = [sys.executable if word == "python" else word for word in cell.command]
+        started_s = time.perf_counter()
+        with log.open("wb") as output:
+            output.write(f"$ {shlex.join(cell.command)}\n".encode())
+            output.flush()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C reaches the sweep alone, which then ends the run
+                pass_fds=[self.lock],
+            )
+            try:
+                ended = self._wait(process, started_s, bar)
+            except BaseException:  # whatever fails here, the run must not go on alone
+                end_processes(process, self.stop)
+                raise
+        seconds = time.perf_counter() - started_s
+        if ended is not None:
+            return *ended, seconds
+        metrics, code = metrics_of(cell, self.out_dir), process.returncode
+        if code == 0 and metrics is not None and is_run_of(metrics, cell):
+            if not self.keeps_weights:
+                for name in (*WEIGHTS, TOKENIZER):
+                    (folder / name).unlink(missing_ok=True)
+            return COMPLETE, None, seconds
+        return FAILED, reason_of_failure(folder, log, code), seconds
+
+    def _wait(self, process: subprocess.Popen, started_s: float, bar: tqdm | None) -> tuple[str, str] | None:
+        """Wait for the run's own end: None. A signal or the time limit ends it: its status then, and the reason."""
+        while process.poll() is None:
+            is_late = self.timeout_s is not None and time.perf_counter() - started_s > self.timeout_s
+            if is_late or self.stop.signal_number is not None:
+                end_processes(process, self.stop)
+                if self.stop.signal_number is not None:
+                    return PENDING, "interrupted"
+                return FAILED, f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended"
+            if bar is not None:
+                bar.refresh()
+            time.sleep(POLL_S)
+        return None
+
+    def _outcome(self, cell: Cell) -> str:
+        if cell.status != COMPLETE:
+            return cell.reason if cell.status == PENDING else f"{cell.status}: {cell.reason}"
+        speed = metrics_of(cell, self.out_dir)["timing"]["tokens_per_sec_global"]
+        return f"{cell.seconds:.0f} s, " + ("no step measured" if speed is None else f"{speed:,.0f} tokens/s")
+
+    def _time_left(self) -> str:
+        left_s = seconds_left(self.sweep.cells, self.settings, self.machine)
+        return f"about {in_words(left_s)} left" if left_s else "nothing left"
+
+
+def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machine: Machine) -> float:
+    """Expected seconds of all runs still to be made: of a cell's finished runs the median, else the guess, corrected by
+    what the guesses for finished runs were off."""
+    finished: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.status == COMPLETE and cell.seconds is not None:
+            finished.setdefault(cell.configuration, []).append(cell.seconds)
+    guesses = {
+        cell.configuration: guessed_seconds(cell, settings[cell.configuration], machine)
+        for cell in cells
+        if cell.configuration in settings
+    }
+    off = [seconds / guesses[key] for key, times in finished.items() if key in guesses for seconds in times]
+    correction = statistics.median(off) if off else 1.0
+    expected = {key: guess * correction for key, guess in guesses.items()}
+    expected |= {key: statistics.median(times) for key, times in finished.items()}
+    return sum(expected[cell.configuration] for cell in cells if cell.status in (PENDING, RUNNING))
+
+
+def guessed_seconds(cell: Cell, settings: RunSettings, machine: Machine) -> float:
+    """Wall seconds of a run before any was made: model FLOPs over a typical rate. Only for planning."""
+    sequences = settings.last_step * settings.global_batch_size
+    validations = 1 + (settings.last_step // settings.eval_every if settings.eval_every else 0)
+    sequences += validations * (settings.max_val_steps or 0) * settings.global_batch_size / 3  # forward only
+    flops = sequences * settings.seq_length * flops_per_token_palm(settings.shape, settings.seq_length)
+    devices = min(cell.ranks, machine.num_cores) if machine.kind == "cpu" else cell.ranks
+    return GUESSED_START_S[machine.kind] + flops / (GUESSED_FLOPS_PER_S[machine.kind] * devices)
+
+
+def in_words(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def end_processes(process: subprocess.Popen, stop: Stop) -> None:
+    """End a run and everything that it started, and wait until all of it is gone.
+
+    torchrun puts each rank into a session of its own, so the group alone would miss them: they are looked up first.
+    """
+    everything = _with_descendants(process)
+    _send_to_group(process, signal.SIGTERM)  # torchrun passes it on; gpt2.py leaves its files whole
+    _wait_until_gone(process, everything, stop)
+    everything |= _with_descendants(process)
+    _send_to_group(process, signal.SIGKILL)
+    for each in everything:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+    _wait_until_gone(process, everything, Stop())
+
+
+def _wait_until_gone(process: subprocess.Popen, everything: set[psutil.Process], stop: Stop) -> None:
+    """Wait at most PATIENCE_S, and no longer when a second signal comes."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    urgent_before = stop.is_urgent
+    while time.monotonic() < deadline_s and stop.is_urgent == urgent_before:
+        process.poll()  # collects it, else it would stay a zombie
+        if not any(_is_alive(each) for each in everything):
+            return
+        time.sleep(POLL_S)
+
+
+def _with_descendants(process: subprocess.Popen) -> set[psutil.Process]:
+    try:
+        parent = psutil.Process(process.pid)
+        return {parent, *parent.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _send_to_group(process: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def reason_of_failure(folder: Path, log: Path, code: int) -> str:
+    """Why a run failed: the sentence in its RUN_FAILED.txt or of its refusal, else the last error in its log."""
+    with contextlib.suppress(OSError):
+        mark = (folder / FAILED_MARK).read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"reason=(.*?)(?: timestamp_utc=\S*)?$", mark.strip(), re.DOTALL)
+        if found:
+            return found[1]
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]]
+    refusals = [line.partition("gpt2.py: error: ")[2] for line in lines if "gpt2.py: error: " in line]
+    if refusals:
+        return refusals[0]
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]:? ?)?[\w.]*(Error|Exception)\b", line)]
+    said = errors[-1] if errors else next((line for line in reversed(lines) if line), "it said nothing")
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{how}: {said}"
+
+
+def _say(line: str) -> None:
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()

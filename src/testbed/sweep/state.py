@@ -1,0 +1,306 @@
+"""sweep.json: the plan of a sweep and how far it came; what may be kept when it is called again, and its table.
+
+Whether a run is finished is read from the run's own training_metrics.json, never believed of sweep.json: a sweep that
+was killed, or a folder that somebody removed, is seen as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import reprlib
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from testbed.io import holding_together, now_utc, read_json, write_text
+from testbed.metrics.file import metrics_version, read_metrics
+from testbed.run_files import METRICS
+from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, work_arguments
+
+SWEEP_FILE = "sweep.json"
+SCHEMA = 1
+_ADDED_LATER = {"git_dirty", "earlier_commits"}  # fields that a sweep.json may lack
+_CELL_FIELDS = frozenset(each.name for each in dataclasses.fields(Cell))
+
+
+@dataclass
+class Sweep:
+    """What sweep.json holds. `warmup_runs`: runs made and thrown away, so that caches are warm; one row each."""
+
+    protocol: str
+    command_line: str
+    git_commit: str
+    cells: list[Cell]
+    target_val_loss: float | None = None
+    created_utc: str = field(default_factory=now_utc)
+    warmup_runs: list[dict[str, Any]] = field(default_factory=list)
+    git_dirty: bool | None = None  # None: not known, as in files of before this field
+    earlier_commits: list[str] = field(default_factory=list)  # of runs kept with --allow_mismatch
+
+    def write(self, out_dir: Path) -> None:
+        """Replace sweep.json in one move. OSError from the disk."""
+        write_text(out_dir / SWEEP_FILE, json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1) + "\n")
+
+
+def read_sweep(out_dir: Path) -> Sweep | None:
+    """The sweep that the folder holds; None when it holds none. ValueError: sweep.json is there and cannot be read."""
+    path = out_dir / SWEEP_FILE
+    if not os.path.lexists(path):
+        return None
+    try:
+        content = read_json(path, "it")
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {reprlib.repr(content['schema'])}, known is {SCHEMA}")
+        names = [each.name for each in dataclasses.fields(Sweep)]
+        cells = [Cell(**{name: row[name] for name in _CELL_FIELDS}) for row in content["cells"]]
+        names = [name for name in names if name in content or name not in _ADDED_LATER]
+        sweep = Sweep(**{name: content[name] for name in names} | {"cells": cells})
+        for each in (sweep, *cells):
+            _check_types(each)
+        return sweep
+    except (ValueError, KeyError, TypeError) as error:
+        fault = f"lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is not a sweep's file ({fault}); give another --out_dir") from None
+
+
+def _check_types(found: Sweep | Cell) -> None:
+    """ValueError when a field is not of its type."""
+    for name, kind in get_type_hints(type(found)).items():
+        value = getattr(found, name)
+        if not any(_is_a(value, each) for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))):
+            raise ValueError(f"{name} is {reprlib.repr(value)}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is_a(each, get_args(kind)[0]) for each in value)
+    return type(value) in ((int, float) if kind is float else (get_origin(kind) or kind,))
+
+
+def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
+    """Mark as finished what the folder holds of this sweep, and say what that is.
+
+    Raises:
+        ValueError: the folder holds another sweep, runs that no sweep made, or runs of other code or data.
+    """
+    earlier = read_sweep(out_dir)
+    notes = []
+    if earlier is None:
+        check_no_foreign_runs(sweep.cells, out_dir)
+    else:
+        notes = continue_sweep(earlier, sweep, out_dir, allow_mismatch)
+    kept, unsure = keep_finished_runs(sweep, out_dir, allow_mismatch)
+    num_runs = sum(cell.status != NOT_APPLICABLE for cell in sweep.cells)
+    return "\n".join([f"{num_runs} runs in {out_dir}, {kept} of them finished", *notes, *unsure])
+
+
+def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch: bool) -> list[str]:
+    """Check that `wanted` is the earlier sweep, or that with repeats or cells added; take over what it knows.
+
+    Returns:
+        sentences for the reader about what was added.
+
+    Raises:
+        ValueError: it is another sweep; names what differs.
+    """
+    way_out = "give another --out_dir, or ask for the same again"
+    for name in ("protocol", "target_val_loss"):
+        ours, theirs = getattr(wanted, name), getattr(earlier, name)
+        if ours != theirs:
+            raise ValueError(f"--out_dir {out_dir} holds a sweep with --{name} {theirs}, not {ours}; {way_out}")
+    if earlier.git_commit != wanted.git_commit and not allow_mismatch:
+        raise ValueError(
+            f"--out_dir {out_dir} holds a sweep of commit {earlier.git_commit[:8]}, and the code is now at "
+            f"{wanted.git_commit[:8]}: runs of different code are no repeats; give another --out_dir, or "
+            "--allow_mismatch if the difference cannot matter (each run's file names its commit)"
+        )
+    ours = {cell.folder: cell for cell in wanted.cells}
+    theirs = {cell.folder: cell for cell in earlier.cells}
+    for folder, old in theirs.items():
+        new = ours.get(folder)
+        if new is None:
+            kind = "profiled run" if old.profiled else "repeat"
+            raise ValueError(
+                f"--out_dir {out_dir} holds a sweep with {old.variant} on {old.ranks} ranks, batch size "
+                f"{old.batch_size}, {kind} {old.repeat}, which this call does not ask for; {way_out} or more"
+            )
+        with holding_together(out_dir / SWEEP_FILE):
+            difference = _differing_flags(work_arguments(old.command), work_arguments(new.command))
+        if difference:
+            raise ValueError(f"--out_dir {out_dir} holds a sweep with {difference}; {way_out}")
+        if old.status != NOT_APPLICABLE:  # that can change: more devices, say
+            new.seconds, new.started_utc = old.seconds, old.started_utc
+    wanted.created_utc, wanted.warmup_runs = earlier.created_utc, earlier.warmup_runs
+    commits = dict.fromkeys([*earlier.earlier_commits, earlier.git_commit])
+    wanted.earlier_commits = [commit for commit in commits if commit != wanted.git_commit]
+    names_before = {cell.name for cell in earlier.cells}
+    added = sorted({cell.name for cell in wanted.cells} - names_before)
+    if not added or not any(cell.status == COMPLETE for cell in earlier.cells):
+        return []
+    return [
+        f"added to a sweep that had begun: {', '.join(added)}. Their first runs are not interleaved with the earlier "
+        "ones, so a drift of the machine between then and now counts as a difference; started_utc in sweep.json says "
+        "when each run was made"
+    ]
+
+
+def _differing_flags(old: list[str], new: list[str]) -> str:
+    """The flags in which two lists of arguments differ, in words; empty when they are the same."""
+    before, now = _by_flag(old), _by_flag(new)
+    differing = [flag for flag in {**before, **now} if before.get(flag) != now.get(flag)]
+    return ", ".join(
+        f"{flag} {before[flag]} (this call: {now.get(flag, 'none')})".replace("  ", " ")
+        if flag in before
+        else f"no {flag} (this call: {now[flag] or 'set'})"
+        for flag in differing
+    )
+
+
+def _by_flag(arguments: list[str]) -> dict[str, str]:
+    """`--steps 7 --profile` as {"--steps": "7", "--profile": ""}; of a flag given twice the last counts."""
+    values, flag = {}, ""
+    for word in arguments:
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            values[flag] = value
+        else:
+            values[flag] = f"{values.get(flag, '')} {word}".strip()
+    return values
+
+
+def keep_finished_runs(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> tuple[int, list[str]]:
+    """Mark the cells whose folder holds a finished run of their command as complete; returns how many, and notes.
+
+    Raises:
+        ValueError: a finished run was made by other code than the sweep's, or from other data than another one.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for cell in sweep.cells:
+        if cell.status in (PENDING, COMPLETE):
+            metrics = metrics_of(cell, out_dir)
+            is_kept = metrics is not None and is_run_of(metrics, cell)
+            cell.status, cell.reason = (COMPLETE if is_kept else PENDING), None
+            if is_kept and cell.seconds is None:
+                cell.seconds = metrics["summary"]["total_wall_time_sec"]
+            if is_kept:
+                kept[cell.folder] = metrics
+    if not allow_mismatch:
+        _check_one_code_and_data(kept, sweep, out_dir)
+    notes = []
+    if sweep.git_dirty and any(metrics["git_dirty"] for metrics in kept.values()):
+        notes.append("finished runs were made with files changed, as now; whether with the same changes, no file says")
+    return len(kept), notes
+
+
+def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_dir: Path) -> None:
+    way_out = "remove it and it is made again, give another --out_dir, or --allow_mismatch if it cannot matter"
+    first = next(iter(kept), None)
+    for folder, metrics in kept.items():
+        commit, is_dirty = metrics["git_commit"], metrics["git_dirty"]
+        data, data_of_first = (each["training_config"]["dataset_sha256"] for each in (metrics, kept[first]))
+        if commit != sweep.git_commit:
+            fault = f"was made by commit {str(commit)[:8]}, and the sweep is of {sweep.git_commit[:8]}"
+        elif None not in (is_dirty, sweep.git_dirty) and is_dirty != sweep.git_dirty:
+            states = ("as its commit has them", "changed since its commit")
+            fault = f"was made with files {states[is_dirty]}, and now they are {states[not is_dirty]}"
+        elif data != data_of_first:
+            fault = f"was made from other data than {first}"
+        else:
+            continue
+        raise ValueError(f"{out_dir / folder} holds a finished run that {fault}: these are no repeats; {way_out}")
+
+
+def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:
+    """ValueError when a folder of the plan holds a run and no sweep.json says that it is the sweep's own."""
+    for cell in cells:
+        if (out_dir / cell.folder / METRICS).exists():
+            raise ValueError(
+                f"--out_dir {out_dir} has no {SWEEP_FILE}, but {cell.folder} holds a run that the sweep would replace; "
+                "give another --out_dir"
+            )
+
+
+def metrics_of(cell: Cell, out_dir: Path) -> dict[str, Any] | None:
+    """The file of the cell's run; None when there is none that can be read."""
+    try:
+        return read_metrics(out_dir / cell.folder / METRICS)
+    except ValueError:
+        return None
+
+
+def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
+    """Whether the file is of a finished run that the cell's command made. Where it was started from does not matter."""
+    if metrics_version(metrics) != "2.1":  # no program of this sweep wrote it
+        return False
+    try:
+        made_by = work_arguments(shlex.split(metrics["command_line"]))
+    except ValueError:  # quotes that do not close; not gpt2.py's
+        return False
+    is_same = made_by == cell.gpt2_arguments and metrics["hardware"].get("num_devices") == cell.ranks
+    return is_same and metrics["status"] == COMPLETE
+
+
+def table(cells: Sequence[Cell], out_dir: Path) -> str:
+    """One line per configuration: median throughput over its finished runs, how many, and what became of the rest."""
+    rows = [("run type", "ranks", "batch", "n", "median tokens/s", "median val loss", "")]
+    for name in dict.fromkeys(cell.name for cell in sorted(cells, key=lambda cell: (cell.batch_size, cell.ranks))):
+        repeats = [cell for cell in cells if cell.name == name]
+        files = [metrics_of(cell, out_dir) for cell in repeats if cell.status == COMPLETE and not cell.profiled]
+        files = [metrics for metrics in files if metrics is not None]
+        speeds = [metrics["timing"]["tokens_per_sec_global"] for metrics in files]
+        losses = [metrics["summary"]["final_val_loss"] for metrics in files]
+        rows.append(
+            (
+                *(repeats[0].variant, str(repeats[0].ranks), str(repeats[0].batch_size), str(len(files))),
+                *(_median(speeds, ",.0f"), _median(losses, ".4f"), _standing(repeats, files)),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = []
+    for *columns, words in rows:
+        aligned = [columns[0].ljust(widths[0])]
+        aligned += [text.rjust(width) for text, width in zip(columns[1:], widths[1:], strict=True)]
+        lines.append("  ".join([*aligned, words]).rstrip())
+    return "\n".join(lines)
+
+
+def disagreements(report: Path) -> list[str]:
+    """Lines on a scaling_report.json whose status is not ok: the status, and where arms did other work."""
+    found = json.loads(report.read_text(encoding="utf-8"))
+    if found["status"] == "ok":
+        return []
+    return [f"  its status is {found['status']}, so not every speed-up is one:"] + [
+        f"  {each['strategy']}, ranks {each['ranks']}, batch size {each['batch_size']}: {each['field']} is "
+        f"{each['mismatch']}, the reference has {each['baseline']}"
+        for each in found["mismatches"]
+    ]
+
+
+def _median(values: list[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    return format(statistics.median(known), form) if known else "n/a"
+
+
+def _standing(repeats: list[Cell], files: list[dict[str, Any]]) -> str:
+    """What a reader must know beside the number: what failed and why, what is missing, what makes it unfit."""
+    words = []
+    for status in (NOT_APPLICABLE, FAILED):
+        of_status = [cell for cell in repeats if cell.status == status]
+        if of_status:
+            count = f"{len(of_status)} " if status == FAILED else ""
+            words.append(f"{count}{status}: {of_status[0].reason}")
+    if missing := sum(cell.status not in (NOT_APPLICABLE, FAILED, COMPLETE) for cell in repeats):
+        words.append(f"{missing} not made yet")
+    if profiled := sum(cell.profiled and cell.status == COMPLETE for cell in repeats):
+        words.append(f"{profiled} profiled")
+    if any(metrics["instrumented"] for metrics in files):
+        words.append("instrumented: no throughput to compare")
+    if any(cell.oversubscribed for cell in repeats):
+        words.append("oversubscribed: fewer cores than threads")
+    return "; ".join(words) or "complete"

@@ -1,0 +1,133 @@
+"""What rank 0 tells a person: a bar on a terminal, a line now and then elsewhere. Programs read the JSON instead."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import RunSettings
+from testbed.data.windows import Windows, longest_pair
+from testbed.distributed.launch import Launch, launcher, usable_cores
+from testbed.errors import printable
+from testbed.model.shape import size_name
+from testbed.strategies.stages import balanced_stages
+
+
+def say_what_runs(
+    progress: Progress,
+    settings: RunSettings,
+    windows: Windows,
+    world_size: int,
+    device_type: str,
+    first_step: int,
+    directory: Path,
+) -> None:
+    """The mesh, the stages, the model, the batch and the steps; of pairs, how many are learned.
+
+    Args:
+        windows: of the training file.
+    """
+    mesh = settings.mesh
+    progress.say(str(mesh))
+    if mesh.pipeline > 1:
+        stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
+        progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
+    steps = "validation only" if settings.eval_only else f"steps {first_step + 1} to {settings.last_step}"
+    if settings.skip_gradient_sync:
+        progress.say(
+            f"--skip_gradient_sync {settings.skip_gradient_sync}: the ranks train apart. This measures steps without "
+            "communication and is no training"
+        )
+    compiled = ", compiled blocks" if settings.compile else ""
+    progress.say(
+        f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
+        f"{settings.precision}{compiled} on {world_size} x {device_type}; "
+        f"global batch {settings.global_batch_size} = {settings.micro_batch_size_per_gpu} x "
+        f"{settings.grad_accum_steps} x {settings.data_world_size} data ranks of {settings.seq_length} tokens; "
+        f"{steps}; files in {directory}"
+    )
+    if windows.token_file.targets is not None:
+        progress.say(_pairs_in_words(windows))
+
+
+def _pairs_in_words(windows: Windows) -> str:
+    """How many pairs fit, and how much of what is computed is learned."""
+    num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
+    words = f"pairs: all {num_pairs:,} fit whole into --seq_length {windows.seq_length}; the longest needs {longest}"
+    if len(windows) < num_pairs:
+        words = (
+            f"pairs: {len(windows):,} of {num_pairs:,} fit whole into --seq_length {windows.seq_length}, the others "
+            f"are left out; the longest needs {longest}"
+        )
+    share = windows.num_target_tokens() / max(1, len(windows) * windows.seq_length)
+    return f"{words}. {share:.1%} of what passes through the model is learned, the rest are prompts and filling"
+
+
+def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
+    """Where the ranks are fewer, or their threads more, than who started them may have meant; a line each."""
+    notes, cores, started_by = [], usable_cores(), launcher()
+    if STRATEGIES[settings.run_type].is_distributed and launch.world_size == 1:
+        if started_by == "python":
+            notes.append(
+                f"note: one rank, because plain python starts one: --run_type {settings.run_type} shares nothing out; "
+                f"torchrun --nproc-per-node {max(2, cores)} src/gpt2.py ... starts more"
+            )
+        elif started_by == "deepspeed" and settings.device == "cpu":
+            notes.append(
+                "note: one rank, because the deepspeed command counts no cores: --run_type "
+                f"{settings.run_type} shares nothing out; deepspeed --num_gpus {max(2, cores)} src/gpt2.py ... starts "
+                "more, on a CPU too"
+            )
+    ranks, threads = launch.local_world_size, settings.threads_per_rank
+    if settings.device == "cpu" and ranks * threads > cores:
+        notes.append(
+            f"note: {ranks} rank{'s' * (ranks > 1)} x {threads} thread{'s' * (threads > 1)} on {cores} usable "
+            f"core{'s' * (cores > 1)}: they take turns, so steps are slow and scatter; for a measurement give at most "
+            f"{cores} together (fewer ranks, --threads_per_rank)"
+        )
+    return notes
+
+
+class Progress:
+    """Progress over optimizer steps. Silent on every rank but 0."""
+
+    def __init__(self, settings: RunSettings, first_step: int, is_speaking: bool):
+        self.settings = settings
+        self.is_speaking = is_speaking
+        has_bar = is_speaking and sys.stderr.isatty() and not settings.profile_mode
+        self.bar = None
+        if has_bar:
+            self.bar = tqdm(
+                total=settings.last_step, initial=first_step, desc=settings.run_type, unit="step", dynamic_ncols=True
+            )
+
+    def say(self, message: str) -> None:
+        """Print a line, above the bar where there is one. A run goes on when nobody reads any more (a closed terminal,
+        the end of a pipe)."""
+        if self.is_speaking:
+            with contextlib.suppress(OSError):
+                tqdm.write(printable(message, kept="\n\t"), file=sys.stdout)
+                sys.stdout.flush()
+
+    def show_step(self, step: int, loss: float, learning_rate: float, step_time_s: float) -> None:
+        tokens_per_s = self.settings.tokens_per_step / step_time_s
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
+            self.bar.update()
+        elif step == 1 or step % self.settings.steps_per_print == 0 or step == self.settings.last_step:
+            self.say(
+                f"step {step:>5}/{self.settings.last_step}  loss {loss:.4f}  lr {learning_rate:.2e}  "
+                f"{step_time_s:.3f} s  {tokens_per_s:,.0f} tokens/s"
+            )
+
+    def batches(self, number: int, what: str) -> tqdm:
+        """A bar over `number` batches that leaves nothing behind."""
+        return tqdm(range(number), desc=what, unit="batch", leave=False, disable=self.bar is None)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
