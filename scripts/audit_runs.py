@@ -44,12 +44,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.audit import claims, reported
+    from testbed.analysis.audit import claims
     from testbed.io import write_text
 
     try:
-        items = reported.read_reported(arguments.files)
-        baselines = reported.read_reported([arguments.baseline]) if arguments.baseline else []
+        items = claims.read_reported(arguments.files)
+        baselines = claims.read_reported([arguments.baseline]) if arguments.baseline else []
         findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
     except ValueError as error:
         say(f"audit_runs.py: error: {error}", file=sys.stderr)

@@ -173,7 +173,7 @@ def test_on_the_cpu_no_micro_batch_is_larger_than_it_helps(token_files):
 
 def test_ranks_take_the_smallest_that_any_of_them_found(settings, monkeypatch):
     others = [Finding(16, 5, 10), Finding(4, 5, 6), Finding(8, 5, 8)]
-    monkeypatch.setattr(micro_batch.distributed, "gather_objects", lambda mine: [mine, *others])
+    monkeypatch.setattr(micro_batch.process_group, "gather_objects", lambda mine: [mine, *others])
     monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: 2**60)
     assert find_micro_batch(settings, ALONE, CPU)[0] == 4
 
