@@ -16,7 +16,7 @@ from testbed.distributed.mesh import MeshSizes
 WITH_FP8 = ("baseline", "allreduce", "ddp", "fsdp")
 WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized")
 # Run types that --compile auto compiles, and with which --activation_checkpointing: each pair is a case of
-# tests/test_strategies_agree.py, with a named attention kernel.
+# tests/strategies/test_strategies_agree.py, with a named attention kernel.
 PROVEN_COMPILED = {"baseline": ("none",), "allreduce": ("none",), "ddp": ("none", "block"), "fsdp": ("none",)}
 # what decides which tensors a state has, and of what shape
 STATE_SHAPES = ("num_layers", "embedding_size", "vocab_size", "max_position_embeddings", "optimizer")

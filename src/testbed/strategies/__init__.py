@@ -2,7 +2,8 @@
 
 One step, not one micro batch, is what all strategies share: DeepSpeed counts its own accumulation boundary, a pipeline
 schedule takes all micro batches at once, DDP wants to know the last one. To add a strategy, write one file with a class
-that has these methods and name it in config/run_types.py; tests/test_strategies_agree.py then says whether it is right.
+that has these methods and name it in config/run_types.py; tests/strategies/test_strategies_agree.py then says whether
+it is right.
 
 Importing this module loads no torch: a strategy's own module is imported when it is built.
 """

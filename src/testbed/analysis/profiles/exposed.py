@@ -8,8 +8,8 @@ minute. By the wall clock alone, no profiler:
 
 Where communication overlaps with computing, the rest does take longer (on a CPU gloo's threads share the cores, on a
 GPU NCCL's kernels share the multiprocessors). There a trace must explain the difference by both together, and a trace
-that books some of the one as the other would not be noticed; tests/test_attribution.py looks at that with planted
-pauses. allreduce overlaps nothing: the trace's exposed communication alone must be the difference.
+that books some of the one as the other would not be noticed; tests/profiling/test_attribution.py looks at that with
+planted pauses. allreduce overlaps nothing: the trace's exposed communication alone must be the difference.
 """
 
 from __future__ import annotations

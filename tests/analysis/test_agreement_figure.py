@@ -1,0 +1,56 @@
+"""Losses of several strategies as one picture: only of equal work, with the distance from the first run."""
+
+from __future__ import annotations
+
+import pytest
+from support.metrics_examples import example_metrics
+
+from testbed.analysis.charts.agreement import (
+    agreement_figure,
+    agreement_table,
+    loss_differences,
+    write_agreement_figure,
+)
+from testbed.analysis.runs.load import load_runs
+from testbed.metrics.file import write_metrics
+
+
+@pytest.fixture
+def runs_with(tmp_path):
+    """Runs whose losses lie so far above those of the first, and with these changes of the configuration."""
+
+    def build(*shifts: float, **config):
+        paths = []
+        for number, shift in enumerate((0.0, *shifts)):
+            metrics = example_metrics()
+            for row in metrics["steps"]:
+                row["loss"] += shift
+            metrics["training_config"].update(config if number else {}, run_type=["baseline", "ddp", "fsdp"][number])
+            paths.append(tmp_path / str(number))
+            paths[-1].mkdir()
+            write_metrics(paths[-1] / "training_metrics.json", metrics)
+        return load_runs(paths)
+
+    return build
+
+
+def test_the_difference_is_that_of_each_step(runs_with):
+    first, second = loss_differences(runs_with(0.25, -0.5))
+    assert first == pytest.approx([0.25] * 20) and second == pytest.approx([0.5] * 20)
+
+
+def test_the_table_names_the_largest(runs_with):
+    lines = agreement_table(runs_with(0.25)).splitlines()
+    assert "(the reference)" in lines[2] and "baseline" in lines[2]
+    assert "2.5e-01" in lines[3] and "ddp" in lines[3]
+
+
+def test_unequal_work_is_not_compared(runs_with):
+    with pytest.raises(ValueError, match="did not do equal work: seed"):
+        agreement_figure(runs_with(0.0, seed=4))
+
+
+def test_the_picture_is_written_whole(runs_with, tmp_path):
+    path = tmp_path / "new folder" / "agree.png"
+    write_agreement_figure(runs_with(1e-6, 0.0), path)
+    assert path.stat().st_size > 20_000 and list(path.parent.iterdir()) == [path]

@@ -1,0 +1,351 @@
+"""compare_runs.py: verdicts, refusals and warnings on files as training writes them, through the program's own main."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
+
+from testbed.analysis.comparison.two_arms import compare_arms
+from testbed.analysis.runs.arms import Arm
+from testbed.analysis.runs.load import load_run
+
+PROGRAM = Path(__file__).resolve().parents[2] / "scripts" / "compare_runs.py"
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location("compare_runs", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def compare(program, capsys):
+    """compare("a", "--against", "b") gives the exit code and all that was said, on one line."""
+
+    def run(*arguments) -> tuple[int, str]:
+        code = program.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, " ".join((captured.out + captured.err).split())
+
+    return run
+
+
+def run_file(folder: Path, step_time_s: float = 0.2, *, minute: int = 0, **overrides) -> Path:
+    """A short run of its own: own run_id, beginning at 12 o'clock and `minute`."""
+    own = {"run_id": f"run-{folder}", "timestamp_utc": f"2026-01-01T{12 + minute // 60}:{minute % 60:02}:00Z"}
+    return save(folder, example_metrics(num_steps=6, warmup_steps=1, step_time_s=step_time_s, **{**own, **overrides}))
+
+
+def arm(folder: Path, speed: float = 1.0, repeats: int = 5, noise: float = 0.002, seed: int = 0, **overrides) -> Path:
+    """`repeats` runs under `folder`, whose median throughput is exactly `speed` times that of speed 1.
+
+    Two arms are interleaved: each takes every other minute.
+    """
+    deviations = np.linspace(-noise, noise, repeats)
+    parity = int(sum(map(ord, folder.name)) % 2)
+    for number, deviation in enumerate(np.random.default_rng(seed).permutation(deviations)):
+        run_file(folder / f"run_{number + 1}", 0.2 / speed * (1 + deviation), minute=2 * number + parity, **overrides)
+    return folder
+
+
+def simulated(folder: Path, generator: np.random.Generator, repeats: int, noise: float, speed: float = 1.0) -> Path:
+    for number in range(repeats):
+        run_file(folder / f"run_{number + 1}", 0.2 / speed * generator.lognormal(0, noise), minute=number)
+    return folder
+
+
+def verdict_in(path: Path) -> str:
+    return json.loads(path.read_text())["verdict"]
+
+
+def test_the_same_configuration_twice_is_told_apart_in_at_most_one_of_twenty_comparisons(compare, tmp_path):
+    generator = np.random.default_rng(2026)
+    verdicts = []
+    for number in range(20):
+        pair = [simulated(tmp_path / f"{number}{side}", generator, 5, 0.03) for side in "ab"]
+        code, _ = compare(pair[0], "--against", pair[1], "--json", tmp_path / "verdict.json")
+        assert code == 0
+        verdicts.append(verdict_in(tmp_path / "verdict.json"))
+    assert verdicts.count("no detectable difference") >= 19
+
+
+def test_five_percent_is_detected_with_the_number_of_runs_that_the_program_names(compare, tmp_path):
+    generator = np.random.default_rng(5)
+    pilot = [simulated(tmp_path / f"pilot_{side}", generator, 5, 0.015) for side in "ab"]
+    _, said = compare(pilot[0], "--against", pilot[1])
+    repeats = int(re.search(r"a difference of 5\.0 % takes (\d+) runs of each", said)[1])
+    assert 5 <= repeats < 20
+    verdicts = []
+    for number in range(15):
+        fast = simulated(tmp_path / f"{number}a", generator, repeats, 0.015, speed=1.05)
+        slow = simulated(tmp_path / f"{number}b", generator, repeats, 0.015)
+        compare(fast, "--against", slow, "--json", tmp_path / "verdict.json")
+        verdicts.append(verdict_in(tmp_path / "verdict.json"))
+    assert verdicts.count("faster") >= 12
+
+
+def test_a_verdict_stands_on_the_ratio_of_medians(compare, tmp_path):
+    code, said = compare(arm(tmp_path / "a", speed=1.25), "--against", arm(tmp_path / "b"))
+    assert code == 0
+    assert "Verdict: A is 25.0 % faster than B (ratio 1.250, 95 % interval 1.24" in said
+    assert "5 and 5 runs" in said
+    assert "Warning" not in said
+    assert "Verdict: A is 20.0 % slower than B (ratio 0.800" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+
+
+def test_no_difference_comes_with_what_would_have_been_detected(compare, tmp_path):
+    code, said = compare(arm(tmp_path / "a", 1.002, noise=0.02), "--against", arm(tmp_path / "b", noise=0.02))
+    assert code == 0
+    assert "No detectable difference in throughput between A and B (ratio 1.002" in said
+    assert re.search(r"5 runs of each would detect a difference of \d\.\d % in 80 % of cases", said)
+    assert re.search(r"the observed difference of 0\.2 % takes more than 1,000 runs of each", said)
+
+
+def test_four_runs_make_no_claim_and_no_failure(compare, tmp_path):
+    code, said = compare(arm(tmp_path / "a", 2.0, repeats=4), "--against", arm(tmp_path / "b"))
+    assert code == 0
+    assert "Not enough repeats: the medians of A and B have the ratio 2.000 (n = 4 and 5 runs)" in said
+    assert "faster than" not in said.partition("Verdict")[2].partition("Power")[0]
+
+
+def test_files_and_folders_at_any_depth_name_the_same_runs(compare, tmp_path):
+    arm(tmp_path / "sweep" / "a", 1.25)
+    arm(tmp_path / "b")
+    files = sorted((tmp_path / "sweep").rglob("training_metrics.json"))
+    expected = compare(tmp_path / "sweep" / "a", "--against", tmp_path / "b")
+    assert compare(*files, "--against", tmp_path / "b") == expected
+    assert compare(tmp_path / "sweep", *files, "--against", *(tmp_path / "b").iterdir()) == expected  # none twice
+    assert compare(*reversed(files), "--against", tmp_path / "b") == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"global_batch_size": 16}, "global batch size 16 against 8"),
+        ({"precision": "bf16"}, "precision bf16 against fp32"),
+        ({"seed": 7}, "seed 7 against 1337"),
+        ({"dataset_sha256": {"train": SHA_OTHER}}, "train data sha256 cccccccc against aaaaaaaa"),
+    ],
+)
+def test_unequal_work_is_refused_with_the_field_and_its_values(compare, tmp_path, change, named):
+    sides = arm(tmp_path / "a", 2.0, training_config=change), "--against", arm(tmp_path / "b")
+    code, said = compare(*sides, "--json", tmp_path / "out.json")
+    assert code == 2
+    assert named in said
+    assert "faster" not in said
+    assert not (tmp_path / "out.json").exists()
+    code, said = compare(*sides, "--allow-mismatch", "--json", tmp_path / "out.json")
+    assert code == 0
+    assert f"Verdict: NOT EQUAL WORK: {named}" in said
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert not record["is_equal_work"]
+    assert record["sentences"][0].startswith("NOT EQUAL WORK")
+    assert record["mismatches"][0]["field"].replace("_", " ") in named
+
+
+def test_every_differing_field_is_named(compare, tmp_path):
+    config = {"lr": 1e-3, "weight_decay": 0.0, "num_layers": 3}
+    _, said = compare(arm(tmp_path / "a", training_config=config), "--against", arm(tmp_path / "b"))
+    assert all(
+        text in said for text in ("lr 0.001 against 0.0006", "weight decay 0 against 0.1", "num layers 3 against")
+    )
+
+
+def test_work_that_a_file_does_not_record_counts_as_unknown(compare, tmp_path):
+    old = [save(tmp_path / f"old{number}" / "optimized", v20_metrics()) for number in range(2)]
+    code, said = compare(old[0], "--against", arm(tmp_path / "b"))
+    assert code == 2
+    assert "weight decay unknown against 0.1" in said
+    code, said = compare(old[0], "--against", old[1], "--allow-mismatch")
+    assert code == 0
+    assert "NOT EQUAL WORK: not recorded on both sides: " in said
+    v1 = save(tmp_path / "v1", v1_metrics())
+    assert "PER RANK" in compare(v1, "--against", tmp_path / "b", "--allow-mismatch")[1]
+
+
+def test_a_faster_arm_that_learns_worse_is_not_called_better(compare, tmp_path):
+    worse = example_metrics(num_steps=6)["evaluations"]
+    for row in worse:
+        row["val_loss"] += 0.02
+    code, said = compare(arm(tmp_path / "a", 1.25, evaluations=worse), "--against", arm(tmp_path / "b"))
+    assert code == 0
+    assert "But A learns worse, and a faster run that learns worse is not faster." in said
+    assert "Final validation loss differs by 0.0200, more than 0.0040 (what seeds explain in published" in said
+    assert "A is worse" in said
+    assert "But B learns worse, and a faster" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    said = compare(arm(tmp_path / "c", 0.8, evaluations=worse), "--against", tmp_path / "b")[1]
+    assert "A is 20.0 % slower than B" in said
+    assert "A learns worse, so the two do not do the same." in said
+
+
+def test_seeds_that_vary_give_the_spread_that_losses_are_held_against(compare, tmp_path):
+    for side, added in (("a", 0.01), ("b", 0.0)):
+        for seed in range(5):
+            rows = example_metrics(num_steps=6)["evaluations"]
+            for row in rows:
+                row["val_loss"] += 0.02 * seed + added
+            config = {"seed": seed}
+            run_file(tmp_path / side / f"{seed}", 0.2 + seed / 1e4, evaluations=rows, training_config=config)
+    code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
+    assert code == 0  # the same seeds on both sides are equal work
+    assert "differs by 0.0100, not more than 0.0800 (the seed-to-seed spread of B)" in said
+    assert "learns worse" not in said
+
+
+def test_a_run_whose_seed_the_other_side_lacks_is_not_counted(compare, tmp_path):
+    for side, seeds in (("a", range(6)), ("b", range(5))):
+        for seed in seeds:
+            run_file(tmp_path / side / f"{seed}", 0.2 + seed / 1e4, training_config={"seed": seed})
+    code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
+    assert code == 0
+    assert "no run of B has its seed 5" in said
+    assert "5 and 5 runs" in said
+
+
+def test_instrumented_and_unfinished_runs_are_named_and_not_counted(compare, tmp_path):
+    arm(tmp_path / "a", 1.25)
+    profiling = {"profile": True, "profile_steps": 3}
+    run_file(tmp_path / "a" / "profiled", 9.0, instrumented=True, settings=profiling)
+    run_file(tmp_path / "a" / "stopped", 9.0, status="failed", completion=None, failure={"reason": "x", "step": 6})
+    (tmp_path / "a" / "broken").mkdir()
+    (tmp_path / "a" / "broken" / "training_metrics.json").write_text("{")
+    code, said = compare(tmp_path / "a", "--against", arm(tmp_path / "b"))
+    assert code == 0
+    assert "ratio 1.250" in said
+    assert "profiled/training_metrics.json: it is instrumented" in said
+    assert "stopped/training_metrics.json: its status is failed" in said
+    assert "broken/training_metrics.json" in said
+
+
+def test_code_machine_and_order_that_differ_are_warnings(compare, tmp_path):
+    arm(tmp_path / "a", git_commit="1" * 40, git_dirty=True, host={"hostname": "node1"}, env={"torch_version": "2.12"})
+    for number in range(5):
+        run_file(tmp_path / "b" / f"{number}", 0.2 + number / 1e4, minute=60 + number)
+    code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
+    assert code == 0
+    for text in (
+        "commits differ: 111111111111 against 000000000000",
+        "uncommitted changes",
+        "machine differs: node1 against node0",
+        "torch version differs: 2.12 against 2.13.0",
+        "not interleaved: the runs of A were made before those of B",
+    ):
+        assert text in said, text
+
+
+def test_settings_that_differ_are_shown(compare, tmp_path):
+    a = arm(tmp_path / "a", settings={"run_type": "ddp", "bucket_cap_mb": 50}, world_size=1)
+    said = compare(a, "--against", arm(tmp_path / "b", settings={"run_type": "ddp", "bucket_cap_mb": 25}))[1]
+    assert "They differ in: ranks 1 / 2, bucket_cap_mb 50 / 25" in said
+    assert "repeats of one configuration" in compare(tmp_path / "b", "--against", arm(
+        tmp_path / "c", settings={"run_type": "ddp", "bucket_cap_mb": 25}))[1]  # fmt: skip
+
+
+def test_devices_and_deepspeed_options_that_are_no_settings_make_another_configuration(compare, tmp_path):
+    one_process = {"settings": {"run_type": "dp"}, "training_config": {"run_type": "dp"}, "world_size": 1}
+    for devices in (2, 4):
+        arm(tmp_path / "dp" / f"{devices}", speed=devices / 2, hardware={"num_devices": devices}, **one_process)
+    said = compare(tmp_path / "dp" / "2", "--against", tmp_path / "dp" / "4")[1]
+    assert "They differ in: devices 2 / 4" in said
+    assert "A holds 2 configurations" in compare(tmp_path / "dp", "--against", arm(tmp_path / "b"))[1]
+    selected = {"fp16_enabled": False, "wall_clock_breakdown": False, "zero_stage": 1}
+    for name, sha256 in (("one", "1" * 64), ("two", "2" * 64)):
+        config = {"path": None, "sha256": sha256, "file_sha256": None, "selected": selected, "effective": {}}
+        arm(tmp_path / "json" / name, speed=1.1 if name == "one" else 1.0, deepspeed_config=config)
+    said = compare(tmp_path / "json" / "one", "--against", tmp_path / "json" / "two")[1]
+    assert "They differ in: DeepSpeed configuration 11111111 / 22222222" in said
+    code, said = compare(tmp_path / "json", "--against", tmp_path / "b")
+    assert code == 2
+    assert "A holds 2 configurations" in said
+    assert "DeepSpeed configuration 22222222: " in said
+
+
+def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(compare, tmp_path):
+    for side, losses in (("a", [8.1, 8.1, 8.1, 8.1, 10.6]), ("b", [7.6, 7.6, 7.6, 7.6, 7.7])):
+        for number, loss in enumerate(losses):
+            rows = example_metrics(num_steps=6)["evaluations"]
+            rows[-1]["val_loss"] = loss
+            run_file(tmp_path / side / f"{number}", 0.2 + number / 1e4, evaluations=rows)
+    said = compare(tmp_path / "a", "--against", tmp_path / "b")[1]
+    assert "differs by 0.5000, more than 0.1000 (the run-to-run spread of B); A is worse" in said
+    assert "(the run-to-run spread of A); B is worse" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    arms = [Arm("ddp", tuple(load_run(path) for path in sorted((tmp_path / side).iterdir()))) for side in "ab"]
+    assert compare_arms(*arms, ("ddp", "ddp")).worse_side == "a"
+    assert compare_arms(*reversed(arms), ("ddp", "ddp")).worse_side == "b"
+
+
+def test_a_copy_counts_for_nothing_where_arms_are_compared_without_the_program(tmp_path):
+    paths = [*arm(tmp_path / "a").iterdir()]
+    copy = save(tmp_path / "copy", json.loads((paths[0] / "training_metrics.json").read_text()))
+    arms = [Arm(name, tuple(map(load_run, each))) for name, each in (("a", [*paths, copy]), ("b", paths))]
+    comparison = compare_arms(*arms)
+    assert len(comparison.a.runs) == 5
+    assert [(run.path, reason.startswith("a copy of ")) for run, reason in comparison.not_counted] == [(copy, True)]
+
+
+def test_the_json_file_holds_every_value_and_where_it_is_from(compare, tmp_path):
+    compare(arm(tmp_path / "a", 1.25), "--against", arm(tmp_path / "b"), "--json", tmp_path / "out.json")
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["verdict"] == "faster"
+    assert record["ratio"]["ratio"] == pytest.approx(1.25)
+    assert record["ratio"]["low"] < 1.25 < record["ratio"]["high"]
+    assert len(record["a"]["runs"]) == len(record["quantities"][0]["b"]) == 5
+    assert record["a"]["runs"][0]["git_commit"] == "0" * 40
+    assert record["repeats_to_detect"]["5%"] == 5
+    p95 = next(row for row in record["quantities"] if row["name"] == "step time, p95")
+    assert p95["ratio"]["ratio"] == pytest.approx(0.8)
+
+
+def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(compare, tmp_path):
+    good, other = arm(tmp_path / "a"), arm(tmp_path / "b")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.json").write_text("no json")
+    run_file(tmp_path / "profiled" / "1", instrumented=True, settings={"profile": True})
+    save(tmp_path / "copy", json.loads((good / "run_1" / "training_metrics.json").read_text()))
+    arm(tmp_path / "mixed" / "one", settings={"run_type": "ddp"})
+    arm(tmp_path / "mixed" / "two", settings={"run_type": "fsdp"})
+    for arguments, sentence in (
+        ((tmp_path / "none", "--against", other), "does not exist"),
+        ((tmp_path / "empty", "--against", other), "no training_metrics.json under"),
+        ((tmp_path / "text.json", "--against", other), "is not JSON"),
+        ((good, "--against", good), "stands on both sides"),
+        ((good, tmp_path / "copy", "--against", other), "is a copy of"),
+        ((tmp_path / "mixed", "--against", other), "A holds 2 configurations"),
+        ((tmp_path / "profiled", "--against", other), "A has no run that counts: it is instrumented"),
+        ((good, "--against", other, "--json", tmp_path), "must be a file in a folder that exists"),
+    ):
+        code, said = compare(*arguments)
+        assert code == 2, arguments
+        assert sentence in said
+        assert said.startswith("compare_runs.py: error: ")
+
+
+def test_arms_of_a_report_compare_under_their_names(tmp_path):
+    arms = []
+    for name, speed in (("ddp", 1.25), ("fsdp", 1.0)):
+        paths = arm(tmp_path / name, speed, training_config={"run_type": name}).iterdir()
+        arms.append(Arm(name, tuple(load_run(path) for path in sorted(paths))))
+    comparison = compare_arms(*arms)
+    assert comparison.verdict_sentence().startswith("ddp on 2 ranks is 25.0 % faster than fsdp on 2 ranks (ratio 1.250")
+    assert comparison.learns_worse is None
+    assert {quantity.name for quantity in comparison.quantities} >= {"throughput", "step time, p95"}
+    assert all("not more than" in sentence for sentence in comparison.loss_sentences())
+
+
+def test_the_program_runs_on_its_own_and_help_loads_no_numpy(tmp_path):
+    code = "import sys, runpy; sys.argv[1:] = ['--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
+    code += "except SystemExit: print(sorted({'numpy', 'scipy', 'torch'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code % str(PROGRAM)], capture_output=True, text=True, check=True)
+    assert said.stdout.strip().endswith("[]")
+    assert "--allow-mismatch" in said.stdout
+    missing = subprocess.run([sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert missing.returncode == 2
+    assert "--against" in missing.stderr

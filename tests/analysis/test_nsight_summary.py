@@ -1,0 +1,263 @@
+"""The summary of a profile, from the sqlite export, from tables and from traces of torch.profiler."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import nsys_examples as example
+from support.metrics_examples import example_metrics, save, v20_metrics
+from support.nsight_cases import DIFF, chrome_trace, ran, run_folder, text_file
+from support.nsys_examples import UNIT
+from support.programs import REPOSITORY
+
+from testbed.analysis.profiles.diff import diff, read_summary
+from testbed.analysis.profiles.nesting import innermost
+from testbed.analysis.profiles.nsight import REPORTS, read_stats
+from testbed.analysis.profiles.nsight_sqlite import read_export
+from testbed.analysis.profiles.page import summary_text
+from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
+from testbed.analysis.profiles.trace_operators import read_operators
+
+PARSE = REPOSITORY / "scripts" / "profiling" / "parse_nsys_stats.py"
+
+
+def test_the_sqlite_export_gives_the_tables_of_nsys_stats(tmp_path):
+    export = read_export(example.write_sqlite(tmp_path / "nsys_17_node0.sqlite"))
+    expected = read_stats(text_file(tmp_path, example.stats_csv(), "nsys.csv"))
+    assert export.stats.trace == expected.trace
+    for report in REPORTS:
+        found = {(row.name, row.style): row for row in export.stats.tables[report].rows}
+        for row in expected.tables[report].rows:
+            mine, tolerance = found.pop((row.name, row.style)), 0.0006 if "size" in report else 0.051  # nsys rounds
+            for name in ("total", "count", "avg", "med", "min", "max", "stddev"):
+                assert getattr(mine, name) == pytest.approx(getattr(row, name), abs=tolerance, rel=1e-15), (row, name)
+            assert mine.time_percent == pytest.approx(row.time_percent, abs=0.051)
+        assert not found
+
+
+def test_exclusive_ranges_of_the_steps_add_up_to_the_steps(tmp_path):
+    """By hand, of each step of 100: 4 in no range inside it, backward 48 without the 4 in which it calls NCCL."""
+    export = read_export(example.write_sqlite(tmp_path / "a.sqlite"))
+    parts = {":train/step": 4, ":train/dataload": 10, ":train/forward": 30, ":train/backward": 44}
+    parts |= {"NCCL:ncclAllReduce": 4, ":train/optimizer_step": 8}
+    assert export.in_steps == {name: 6 * value * UNIT for name, value in parts.items()}
+    assert (export.num_ranks, export.num_steps) == (2, 3)
+    assert export.exclusive_ns["NCCL:ncclAllReduce"] == 6 * 5 * UNIT  # with the one in validation
+    assert export.exclusive_ns[":hook"] == 6 * 35 * UNIT  # on a thread of its own, so inside nothing
+
+
+def test_exposed_nccl_is_what_no_computation_of_the_device_covers(tmp_path):
+    """By hand: computation 20-50, 52-75, 90-95, 105-110; NCCL 65-92, so 75-90 is exposed. Validation is in no step."""
+    export = read_export(example.write_sqlite(tmp_path / "a.sqlite"))
+    assert len(export.device_steps) == 6
+    for step in export.device_steps:
+        found = (step.step_ns, step.compute_ns, step.nccl_ns, step.exposed_nccl_ns, step.nccl_instances)
+        assert found == (100 * UNIT, 63 * UNIT, 27 * UNIT, 15 * UNIT, 2)
+
+
+def test_a_range_that_never_ended_is_counted_and_a_half_step_is_no_step(tmp_path):
+    path = example.write_sqlite(tmp_path / "a.sqlite")
+    database = sqlite3.connect(path)
+    database.execute("UPDATE NVTX_EVENTS SET end = NULL WHERE text = 'train/step' AND start > 3000000000")
+    database.commit()
+    database.close()
+    export = read_export(path)
+    assert (export.num_steps, export.num_unclosed) == (2, 2)
+    assert "2 ranges were open when the trace ended" in " ".join(summarize(tmp_path)["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_text("no database, but long enough to look at" * 9), "is not an SQLite export"),
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE other (a)"), "holds no events"),
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE OSRT_API (start, end)"), "OSRT_API lacks nameId"),
+    ],
+)
+def test_a_database_of_something_else_is_refused(tmp_path, make, message):
+    make(tmp_path / "a.sqlite")
+    with pytest.raises(ValueError, match=message):
+        read_export(tmp_path / "a.sqlite")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)), max_size=7))
+def test_every_moment_belongs_to_the_range_that_began_last(spans):
+    intervals = [(start, start + duration) for start, duration in spans]
+    parts = innermost(intervals)
+    for moment in range(40):
+        open_ones = [number for number, (start, end) in enumerate(intervals) if start <= moment < end]
+        owners = [number for number, mine in enumerate(parts) if any(start <= moment < end for start, end in mine)]
+        latest = max((intervals[n][0], -intervals[n][1]) for n in open_ones) if open_ones else None
+        assert [(intervals[n][0], -intervals[n][1]) for n in owners] == ([latest] if open_ones else [])
+
+
+def test_the_fields_of_earlier_summaries_keep_their_names_and_forms(tmp_path):
+    folder = run_folder(
+        tmp_path / "run", metrics=v20_metrics(env={"deepspeed_version": "0.18.3", "cuda_version": "12.8"})
+    )
+    slurm = {"job_id": "17", "hosts": "gn-0011\ngn-0014"}
+    (folder / "launcher_metadata.json").write_text(json.dumps({"world_size": 8, "slurm": slurm}))
+    (folder / "profiles" / "nsys_17_gn-0011.nsys-rep").touch()
+    path, summary = write_summary(folder)
+    assert path == folder / "profiles" / "profile_summary.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(json.dumps(summary))
+    expected = {
+        "run_dir": str(folder),
+        "slurm_job_id": "17",
+        "hosts": ["gn-0011", "gn-0014"],
+        "world_size": 8,
+        "gpu": "Tesla V100-SXM2-16GB",
+        "cuda": "12.8",
+        "torch": "2.1.0",
+        "deepspeed": "0.18.3",
+        "seq_length": 512,
+        "micro_batch_size_per_gpu": 4,
+        "grad_accum_steps": 1,
+        "tokens_per_sec": 100_791.0,
+        "total_wall_time_sec": 296.1,
+        "nsys_report": "nsys_17_gn-0011.nsys-rep",
+        "inputs": ["nsys_stats_node0.txt"],
+        "likely_bottleneck": {"allreduce_gradients_over_20pct": False},
+    }
+    assert {name: summary[name] for name in expected} == expected
+    top = {"kind": "osrt", "name": "poll", "time_percent": 99.3, "total_time": f"{5_626_513 * UNIT} ns"}
+    raw = next(line for line in example.stats_text("indian").split("\n") if line.endswith("poll             "))
+    assert summary["osrt_top5"][0] == {**top, "raw": raw}
+    assert [item["time_percent"] for item in summary["nvtx_top5"]] == [37.6, 18.0, 13.2, 11.3, 11.3]
+    assert summary["per_file"] == {
+        "nsys_stats_node0.txt": {name: summary[name] for name in ("nvtx_top5", "osrt_top5")},
+    }
+    assert summary["generated_at_utc"][10] == "T" and summary["generated_at_utc"][-1] == "Z"
+
+
+@pytest.mark.parametrize("sqlite", [False, True])
+def test_phases_of_a_step_are_exclusive_and_add_up_to_it(tmp_path, sqlite):
+    """From the text the trainer's own ranges, from the events also what lies inside them (NCCL's calls)."""
+    phases = summarize(run_folder(tmp_path, sqlite=sqlite, metrics=example_metrics()))["phases"]
+    found = {part["name"]: part["ns"] / UNIT for part in phases["parts"]}
+    nccl = {"NCCL:ncclAllReduce": 4.0, ":train/backward": 44.0} if sqlite else {":train/backward": 48.0}
+    rest = {":train/forward": 30.0, ":train/dataload": 10.0, ":train/optimizer_step": 8.0, ":train/step": 4.0}
+    assert found == pytest.approx(rest | nccl)
+    assert phases["step_ns"] == pytest.approx(100 * UNIT)
+    assert sum(part["percent_of_step"] for part in phases["parts"]) == pytest.approx(100)
+
+
+def test_steps_come_from_the_trace_before_the_metrics_file(tmp_path):
+    """A window of the run is profiled: 3 of its 20 steps, so nothing may be divided by 20."""
+    summary = summarize(run_folder(tmp_path, metrics=example_metrics()))
+    assert (summary["num_optimizer_steps"], summary["ranks_in_profile"]) == (3, 2)
+    assert summary["num_optimizer_steps_source"] == "6 :train/step ranges over 2 ranks"
+    assert "The profile covers 3 of the run's 20 optimizer steps." in summary["warnings"]
+    kernels = {row["name"]: row[PER_STEP] for row in summary["tables"]["cuda_gpu_kern_sum"]["rows"]}
+    assert kernels[example.GEMM] == {"total_ns": 79 * UNIT, "count": 4.0}
+
+
+def test_without_steps_or_ranks_nothing_is_given_per_step(tmp_path):
+    folder = run_folder(tmp_path, text=example.stats_text("us", reports=("cuda_gpu_kern_sum",)))
+    summary = summarize(folder)
+    assert (summary["num_optimizer_steps"], summary["ranks_in_profile"], summary["world_size"]) == (None, None, None)
+    assert all(row[PER_STEP] is None for row in summary["tables"]["cuda_gpu_kern_sum"]["rows"])
+    assert any(warning.startswith("Nothing is given per rank and step") for warning in summary["warnings"])
+    assert "whole profile" in summary_text(summary)
+    write_summary(folder)
+    with pytest.raises(ValueError, match="write it anew with --optimizer_steps"):
+        read_summary(folder)
+    assert summarize(folder, 3, 2)["tables"]["cuda_gpu_kern_sum"]["rows"][0][PER_STEP]["count"] == 4.0
+
+
+def test_a_trace_counts_once_however_many_files_show_it(tmp_path):
+    """Text twice, CSV and the database of one trace; then a second machine's trace, which is added."""
+    folder = run_folder(tmp_path / "run", sqlite=True, metrics=example_metrics())
+    text_file(folder / "profiles", example.stats_text("us", reports=("nvtx_sum",)), "nsys_stats_more.txt")
+    text_file(folder / "profiles", example.stats_csv(), "nsys_all.csv")
+    once = summarize(folder)
+    assert [row["count"] for row in once["nccl"]["instances"]] == [18, 18]
+    assert len(once["nvtx_top5"]) == 5 and len({item["name"] for item in once["nvtx_top5"]}) == 5
+    text_file(folder / "profiles", example.stats_text("us", trace="nsys_17_node1"), "nsys_stats_node1.txt")
+    both = summarize(folder)
+    assert [row["count"] for row in both["nccl"]["instances"]] == [36, 36]
+    assert [item["raw"].split()[0] for item in both["nvtx_top5"]] == ["37.6", "37.6", "18.0", "18.0", "13.2"]
+    row = both["tables"]["nvtx_sum"]["rows"][0]
+    assert (row["total_ns"], row["avg_ns"], row["med_ns"]) == (1200 * UNIT, 100.0 * UNIT, None)
+
+
+def test_warnings_name_what_proves_nothing(tmp_path):
+    metrics = v20_metrics(deepspeed_config={"selected": {"wall_clock_breakdown": True}})
+    folder = run_folder(tmp_path, metrics=metrics)
+    (folder / "launcher_metadata.json").write_text(json.dumps({"nccl_env": {"NCCL_DEBUG": "INFO"}}))
+    said = " ".join(summarize(folder, 3, 2)["warnings"])
+    for part in ("poll first", "idle helpers", "Made under a profiler", "must not be added", "wall_clock_breakdown",
+                 "NCCL_DEBUG was on", "2 of 4 ranks"):  # fmt: skip
+        assert part in said
+
+
+def test_operators_of_a_torch_trace_have_their_own_time_inside_the_steps(tmp_path):
+    trace = read_operators(chrome_trace(tmp_path))
+    found = {row.name: (row.total, row.count) for row in trace.tables["operators"].rows}
+    assert found == {"aten::addmm": (600_000, 2), "aten::linear": (2 * 100_125, 2)}
+    assert trace.num_steps == 2
+    assert trace.tables["cuda_gpu_kern_sum"].rows[0].total == 160_000
+
+
+def test_without_nsight_the_summary_is_made_from_torch_traces(tmp_path):
+    parts = {"data_wait_s": 0.1, "forward_s": 0.2, "backward_s": 0.4, "optimizer_s": 0.1}
+    step = {"step": 6, "step_time_s": 1.0, **parts, "exposed_communication_s": 0.15, "idle_s": 0.05}
+    step |= {"communication_s": 0.3, "compute_s": 0.7, "num_collectives": 3, "collective_bytes": 4096}
+    attribution = {"source": "trace", "timeline": "host", "collectives": [], "bound": None, "pipeline": None}
+    attribution["per_rank"] = [{"rank": rank, "steps": [step, {**step, "step": 7}]} for rank in range(2)]
+    save(tmp_path, example_metrics(attribution=attribution, instrumented=True))
+    for rank in range(2):
+        chrome_trace(tmp_path, rank)
+    path, summary = write_summary(tmp_path)
+    assert path.exists() and summary["sources"] == ["torch.profiler"] and summary["nvtx_top5"] == []
+    assert (summary["num_optimizer_steps"], summary["ranks_in_profile"]) == (2, 2)
+    phases = {part["name"]: part["ns"] for part in summary["phases"]["parts"]}
+    assert phases == pytest.approx({"backward": 4e8, "forward": 2e8, "exposed_communication": 1.5e8, "data_wait": 1e8,
+                                    "optimizer": 1e8, "idle": 5e7})  # fmt: skip
+    operators = {row["name"]: row[PER_STEP] for row in summary["tables"]["operators"]["rows"]}
+    assert operators["aten::addmm"] == {"total_ns": 300_000.0, "count": 1.0}
+    assert "Operators (own time), per rank and step" in summary_text(summary)
+    assert diff(read_summary(tmp_path), summary)["tables"]["operators"][0]["ns"][0] == 300_000.0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[1, 2", "is not a trace"), ("{}", "is not a trace"), ('{"traceEvents": []}', "holds no optimizer step")],
+)
+def test_a_torch_trace_that_is_none_is_refused(tmp_path, content, message):
+    path = chrome_trace(tmp_path)
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        summarize(tmp_path)
+
+
+def test_parse_nsys_stats_writes_or_leaves_everything_as_it_was(tmp_path):
+    folder = run_folder(tmp_path / "run", metrics=example_metrics())
+    done = ran(PARSE, "--run_dir", folder)
+    path = folder / "profiles" / "profile_summary.json"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Wrote {path}\n")
+    assert ":train/backward" in done.stdout and "per rank and step" in done.stdout
+    content = path.read_text(encoding="utf-8")
+    text_file(folder / "profiles", example.stats_text("indian").replace("28,80,00,864", "28,80,0?,864"))
+    failed = ran(PARSE, "--run_dir", folder)
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+    assert "nsys_stats_node0.txt line 9: Total Time (ns) is '28,80,0?,864'" in failed.stderr
+    assert path.read_text(encoding="utf-8") == content
+    assert sorted(p.name for p in path.parent.iterdir()) == ["nsys_stats_node0.txt", "profile_summary.json"]
+
+
+def test_wrong_flags_and_empty_folders_are_one_sentence(tmp_path):
+    for command, said in (
+        ((PARSE, "--run_dir", tmp_path / "none"), "is not a folder"),
+        ((PARSE, "--run_dir", tmp_path), "holds no profile"),
+        ((DIFF, tmp_path, tmp_path), "parse_nsys_stats.py --run_dir writes it"),
+    ):
+        done = ran(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr and "Traceback" not in done.stderr

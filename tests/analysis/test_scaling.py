@@ -1,0 +1,394 @@
+"""Scaling reports: speed-up, efficiency and fits of known throughputs, unequal work named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import curve_fit
+from support.metrics_examples import SHA_OTHER, save, v1_metrics, v20_metrics
+from support.programs import REPOSITORY
+from support.scaling_examples import NOISE, arm_of, metrics_of, report_of, write_arm
+
+from testbed.analysis.scaling.report import amdahl_fit, gustafson_fit, write_scaling_report
+from testbed.analysis.scaling.tables import scaling_table, table_001, table_002, table_003, table_004
+
+
+def strong_sweep(root: Path) -> dict:
+    write_arm(root, "baseline", 1, 1000)
+    write_arm(root, "ddp", 2, 1800)
+    write_arm(root, "ddp", 4, 3000)
+    return report_of(root)
+
+
+def test_speed_up_and_efficiency_are_the_ratio_of_medians(tmp_path):
+    report = strong_sweep(tmp_path)
+    assert report["status"] == "ok" and report["mismatches"] == []
+    for ranks, ratio in ((2, 1.8), (4, 3.0)):
+        arm = arm_of(report, "ddp", ranks)
+        assert arm["speedup"]["ratio"] == pytest.approx(ratio)
+        assert arm["efficiency"]["ratio"] == pytest.approx(ratio / ranks)
+        assert arm["speedup"]["low"] < ratio < arm["speedup"]["high"]
+        assert arm["efficiency"]["low"] == pytest.approx(arm["speedup"]["low"] / ranks)
+        assert arm["verdict"] == "faster" and arm["n"] == 5
+        assert arm["reference"] == "baseline on 1 rank"
+    assert arm_of(report, "baseline", 1)["speedup"]["ratio"] == 1
+
+
+def test_the_fields_of_the_older_reports_are_there(tmp_path):
+    report = strong_sweep(tmp_path)
+    assert set(report["runs"]) == {"1", "2", "4"}
+    assert {"instance_type", "seq_len", "dataset_mode", "training_config"} <= set(report["protocol"])
+    row = report["runs"]["2"]
+    rates = [1800 * (1 + noise) for noise in NOISE]
+    assert row["mean_tokens_per_sec_global"] == pytest.approx(np.mean(rates))
+    assert row["stdev_tokens_per_sec_global"] == pytest.approx(np.std(rates, ddof=1))
+    assert row["speedup_vs_1gpu"] == pytest.approx(1.8) and row["scaling_efficiency"] == pytest.approx(0.9)
+    assert row["mean_epoch_wall_time_sec"] > 0 and len(row["metrics_paths"]) == 5
+
+
+def test_a_single_run_has_no_spread_and_makes_no_claim(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000, n=1)
+    write_arm(tmp_path, "ddp", 2, 1800, n=1)
+    report = report_of(tmp_path)
+    assert report["runs"]["2"]["stdev_tokens_per_sec_global"] is None
+    assert report["runs"]["2"]["stdev_epoch_wall_time_sec"] is None
+    arm = arm_of(report, "ddp", 2)
+    assert arm["verdict"] == "not enough repeats"
+    assert arm["speedup"]["low"] is arm["tokens_per_s"]["low"] is None
+    assert any("fewer than 5 repeats" in warning for warning in report["warnings"])
+    fit = report["strategies"][1]["fits"]["amdahl"]
+    assert fit["low"] is None and any("no claim" in note for note in fit["notes"])
+
+
+def test_without_a_baseline_the_strategy_at_one_rank_is_the_reference(tmp_path):
+    write_arm(tmp_path, "ddp", 1, 900)
+    write_arm(tmp_path, "ddp", 2, 1800)
+    write_arm(tmp_path, "fsdp", 2, 1500)
+    report = report_of(tmp_path)
+    assert arm_of(report, "ddp", 2)["speedup"]["ratio"] == pytest.approx(2.0)
+    assert arm_of(report, "ddp", 2)["reference"] == "ddp on 1 rank (the same strategy)"
+    alone = arm_of(report, "fsdp", 2)
+    assert alone["speedup"] is None and "no run at one rank" in alone["reason"]
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("seq_len", {"training_config": {"seq_len": 128}}),
+        ("precision", {"training_config": {"precision": "bf16"}}),
+        ("train_data_sha256", {"training_config": {"dataset_sha256": {"train": SHA_OTHER}}}),
+        ("lr", {"training_config": {"lr": 1e-3}}),
+        ("math_changes", {"training_config": {"math_changes": ["gradients averaged in bf16"]}}),
+        ("optimizer_steps", {"num_steps": 24}),
+        ("seed", {"seed": 2}),
+        ("hardware.cpu_name", {"hardware": {"cpu_name": "another"}}),
+        ("hardware.cpu_threads_per_rank", {"hardware": {"cpu_threads_per_rank": 2}}),
+        ("global_batch_size", {"batch": 16}),
+    ],
+)
+def test_unequal_work_is_named_and_gets_no_speed_up(tmp_path, field, changed):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    write_arm(tmp_path, "ddp", 2, 1800, **changed)
+    report = report_of(tmp_path)
+    assert report["status"] == "invalid_comparison"
+    assert field in {item["field"] for item in report["mismatches"]}
+    assert arm_of(report, "ddp", 2)["speedup"] is None
+    assert report["runs"]["2"]["speedup_vs_1gpu"] is None
+    assert field in scaling_table(report)
+    allowed = report_of(tmp_path, allow_mismatch=True)
+    assert allowed["status"] == "mismatch_allowed" and allowed["mismatches"] == report["mismatches"]
+    assert arm_of(allowed, "ddp", 2)["speedup"]["ratio"] == pytest.approx(1.8)
+    assert "UNEQUAL WORK" in scaling_table(allowed)
+
+
+def test_one_repeat_with_other_work_is_found_among_its_arm(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    write_arm(tmp_path, "ddp", 2, 1800, n=4)
+    save(tmp_path / "ddp_2" / "run_5", metrics_of("ddp", 2, 1800, training_config={"weight_decay": 0.0}))
+    report = report_of(tmp_path)
+    assert [(item["field"], item["baseline"], item["mismatch"]) for item in report["mismatches"]] == [
+        ("weight_decay", 0.1, 0.0)
+    ]
+
+
+def test_repeats_may_have_seeds_of_their_own_if_both_arms_have_the_same(tmp_path):
+    for run_type, ranks in (("baseline", 1), ("ddp", 2)):
+        for seed in range(5):
+            save(tmp_path / run_type / str(seed), metrics_of(run_type, ranks, 1000 * ranks + seed, seed=seed))
+    assert report_of(tmp_path)["status"] == "ok"
+
+
+def test_an_unrecorded_field_is_not_equal(tmp_path):
+    for ranks in (1, 2):
+        save(tmp_path / str(ranks), v20_metrics(world_size=ranks))
+    report = report_of(tmp_path)
+    assert report["status"] == "invalid_comparison"
+    assert ("seed", None, None) in {
+        (item["field"], item["baseline"], item["mismatch"]) for item in report["mismatches"] if item["field"] == "seed"
+    }
+
+
+def test_in_weak_scaling_batch_and_tokens_grow_exactly_with_the_ranks(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000, batch=8)
+    write_arm(tmp_path, "ddp", 2, 1900, batch=16)
+    write_arm(tmp_path, "ddp", 4, 3600, batch=32)
+    report = report_of(tmp_path, "weak")
+    assert report["status"] == "ok" and {arm["batch_size"] for arm in report["arms"]} == {8}
+    assert arm_of(report, "ddp", 4)["efficiency"]["ratio"] == pytest.approx(0.9)
+    fits = next(row["fits"] for row in report["strategies"] if row["strategy"] == "ddp")
+    assert fits["amdahl"]["serial_fraction"] is None and "strong" in fits["amdahl"]["reason"]
+    # from 2 - s = 1.9 and 4 - 3 s = 3.6: s is 0.1 and 0.133, and least squares weighs them 1 to 9
+    assert fits["gustafson"]["serial_fraction"] == pytest.approx(0.13, abs=0.003)
+    assert report_of(tmp_path, "strong")["status"] == "invalid_comparison"
+
+
+def test_weak_scaling_allows_the_batch_to_grow_and_nothing_else(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000, batch=8)
+    write_arm(tmp_path, "ddp", 2, 1900, batch=12)
+    report = report_of(tmp_path, "weak")
+    assert {item["field"] for item in report["mismatches"]} == {"global_batch_size", "tokens"}
+    for path in tmp_path.glob("ddp_2/*/training_metrics.json"):
+        save(path.parent, metrics_of("ddp", 2, 1900, batch=16, training_config={"lr": 1e-3}))
+    assert {item["field"] for item in report_of(tmp_path, "weak")["mismatches"]} == {"lr"}
+
+
+def test_batch_sizes_with_a_reference_of_their_own_are_series_of_their_own(tmp_path):
+    for batch, rates in ((8, (1000, 1800)), (16, (1100, 2090))):
+        write_arm(tmp_path / str(batch), "baseline", 1, rates[0], batch=batch)
+        write_arm(tmp_path / str(batch), "ddp", 2, rates[1], batch=batch)
+    report = report_of(tmp_path)
+    assert report["status"] == "ok"
+    assert arm_of(report, "ddp", 2, batch=8)["speedup"]["ratio"] == pytest.approx(1.8)
+    assert arm_of(report, "ddp", 2, batch=16)["speedup"]["ratio"] == pytest.approx(1.9)
+    table = table_001(report)
+    assert "batch 8: time (s) | batch 8: speed-up | batch 16: time (s) | batch 16: speed-up" in table
+    assert "1.80x" in table and "1.90x" in table and "not measured (run with --profile)" in table
+
+
+def test_variants_of_a_run_type_are_strategies_of_their_own(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    for size in (25, 50):
+        write_arm(tmp_path, "ddp", 2, 1800 + size, name=f"ddp{size}", settings={"bucket_cap_mb": size})
+    report = report_of(tmp_path)
+    assert {arm["strategy"] for arm in report["arms"]} == {
+        "baseline",
+        "ddp:bucket_cap_mb=25",
+        "ddp:bucket_cap_mb=50",
+    }
+    table = table_004(report)
+    assert "A: ddp, bucket_cap_mb 25 " in table and "B: ddp, bucket_cap_mb 50 " in table
+    assert table_004(report, ["ddp, bucket_cap_mb 25", "ddp:bucket_cap_mb=50"]) == table
+    assert "1.014x [" in table  # 1850 / 1825
+
+
+def test_a_difference_in_loss_is_said_beside_the_speed_up(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    for number, path in enumerate(write_arm(tmp_path, "ddp", 2, 1800)):
+        metrics = json.loads(path.read_text())
+        metrics["evaluations"][-1]["val_loss"] += 0.1 + number / 1e4
+        path.write_text(json.dumps(metrics))
+    report = report_of(tmp_path)
+    assert "+0.1002" in arm_of(report, "ddp", 2)["loss_note"]
+    assert any("+0.1002" in warning for warning in report["warnings"])
+    assert "losses differ" in scaling_table(report)
+
+
+def test_instrumented_and_broken_runs_never_enter_throughput_but_give_the_attribution(tmp_path):
+    strong_sweep(tmp_path)
+    step = {
+        "step": 7, "step_time_s": 0.2, "data_wait_s": 0.01, "forward_s": 0.05, "backward_s": 0.08, "optimizer_s": 0.02,
+        "exposed_communication_s": 0.03, "idle_s": 0.01, "communication_s": 0.07, "compute_s": 0.15,
+        "num_collectives": 2, "collective_bytes": 1000,
+    }  # fmt: skip
+    per_rank = [{"rank": rank, "steps": [step | {"compute_s": 0.15 + 0.01 * rank}]} for rank in range(2)]
+    attribution = {"source": "torch.profiler", "timeline": "host", "per_rank": per_rank, "collectives": []}
+    attribution |= {"bound": None, "pipeline": None}
+    profiled = metrics_of("ddp", 2, 5.0, instrumented=True, settings={"profile": True}, attribution=attribution)
+    save(tmp_path / "profiled", profiled)
+    save(tmp_path / "died", metrics_of("ddp", 2, 9.0, status="failed", failure={"reason": "x", "step": 3}))
+    report = report_of(tmp_path)
+    arm = arm_of(report, "ddp", 2)
+    assert arm["n"] == 5 and arm["speedup"]["ratio"] == pytest.approx(1.8)
+    assert arm["attribution"]["compute_s"] == pytest.approx(0.155)
+    assert arm_of(report, "ddp", 4)["attribution"] is None
+    assert sorted(item["reason"].split(",")[0].split(" (")[0] for item in report["left_out"]) == [
+        "instrumented",
+        "not complete",
+    ]
+    assert "155.0" in table_001(report) and "70.0, 30.0 exposed" in table_001(report)
+    assert "70.0, 30.0 exposed" in table_003(report)
+
+
+def amdahl(ranks: float, share: float) -> float:
+    return 1 / (share + (1 - share) / ranks)
+
+
+@pytest.mark.parametrize("share", [-0.05, 0.0, 0.08, 0.6])
+def test_the_fit_finds_the_share_that_made_the_points(share):
+    rates = {ranks: [1000 * amdahl(ranks, share)] * 5 for ranks in (1, 2, 4, 8)}
+    fit = amdahl_fit(rates)
+    assert fit["serial_fraction"] == pytest.approx(share, abs=1e-12)
+    assert fit["num_points"] == 20 and fit["rank_counts"] == [1, 2, 4, 8]
+    assert fit["residual_rms"] == pytest.approx(0, abs=1e-9)
+    assert fit["limit_of_speedup"] == (pytest.approx(1 / share) if share > 0 else None)
+    assert fit["super_linear_ranks"] == ([2, 4, 8] if share < 0 else [])
+    scaled = gustafson_fit({ranks: [1000 * (ranks - share * (ranks - 1))] * 5 for ranks in (1, 2, 4)})
+    assert scaled["serial_fraction"] == pytest.approx(share, abs=1e-12)
+
+
+def test_the_fit_is_scipys_least_squares_over_all_repeats():
+    generator = np.random.default_rng(0)
+    rates = {n: list(1000 * amdahl(n, 0.1) * generator.normal(1, 0.02, 6)) for n in (1, 2, 4)}
+    fit = amdahl_fit(rates)
+    ranks = np.repeat([1.0, 2.0, 4.0], 6)
+    relative_time = np.median(rates[1]) / np.concatenate(list(rates.values()))
+    expected, _ = curve_fit(lambda n, s: s + (1 - s) / n, ranks, relative_time)
+    assert fit["serial_fraction"] == pytest.approx(expected[0], rel=1e-6)
+    assert fit["low"] < fit["serial_fraction"] < fit["high"]
+
+
+def test_the_interval_of_the_fit_holds_the_truth_in_most_repetitions():
+    """Nominal 95 %; a percentile bootstrap of 6 repeats is somewhat narrow. 60 repetitions, 3 standard errors: 0.86."""
+    generator = np.random.default_rng(1)
+    hits = 0
+    for _ in range(60):
+        fit = amdahl_fit({n: list(amdahl(n, 0.1) * generator.normal(1, 0.02, 6)) for n in (1, 2, 4)})
+        hits += fit["low"] <= 0.1 <= fit["high"]
+    assert hits >= 52
+
+
+def test_a_fit_needs_two_rank_counts_and_says_so():
+    for rates in ({}, {2: [5.0, 6.0]}):
+        fit = amdahl_fit(rates)
+        assert fit["serial_fraction"] is None and "2 rank counts" in fit["reason"]
+    assert "one rank" in amdahl_fit({2: [5.0], 4: [9.0]})["reason"]
+    assert any("cannot show whether the law holds" in note for note in amdahl_fit({1: [5.0], 2: [9.0]})["notes"])
+
+
+def test_faster_than_linear_is_said_not_hidden(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    write_arm(tmp_path, "ddp", 4, 4250)
+    report = report_of(tmp_path)
+    assert arm_of(report, "ddp", 4)["efficiency"]["ratio"] == pytest.approx(1.0625)
+    fit = next(row["fits"]["amdahl"] for row in report["strategies"] if row["strategy"] == "ddp")
+    assert fit["serial_fraction"] < 0 and fit["super_linear_ranks"] == [4] and fit["limit_of_speedup"] is None
+    assert "faster than linear" in scaling_table(report)
+
+
+def plan_of(root: Path, protocol: str = "strong", **more) -> None:
+    cells = [
+        {"name": path.parent.parent.name, "variant": path.parent.parent.name.partition("_")[0],
+         "run_type": path.parent.parent.name.partition("_")[0], "ranks": int(path.parent.parent.name[-1]),
+         "batch_size": 8, "repeat": int(path.parent.name[-1]), "seed": 1, "command": [], "status": "complete",
+         "folder": str(path.parent.relative_to(root)), "reason": None, "seconds": 1.0}
+        for path in sorted(root.rglob("training_metrics.json"))
+    ]  # fmt: skip
+    sweep = {"schema": 1, "protocol": protocol, "target_val_loss": None, "cells": cells} | more
+    (root / "sweep.json").write_text(json.dumps(sweep))
+
+
+def test_the_plan_of_a_sweep_decides_and_the_report_is_written(tmp_path):
+    strong_sweep(tmp_path)
+    plan_of(tmp_path)
+    sweep = json.loads((tmp_path / "sweep.json").read_text())
+    sweep["cells"].append(sweep["cells"][-1] | {"folder": "ddp_4/run_6", "status": "failed", "reason": "out of memory"})
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    save(tmp_path / "stale", metrics_of("ddp", 2, 50.0))  # of an older plan
+    report = json.loads(write_scaling_report(tmp_path).read_text())
+    assert report["status"] == "ok" and report["protocol"]["name"] == "strong"
+    assert arm_of(report, "ddp", 2)["n"] == 5
+    reasons = {item["path"]: item["reason"] for item in report["left_out"]}
+    assert reasons["ddp_4/run_6"] == "the sweep says failed: out of memory"
+    assert reasons["stale/training_metrics.json"] == "not in the plan of the sweep"
+    assert all(math.isfinite(arm["tokens_per_s"]["median"]) for arm in report["arms"])
+
+
+@pytest.fixture
+def program(capsys, monkeypatch):
+    """Call generate_scaling_table.py in this process, which has imported scipy already: (exit code, stdout, stderr)."""
+    path = REPOSITORY / "scripts" / "generate_scaling_table.py"
+    specification = importlib.util.spec_from_file_location("generate_scaling_table", path)
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [path.name, *map(str, arguments)])
+        monkeypatch.chdir(REPOSITORY)
+        code = script.main()
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_the_program_prints_the_same_table_from_runs_and_from_the_report(tmp_path, program):
+    strong_sweep(tmp_path)
+    code, table, said = program("--dir", tmp_path)
+    assert code == 0, said
+    assert "| ddp | 8 | 2 | 1,800 [" in table and "Amdahl, ddp, batch 8: serial share" in table
+    command = [sys.executable, "scripts/generate_scaling_table.py", "--report", str(write_scaling_report(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert (done.returncode, done.stdout) == (0, table), done.stderr
+
+
+def test_the_old_form_takes_a_file_per_number_of_gpus(tmp_path, program):
+    files = [save(tmp_path, metrics_of(kind, n, 1000.0 * n**0.9), f"{n}.json")
+             for kind, n in (("baseline", 1), ("optimized", 2), ("optimized", 4))]  # fmt: skip
+    code, table, said = program("--gpu1", files[0], "--gpu2", files[1], "--gpu4", files[2])
+    assert code == 0, said
+    assert f"{2**0.9:.2f}x" in table and f"{4**0.9:.2f}x" in table
+    assert program("--gpu1", files[0], "--gpu4", files[1])[0] == 2
+    (tmp_path / "v1.json").write_text(json.dumps(v1_metrics()))
+    code, _, said = program("--gpu1", files[0], "--gpu2", tmp_path / "v1.json")
+    assert code == 2 and "does not record its number of ranks" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--dir", "docs/results", "--report", "x"],
+        ["--dir", "docs/images"],
+        ["--report", "README.md"],
+        ["--dir", "docs/results/run_types", "--table", "004"],
+        ["--dir", "docs/results/run_types", "--protocol", "time_to_loss"],
+        ["--gpu2", "docs/results/run_types/ddp"],
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(program, arguments):
+    code, table, said = program(*arguments)
+    assert (code, table) == (2, "") and len(said.splitlines()) == 1, said
+
+
+def test_unequal_work_is_exit_code_1(tmp_path, program):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    write_arm(tmp_path, "ddp", 2, 1800, batch=16)
+    code, table, _ = program("--dir", tmp_path)
+    assert code == 1 and "global_batch_size is 16, the reference's 8" in table
+    assert program("--dir", tmp_path, "--allow-mismatch")[0] == 0
+
+
+def test_data_parallel_stands_beside_the_layer_cuts(tmp_path):
+    strong_sweep(tmp_path)
+    assert "the sweep has no model_parallel and pipeline" in table_002(report_of(tmp_path))
+    write_arm(tmp_path, "model_parallel", 2, 900)
+    write_arm(tmp_path, "pipeline", 2, 1350)
+    table = table_002(report_of(tmp_path))
+    assert "1.500x [" in table and "B is faster" in table
+
+
+def test_two_variants_are_compared_only_where_both_were_run(tmp_path):
+    """The baseline stands in at one rank for speed-ups; it is no run of the other variant."""
+    for run_type, ranks, rate in (("baseline", 1, 1000), ("ddp", 1, 950), ("ddp", 2, 1800), ("fsdp", 2, 1500)):
+        write_arm(tmp_path, run_type, ranks, rate)
+    rows = table_004(report_of(tmp_path), ["ddp", "fsdp"]).splitlines()
+    assert [row.split(" | ")[:3] for row in rows if row.startswith(("| A", "| B"))] == [
+        ["| A: ddp", "8", "2"],
+        ["| B: fsdp", "8", "2"],
+    ]

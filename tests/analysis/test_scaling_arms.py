@@ -1,0 +1,201 @@
+"""Which runs a scaling report lets be repeats, which it compares, and which sweep it believes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.metrics_examples import save
+from support.scaling_examples import arm_of, metrics_of, report_of, run_with_losses, write_arm
+
+from testbed.analysis.runs.arms import group_into_arms
+from testbed.analysis.runs.load import load_run
+from testbed.analysis.scaling.report import report_on_directory
+from testbed.analysis.scaling.tables import table_001, table_003
+
+
+def on_gpus(ranks: int) -> dict:
+    """As a sweep runs on 16 cores: its GPUs' processes share them."""
+    threads = 16 // ranks
+    return {"device_type": "cuda", "gpu_name": "Example GPU", "num_devices": ranks, "cpu_threads_per_rank": threads}
+
+
+def test_on_gpus_the_threads_that_follow_from_the_ranks_are_no_other_hardware(tmp_path):
+    for run_type, ranks in (("baseline", 1), ("ddp", 2), ("ddp", 4)):
+        write_arm(tmp_path, run_type, ranks, 1000 * ranks**0.9, hardware=on_gpus(ranks))
+    report = report_of(tmp_path)
+    assert report["status"] == "ok" and report["mismatches"] == []
+    assert arm_of(report, "ddp", 4)["speedup"]["ratio"] == pytest.approx(4**0.9)
+    more_threads = on_gpus(2) | {"cpu_threads_per_rank": 6}
+    save(tmp_path / "ddp_2" / "run_6", metrics_of("ddp", 2, 1800, hardware=more_threads))
+    assert len(group_into_arms([load_run(path) for path in sorted(tmp_path.rglob("ddp_2/*/*.json"))])) == 1
+    other_gpu = on_gpus(2) | {"gpu_name": "Another GPU"}
+    save(tmp_path / "ddp_2" / "run_6", metrics_of("ddp", 2, 1800, hardware=other_gpu))
+    assert [item["field"] for item in report_of(tmp_path)["mismatches"]] == ["hardware.gpu_name"]
+
+
+def test_a_batch_size_without_a_reference_is_never_poured_into_another_batch_sizes_arm(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    write_arm(tmp_path, "ddp", 2, 1800)
+    for batch, rate in ((16, 2500), (32, 3500)):
+        write_arm(tmp_path / str(batch), "ddp", 2, rate, batch=batch)
+    report = report_of(tmp_path)
+    assert arm_of(report, "ddp", 2, batch=8)["n"] == 5
+    assert arm_of(report, "ddp", 2, batch=8)["speedup"]["ratio"] == pytest.approx(1.8)
+    stray = arm_of(report, "ddp", 2, batch=16)
+    assert stray["n"] == 5 and stray["speedup"] is None
+    assert {"field": "global_batch_size", "baseline": 8, "mismatch": 16} in stray["mismatches"]
+    assert report["status"] == "invalid_comparison"
+    allowed = report_of(tmp_path, allow_mismatch=True)
+    assert arm_of(allowed, "ddp", 2, batch=32)["speedup"]["ratio"] == pytest.approx(3.5)
+
+
+def test_two_strange_batch_sizes_are_not_pooled_either(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    for batch in (16, 32):
+        write_arm(tmp_path / str(batch), "ddp", 2, 1800, batch=batch)
+    assert [(arm["batch_size"], arm["n"]) for arm in report_of(tmp_path)["arms"]] == [(8, 5), (16, 5), (32, 5)]
+
+
+def test_copies_of_a_run_are_no_repeats_and_are_named(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    first = write_arm(tmp_path, "ddp", 2, 1800, n=2)[0]
+    for number in range(3):
+        shutil.copytree(first.parent, tmp_path / "ddp_2" / f"saved_{number}")
+    report = report_of(tmp_path, directory=tmp_path)
+    assert arm_of(report, "ddp", 2)["n"] == 2 and arm_of(report, "ddp", 2)["verdict"] == "not enough repeats"
+    reasons = {item["path"]: item["reason"] for item in report["left_out"]}
+    assert reasons.keys() == {f"ddp_2/saved_{number}/training_metrics.json" for number in range(3)}
+    assert all(f"a copy of {first}" in reason for reason in reasons.values())
+    (arm,) = group_into_arms([load_run(path) for path in sorted((tmp_path / "ddp_2").rglob("*.json"))])
+    assert len(arm.runs) == 5 and len(arm.measured_runs) == len(arm.tokens_per_s) == 2
+
+
+def unstable(root: Path, losses: list[float], **more) -> None:
+    for number, loss in enumerate(losses):
+        path = run_with_losses(root / str(number), [9.0, loss], **more)
+        metrics = json.loads(path.read_text())
+        metrics["timing"]["tokens_per_sec_global"] += number
+        save(path.parent, metrics)
+
+
+def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(tmp_path):
+    unstable(tmp_path / "a", [7.6] * 5, run_type="baseline", hardware={"num_devices": 1})
+    unstable(tmp_path / "b", [8.1, 8.1, 8.1, 8.1, 10.6])
+    note = arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
+    assert note.endswith("differs by +0.5000, more than 0.0040 (what seeds explain in published 124M runs)")
+    unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 7.7], run_type="baseline", hardware={"num_devices": 1})
+    assert "more than 0.2000 (the spread of baseline on 1 rank)" in arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
+    unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 8.2], run_type="baseline", hardware={"num_devices": 1})
+    assert arm_of(report_of(tmp_path), "ddp", 2)["loss_note"] is None
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_failed_run_that_never_reached_the_target_counts_as_one_that_never_did(tmp_path, is_planned):
+    cells = {}
+    died = {"status": "failed", "completion": None, "failure": {"reason": "diverged", "step": 20}}
+    for strategy, ranks in (("baseline", 1), ("ddp", 2)):
+        for seed in range(5):
+            is_dead = strategy == "ddp" and seed > 2
+            # the fifth had reached the target before it died, and says nothing against its arm
+            losses = [6.0, 5.0] if seed != 3 else [6.0, 5.9]
+            path = run_with_losses(tmp_path / f"{strategy}{seed}", losses if is_dead else [6.0, 5.0], 0.2 + seed / 1e3,
+                                   run_type=strategy, seed=seed, hardware={"num_devices": ranks},
+                                   **(died if is_dead else {}))  # fmt: skip
+            cells[path.parent] = {"name": path.parent.name, "variant": strategy, "ranks": ranks, "batch_size": 8}
+    report = report_of(tmp_path, "time_to_loss", target=5.25, cells=cells if is_planned else None)
+    arm = arm_of(report, "ddp", 2)
+    reached = arm["time_to_loss"]
+    assert (arm["n"], reached["n"], reached["num_reached"], reached["num_never_reached"]) == (3, 4, 3, 1)
+    assert reached["train_time_s"]["low"] is None
+    assert arm["speedup"] is None and "1 of 4 runs never reached the target (1 failed)" in arm["reason"]
+
+
+def plan(root: Path, protocol: str) -> None:
+    """A sweep of baseline on 1 rank and ddp on 2 with its sweep.json."""
+    write_arm(root, "baseline", 1, 1000, batch=8)
+    write_arm(root, "ddp", 2, 1900, batch=16 if protocol == "weak" else 8)
+    cells = [
+        {"name": path.parent.parent.name, "variant": path.parent.parent.name[:-2], "ranks": load_run(path).world_size,
+         "batch_size": 8, "folder": str(path.parent.relative_to(root)), "status": "complete"}
+        for path in sorted(root.rglob("training_metrics.json"))
+    ]  # fmt: skip
+    (root / "sweep.json").write_text(json.dumps({"schema": 1, "protocol": protocol, "cells": cells}))
+
+
+def test_a_folder_of_several_sweeps_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    plan(tmp_path / "both" / "strong", "strong")
+    plan(tmp_path / "both" / "weak", "weak")
+    with pytest.raises(ValueError, match=r"holds 2 sweeps, .*: strong \(strong\), weak \(weak\); give one"):
+        report_on_directory(tmp_path / "both")
+    assert report_on_directory(tmp_path / "both" / "weak")["status"] == "ok"
+    shutil.rmtree(tmp_path / "both" / "strong")
+    assert report_on_directory(tmp_path / "both")["protocol"]["name"] == "weak"
+    monkeypatch.chdir(tmp_path / "both" / "weak" / "ddp_2")
+    cell = report_on_directory(Path())
+    assert cell["protocol"]["name"] == "weak" and cell["left_out"] == []
+    assert [(arm["strategy"], arm["batch_size"], arm["n"]) for arm in cell["arms"]] == [("ddp", 8, 5)]
+    with pytest.raises(ValueError, match="planned weak"):
+        report_on_directory(tmp_path / "both" / "weak" / "ddp_2", "strong")
+
+
+def test_the_reference_has_the_settings_that_are_not_the_strategys_own(tmp_path):
+    """ddp:compile against baseline:compile; bucket_cap_mb, which no baseline has, is ddp's own."""
+    plain = {"compile": False, "bucket_cap_mb": None}
+    compiled = plain | {"compile": True}
+    write_arm(tmp_path, "baseline", 1, 1000, settings=plain)
+    write_arm(tmp_path, "baseline", 1, 1250, name="compiled", settings=compiled)
+    write_arm(tmp_path, "ddp", 2, 1800, settings=plain | {"bucket_cap_mb": 25})
+    write_arm(tmp_path, "ddp", 2, 2000, name="ddp_compiled", settings=compiled | {"bucket_cap_mb": 25})
+    report = report_of(tmp_path)
+    assert arm_of(report, "ddp:compile", 2)["reference"] == "baseline, compile on 1 rank"
+    assert arm_of(report, "ddp:compile", 2)["speedup"]["ratio"] == pytest.approx(1.6)
+    assert arm_of(report, "ddp", 2)["reference"] == "baseline on 1 rank"
+    assert arm_of(report, "ddp", 2)["speedup"]["ratio"] == pytest.approx(1.8)
+    assert arm_of(report, "ddp:compile", 2)["reference_note"] is None
+    assert arm_of(report, "baseline:compile", 1)["speedup"]["ratio"] == pytest.approx(1.25)
+    fits = {row["strategy"]: row["fits"]["amdahl"]["serial_fraction"] for row in report["strategies"]}
+    assert fits["ddp:compile"] == pytest.approx(0.25, abs=1e-3)  # 1 / 1.6 = s + (1 - s) / 2
+    assert "1.60x" in table_003(report) and "| 1 | " in table_001(report)
+    shutil.rmtree(tmp_path / "compiled_1")
+    report = report_of(tmp_path)
+    alone = arm_of(report, "ddp:compile", 2)
+    assert alone["reference"] == "baseline on 1 rank" and alone["speedup"]["ratio"] == pytest.approx(2.0)
+    assert alone["reference_note"].startswith("its reference, baseline on 1 rank, differs in compile (True against ")
+    assert f"ddp, compile on 2 ranks: {alone['reference_note']}" in report["warnings"]
+
+
+def deepspeed(options: dict, accumulation: int) -> dict:
+    """As training records it: the hash of the whole follows the ranks, since the accumulation is in it."""
+    effective = {"gradient_accumulation_steps": accumulation, "zero_optimization": {"stage": 1} | options}
+    sha256 = hashlib.sha256(json.dumps(effective).encode()).hexdigest()
+    selected = {"fp16_enabled": False, "wall_clock_breakdown": False, "zero_stage": 1}
+    config = {"path": "x.json", "sha256": sha256, "file_sha256": "f" * 64, "selected": selected, "effective": effective}
+    return {"deepspeed_config": config, "training_config": {"deepspeed_enabled": True, "zero_stage": 1}}
+
+
+def test_without_a_plan_options_of_a_deepspeed_file_make_another_strategy(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    for name, options, rate in (("one", {}, 1800), ("two", {"round_robin_gradients": True}, 1500)):
+        write_arm(tmp_path, "optimized", 1, rate / 2, name=name, **deepspeed(options, 2))
+        write_arm(tmp_path, "optimized", 2, rate, name=name, **deepspeed(options, 1))
+    arms = [arm for arm in report_of(tmp_path)["arms"] if arm["strategy"] != "baseline"]
+    assert [(arm["ranks"], arm["n"]) for arm in arms] == [(1, 5), (2, 5)] * 2
+    assert sorted({arm["tokens_per_s"]["median"] for arm in arms}) == [750, 900, 1500, 1800]
+    assert all("DeepSpeed configuration " in arm["name"] for arm in arms)
+    assert arms[0]["strategy"] == arms[1]["strategy"] != arms[2]["strategy"]
+
+
+def test_strategies_stand_in_one_order_whatever_order_a_sweep_ran_in(tmp_path):
+    expected = ["baseline", "allreduce", "ddp:bucket_cap_mb=5", "ddp:bucket_cap_mb=25", "fsdp"]
+    for first in (0, 2):
+        root, cells = tmp_path / str(first), {}
+        for variant in expected[first:] + expected[:first]:
+            paths = write_arm(root, variant.partition(":")[0], 2 - (variant == "baseline"), 1000,
+                              name=variant.replace(":", "_"), n=1)  # fmt: skip
+            cells[paths[0].parent] = {"name": variant, "variant": variant, "batch_size": 8}
+        found = [arm["strategy"] for arm in report_of(root, cells=cells)["arms"]]
+        assert found == expected

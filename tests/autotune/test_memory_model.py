@@ -1,0 +1,157 @@
+"""The bytes of model states: formulas against numbers worked out by hand, and against live tensors of real runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.programs import REPOSITORY, run_program
+
+from testbed.autotune.memory_model import (
+    UPDATE_COPY,
+    elements_held,
+    model_state_bytes,
+    published_zero_bytes,
+    update_copy_bytes,
+)
+from testbed.distributed.mesh import MeshSizes
+from testbed.experiments.model_states import TRANSIENT, count_before_updates, live_tensors
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.strategies.stages import Stage
+
+SCRIPT = REPOSITORY / "scripts" / "measure_model_states.py"
+# C = 4. Matrices: wte 128 rows (100 tokens, padded) x 4 = 512, wpe 8 x 4 = 32, c_attn 48, c_proj 16, c_fc 64,
+# c_proj 64: 736. Vectors: ln_1 4 + 4, c_attn 12, c_proj 4, ln_2 4 + 4, c_fc 16, c_proj 4, ln_f 4 + 4: 60. Together 796.
+SHAPE = ModelShape(num_layers=1, num_heads=1, embedding_size=4, vocab_size=100, max_position_embeddings=8)
+
+
+def bytes_of(parameters: int, gradients: int, optimizer: int) -> dict[str, int]:
+    return {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
+
+
+@pytest.fixture
+def script():
+    """The program as a module."""
+    spec = importlib.util.spec_from_file_location("measure_model_states", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_whole_model_is_counted_with_its_padding():
+    assert elements_held(SHAPE) == 796 == sum(parameter.numel() for parameter in GPT2(SHAPE).parameters())
+    assert model_state_bytes(SHAPE, MeshSizes()) == bytes_of(4 * 796, 4 * 796, 8 * 796)
+    assert model_state_bytes(SHAPE, MeshSizes(data=2), zero_stage=0) == bytes_of(4 * 796, 4 * 796, 8 * 796)
+
+
+def test_fsdp_shards_everything_over_the_ranks_of_a_shard_group():
+    expected = bytes_of(4 * 398, 4 * 398, 8 * 398)
+    assert model_state_bytes(SHAPE, MeshSizes(data=4, shard=2)) == expected
+    assert model_state_bytes(SHAPE, MeshSizes(data=2, shard=2), has_16_bit_weights=True) == expected
+
+
+def test_zero_3_with_bf16_weights_is_the_published_formula_and_a_copy():
+    expected = bytes_of(2 * 398, 2 * 398, 12 * 398)
+    assert model_state_bytes(SHAPE, MeshSizes(data=2), zero_stage=3, has_16_bit_weights=True) == expected
+    assert published_zero_bytes(SHAPE, 2, 3) == expected
+    assert update_copy_bytes(SHAPE, 2, 3) == 4 * 736 // 2
+    fp32 = model_state_bytes(SHAPE, MeshSizes(data=2), zero_stage=3)
+    assert fp32 == bytes_of(4 * 398, 4 * 398, 12 * 398)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_1_and_2_keep_gradients_of_whole_tensors(stage):
+    """The matrices are cut at 368, inside wte, which ends at 512; the vectors at 30, inside ln_2's bias at 28 to 32."""
+    of_rank = [
+        model_state_bytes(SHAPE, MeshSizes(data=2), zero_stage=stage, has_16_bit_weights=True, data_rank=rank)
+        for rank in (0, 1)
+    ]
+    assert of_rank[0] == bytes_of(2 * 796, 2 * (512 + 32), 12 * 398)
+    assert of_rank[1] == bytes_of(2 * 796, 2 * (736 + 32), 12 * 398)
+    assert published_zero_bytes(SHAPE, 2, 1) == bytes_of(2 * 796, 2 * 796, 12 * 398)
+    assert published_zero_bytes(SHAPE, 2, 2) == bytes_of(2 * 796, 2 * 398, 12 * 398)
+
+
+def test_tensor_ranks_share_matrices_and_hold_the_rest():
+    # wte 256, wpe 32, c_attn (48 + 12) / 2, c_proj 8 + 4, c_fc (64 + 16) / 2, c_proj 32 + 4, three LayerNorms 24
+    assert elements_held(SHAPE, tensor_ranks=2) == 256 + 32 + 30 + 12 + 40 + 36 + 24
+    assert model_state_bytes(SHAPE, MeshSizes(tensor=2)) == bytes_of(4 * 430, 4 * 430, 8 * 430)
+
+
+def test_muon_keeps_one_moment_of_the_matrices_inside_the_blocks():
+    inside, whole = 48 + 16 + 64 + 64, 796
+    muon = {"optimizer": "muon"}
+    assert model_state_bytes(SHAPE, MeshSizes(), **muon)["optimizer"] == 8 * (whole - inside) + 4 * inside
+    half = model_state_bytes(SHAPE, MeshSizes(data=2, shard=2), **muon)
+    assert half == bytes_of(4 * 398, 4 * 398, (8 * (whole - inside) + 4 * inside) // 2)
+    assert model_state_bytes(SHAPE, MeshSizes(tensor=2), **muon)["optimizer"] == 8 * 430 - 4 * inside // 2
+    last = Stage(range(0), embeds=False, predicts=True)
+    assert model_state_bytes(SHAPE, MeshSizes(pipeline=2), stages=[last], **muon)["optimizer"] == 8 * 520
+
+
+def test_both_ends_of_a_pipeline_hold_the_embedding_and_a_rank_with_both_ends_once():
+    first, last = Stage(range(1), embeds=True, predicts=False), Stage(range(0), embeds=False, predicts=True)
+    assert elements_held(SHAPE, stages=[first]) == 512 + 32 + 192 + 52
+    assert elements_held(SHAPE, stages=[last]) == 512 + 8
+    assert elements_held(SHAPE, stages=[first, last]) == 796
+    expected = bytes_of(4 * 520, 4 * 520, 8 * 520)
+    assert model_state_bytes(SHAPE, MeshSizes(pipeline=2), stages=[last]) == expected
+
+
+def test_live_tensors_of_two_ranks_are_what_the_formulas_say(tmp_path):
+    """The default model, of 10 million parameters. The test would fail with the paper's gradients of ZeRO 1 and 2."""
+    names = ["ZeRO 1", "ZeRO 2", "ZeRO 3", "FSDP", "FSDP Muon"]
+    flags = ["--ranks", "2", "--strategies", ",".join(names), "--out", str(tmp_path / "counts.json")]
+    done = run_program([sys.executable, str(SCRIPT), *flags])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    results = json.loads((tmp_path / "counts.json").read_text())
+    assert [(result["strategy"], len(result["per_rank"])) for result in results] == [(name, 2) for name in names]
+    differs = 0
+    for result in results:
+        for of_rank in result["per_rank"]:
+            kinds = [row["kind"] for row in of_rank["rows"]]
+            assert kinds[:3] == ["parameters", "gradients", "optimizer"]
+            moments = 4 if "Muon" in result["strategy"] else 8
+            assert of_rank["rows"][2]["formula_bytes"] >= moments * 10_000_000 / 2, "fp32 moments of half the model"
+            for row in of_rank["rows"]:
+                assert row["measured_bytes"] == pytest.approx(row["formula_bytes"], rel=0.02), (result, row)
+            gradients = of_rank["rows"][1]
+            if gradients["paper_bytes"] is not None:
+                differs += abs(gradients["measured_bytes"] / gradients["paper_bytes"] - 1) > 0.02
+        assert all(of_rank["transient"].keys() <= {"500,000 bfloat16"} for of_rank in result["per_rank"]), "the bucket"
+    assert differs > 0
+
+
+def test_the_count_finds_what_is_alive_and_counts_an_allocation_once():
+    earlier = live_tensors()
+    weight = torch.nn.Parameter(torch.zeros(1000)[:10])  # a view that keeps all of its 4,000 bytes alive
+    weight.grad = torch.ones(10)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    states = {"parameters": [weight, weight.detach()], "gradients": [weight.grad], "optimizer": []}
+    strategy = SimpleNamespace(optimizer=optimizer, model_states=lambda: dict(states))
+    count = count_before_updates(strategy, not_counted=earlier)
+    forgotten = torch.zeros(1 << 18)
+    optimizer.step()
+    assert [size for size, _ in count["parameters"].values()] == [4000]
+    assert [size for size, _ in count["gradients"].values()] == [40]
+    assert count[UPDATE_COPY] == {}
+    assert count[TRANSIENT][forgotten.data_ptr()] == (1 << 20, "262,144 float32")
+
+
+@pytest.mark.parametrize(("measured", "exit_code"), [(1019, 0), (1021, 1), (979, 1)])
+def test_more_than_two_percent_on_any_rank_fail(script, monkeypatch, capsys, measured, exit_code):
+    def of_rank(measured_bytes: int) -> dict:
+        numbers = {"measured_bytes": measured_bytes, "formula_bytes": 1000, "paper_bytes": None}
+        return {"rows": [{"kind": "gradients", **numbers}], "transient": {}}
+
+    counted = [{"strategy": "ddp", "ranks": 2, "per_rank": [of_rank(1000), of_rank(measured)]}]
+    monkeypatch.setattr(script, "launch", lambda *_: counted)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--ranks", "2"])
+    assert script.main() == exit_code
+    monkeypatch.setattr(script, "launch", lambda *_: None)  # a rank failed
+    assert script.main() == 1

@@ -1,0 +1,324 @@
+"""A run that was cut and goes on: bit for bit where it was, and within rounding under other strategies and ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from torch.distributed.checkpoint import FileSystemReader
+
+from testbed.config.check import check_run
+from testbed.config.compatibility import why_not_resharded
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.distributed.launch import Launch
+from testbed.metrics.file import read_metrics
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import state_files
+from testbed.strategies.baseline import Baseline
+from testbed.strategies.description import read_description
+
+WORKER = REPOSITORY / "tests/support/resume_worker.py"
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5  # of a loss: float32 sums in another order
+DROPOUT = "--dropout 0.1"
+# name -> ranks, flags; what runs with dropout goes on bit for bit only with its random state
+RUNS = {
+    **{
+        run_type: (2 if entry.is_distributed else 1, f"--run_type {run_type} {DROPOUT}")
+        for run_type, entry in STRATEGIES.items()
+    },
+    "dp": (1, "--run_type dp"),  # these two refuse dropout
+    "tensor": (2, "--run_type tensor"),
+    "baseline, Muon": (1, f"--run_type baseline {DROPOUT} --optimizer muon"),
+    "ddp, bf16": (2, f"--run_type ddp {DROPOUT} --precision bf16"),
+    "fsdp, native": (2, f"--run_type fsdp {DROPOUT} --precision bf16 --mixed_precision native"),
+    "ZeRO 0": (2, f"--run_type optimized {DROPOUT} --zero_stage 0"),
+    "ZeRO 0, Muon": (2, f"--run_type optimized {DROPOUT} --zero_stage 0 --optimizer muon"),
+    "ZeRO 2": (2, f"--run_type optimized {DROPOUT} --zero_stage 2"),
+    "ZeRO 3": (2, f"--run_type optimized {DROPOUT} --zero_stage 3"),
+    "ZeRO 2, native": (2, f"--run_type optimized {DROPOUT} --zero_stage 2 --precision bf16 --mixed_precision native"),
+    "ZeRO 3, native": (2, f"--run_type optimized {DROPOUT} --zero_stage 3 --precision bf16 --mixed_precision native"),
+    "ZeRO 1, offloaded": (2, f"--run_type optimized {DROPOUT} --zero_stage 1 --offload optimizer"),
+    "ZeRO 3, offloaded": (2, f"--run_type optimized {DROPOUT} --zero_stage 3 --offload parameters"),
+    "zero bubble": (2, f"--run_type pipeline {DROPOUT} --pipeline_schedule zero_bubble"),
+    "tensor, Muon": (2, "--run_type tensor --optimizer muon"),
+    # several buckets, and enough ranks for their layout to matter: a sum of two does not depend on the order
+    "ddp, 4 ranks": (4, f"--run_type ddp {DROPOUT} --bucket_cap_mb 0.02"),
+    "ZeRO 2, 4 ranks": (4, f"--run_type optimized {DROPOUT} --zero_stage 2 --reduce_bucket_size 3000"),
+    "ZeRO 3, 4 ranks": (4, f"--run_type optimized {DROPOUT} --zero_stage 3 --reduce_bucket_size 3000"),
+    "hybrid": (4, f"--run_type fsdp {DROPOUT} --shard_size 2"),
+    "pipeline x data": (4, f"--run_type pipeline {DROPOUT} --pipeline_stages 2"),
+    "tensor x data": (4, "--run_type tensor --tensor_parallel_size 2"),
+}
+# what reads a state that another strategy wrote: everything, and these on other numbers of ranks
+READERS = {
+    **RUNS,
+    "ddp, 1 rank": (1, "--run_type ddp"),
+    "ddp, 3 ranks": (3, "--run_type ddp"),
+    "fsdp, 1 rank": (1, "--run_type fsdp"),
+    "fsdp, 3 ranks": (3, "--run_type fsdp"),
+    "ZeRO 1, 1 rank": (1, "--run_type optimized"),
+    "ZeRO 2, 3 ranks": (3, "--run_type optimized --zero_stage 2"),
+    "ZeRO 3, 1 rank": (1, "--run_type optimized --zero_stage 3"),
+    "ZeRO 3, 3 ranks": (3, "--run_type optimized --zero_stage 3"),
+    "tensor, 4 ranks": (4, "--run_type tensor --num_heads 4"),
+    "pipeline, 4 ranks": (4, "--run_type pipeline"),
+}
+
+
+def flags_of(token_files, flags: str, ranks: int) -> list[str]:
+    """Each step is of 24 sequences, on one rank to four."""
+    work = ["--global_batch_size", "24", "--micro_batch_size_per_gpu", "2", "--max_train_steps", "8"]
+    recipe = ["--learning_rate", "0.01", "--warmup_steps", "2", "--max_grad_norm", "0.25"]
+    return [*TINY_RUN, *data_flags(token_files), *work, *recipe, *flags.split()]
+
+
+def start(folder: Path, tasks: list[dict], ranks: int) -> list[dict]:
+    """All tasks in one start of so many ranks; a rank that fails shows what it said."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tasks.json").write_text(json.dumps(tasks))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, str(WORKER), str(folder / "out.json"), str(folder / "tasks.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)  # a first start builds DeepSpeed's Adam
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "out.json").read_text())
+
+
+def task(flags: list[str], steps: tuple[int, int], load=None, save=None) -> dict:
+    paths = [[str(given[0]), *given[1:]] if given else None for given in (load, save)]
+    return {"flags": flags, "steps": list(steps), "load": paths[0], "save": paths[1]}
+
+
+def contents(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, put together by PyTorch's own reader from our description."""
+    folder = folder / "full_state" if (folder / "full_state").exists() else folder
+    description = read_description(folder)
+    reader = FileSystemReader(folder)
+    reader.read_metadata = lambda: description
+    state = {
+        name: torch.zeros(tensor.size, dtype=tensor.properties.dtype)
+        for name, tensor in description.state_dict_metadata.items()
+    }
+    torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+@pytest.fixture(scope="module")
+def states(token_files, tmp_path_factory) -> dict[str, tuple[Path, str]]:
+    """A state after two steps of the single process, for each optimizer: its folder, and the hash of its weights."""
+    folder = tmp_path_factory.mktemp("states")
+    runs = {"adamw": "", "muon": "--optimizer muon"}
+    results = start(
+        folder,
+        [
+            task(flags_of(token_files, f"--run_type baseline {recipe}", 1), (0, 2), save=(folder / name, 2, False))
+            for name, recipe in runs.items()
+        ],
+        ranks=1,
+    )
+    return {name: (folder / name, result["saved"]) for name, result in zip(runs, results, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def starts(token_files, states, tmp_path_factory):
+    """What the runs of a number of ranks did, in one start: name -> the whole run, its second half, what only read
+    another's state and wrote it again, and the folder that this wrote."""
+
+    @functools.cache
+    def of_ranks(ranks: int) -> dict[str, tuple]:
+        folder = tmp_path_factory.mktemp(f"ranks_{ranks}")
+        tasks, names = [], []
+        for name, (needed, flags) in READERS.items():
+            if needed != ranks:
+                continue
+            arguments, at = flags_of(token_files, flags, ranks), folder / str(len(names))
+            state, _ = states["muon" if "muon" in flags else "adamw"]
+            tasks.append(task(arguments, (0, 4), save=(at / "own", 2, True)))
+            tasks.append(task(arguments, (2, 4), load=(at / "own", "load_checkpoint")))
+            tasks.append(task(arguments, (2, 2), load=(state, "load_full_state"), save=(at / "full", 2, True)))
+            names.append(name)
+        results = start(folder, tasks, ranks)
+        return {
+            name: (*results[3 * place : 3 * place + 3], folder / str(place) / "full")
+            for place, name in enumerate(names)
+        }
+
+    return of_ranks
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_on_bit_for_bit(starts, name):
+    """Saved after two steps, in the background where the strategy can; the second start draws other weights first."""
+    whole, second, *_ = starts(RUNS[name][0])[name]
+    assert second["losses"] == whole["losses"][2:]
+    assert second["weights"] == whole["weights"]
+    assert second["begins_with"] == whole["saved"] != whole["begins_with"], "it began where the first had saved"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_strategy_reads_and_writes_the_same_state(starts, states, name):
+    """What one process wrote, read by others and written again, is what it was, to the last bit: weights, moments and
+    step counters, under the same names."""
+    ranks, flags = READERS[name]
+    *_, result, folder = starts(ranks)[name]
+    state, hash_of_weights = states["muon" if "muon" in flags else "adamw"]
+    assert result["begins_with"] == hash_of_weights, "the weights that it computes with, not only what it writes"
+    written, expected = contents(folder), contents(state)
+    assert written.keys() == expected.keys()
+    differing = [key for key, tensor in expected.items() if not torch.equal(tensor, written[key])]
+    assert differing == []
+    if "muon" not in flags:
+        assert float(expected["optimizer.state.wte.weight.step"]) == 2.0
+        assert expected["optimizer.state.h.0.attn.c_attn.weight.exp_avg"].abs().sum() > 0
+
+
+def test_a_run_passes_through_four_strategies(token_files, tmp_path):
+    """ddp -> fsdp -> ZeRO 3 on two ranks, then one process: every loss within 1e-5 of the run that one process did."""
+    relay = ["--run_type ddp", "--run_type fsdp", "--run_type optimized --zero_stage 3"]
+    tasks = []
+    for leg, flags in enumerate(relay):
+        load = (tmp_path / str(leg - 1), "load_full_state") if leg else None
+        save = (tmp_path / str(leg), 2 * leg + 2, False)
+        tasks.append(task(flags_of(token_files, flags, 2), (2 * leg, 2 * leg + 2), load, save))
+    on_two = start(tmp_path / "two", tasks, ranks=2)
+    alone = flags_of(token_files, "--run_type baseline", 1)
+    last = task(alone, (6, 8), load=(tmp_path / "2" / "full_state", "load_full_state"))
+    # the first task's weights are those that the ranks of the relay began with
+    uninterrupted, passed_on = start(tmp_path / "one", [task(alone, (0, 8)), last], ranks=1)
+    losses = [loss for result in [*on_two, passed_on] for loss in result["losses"]]
+    assert losses == pytest.approx(uninterrupted["losses"], abs=TOLERANCE)
+
+
+def run_program_to_its_end(launcher: list[str], token_files, directory: Path, flags: str) -> dict:
+    """The metrics of a run of gpt2.py."""
+    arguments = [*flags_of(token_files, flags, 1), "--checkpoint_path", str(directory), "--timing_warmup_steps", "1"]
+    done = run_program([*launcher, *arguments, "--max_train_steps", "6"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return read_metrics(directory / "training_metrics.json")
+
+
+def test_the_program_goes_on_bit_for_bit_on_two_ranks(token_files, tmp_path):
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    ddp = f"--run_type ddp {DROPOUT} --save_every 3"
+    expected = run_program_to_its_end(torchrun_command(2), token_files, whole, f"{ddp} --async_mode async")
+    saved = whole / "checkpoints" / "step_000003"
+    resumed = run_program_to_its_end(torchrun_command(2), token_files, rest, f"{ddp} --resume {saved}")
+    assert [row["step"] for row in resumed["steps"]] == [4, 5, 6], "it began at the step that was saved"
+    assert [row["loss"] for row in resumed["steps"]] == [row["loss"] for row in expected["steps"][3:]]
+    assert (rest / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(token_files, tmp_path):
+    """The metrics stay one file: a segment for each start, and rows without a seam."""
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    expected = run_program_to_its_end(python_command(), token_files, whole, "--run_type baseline")
+    run_program_to_its_end(torchrun_command(2), token_files, moved, "--run_type ddp --stop_at_step 2")
+    run_program_to_its_end(python_command(), token_files, moved, "--run_type baseline --resume --stop_at_step 4")
+    zero = "--run_type optimized --zero_stage 2 --resume"
+    metrics = run_program_to_its_end(torchrun_command(2), token_files, moved, zero)
+    starts = [(segment["run_type"], segment["world_size"], segment["first_step"]) for segment in metrics["segments"]]
+    assert starts == [("ddp", 2, 1), ("baseline", 1, 3), ("optimized", 2, 5)]
+    losses = [row["loss"] for row in metrics["steps"]]
+    assert losses == pytest.approx([row["loss"] for row in expected["steps"]], abs=TOLERANCE)
+
+
+def strategy_alone(token_files, *flags: str) -> Baseline:
+    checked = check_run(parse_command_line(flags_of(token_files, " ".join(flags), 1)), Launch(0, 0, 1, 1))
+    return Baseline(checked.settings, GPT2(checked.settings.shape), CPU)
+
+
+def test_the_loss_scale_of_fp16_comes_back(token_files, tmp_path):
+    strategy = strategy_alone(token_files, "--precision fp16")
+    strategy.scaler.scale(torch.ones(()))  # begins when it is first used
+    strategy.scaler.load_state_dict({**strategy.scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7})
+    strategy.save_checkpoint(tmp_path)
+    other = strategy_alone(token_files, "--precision fp16")
+    other.load_checkpoint(tmp_path)
+    assert other.scaler.state_dict() == strategy.scaler.state_dict()
+    assert other.scaler.scale(torch.ones(())) == 512.0
+
+
+@pytest.mark.parametrize("known", [{}, {"scale": 512.0}], ids=["none, as of fp32", "the scale alone, as of DeepSpeed"])
+def test_what_a_state_lacks_of_the_loss_scale_begins_anew(token_files, tmp_path, known):
+    writer, reader = (strategy_alone(token_files, "--precision fp16") for _ in range(2))
+    state = writer.state()
+    state["scaler"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in known.items()}
+    state_files.save({section: tensors for section, tensors in state.items() if tensors}, tmp_path, None)
+    expected = reader.scaler.state_dict() | known
+    reader.load_checkpoint(tmp_path)
+    assert reader.scaler.state_dict() == expected
+    assert torch.equal(reader.model.wte.weight, writer.model.wte.weight)
+
+
+def test_what_no_rank_can_move_is_refused_by_name():
+    saved = {"num_layers": 2, "embedding_size": 32, "vocab_size": 300, "max_position_embeddings": 64}
+    saved |= {"optimizer": "adamw", "run_type": "ddp"}
+    assert why_not_resharded(saved, {**saved, "run_type": "tensor"}) is None
+    for name, other in {"num_layers": 3, "optimizer": "muon"}.items():
+        assert why_not_resharded(saved, {**saved, name: other}).startswith(f"--{name} is {other}")
+
+
+def test_what_is_written_in_the_background_is_a_copy():
+    """Of the state at that moment, in memory that the next one uses again."""
+    weights, host_copy = torch.zeros(3), state_files.HostCopy()
+    first = host_copy.stage({"model": {"w": weights}})["model"]["w"]
+    weights += 1
+    assert first.tolist() == [0, 0, 0]
+    second = host_copy.stage({"model": {"w": weights}})["model"]["w"]
+    weights += 1
+    assert second.tolist() == [1, 1, 1] and second.data_ptr() == first.data_ptr()
+
+
+@pytest.mark.parametrize("recipe", ["", "--optimizer muon"])
+def test_a_state_before_the_first_step_counts_none(token_files, recipe):
+    moments = strategy_alone(token_files, recipe).state()["optimizer"]
+    assert moments["state.wte.weight.step"] == 0 and not any(tensor.any() for tensor in moments.values())
+
+
+class Planted:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def test_a_planted_pickle_is_not_run_by_deepspeeds_reader(token_files, starts, tmp_path):
+    """In place of its own file of the optimizer's state, which it reads with every other resume."""
+    *_, folder = starts(1)["ZeRO 1, 1 rank"]
+    checkpoint = shutil.copytree(folder.parent / "own", tmp_path / "checkpoint")
+    (file,) = checkpoint.glob("deepspeed/*optim_states.pt")
+    torch.save({"optimizer_state_dict": Planted(tmp_path / "ran")}, file)
+    flags = flags_of(token_files, READERS["ZeRO 1, 1 rank"][1], 1)
+    with pytest.raises(AssertionError, match="mkdir"):
+        start(tmp_path, [task(flags, (2, 3), load=(checkpoint, "load_checkpoint"))], ranks=1)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_deepspeeds_own_weights_that_are_no_numbers_are_named(token_files, starts, tmp_path):
+    *_, folder = starts(1)["ZeRO 1, 1 rank"]
+    checkpoint = shutil.copytree(folder.parent / "own", tmp_path / "checkpoint")
+    (file,) = checkpoint.glob("deepspeed/*optim_states.pt")
+    content = torch.load(file, weights_only=False)
+    content["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].data[0] = float("nan")
+    torch.save(content, file)
+    flags = flags_of(token_files, READERS["ZeRO 1, 1 rank"][1], 1)
+    with pytest.raises(AssertionError, match=r"wte.weight in .*deepspeed holds numbers that are NaN or infinite"):
+        start(tmp_path, [task(flags, (2, 3), load=(checkpoint, "load_checkpoint"))], ranks=1)
+
+
+def test_a_folder_without_a_state_is_refused(token_files, tmp_path):
+    strategy = strategy_alone(token_files)
+    with pytest.raises(ValueError, match="holds no state of a whole model"):
+        state_files.load(strategy.state(), tmp_path, group=None)

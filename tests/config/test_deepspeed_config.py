@@ -1,0 +1,191 @@
+"""The DeepSpeed file and the flags of an optimized run are one set of settings, and DeepSpeed gets exactly those."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from support.programs import TINY_RUN, data_flags
+
+from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.strategies.deepspeed_config import effective_config
+
+BF16 = ("--precision", "bf16")
+NATIVE = (*BF16, "--mixed_precision", "native")
+
+
+@pytest.fixture
+def settings_of(token_files, tmp_path):
+    """Settings of an optimized run whose DeepSpeed file has this zero_optimization section, and these flags."""
+
+    def build(*flags: str, zero: dict | None = None, run_type: str = "optimized", **content):
+        path = tmp_path / "deepspeed.json"
+        path.write_text(json.dumps({"zero_optimization": zero or {}, **content}))
+        arguments = [
+            *TINY_RUN,
+            *data_flags(token_files),
+            "--run_type",
+            run_type,
+            "--deepspeed_config",
+            str(path),
+            *flags,
+        ]
+        launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+        return check_run(parse_command_line(arguments), launch).settings
+
+    return build
+
+
+def effective(settings) -> dict:
+    return effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings)
+
+
+def refusal(build, *flags: str, **content) -> str:
+    with pytest.raises(ValueError) as caught:
+        build(*flags, **content)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# what the file says, its flag, the setting that both stand for, and another value
+SAME_IN_BOTH = [
+    ({"reduce_bucket_size": 4000}, "reduce_bucket_size", 4000, "5000"),
+    ({"reduce_bucket_size": 5e8}, "reduce_bucket_size", 500_000_000, "5000"),  # as it is commonly written
+    ({"allgather_bucket_size": 4000}, "allgather_bucket_size", 4000, "5000"),
+    ({"overlap_comm": False}, "overlap_comm", "off", "on"),
+    ({"overlap_comm": True}, "overlap_comm", "on", "off"),
+    ({"offload_optimizer": {"device": "cpu"}}, "offload", "optimizer", "none"),
+    ({"stage": 3, "offload_param": {"device": "cpu"}}, "offload", "parameters", "optimizer"),
+]
+
+
+@pytest.mark.parametrize(("zero", "flag", "value", "other"), SAME_IN_BOTH)
+def test_a_value_in_the_file_counts_as_typed_and_may_be_typed_too(settings_of, zero, flag, value, other):
+    assert getattr(settings_of(zero=zero), flag) == value
+    assert getattr(settings_of(f"--{flag}", str(value), zero=zero), flag) == value
+    assert getattr(settings_of(zero=zero, run_type="baseline"), flag) is None
+
+
+@pytest.mark.parametrize(("zero", "flag", "value", "other"), SAME_IN_BOTH)
+def test_a_flag_that_contradicts_the_file_is_refused_and_both_are_named(settings_of, zero, flag, value, other):
+    message = refusal(settings_of, f"--{flag}", other, zero=zero)
+    key = next(reversed(zero))
+    written = "device = cpu" if isinstance(zero[key], dict) else f"{key} = {json.dumps(zero[key])}"
+    assert f"--{flag} {other}" in message and f"zero_optimization.{key}" in message and written in message
+
+
+@pytest.mark.parametrize("nothing", ["auto", None, {"device": "auto"}, {"device": None}, {"device": "none"}, {}])
+def test_an_offload_section_that_says_nothing_leaves_it_to_the_flag(settings_of, nothing):
+    zero = {"stage": 3, "offload_optimizer": nothing, "offload_param": nothing}
+    settings = settings_of(zero=zero)
+    assert settings.offload == "none"
+    assert effective(settings)["zero_optimization"]["offload_optimizer"] == {"device": "none"}
+    assert settings_of("--offload", "optimizer", zero=zero).offload == "optimizer"
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
+        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}, ["offload_optimizer.device = nvme", '"cpu"']),
+        ({"stage": 3, "offload_param": {"device": "nvme"}}, ["offload_param.device = nvme", "--offload"]),
+        ({"offload_optimizer": {"device": "gpu"}}, ["offload_optimizer.device", "gpu"]),
+        ({"offload_optimizer": True}, ["offload_optimizer", "JSON object"]),
+        ({"cpu_offload": True}, ["cpu_offload", "offload_optimizer", "--offload"]),
+        ({"offload_param": {"device": "cpu"}}, ["--offload parameters", "--zero_stage 3"]),
+        (
+            {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "none"}},
+            ["offload_param", "offload_optimizer", "both"],
+        ),
+        ({"overlap_comm": "yes"}, ["overlap_comm", "true"]),
+        ({"reduce_bucket_size": 0}, ["reduce_bucket_size"]),
+        ({"allgather_bucket_size": 2.5}, ["allgather_bucket_size", "2.5"]),
+    ],
+)
+def test_what_the_testbed_cannot_do_is_refused_with_the_way_out(settings_of, zero, said):
+    message = refusal(settings_of, zero=zero)
+    for part in said:
+        assert part in message
+
+
+def test_the_default_file_leaves_everything_with_a_flag_to_the_flag(token_files):
+    flags = (
+        "--zero_stage 3 --offload parameters --reduce_bucket_size 1000 --allgather_bucket_size 500 --overlap_comm off"
+    )
+    arguments = [*TINY_RUN, *data_flags(token_files), "--run_type", "optimized", *flags.split()]
+    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    settings = check_run(parse_command_line(arguments), launch).settings
+    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    assert config["zero_optimization"] == {
+        "stage": 3,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 1000,
+        "allgather_bucket_size": 500,
+        "overlap_comm": False,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+        "offload_param": {"device": "cpu", "pin_memory": False},
+    }
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_without_flags_the_defaults_are_named(settings_of, stage):
+    zero = effective(settings_of("--zero_stage", str(stage)))["zero_optimization"]
+    assert zero == {
+        "stage": stage,
+        "reduce_bucket_size": 200_000_000,
+        "allgather_bucket_size": 200_000_000,
+        "overlap_comm": True,
+        "offload_optimizer": {"device": "none"},
+        "offload_param": {"device": "none"},
+    }
+
+
+def test_host_memory_is_pinned_for_a_gpu_unless_the_file_refuses(settings_of):
+    for pin_memory, is_pinned in ((None, True), ("auto", True), (True, True), (False, False)):
+        section = {"device": "cpu", "pin_memory": pin_memory, "buffer_count": 3}
+        on_cpu = settings_of(zero={"offload_optimizer": section})
+        sections = effective(dataclasses.replace(on_cpu, device="cuda"))["zero_optimization"]
+        assert sections["offload_optimizer"] == {"device": "cpu", "pin_memory": is_pinned, "buffer_count": 3}
+        assert effective(on_cpu)["zero_optimization"]["offload_optimizer"]["pin_memory"] is False
+
+
+def test_autocast_keeps_weights_and_gradients_in_fp32(settings_of):
+    config = effective(settings_of(*BF16))
+    assert config["bf16"] == {"enabled": False}
+    # its default list would average the gradients of linear layers in bf16
+    assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    assert config["data_types"] == {"grad_accum_dtype": "fp32"} and config["communication_data_type"] == "fp32"
+
+
+def test_native_is_deepspeeds_own_bf16_with_its_defaults_named(settings_of):
+    config = effective(settings_of(*NATIVE))
+    assert config["bf16"] == {"enabled": True, "immediate_grad_update": False, "check_grad_overflow": True}
+    assert config["torch_autocast"] == {"enabled": False}
+    assert config["data_types"] == {"grad_accum_dtype": "bf16"} and config["communication_data_type"] == "bf16"
+    own = effective(settings_of(*NATIVE, bf16={"enabled": "auto", "check_grad_overflow": False}))
+    assert own["bf16"] == {"enabled": True, "immediate_grad_update": False, "check_grad_overflow": False}
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "fp32"), ("fp16", "fp16")])
+def test_other_precisions_use_no_bf16(settings_of, precision, dtype):
+    config = effective(settings_of("--precision", precision))
+    assert config["bf16"] == {"enabled": False} and config["torch_autocast"]["enabled"] is False
+    assert config["data_types"] == {"grad_accum_dtype": dtype} and ("fp16" in config) == (precision == "fp16")
+
+
+@pytest.mark.parametrize("flags", [(), NATIVE, ("--zero_stage", "3", "--offload", "parameters")])
+def test_deepspeed_itself_accepts_and_reads_the_configuration(settings_of, flags):
+    """DeepSpeed's own model of the section: a misspelt key would be refused, a changed default would differ."""
+    zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
+    precision_config = pytest.importorskip("deepspeed.runtime.precision_config")
+    settings = settings_of(*flags)
+    config = effective(settings)
+    zero = zero_config.DeepSpeedZeroConfig(**config["zero_optimization"])
+    assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm) == (settings.zero_stage, 200_000_000, True)
+    assert (zero.offload_param.device == "cpu") == (settings.offload == "parameters")
+    bf16 = precision_config.DeepSpeedBF16Config(**config["bf16"])
+    assert bf16.enabled == (flags == NATIVE) and bf16.check_grad_overflow is True

@@ -1,0 +1,154 @@
+"""The parser that every program uses: spellings, mistakes, and which flag was meant."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+
+import pytest
+from support.programs import REPOSITORY, run_program
+
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import fraction, not_negative, not_negative_number, positive, positive_number, share
+from testbed.config.flags import parse_command_line
+
+
+def parser(**options) -> FlagParser:
+    made = FlagParser(prog="program.py", **options)
+    made.add_argument("--save_every", "--save_each", type=positive)
+    made.add_argument("--metrics-only", action="store_true")
+    made.add_argument("--text")
+    made.add_argument("--steps", type=int)
+    made.add_argument("--share", type=float)
+    made.add_argument("--hidden_flag", help=argparse.SUPPRESS)
+    made.add_argument("words", nargs="*")
+    return made
+
+
+def refusal(capsys, *words: str, **options) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parser(**options).parse_args(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("program.py: error: ") and len(said.splitlines()) == 1
+    return said
+
+
+@pytest.mark.parametrize("allow_abbrev", [True, False])
+def test_dashes_and_underscores_are_one_letter(allow_abbrev):
+    for words in (["--save_every", "3", "--metrics-only"], ["--save-every=3", "--metrics_only"]):
+        parsed = parser(allow_abbrev=allow_abbrev).parse_args(words)
+        assert parsed.save_every == 3 and parsed.metrics_only
+
+
+def test_values_keep_their_underscores():
+    parsed = parser().parse_args(["--text=--save_every a_b-c", "x_y", "--", "--save-every", "--text"])
+    assert parsed.text == "--save_every a_b-c" and parsed.words == ["x_y", "--save-every", "--text"]
+
+
+def test_a_flag_may_be_shortened_in_both_spellings_where_it_may_be_shortened():
+    assert parser().parse_args(["--metrics_o"]).metrics_only and parser().parse_args(["--save-ev", "2"]).save_every == 2
+    with pytest.raises(SystemExit):
+        parser(allow_abbrev=False).parse_args(["--metrics_o"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--save_evry", "3"], "--save_evry is not a flag (did you mean --save_every or --save_each?)"),
+        (["--metricsonly"], "--metricsonly is not a flag (did you mean --metrics-only?)"),
+        (["--quux=1"], "--quux is not a flag; --help lists every flag"),
+        (["--hidden_flg", "1"], "--hidden_flg is not a flag; --help"),
+        (["-steps", "1"], "-steps is not a flag (did you mean --steps?)"),
+        (["--steps", "10.5"], "--steps: '10.5' is not a whole number; --help"),
+        (["--share", "much"], "--share: 'much' is not a number; --help"),
+        (["--save_every", "0"], "error: --save_every: '0' is not a positive whole number"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, said, capsys):
+    assert said in refusal(capsys, *words)
+
+
+def test_a_misspelt_flag_is_said_before_what_is_missing(capsys):
+    made = FlagParser(prog="program.py")
+    made.add_argument("--directory", required=True)
+    with pytest.raises(SystemExit):
+        made.parse_args(["--directry", "x"])
+    assert "--directry is not a flag (did you mean --directory?)" in capsys.readouterr().err
+
+
+def test_commands_of_a_program_have_flags_of_their_own(capsys):
+    made = FlagParser(prog="program.py")
+    made.add_subparsers(dest="what").add_parser("run").add_argument("--delay_ms", type=float)
+    assert made.parse_args(["run", "--delay-ms", "3"]).delay_ms == 3
+    with pytest.raises(SystemExit):
+        made.parse_args(["run", "--dely_ms", "3"])
+    assert "--dely_ms is not a flag (did you mean --delay_ms?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--run_typ", "ddp"], "--run_typ is not a flag (did you mean --run_type?)"),
+        (["--batch_size", "8"], "did you mean --global_batch_size or --micro_batch_size_per_gpu?"),
+        (["--run-type", "dpp"], "--run_type: invalid choice: 'dpp'"),
+        (["ddp"], "'ddp' stands there without a flag"),
+    ],
+)
+def test_the_trainer_says_which_flag_was_meant(words, said):
+    with pytest.raises(ValueError) as refused:
+        parse_command_line(words)
+    assert said in str(refused.value)
+
+
+def test_the_trainer_takes_dashes():
+    parsed = parse_command_line(["--run-type", "ddp", "--save-every=4", "--allow_setting_change", "--local-rank=1"])
+    assert parsed.values["run_type"] == "ddp" and parsed.values["save_every"] == 4
+    assert parsed.typed == {"run_type", "save_every", "allow_setting_change", "local_rank"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"),
+    [
+        (positive, ["0", "-5", "10.5", "ten", ""]),
+        (not_negative, ["-5", "10.5", "ten"]),
+        (not_negative_number, ["-1", "inf", "nan", "much"]),
+        (positive_number, ["0", "-1", "inf", "nan", "much"]),
+        (fraction, ["1", "-0.1", "nan", "half"]),
+        (share, ["0", "1.5", "nan", "half"]),
+    ],
+)
+def test_what_is_no_number_gets_the_sentence_of_a_wrong_number(rule, refused):
+    said = set()
+    for text in refused:
+        with pytest.raises(argparse.ArgumentTypeError) as error:
+            rule(text)
+        assert str(error.value).startswith(repr(text))
+        said.add(str(error.value).removeprefix(repr(text)))
+    assert len(said) == 1
+
+
+PROGRAMS = sorted(
+    path
+    for path in [*REPOSITORY.glob("*.py"), *(REPOSITORY / "scripts").rglob("*.py"), REPOSITORY / "src" / "gpt2.py"]
+    if "arser(" in path.read_text(encoding="utf-8")
+)
+
+
+def test_no_program_has_a_parser_of_its_own():
+    assert len(PROGRAMS) > 20
+    for path in [*PROGRAMS, *(REPOSITORY / "src").rglob("*.py")]:
+        made = [
+            node.func.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        assert "ArgumentParser" not in made, path
+
+
+@pytest.mark.parametrize("program", ["scripts/verify_run_artifacts.py", "generate_charts.py", "preprocess_small.py"])
+def test_a_program_answers_a_flag_that_does_not_exist(program):
+    done = run_program([sys.executable, str(REPOSITORY / program), "--output_dirr", "x"])
+    assert done.returncode == 2 and "--output_dirr is not a flag" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, "no page of usage"

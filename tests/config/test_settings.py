@@ -1,0 +1,299 @@
+"""What a user types becomes settings, or one sentence that names the flag, the rule and the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.programs import VOCABULARY, write_token_files
+from support.settings import launch, refusal, settings_of
+
+from testbed.config.batch import batch_arithmetic
+from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
+from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.flags import build_parser, parse_command_line
+from testbed.strategies.deepspeed_config import effective_config
+
+
+def batch(**given) -> dict:
+    values = dict.fromkeys(
+        ("global_batch_size", "micro_batch_size_per_gpu", "grad_accum_steps", "enforce_global_batch_size")
+    )
+    return {**values, **given}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 32])
+def test_the_default_global_batch_is_32_whatever_the_world_size(ranks):
+    worked_out = batch_arithmetic(batch(), data_world_size=ranks)
+    assert worked_out["global_batch_size"] == 32
+    assert worked_out["micro_batch_size_per_gpu"] * worked_out["grad_accum_steps"] * ranks == 32
+    assert worked_out["micro_batch_size_per_gpu"] <= 4
+
+
+def test_accumulation_decides_the_global_batch_when_it_is_given():
+    worked_out = batch_arithmetic(batch(grad_accum_steps=3, micro_batch_size_per_gpu=2), data_world_size=4)
+    assert worked_out["global_batch_size"] == 24
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "said"),
+    [
+        ({"global_batch_size": 30, "micro_batch_size_per_gpu": 4}, 1, ["--global_batch_size 30", "= 4", ": 28"]),
+        ({"global_batch_size": 31, "micro_batch_size_per_gpu": 4}, 2, ["2 data ranks = 8", ": 32"]),
+        ({"global_batch_size": 3}, 8, ["8 data ranks", ": 8"]),
+        (
+            {"global_batch_size": 32, "micro_batch_size_per_gpu": 4, "grad_accum_steps": 2},
+            2,
+            ["--global_batch_size 32", "--grad_accum_steps 2", "= 16"],
+        ),
+        ({"enforce_global_batch_size": 64}, 2, ["--enforce_global_batch_size 64", "is 32"]),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused_with_the_numbers(given, ranks, said):
+    with pytest.raises(ValueError) as caught:
+        batch_arithmetic(batch(**given), data_world_size=ranks)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_the_vocabulary_comes_from_the_sidecar_and_may_be_larger(token_files):
+    assert settings_of(token_files).vocab_size == VOCABULARY
+    assert settings_of(token_files, "--vocab_size", "512").vocab_size == 512
+
+
+def test_the_schedule_follows_the_data(token_files):
+    """20,000 tokens are 624 windows of 32 (19,999 // 32): 19 steps of 32."""
+    settings = settings_of(token_files, "--epochs", "3")
+    assert (settings.steps_per_epoch, settings.total_steps, settings.warmup_steps) == (19, 57, 5)
+    assert settings.lr_decay_steps == 57 and settings.min_learning_rate == pytest.approx(6e-5)
+    assert settings_of(token_files, "--max_train_steps", "7").total_steps == 7
+    stopped = settings_of(token_files, "--stop_at_step", "7")
+    assert (stopped.total_steps, stopped.last_step) == (19, 7), "stopping early keeps the schedule"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--train_data_path", "nowhere.bin"], ["--train_data_path nowhere.bin", "preprocess_small.py"]),
+        (["--seq_length", "65"], ["--seq_length 65", "64 positions", "--max_position_embeddings"]),
+        (["--num_heads", "5"], ["--embedding_size 32", "--num_heads 5"]),
+        (["--global_batch_size", "5000", "--micro_batch_size_per_gpu", "1"], ["624 windows", "5000"]),
+        (["--zero_stage", "1"], ["--zero_stage", "optimized"]),
+        (["--run_type", "optimized", "--zero_stage", "0", "--precision", "fp16"], ["--zero_stage 0", "fp16"]),
+        (["--init_from", "nowhere"], ["--init_from nowhere", "model.safetensors"]),
+        (["--init_from", "gpt2"], ["--init_from gpt2", "tokenizer"]),
+        (["--overwrite", "--resume"], ["--overwrite", "--resume"]),
+        (["--warmup_steps", "100"], ["--warmup_steps 100", "step 19"]),
+        (["--min_learning_rate", "1"], ["--min_learning_rate 1 ", "--learning_rate"]),
+        (["--config", "nowhere.json"], ["--config nowhere.json"]),
+        (["--deepspeed_config", "nowhere.json"], ["--deepspeed_config nowhere.json"]),
+    ],
+)
+def test_each_rule_that_is_broken_is_named(token_files, flags, said):
+    message = refusal(token_files, *flags)
+    for part in said:
+        assert part in message
+
+
+def test_files_of_two_tokenizers_are_refused(token_files, tmp_path):
+    from testbed.data.token_file import TokenFileWriter
+
+    with TokenFileWriter(tmp_path / "val.bin", 400, "bpe:400", 399) as writer:
+        writer.append_document(range(200))
+    message = refusal((token_files[0], tmp_path / "val.bin"))
+    assert "bpe:300" in message and "bpe:400" in message
+    with TokenFileWriter(tmp_path / "val.bin", VOCABULARY, f"bpe:{VOCABULARY}", 7) as writer:
+        writer.append_document(range(200))
+    assert "end_of_text_id" in refusal((token_files[0], tmp_path / "val.bin"))
+
+
+def test_baseline_refuses_ranks_and_names_what_takes_them(token_files):
+    message = refusal(token_files, world_size=2)
+    assert "baseline" in message and "ddp" in message and "optimized" in message
+
+
+def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
+    first = settings_of(token_files, "--learning_rate", "0.003", "--dropout", "0.1", "--eval_only")
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(first.as_config()))
+    again = check_run(parse_command_line(["--config", str(path)]), launch()).settings
+    assert again == first
+    changed = check_run(parse_command_line(["--config", str(path), "--learning_rate", "0.001"]), launch()).settings
+    assert changed.learning_rate == 0.001 and changed.dropout == 0.1
+    other_ranks = ["--config", str(path), "--run_type", "optimized"]
+    assert check_run(parse_command_line(other_ranks), launch(2)).settings.grad_accum_steps == 4
+    assert check_run(parse_command_line(other_ranks), launch(16)).settings.micro_batch_size_per_gpu == 2
+    slower = check_run(parse_command_line(["--config", str(path), "--learning_rate", "1e-5"]), launch()).settings
+    assert slower.min_learning_rate == pytest.approx(1e-6), "what followed follows again"
+    longer = ["--config", str(path), "--epochs", "2"]
+    assert check_run(parse_command_line(longer), launch()).settings.lr_decay_steps == 38
+
+
+def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
+    def rates(*flags: str) -> tuple:
+        settings = settings_of(token_files, *flags)
+        return settings.learning_rate, settings.muon_learning_rate
+
+    assert rates() == (6e-4, None) and rates("--model", "gpt2-xl") == (2e-4, None)
+    assert rates("--model", "nano") == (4e-3, None) and rates("--model", "nano", "--learning_rate", "1e-4")[0] == 1e-4
+    assert rates("--model", "nano", "--optimizer", "muon") == (2e-2, 2e-2)
+    assert rates("--optimizer", "muon") == (6e-4, 6e-4)
+    small = ["--num_layers", "12", "--num_heads", "12", "--embedding_size", "768"]
+    assert rates("--model", "nano", *small)[0] == 6e-4, "the size is what the model has, not what it was called"
+    assert rates("--model", "nano", "--num_layers", "3")[0] == 4e-3, "no size has three layers"
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(settings_of(token_files, "--model", "nano").as_config()))
+    other = check_run(parse_command_line(["--config", str(path), "--model", "gpt2-medium"]), launch()).settings
+    assert other.learning_rate == 3e-4, "it follows again"
+
+
+def test_the_config_of_an_optimized_run_serves_a_baseline(token_files, tmp_path):
+    first = settings_of(token_files, "--run_type", "optimized", "--zero_stage", "2")
+    path = tmp_path / "effective_config.json"
+    path.write_text(json.dumps(first.as_config()))
+    baseline = check_run(parse_command_line(["--config", str(path), "--run_type", "baseline"]), launch()).settings
+    assert baseline.zero_stage is None
+
+
+def test_weights_in_the_folder_of_the_run_are_not_overwritten(token_files, tmp_path):
+    (tmp_path / "run" / "best").mkdir(parents=True)
+    for start in ("run", "run/best"):
+        message = refusal(
+            token_files, "--init_from", str(tmp_path / start), "--checkpoint_path", str(tmp_path / "run"), "--overwrite"
+        )
+        assert "--init_from" in message and "another --checkpoint_path" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"learning_rat": 1}', "learning_rat"),
+        ('{"epochs": "many"}', "epochs"),
+        ('{"run_type": "warp"}', "warp"),
+        ('{"keep_best": "yes"}', "keep_best"),
+        ("[1]", "object"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_bad_config_file_is_refused(tmp_path, content, said):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=said):
+        parse_command_line(["--config", str(path)])
+
+
+def deepspeed_file(tmp_path, **content) -> str:
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_a_deepspeed_value_that_contradicts_a_flag_is_refused_and_both_are_named(token_files, tmp_path):
+    path = deepspeed_file(tmp_path, gradient_clipping=0.5)
+    flags = ["--run_type", "optimized", "--deepspeed_config", path]
+    message = refusal(token_files, *flags, "--max_grad_norm", "1.0")
+    assert "--max_grad_norm 1.0" in message and "gradient_clipping = 0.5" in message
+    assert settings_of(token_files, *flags, "--max_grad_norm", "0.5").max_grad_norm == 0.5
+
+
+def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_files, tmp_path):
+    """The seed's two commands name the same file: a baseline must do the same work as the optimized run."""
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.8, 0.9], "weight_decay": "auto"}}
+    path = deepspeed_file(
+        tmp_path,
+        train_micro_batch_size_per_gpu=2,
+        gradient_accumulation_steps=3,
+        optimizer=optimizer,
+        zero_optimization={"stage": 2},
+        fp16={"enabled": "auto"},
+    )
+    for run_type in ("baseline", "optimized"):
+        settings = settings_of(token_files, "--run_type", run_type, "--deepspeed_config", path)
+        assert (settings.global_batch_size, settings.learning_rate) == (6, 1e-4)
+        assert (settings.adam_beta1, settings.adam_beta2, settings.weight_decay) == (0.8, 0.9, 0.1)
+        assert settings.zero_stage == (2 if run_type == "optimized" else None)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler"),
+        ({"optimizer": {"type": "Lamb"}}, "Lamb"),
+        ({"gradient_clipping": "high"}, "gradient_clipping"),
+        ({"zero_optimization": 3}, "zero_optimization"),
+        ({"zero_optimization": {"stage": 7}}, "stage"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16"),
+        ({"fp16": {"enabled": "true"}}, "fp16.enabled"),
+        ({"optimizer": {"params": {"betas": [0.9]}}}, "betas"),
+        ({"optimizer": {"params": {"betas": ["a", 0.9]}}}, "betas"),
+        ({"optimizer": {"params": 5}}, "optimizer.params"),
+        ({"optimizer": 3}, "optimizer"),
+        ({"amp": {"enabled": True}}, "amp"),
+    ],
+)
+def test_a_deepspeed_file_that_decides_what_it_must_not_is_refused(token_files, tmp_path, content, said):
+    path = deepspeed_file(tmp_path, **content)
+    message = refusal(token_files, "--run_type", "optimized", "--deepspeed_config", path)
+    assert said in message and "--deepspeed_config" in message
+
+
+@pytest.mark.parametrize("nothing", ["auto", None])
+def test_sections_that_say_nothing_decide_nothing(token_files, tmp_path, nothing):
+    sections = dict.fromkeys(
+        ("optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "gradient_clipping"), nothing
+    )
+    flags = ["--run_type", "optimized", "--deepspeed_config", deepspeed_file(tmp_path, **sections)]
+    settings = settings_of(token_files, *flags)
+    assert (settings.zero_stage, settings.max_grad_norm, settings.precision) == (1, 1.0, "fp32")
+    config = effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings)
+    assert config["zero_optimization"]["stage"] == 1 and '"auto"' not in json.dumps(config)
+
+
+def test_a_precision_that_the_file_switches_off_is_refused(token_files, tmp_path):
+    path = deepspeed_file(tmp_path, bf16={"enabled": False})
+    message = refusal(token_files, "--run_type", "optimized", "--deepspeed_config", path, "--precision", "bf16")
+    assert "--precision bf16" in message and "bf16.enabled" in message
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_is_told_everything_that_it_would_otherwise_decide_silently(token_files, stage):
+    settings = settings_of(
+        token_files, "--run_type", "optimized", "--zero_stage", str(stage), "--max_grad_norm", "0", world_size=2
+    )
+    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    assert config["gradient_clipping"] == 0.0, "its own default is 1.0"
+    assert config["train_batch_size"] == 32 and config["zero_optimization"]["stage"] == stage
+    assert '"auto"' not in json.dumps(config)
+    assert "optimizer" not in config
+
+
+def test_every_flag_has_help_with_its_default():
+    for action in build_parser()._actions:
+        if action.dest in ("help", "local_rank"):
+            continue
+        is_switch = action.nargs == 0
+        assert action.help and (is_switch or "(default: " in action.help), action.dest
+
+
+def test_every_flag_of_the_older_programs_is_still_there():
+    """Seeds 000 and 004 (docs/metrics_file.md tells what changed in meaning)."""
+    kept = """
+    vocab_size embedding_size num_layers num_heads dropout max_position_embeddings seq_length use_flash_attention
+    epochs train_micro_batch_size_per_gpu steps_per_print checkpoint_path resume train_data_path val_data_path
+    deepspeed_config local_rank run_type profile micro_batch_size_per_gpu grad_accum_steps global_batch_size
+    enforce_global_batch_size quiet_nccl_monitor profile_mode max_train_steps max_val_steps timing_warmup_steps
+    timing_sample_every num_workers""".split()
+    known = {option for action in build_parser()._actions for option in action.option_strings}
+    assert {f"--{name}" for name in kept} <= known
+
+
+def test_a_corpus_too_short_for_validation_is_refused(tmp_path):
+    files = write_token_files(tmp_path, val_tokens=20)
+    assert "--max_val_steps 0" in refusal(files)
+    assert settings_of(files, "--max_val_steps", "0").max_val_steps == 0
+
+
+def test_deepspeed_finds_no_files_where_their_path_is_a_pattern(token_files):
+    found = refusal(token_files, "--run_type", "optimized", "--checkpoint_path", "checkpoint/o[1]", world_size=2)
+    assert "--checkpoint_path checkpoint/o[1]: DeepSpeed looks for its files by patterns" in found

@@ -1,0 +1,216 @@
+"""Training over hosts of the lab: the same mathematics, what the link allows, launchers, a host that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.agreement import CLIPPING, WORKER, case_flags, disagreements, run_cases
+from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags, run_program
+
+from testbed.experiments.network_lab.hosts import HostEnd, run_on_hosts
+from testbed.experiments.network_lab.keeper import Lab, lab
+from testbed.experiments.network_lab.links import Link, parse_rate, set_connected, why_impossible
+from testbed.metrics.file import read_metrics
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}"),
+]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
+STRATEGIES_OVER_HOSTS = {
+    "allreduce": [],
+    "ddp": [],
+    "fsdp": [],
+    "optimized": ["--zero_stage", "1"],
+    "ZeRO 3": ["--run_type", "optimized", "--zero_stage", "3"],
+    "pipeline": [],
+}
+NANO_BYTES = 8_000_000  # of nano's gradients, about
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    """On a bridge without limits; the tests use it one after the other."""
+    with lab(2, Link(), 900) as made:
+        yield made
+
+
+def run(made: Lab, command: list[str], folder: Path, **options) -> tuple[list[HostEnd], str]:
+    """Run to the end; how, and all that was said, in the order in which it came."""
+    said: list[str] = []
+    ends = run_on_hosts(
+        made, command, folder, 150, on_output=lambda host, line: said.append(f"[{host}] {line}"), **options
+    )
+    return ends, "\n".join(said)
+
+
+def codes(ends: list[HostEnd]) -> list[int]:
+    return [end.exit_code for end in ends]
+
+
+def training(token_files, folder: Path, *flags: str) -> list[str]:
+    """What gpt2.py is told: four steps, all that it writes in one folder, which both hosts see."""
+    return [
+        str(PROGRAM), *TINY_RUN, *data_flags(token_files), "--global_batch_size", "8", "--max_train_steps", "4",
+        "--max_val_steps", "1", "--sample_tokens", "0", "--checkpoint_path", str(folder), *flags,
+    ]  # fmt: skip
+
+
+def losses(folder: Path) -> list[float]:
+    metrics = read_metrics(folder / "training_metrics.json")
+    assert metrics["status"] == "complete"
+    return [row["loss"] for row in metrics["steps"]]
+
+
+@pytest.fixture(scope="module")
+def baseline_losses(token_files, tmp_path_factory) -> list[float]:
+    folder = tmp_path_factory.mktemp("baseline") / "run"
+    done = run_program([sys.executable, *training(token_files, folder)])
+    assert done.returncode == 0, done.stderr
+    return losses(folder)
+
+
+def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, token_files, tmp_path):
+    """Loss, norm, validation and weights to the tolerances of test_strategies_agree.py, with clipping and without."""
+    names = [(name, clipping) for name in STRATEGIES_OVER_HOSTS for clipping in CLIPPING]
+    cases = []
+    for name, clipping in names:
+        run_type = [] if "--run_type" in STRATEGIES_OVER_HOSTS[name] else ["--run_type", name]
+        flags = case_flags(token_files, None, [*run_type, *STRATEGIES_OVER_HOSTS[name]], CLIPPING[clipping])
+        cases.append((flags, None, False))
+    alone = [
+        (case_flags(token_files, None, ["--run_type", "baseline"], norm), None, False) for norm in CLIPPING.values()
+    ]
+    expected = dict(zip(CLIPPING, run_cases(tmp_path, alone, 1), strict=True))
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    ends, said = run(
+        two_hosts, [*TORCHRUN, str(WORKER), str(tmp_path / "out.json"), str(tmp_path / "cases.json")], tmp_path / "logs"
+    )
+    assert codes(ends) == [0, 0], said[-3000:]
+    found = json.loads((tmp_path / "out.json").read_text())
+    for (name, clipping), actual in zip(names, found, strict=True):
+        assert actual["world_size"] == 2
+        assert disagreements(expected[clipping], actual) == [], (name, clipping)
+
+
+def test_torchrun_and_a_process_per_host_train_alike(two_hosts, token_files, tmp_path, baseline_losses):
+    for name, launcher in (("torchrun", TORCHRUN), ("processes", [sys.executable])):
+        folder = tmp_path / name
+        ends, said = run(
+            two_hosts, [*launcher, *training(token_files, folder, "--run_type", "ddp")], tmp_path / f"{name}_logs"
+        )
+        assert codes(ends) == [0, 0], said[-3000:]
+        assert losses(folder) == pytest.approx(baseline_losses, abs=5e-6)
+        hardware = read_metrics(folder / "training_metrics.json")["hardware"]
+        assert (hardware["num_nodes"], hardware["world_size"]) == (2, 2)
+
+
+def test_deepspeeds_hostfile_launcher_trains_over_both_hosts(two_hosts, token_files, tmp_path, baseline_losses):
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
+    flags = ("--run_type", "optimized", "--zero_stage", "2")
+    ends, said = run(two_hosts, [*launcher, *training(token_files, tmp_path / "run", *flags)], tmp_path / "logs")
+    assert codes(ends) == [0, 0], said[-3000:]
+    assert losses(tmp_path / "run") == pytest.approx(baseline_losses, abs=5e-6)
+
+
+ALL_REDUCE = f"""
+import sys
+sys.path.insert(0, {str(REPOSITORY / "src")!r})
+import torch
+from testbed import distributed
+from testbed.distributed.launch import read_launch
+torch.set_num_threads(1)
+distributed.start_process_group(torch.device("cpu"), read_launch(), True)
+print("bus bytes/s", distributed.measured_bus_bandwidth({NANO_BYTES}, torch.device("cpu"), repeats=4), flush=True)
+distributed.stop_process_group()
+"""
+
+
+def test_an_all_reduce_takes_what_its_bytes_need_at_the_rate_of_the_link(tmp_path):
+    """Within 25 % of 2 (N - 1) / N x bytes / bandwidth, and the bucket does not let it through faster either."""
+    with lab(2, Link(parse_rate("100mbit")), 120) as made:
+        ends, said = run(made, [sys.executable, "-c", ALL_REDUCE], tmp_path)
+    assert codes(ends) == [0, 0], said
+    for line in (line for line in said.splitlines() if "bus bytes/s" in line):
+        assert 12.5e6 / 1.25 <= float(line.split()[-1]) <= 12.5e6 * 1.08, said
+
+
+def in_the_middle(made: Lab, command: list[str], folder: Path, strike) -> tuple[list[HostEnd], str]:
+    """Run the command, and strike once the first step has been said to be done."""
+    said: list[str] = []
+    has_begun = threading.Event()
+
+    def listen(host: int, line: str) -> None:
+        said.append(f"[{host}] {line}")
+        if "step " in line and "loss" in line:
+            has_begun.set()
+
+    def wait_and_strike() -> None:
+        if has_begun.wait(60):
+            strike()
+
+    striker = threading.Thread(target=wait_and_strike)
+    striker.start()
+    ends = run_on_hosts(made, command, folder, 120, on_output=listen, patience_s=20)
+    striker.join()
+    assert has_begun.is_set(), said
+    return ends, "\n".join(said)
+
+
+LONG = ("--run_type", "ddp", "--max_train_steps", "100000", "--epochs", "100000", "--steps_per_print", "100000")
+
+
+def test_a_host_that_dies_ends_the_run_on_the_other_with_the_reason(token_files, tmp_path):
+    """kill -9 of all that runs on it."""
+    with lab(2, Link(), 180) as made:
+
+        def die() -> None:
+            for process in made.hosts[1].processes():
+                os.kill(process, signal.SIGKILL)
+
+        command = [sys.executable, *training(token_files, tmp_path / "run", *LONG)]
+        ends, said = in_the_middle(made, command, tmp_path / "logs", die)
+    assert codes(ends) == [1, -signal.SIGKILL] and not ends[0].ended_by_us, said[-3000:]
+    assert "rank 1" in (tmp_path / "run" / "RUN_FAILED.txt").read_text()
+
+
+def test_a_host_that_is_cut_off_ends_the_run_within_the_timeout_of_collectives(token_files, tmp_path):
+    """No connection breaks: packets are not answered any more."""
+    with lab(2, Link(), 180) as made:
+        command = [sys.executable, *training(token_files, tmp_path / "run", *LONG, "--collective_timeout", "5")]
+        ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: set_connected(made.switch, 2, False))
+    assert codes(ends) == [1, 1] and not any(end.ended_by_us for end in ends), said[-3000:]
+    assert (tmp_path / "run" / "RUN_FAILED.txt").exists()
+
+
+def test_the_selftest_of_the_lab_holds():
+    """As a user calls it; where there is no Slurm, or not its part of the lab, it says so and leaves that out."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    selftest = subprocess.Popen(
+        ["bash", str(REPOSITORY / "scripts" / "lab" / "selftest.sh")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PATH": path},
+        start_new_session=True,
+    )
+    try:
+        said, _ = selftest.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        os.killpg(selftest.pid, signal.SIGTERM)  # all of it: bash takes its cluster down once its child has ended
+        try:
+            said, _ = selftest.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(selftest.pid, signal.SIGKILL)
+            said, _ = selftest.communicate()
+        pytest.fail(f"not done within 400 s:\n{said}")
+    assert selftest.returncode == 0, said
+    assert "nothing is left" in said
+    print("\n".join(line for line in said.splitlines() if "LEFT OUT" in line))

@@ -1,0 +1,427 @@
+"""Hosts as namespaces: what a link is worth, and that a lab leaves nothing behind and touches nothing but its own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.programs import REPOSITORY
+
+from testbed.experiments.network_lab import keeper, links
+from testbed.experiments.network_lab.hosts import command_on, run_on_hosts
+from testbed.experiments.network_lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
+from testbed.experiments.network_lab.links import (
+    LabError,
+    Link,
+    Namespace,
+    parse_rate,
+    set_connected,
+    spelled_rate,
+    why_impossible,
+    why_no_switch,
+)
+from testbed.experiments.network_lab.relay import Switch
+
+PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
+PING = ["ping", "-c", "3", "-i", "0.05", "-W", "1"]
+
+
+def needs_lab(test):
+    """Labs are seen by the whole machine, so nothing that makes others may run beside these tests."""
+    is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
+    return pytest.mark.alone(is_missing(test))
+
+
+NO_SWITCH = pytest.mark.skipif(why_no_switch() is not None, reason=f"no lab with a delay here: {why_no_switch()}")
+NEEDS_PING = pytest.mark.skipif(shutil.which("ping") is None, reason="no ping here: apt-get install iputils-ping")
+
+
+def network(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(PROGRAM), *words], capture_output=True, text=True, timeout=60)
+
+
+def inside(namespace: Namespace, *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["ip", "netns", "exec", namespace.name, *words], capture_output=True, text=True, timeout=30)
+
+
+def round_trip_ms(made) -> float:
+    said = inside(made.hosts[0], *PING, "10.77.0.2").stdout
+    return float(said.rpartition("=")[2].split("/")[1])
+
+
+def network_of_this_machine() -> str:
+    return subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def nothing_left():
+    """What a test of labs must leave as it was."""
+    before = known_labs(), sorted(links.NETNS.glob("*")), network_of_this_machine()
+    yield
+    assert (known_labs(), sorted(links.NETNS.glob("*")), network_of_this_machine()) == before
+    assert not [path for path in STATE.glob("*") if path.stem not in before[0]]
+
+
+def kill(process: int) -> None:
+    found = psutil.Process(process)
+    found.kill()
+    found.wait(10)
+
+
+def wait_until(is_so, wait_s: float = 10) -> bool:
+    deadline_s = time.monotonic() + wait_s
+    while not is_so() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return is_so()
+
+
+def test_rates_are_read_and_spelled_as_tc_does():
+    assert parse_rate("unlimited") is None
+    assert [parse_rate(text) for text in ("100mbit", "1gbit", "2.5Gbit", "64kbit")] == [10**8, 10**9, 25 * 10**8, 64000]
+    assert [spelled_rate(rate) for rate in (10**8, 25 * 10**8, 64000)] == ["100 Mbit/s", "2.5 Gbit/s", "64 Kbit/s"]
+    for wrong in ("100", "fast", "0mbit", "100mb", "-1gbit", "9999gbit"):
+        with pytest.raises(ValueError, match="100mbit"):
+            parse_rate(wrong)
+
+
+def test_a_link_says_what_it_is_and_its_bucket_suits_its_rate():
+    links_ = [Link(), Link(10**9), Link(None, 0.0), Link(None, 0.005), Link(10**8, 0.001)]
+    assert [str(link) for link in links_] == [
+        "unlimited", "1 Gbit/s", "switch +0 ms", "switch +5 ms", "100 Mbit/s, switch +1 ms",
+    ]  # fmt: skip
+    assert [Link(rate).burst_bytes for rate in (10**6, 10**8, 10**9, 10**10)] == [65536, 250_000, 524_288, 5_000_000]
+
+
+def test_only_root_makes_a_lab(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root only" in why_impossible()
+    with pytest.raises(LabError, match="root only"):
+        bring_up(2, Link(), 60)
+
+
+@needs_lab
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here: apt-get install util-linux")
+def test_without_the_capability_the_reason_is_the_kernels():
+    """As in a container that was not given it: the tests of labs skip with this instead of failing."""
+    code = (
+        "from testbed.experiments.network_lab import links; print(links.why_impossible()); print(links.why_no_switch())"
+    )
+    for capability in ("sys_admin", "net_admin"):
+        command = ["setpriv", "--bounding-set", f"-{capability}", sys.executable, "-c", code]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+        said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
+        assert said.stdout.count("Operation not permitted") == 2, (capability, said.stdout)
+
+
+def test_a_tool_that_hangs_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(links, "TOOL_S", 0.1)
+    with pytest.raises(LabError, match="sleep 30 did not end within"):
+        links.run_tool("sleep", "30")
+
+
+def test_what_is_typed_wrong_is_one_sentence():
+    for words, telling in (
+        (["run", "--rate", "5", "--", "true"], "--rate"),
+        (["run", "--hosts", "2"], "after --"),
+        (["run", "--seconds", "0", "--", "true"], "--seconds 0"),
+        (["up", "--hosts", "33"], "33 hosts"),
+        (["up", "--seconds", "0"], "above 0"),
+        (["up", "--delay_ms", "-1"], "-1 ms"),
+        (["down", "testbed-none"], "testbed-none"),
+    ):
+        said = network(*words)
+        assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, (words, said.stderr)
+
+
+def packet(destination: int, size: int = 100) -> bytes:
+    return bytes([0x45, *[0] * 15, 10, 77, 0, destination]) + bytes(size - 20)
+
+
+def test_the_switch_delays_limits_and_keeps_the_order():
+    ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    switch = Switch([ours.fileno() for ours, _ in ends], delay_s=0.05, seconds_per_byte=0.0001)
+    for size in (200, 100):
+        switch.accept(packet(2, size), 8.0)
+    for foreign in (packet(3), packet(0), bytes([0x60, *[0] * 39])):
+        switch.accept(foreign, 8.0)
+    assert switch.queued_bytes == 300
+    assert switch.deliver(8.0) == pytest.approx(8.07), "20 ms for the bytes of the first packet, 50 ms on its way"
+    assert switch.deliver(8.0699) > 8.0699 and switch.queued_bytes == 300
+    assert switch.deliver(8.0701) == pytest.approx(8.08), "and 10 ms more for those of the second"
+    assert switch.deliver(8.0801) is None and switch.queued_bytes == 0
+    assert [len(ends[1][1].recv(9000)) for _ in range(2)] == [200, 100]
+
+
+def test_a_packet_that_its_host_cannot_take_is_lost_and_the_switch_goes_on(monkeypatch):
+    """A device that is down answers EIO."""
+    taken = []
+
+    def write(device: int, data: bytes) -> int:
+        if device == 1:
+            raise OSError(errno.EIO, "down")
+        taken.append(len(data))
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    switch = Switch([1, 2], delay_s=0.0, seconds_per_byte=0.0)
+    for destination in (1, 2):
+        switch.accept(packet(destination), 8.0)
+    assert switch.deliver(8.0) is None and (taken, switch.queued_bytes) == ([100], 0)
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EBADF, "no device")))
+    switch.accept(packet(2), 9.0)
+    with pytest.raises(OSError, match="no device"):
+        switch.deliver(9.0)
+
+
+def example_lab(num_hosts: int = 2):
+    namespaces = [{"name": f"testbed-x-{number}", "device": 4, "inode": number} for number in range(num_hosts + 1)]
+    facts = {"name": "testbed-x", "link": {}, "hosts_file": "/nowhere", "keeper": 1, "keeper_started_s": 0.0}
+    return lab_from({**facts, "switch": namespaces[0], "hosts": namespaces[1:]})
+
+
+def test_launchers_are_told_their_place_and_what_is_typed_wins(tmp_path):
+    made = example_lab()
+    words, variables = command_on(
+        2, made, ["torchrun", "--nproc-per-node", "2", "src/gpt2.py", "--seed", "1"], tmp_path
+    )
+    assert words == [
+        *("torchrun", "--nnodes", "2", "--node_rank", "1", "--master_addr", "10.77.0.1", "--master_port", "29500"),
+        *("--nproc-per-node", "2", "src/gpt2.py", "--seed", "1"),
+    ]
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth0" and "MASTER_ADDR" not in variables
+    words, _ = command_on(1, made, ["python", "-m", "torch.distributed.run", "--master-port=5", "x.py"], tmp_path)
+    assert words[:3] == ["python", "-m", "torch.distributed.run"] and "29500" not in words and "--nnodes" in words
+    words, _ = command_on(1, made, ["torchrun", "--rdzv-backend=c10d", "--rdzv-endpoint=host1:1", "x.py"], tmp_path)
+    assert words[1:3] == ["--nnodes", "2"] and "--master_addr" not in words
+    words, _ = command_on(2, made, ["deepspeed", "src/gpt2.py"], tmp_path)
+    assert words[-2:] == ["--no_ssh", "src/gpt2.py"] and words[words.index("--node_rank") + 1] == "1"
+    assert Path(words[words.index("--hostfile") + 1]).read_text() == "host1 slots=1\nhost2 slots=1\n"
+    words, variables = command_on(2, made, ["python", "src/gpt2.py"], tmp_path)
+    assert words == ["python", "src/gpt2.py"]
+    assert [variables[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")] == [
+        "1",
+        "2",
+        "0",
+        "10.77.0.1",
+    ]
+
+
+@needs_lab
+@NEEDS_PING
+def test_two_hosts_meet_and_leave_nothing(nothing_left):
+    with lab(2, Link(), 60) as made:
+        assert made.name in known_labs() and len(made.namespaces) == 3
+        assert round_trip_ms(made) < 5
+        assert inside(made.hosts[1], *PING, "10.77.0.1").returncode == 0
+        set_connected(made.switch, 2, False)
+        assert inside(made.hosts[0], *PING, "10.77.0.2").returncode != 0, "the cable is out"
+        set_connected(made.switch, 2, True)
+        assert wait_until(lambda: inside(made.hosts[0], *PING, "10.77.0.2").returncode == 0)
+
+
+TRANSFER = """
+import os, socket, time
+if os.environ["RANK"] == "0":
+    with socket.create_server(("10.77.0.1", 5000)) as server:
+        connection, _ = server.accept()
+        size, started_s = 0, time.perf_counter()
+        while got := connection.recv(1 << 16):
+            size += len(got)
+        print("bytes_per_s", size / (time.perf_counter() - started_s))
+else:
+    for _ in range(100):
+        try:
+            connection = socket.create_connection(("10.77.0.1", 5000))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    connection.sendall(bytes(4_000_000))
+"""
+
+
+@needs_lab
+@pytest.mark.parametrize(
+    "delay_s",
+    [pytest.param(None, id="bridge"), pytest.param(0.0, id="switch in user space", marks=NO_SWITCH)],
+)
+def test_a_link_carries_what_its_rate_says(nothing_left, tmp_path, delay_s):
+    said = []
+    with lab(2, Link(parse_rate("40mbit"), delay_s), 60) as made:
+        command = [sys.executable, "-c", TRANSFER]
+        ends = run_on_hosts(made, command, tmp_path, 30, on_output=lambda host, line: said.append((host, line)))
+    assert [(end.exit_code, end.ended_by_us) for end in ends] == [(0, False)] * 2
+    ((host, line),) = said
+    # headers take 4 % of what an MTU of 1500 carries, the bucket gives 100 kB of 4 MB at once
+    assert host == 1 and 0.8 * 5e6 < float(line.split()[1]) < 1.08 * 5e6
+
+
+@needs_lab
+@NO_SWITCH
+@NEEDS_PING
+def test_the_switch_in_user_space_adds_its_delay_each_way(nothing_left):
+    with lab(2, Link(None, 0.0), 60) as at_once, lab(2, Link(None, 0.010), 60) as delayed:
+        base_ms = round_trip_ms(at_once)
+        assert 20 <= round_trip_ms(delayed) < 20 + base_ms + 10
+
+
+@needs_lab
+def test_hosts_have_names_of_their_own_and_the_others_end_with_the_first(nothing_left, tmp_path):
+    said = []
+    with lab(2, Link(), 60) as made:
+        script = 'hostname; getent hosts host2 | cut -d" " -f1; [ "$RANK" = 0 ] && exit 3; sleep 100'
+        ends = run_on_hosts(
+            made, ["sh", "-c", script], tmp_path, 30, on_output=lambda *line: said.append(line), patience_s=0.2
+        )
+    assert sorted(said) == [(1, "10.77.0.2"), (1, "host1"), (2, "10.77.0.2"), (2, "host2")]
+    assert (ends[0].exit_code, ends[0].ended_by_us) == (3, False)
+    assert (ends[1].exit_code, ends[1].ended_by_us) == (-signal.SIGTERM, True) and ends[1].seconds < 10
+    assert socket.gethostname() not in ("host1", "host2")
+
+
+@needs_lab
+def test_who_is_asked_to_stop_before_the_start_is_not_waited_for(nothing_left, tmp_path):
+    """Asked before the first host, and once the first program was started: it is not in its namespace yet."""
+    for num_started in (0, 1):
+        answers = iter([False] * num_started + [True] * 1000)
+        started_s = time.monotonic()
+        with lab(2, Link(), 60) as made:
+            ends = run_on_hosts(made, ["sleep", "100"], tmp_path, 50, is_stopped=lambda left=answers: next(left))
+        assert time.monotonic() - started_s < 20
+        assert [(end.host, end.exit_code < 0, end.ended_by_us) for end in ends] == [(1, True, True)] * num_started
+
+
+@needs_lab
+def test_a_program_that_never_entered_its_host_is_ended_too(nothing_left, tmp_path, monkeypatch):
+    """The second host is gone; the first one's program is still outside, where nobody inside can be signalled."""
+    slow = tmp_path / "nsenter"
+    slow.write_text("#!/bin/sh\nexec sleep 100\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    started_s = time.monotonic()
+    with lab(2, Link(), 60) as made:
+        subprocess.run(["ip", "netns", "del", made.hosts[1].name], check=True)
+        with pytest.raises(LabError, match="not the namespace that this lab made"):
+            run_on_hosts(made, ["true"], tmp_path, 50)
+        found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "100"]]
+        assert not [process for process in found if process.ppid() == os.getpid()]
+    assert time.monotonic() - started_s < 30
+
+
+def test_each_namespace_is_on_record_as_soon_as_it_is_made(tmp_path, monkeypatch):
+    """A keeper may be killed between two of them; `down` and the next lab must know what it has left."""
+    on_record = []
+
+    def make(name: str) -> Namespace:
+        known = [lab_from(json.loads(path.read_text())) for path in tmp_path.glob("*.json")]
+        on_record.append([namespace.name[-2:] for found in known for namespace in found.namespaces])
+        return Namespace(name, 4, 17)
+
+    monkeypatch.setattr(keeper, "STATE", tmp_path)
+    monkeypatch.setattr(keeper, "make_namespace", make)
+    monkeypatch.setattr(keeper, "join_by_bridge", lambda *_: None)
+    monkeypatch.setattr(Namespace, "open", lambda _: -1)
+    asked = {"hosts": 2, "link": {}, "seconds": 5, "is_attached": True}
+    made = keeper.Keeper(asked)._make()
+    assert on_record == [[], ["-s"], ["-s", "-1"]] and len(made.namespaces) == 3
+    assert lab_from(json.loads((tmp_path / f"{made.name}.json").read_text())) == made
+
+
+@needs_lab
+def test_the_program_runs_a_command_on_each_host_and_says_who_failed(nothing_left, tmp_path):
+    said = network(
+        "run", "--hosts", "3", "--log_dir", str(tmp_path), "--", "sh", "-c", "echo I am $RANK; exit $((RANK == 2))"
+    )
+    assert said.returncode == 1 and said.stderr.splitlines()[1:] == ["network.py: host3 ended with 1"]
+    assert re.fullmatch(r"network.py: lab testbed-[0-9a-f]{6}, 3 hosts, unlimited", said.stderr.splitlines()[0])
+    assert sorted(said.stdout.splitlines()) == ["[host1] I am 0", "[host2] I am 1", "[host3] I am 2"]
+    assert (tmp_path / "host3.log").read_text() == "I am 2\n"
+
+
+@needs_lab
+def test_the_hosts_find_the_python_that_made_the_lab(nothing_left):
+    """Under sudo its folder is in no PATH."""
+    environment = {**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    command = [sys.executable, str(PROGRAM), "run", "--hosts", "1", "--", "sh", "-c", "command -v python"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert said.stdout.strip() == f"[host1] {Path(sys.executable).parent / 'python'}", said.stderr
+
+
+@needs_lab
+def test_a_lab_that_stays_up_is_taken_down_by_name(nothing_left):
+    said = network("up", "--hosts", "2", "--seconds", "60")
+    name = said.stdout.split(":")[0]
+    assert said.returncode == 0 and name in known_labs()
+    assert f"down {name}" in said.stdout
+    said = network("down", name)
+    assert said.returncode == 0 and name not in known_labs(), said.stderr
+
+
+@needs_lab
+def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothing_left):
+    with pytest.raises(LabError, match="time of 5 s was over"), lab(2, Link(), 5) as made:
+        sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
+        assert sleeper.wait(timeout=15) == -signal.SIGTERM
+
+
+@needs_lab
+def test_who_dies_leaves_no_lab(nothing_left):
+    """kill -9: no line of the program runs any more."""
+    others = set(known_labs())
+    command = [sys.executable, str(PROGRAM), "run", "--", "sh", "-c", "echo up; sleep 100"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert "up" in process.stdout.readline()
+    (name,) = set(known_labs()) - others
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: name not in known_labs())
+
+
+@needs_lab
+@NO_SWITCH
+def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
+    made = bring_up(2, Link(None, 0.001), 60)
+    sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
+    kill(made.keeper)
+    assert "had been killed" in take_down(made.name)
+    assert sleeper.wait(timeout=5) == -signal.SIGTERM
+
+
+@needs_lab
+@NEEDS_PING
+def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
+    abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
+    kill(abandoned.keeper)
+    with lab(2, Link(), 60):
+        assert abandoned.name not in known_labs() and kept.name in known_labs()
+        assert inside(kept.hosts[0], *PING, "10.77.0.2").returncode == 0
+    take_down(kept.name)
+
+
+@needs_lab
+def test_a_name_that_somebody_else_took_costs_them_nothing(nothing_left):
+    made = bring_up(2, Link(), 60)
+    taken = made.hosts[0]
+    subprocess.run(["ip", "netns", "del", taken.name], check=True)
+    subprocess.run(["ip", "netns", "add", taken.name], check=True)
+    foreign = subprocess.Popen(["ip", "netns", "exec", taken.name, "sleep", "100"])
+    try:
+        with pytest.raises(LabError, match="not the namespace that this lab made"):
+            taken.open()
+        take_down(made.name)
+        assert foreign.poll() is None and taken.path.exists()
+        assert not made.hosts[1].path.exists() and not made.switch.path.exists()
+    finally:
+        foreign.kill()
+        foreign.wait()
+        subprocess.run(["ip", "netns", "del", taken.name], check=True)

@@ -1,0 +1,247 @@
+"""The metrics file: what the schema lets through, what it refuses in which words, and writing all or nothing."""
+
+import copy
+import json
+import os
+import random
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
+
+from testbed.metrics import file
+from testbed.metrics.file import check_metrics, metrics_version, read_metrics, write_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "src/testbed/metrics/training_metrics.schema.json").read_text(encoding="utf-8"))
+
+
+def running_metrics() -> dict:
+    """What a run writes before its first step is done: everything that is not known yet is null or empty."""
+    metrics = example_metrics(status="running", completion=None, sample=None, epochs=[], steps=[], evaluations=[])
+    metrics["memory"]["per_rank"] = []
+    metrics["timing"] = dict.fromkeys(metrics["timing"]) | {"warmup_steps": 5, "num_measured_steps": 0}
+    metrics["flops"] |= {
+        "model_flops_per_s": None,
+        "peak_flops_per_s_per_device": None,
+        "peak_source": None,
+        "mfu": None,
+    }
+    metrics["summary"] |= {"best_val_loss": None, "final_val_loss": None, "mean_tokens_per_sec_global": None}
+    return metrics
+
+
+def failed_metrics() -> dict:
+    return example_metrics(status="failed", failure={"reason": "loss is not finite", "step": 20}, completion=None)
+
+
+def test_the_schema_is_a_valid_schema():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("build", [example_metrics, running_metrics, failed_metrics])
+def test_a_file_is_read_back_as_it_was_written(tmp_path, build):
+    path = tmp_path / "training_metrics.json"
+    write_metrics(path, build())
+    assert read_metrics(path) == build()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["training_metrics.json"]
+
+
+def test_each_step_takes_one_line(tmp_path):
+    path = tmp_path / "training_metrics.json"
+    write_metrics(path, example_metrics(num_steps=7))
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith('    {"step": ')]
+    assert [json.loads(line.rstrip(","))["step"] for line in rows][:7] == [1, 2, 3, 4, 5, 6, 7]
+
+
+FAULTS = {
+    "a typing error in a name": (lambda m: m["timing"].update(warm_up=1), "timing has no field 'warm_up'"),
+    "a field missing": (lambda m: m["training_config"].pop("seed"), "training_config lacks 'seed'"),
+    "a row's field missing": (lambda m: m["steps"][3].pop("loss"), "steps[3] lacks 'loss'"),
+    "a typing error in a row": (lambda m: m["steps"][3].update(los=1.0), "steps[3] has no field 'los'"),
+    "a number as text": (lambda m: m["steps"][3].update(loss="6.1"), "steps[3].loss is '6.1'"),
+    "true for a number": (lambda m: m["steps"][3].update(loss=True), "steps[3].loss is True"),
+    "a count as a float": (lambda m: m["steps"][3].update(step=4.0), "steps[3].step is 4.0"),
+    "a negative time": (lambda m: m["steps"][3].update(step_time_s=-0.1), "steps[3].step_time_s is -0.1"),
+    "a null among ranks": (lambda m: m["steps"][3].update(per_rank_data_wait_s=[0.0, None]), "steps[3].per_rank_data"),
+    "no ranks": (lambda m: m["steps"][3].update(per_rank_step_time_s=[]), "steps[3].per_rank_step_time_s is []"),
+    "a rank missing": (lambda m: m["steps"][3].update(per_rank_step_time_s=[0.2]), "_step_time_s has 1"),
+    "a step twice": (lambda m: m["steps"][3].update(step=3), "steps[3].step is 3 after 3"),
+    "rows that are no rows": (lambda m: m["steps"].append(7), "steps[20] is 7"),
+    "an unknown precision": (lambda m: m["training_config"].update(precision="fp8"), "config.precision is 'fp8'"),
+    "failed without a reason": (lambda m: m.update(status="failed"), "failure is None"),
+    "a reason without failure": (lambda m: m.update(failure={"reason": "x", "step": None}), "failure is {"),
+    "another version": (lambda m: m.update(schema_version="2.2"), "schema_version is '2.2'"),
+    "NaN": (lambda m: m["summary"].update(best_val_loss=float("nan")), "summary.best_val_loss is nan"),
+    "infinity in a row": (lambda m: m["steps"][3].update(grad_norm=float("inf")), "steps[3].grad_norm is inf"),
+    "NaN of a rank": (lambda m: m["steps"][3].update(per_rank_step_time_s=[1.0, float("nan")]), "time_s[1] is nan"),
+    "NaN in free settings": (lambda m: m["settings"].update(lr=float("nan")), "settings.lr is nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("break_it", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_refused_in_one_sentence_that_names_the_place(tmp_path, break_it, message):
+    metrics = example_metrics()
+    break_it(metrics)
+    path = tmp_path / "training_metrics.json"
+    path.write_text("the earlier file", encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        write_metrics(path, metrics)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
+    assert path.read_text(encoding="utf-8") == "the earlier file"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_not_finite_in_a_row_is_refused_on_reading(tmp_path, value):
+    """Python's json reads what JSON does not have; a file written by another program may hold it."""
+    path = save(tmp_path, example_metrics())
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"grad_norm": 1.5') == 20
+    path.write_text(text.replace('"grad_norm": 1.5', f'"grad_norm": {value}', 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape("steps[0].grad_norm is ")) as caught:
+        read_metrics(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("broken", ["fsync", "rename"])
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
+def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path, monkeypatch, broken, fault):
+    path = tmp_path / "training_metrics.json"
+    write_metrics(path, example_metrics(num_steps=3))
+
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(*((os, "fsync") if broken == "fsync" else (Path, "replace")), fail)
+    with pytest.raises(type(fault)):
+        write_metrics(path, example_metrics(num_steps=9))
+    assert len(read_metrics(path)["steps"]) == 3
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_quick_check_of_rows_agrees_with_checking_every_row():
+    """Rows are checked by their columns' extremes. 400 random faults: checking each row must say the same."""
+    validator = file._validator("step")
+    values = [None, -1, 0, 1, 7, 0.0, -0.5, 2.5, 3.0, True, "x", [], [0.1], [0.1, -0.1], [None], [1, 0.5], {}, {"a": 1}]
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(400):
+        rows = copy.deepcopy(example_metrics(num_steps=6, warmup_steps=2)["steps"])
+        for _ in range(draw.randint(1, 2)):
+            draw.choice(rows)[draw.choice([*rows[0]])] = draw.choice(values)
+        samples = file._extreme_rows(rows)
+        every_row_is_valid = all(map(validator.is_valid, rows))
+        if samples is not None:
+            assert all(map(validator.is_valid, samples)) == every_row_is_valid, rows
+        refused += not every_row_is_valid
+    assert 100 < refused < 400  # both answers were met
+
+
+def test_the_step_schema_only_asks_what_the_quick_check_can_answer():
+    """A rule between two columns, a pattern or an enum would pass the check of extremes unseen."""
+    step = SCHEMA["$defs"]["step"]
+    assert set(step) == {"type", "additionalProperties", "required", "properties"}
+    for field in step["properties"].values():
+        assert set(field) <= {"type", "minimum", "items", "minItems"}
+        assert set(field.get("items", {})) <= {"type", "minimum"}
+        assert field.get("minItems", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "version"),
+    [
+        (v1_metrics(1), "1"),
+        (v1_metrics(4), "1"),
+        (v20_metrics(), "2.0"),
+        ({"schema_version": "2.0", "hardware": {}, "training_config": {}, "epochs": []}, "2.0"),
+        (example_metrics(), "2.1"),
+    ],
+    ids=["v1", "v1_4", "2.0", "2.0_bare", "2.1"],
+)
+def test_every_version_is_read(tmp_path, metrics, version):
+    assert metrics_version(read_metrics(save(tmp_path, metrics))) == version
+
+
+UNREADABLE = {
+    "not JSON": ('{"a": ', "is not JSON"),
+    "not text": (b"\xff\xfe\x00", "is not JSON"),
+    "a list": ("[1, 2]", "not a training_metrics.json"),
+    "other JSON": ('{"a": 1}', "not a training_metrics.json"),
+    "a later version": ('{"schema_version": "3.0"}', "schema_version is '3.0', known are 2.0 and 2.1"),
+    "v1 of text": ('{"train_time_per_epoch": ["x"], "train_loss_per_epoch": []}', "train_time_per_epoch[0] is 'x'"),
+    "2.0 without epochs": ('{"schema_version": "2.0", "hardware": {}, "training_config": {}}', "lacks 'epochs'"),
+    "NaN": ('{"train_time_per_epoch": [NaN], "train_loss_per_epoch": []}', "train_time_per_epoch[0] is nan"),
+    "nested without end": ("[" * 100_000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read_is_named_with_its_fault(tmp_path, content, message):
+    path = tmp_path / "metrics.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read_metrics(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        read_metrics(tmp_path / "none.json")
+    with pytest.raises(ValueError, match="is a folder, not a file"):
+        read_metrics(tmp_path)
+
+
+def test_every_field_of_2_0_is_still_there():
+    """2.1 keeps each name of 2.0; what 2.0 files in the wild carry was listed from their program."""
+
+    def names(metrics: dict, prefix: str = "") -> set[str]:
+        found = set()
+        for key, value in metrics.items():
+            found.add(prefix + key)
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                value = value[0]
+            if isinstance(value, dict):
+                found |= names(value, f"{prefix}{key}.")
+        return found
+
+    assert names(v20_metrics()) - names(example_metrics()) <= {
+        "deepspeed_config.path",  # inside an object that the example has as null; the schema has both
+        "deepspeed_config.sha256",
+    }
+    assert {"path", "sha256", "selected"} <= set(
+        SCHEMA["$defs"]["v2_1"]["properties"]["deepspeed_config"]["properties"]
+    )
+
+
+def schema_fields(schema: dict, prefix: str = "") -> list[str]:
+    """Every field of a schema as the guide writes it: epochs[].epoch_idx, hardware.world_size."""
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].split("/")[-1]]
+    found = []
+    for key, value in schema.get("properties", {}).items():
+        found.append(prefix + key)
+        items = value.get("items", {})
+        is_rows = "$ref" in items or "properties" in items
+        found += schema_fields(items if is_rows else value, f"{prefix}{key}{'[]' if is_rows else ''}.")
+    return found
+
+
+def test_the_guide_names_every_field_and_no_other():
+    guide = (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
+    documented = set()
+    for line in guide.splitlines():
+        if line.startswith("| `"):
+            documented |= set(re.findall(r"`([^`]+)`", line.split("|")[1]))
+    fields = schema_fields(SCHEMA["$defs"]["v2_1"])
+    assert len(fields) > 150
+    assert [field for field in fields if field not in documented] == []
+    assert sorted(documented - set(fields)) == []
+
+
+def test_an_example_that_breaks_nothing_is_not_refused_for_its_size():
+    check_metrics(example_metrics(num_steps=3000, world_size=4))

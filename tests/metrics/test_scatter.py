@@ -1,0 +1,88 @@
+"""A busy machine: threads that wait for each other sleep early, and a run says that its steps scatter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from support.metrics_examples import example_metrics
+from support.programs import REPOSITORY
+
+from testbed.distributed.openmp import SPINS, wait_briefly
+from testbed.metrics.recorder import RunRecorder
+from testbed.metrics.scatter import words_on_scatter
+
+
+@pytest.mark.parametrize(
+    "given, spins",
+    [({}, SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_wait_briefly_unless_the_user_said_how(given, spins):
+    with mock.patch.dict(os.environ, given, clear=True):
+        wait_briefly()
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.skipif(not torch.backends.openmp.is_available() or sys.platform != "linux", reason="no libgomp here")
+def test_the_library_reads_what_a_start_sets():
+    """libgomp looks once, as it is loaded: a start that sets it later sets nothing."""
+    code = (
+        "from testbed.config.settings import start\n"
+        "try: start(['--run_type', 'nothing'])\n"
+        "except SystemExit: pass\n"
+        "import torch"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**variables, "OMP_DISPLAY_ENV": "verbose"},
+        cwd=REPOSITORY / "src",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert f"GOMP_SPINCOUNT = '{SPINS}'" in said.stderr
+
+
+@pytest.mark.parametrize("program", ["evaluate.py", "compare_generation.py"])
+def test_what_measures_a_model_sets_it_too_before_it_loads_the_library(program):
+    code = (
+        "import os, runpy, sys\n"
+        "path = sys.argv.pop()\n"
+        "sys.argv = [path, '--nothing']\n"
+        "try: runpy.run_path(path, run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", code, str(REPOSITORY / "scripts" / program)]
+    said = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == f"{SPINS} False\n"
+
+
+@pytest.mark.parametrize(
+    "above, steps, says",
+    [
+        *[(0.6, 20, True), (0.11, 500, True), (0.1, 500, False), (0.0, 20, False), (None, 0, False)],
+        *[(0.6, 2, False), (5.0, 19, False)],
+    ],
+)
+def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, says):
+    """Of two steps one is the slower one: that is no sign of anything."""
+    timing = {"step_time_p95_above_median": above, "step_time_median_s": None if above is None else 0.25}
+    timing["num_measured_steps"] = steps
+    facts = example_metrics(training_config={"math_changes": []})
+    facts["timing"] |= timing
+    recorder = RunRecorder(tmp_path, SimpleNamespace(run_type="baseline"), facts, is_writer=True)
+    recorder._marker = "marker"
+    lines = [line for line in recorder.closing_words().splitlines() if "steps scatter" in line]
+    assert len(lines) == says
+    assert lines == ([words_on_scatter(timing)] if says else [])
+    if says:
+        assert f"p95 is {1 + above:.2f} times the median" in lines[0] and "perhaps from other work" in lines[0]

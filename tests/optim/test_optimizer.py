@@ -1,0 +1,143 @@
+"""The learning rate by hand, the gradient norm against numpy, clipping against its definition."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.programs import TINY_RUN, data_flags
+
+from testbed.config.check import check_run
+from testbed.config.flags import LR_SCHEDULES, parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm
+
+
+def schedule(**changes):
+    marks = {"warmup_steps": 4, "lr_decay_steps": 14}
+    values = {"lr_schedule": "cosine", "learning_rate": 1.0, "min_learning_rate": 0.1, "decay_share": None, **marks}
+    return SimpleNamespace(**{**values, **changes})
+
+
+def settings_of(token_files, *flags: str) -> RunSettings:
+    command_line = parse_command_line([*TINY_RUN, *data_flags(token_files), *flags])
+    return check_run(command_line, Launch(0, 0, 1, 1)).settings
+
+
+def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
+    rates = [learning_rate_at(step, schedule()) for step in range(20)]
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert rates[4] == pytest.approx(1.0)
+    assert rates[9] == pytest.approx(0.55), "half way down the cosine is half way between peak and minimum"
+    assert rates[6] == pytest.approx(0.1 + 0.45 * (1 + math.cos(0.2 * math.pi))), "a straight line would be lower"
+    assert rates[14:] == pytest.approx([0.1] * 6)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates[3:]))
+
+
+def test_learning_rate_without_warmup_or_decay():
+    assert learning_rate_at(0, schedule(warmup_steps=0)) == pytest.approx(1.0)
+    assert learning_rate_at(5, schedule(warmup_steps=4, lr_decay_steps=4)) == pytest.approx(0.1)
+
+
+def test_wsd_warms_up_stays_and_falls_in_a_straight_line():
+    wsd = schedule(lr_schedule="wsd", warmup_steps=2, lr_decay_steps=20, decay_share=0.25, min_learning_rate=0.5)
+    rates = [learning_rate_at(step, wsd) for step in range(23)]
+    assert rates[:2] == pytest.approx([0.5, 1.0])
+    assert rates[2:16] == [1.0] * 14, "step 15 is the first of the last five, and still at the peak"
+    assert rates[16:20] == pytest.approx([0.9, 0.8, 0.7, 0.6])
+    assert rates[20:] == pytest.approx([0.5] * 3)
+    falls_from_the_start = schedule(lr_schedule="wsd", warmup_steps=0, lr_decay_steps=4, decay_share=1.0)
+    assert [learning_rate_at(step, falls_from_the_start) for step in range(4)] == pytest.approx([1, 0.775, 0.55, 0.325])
+
+
+def test_constant_stays_after_the_warm_up():
+    constant = schedule(lr_schedule="constant")
+    assert [learning_rate_at(step, constant) for step in (0, 3, 4, 13, 14, 99)] == pytest.approx([0.25, 1, 1, 1, 1, 1])
+
+
+def test_the_schedules_defaults(token_files):
+    steps = ["--max_train_steps", "20", "--epochs", "2", "--learning_rate", "0.004"]
+    cosine, wsd, constant = (settings_of(token_files, *steps, "--lr_schedule", name) for name in LR_SCHEDULES)
+    assert (cosine.min_learning_rate, cosine.decay_share) == (0.0004, None)
+    assert (wsd.min_learning_rate, wsd.decay_share, wsd.lr_decay_steps) == (0.0, 0.2, 20)
+    assert learning_rate_at(15, wsd) == 0.004 > learning_rate_at(19, wsd) == pytest.approx(0.001)
+    assert (constant.min_learning_rate, constant.decay_share) == (0.004, None)
+    assert settings_of(token_files).lr_schedule == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--decay_share 0.3", ["--decay_share belongs to --lr_schedule wsd", "not to cosine"]),
+        (
+            "--lr_schedule constant --min_learning_rate 0",
+            ["--min_learning_rate belongs to --lr_schedule cosine or wsd"],
+        ),
+        ("--lr_schedule constant --lr_decay_steps 9", ["--lr_decay_steps belongs to"]),
+        ("--lr_schedule wsd --decay_share 0", ["--decay_share", "above 0"]),
+        ("--lr_schedule wsd --decay_share 1.1", ["--decay_share", "at most 1"]),
+        ("--lr_schedule wsd --max_train_steps 10 --warmup_steps 6 --decay_share 0.5", ["is 5", "--warmup_steps 6"]),
+        ("--lr_schedule linear", ["--lr_schedule", "linear"]),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(token_files, flags, said):
+    with pytest.raises(ValueError) as refused:
+        settings_of(token_files, *flags.split())
+    assert all(part in str(refused.value) for part in said) and "\n" not in str(refused.value)
+
+
+def test_a_flag_of_another_schedule_is_dropped_where_a_file_says_it(token_files, tmp_path):
+    config = tmp_path / "effective_config.json"
+    config.write_text('{"lr_schedule": "wsd", "decay_share": 0.3, "optimizer": "muon", "muon_momentum": 0.9}')
+    files = ["--config", str(config)]
+    assert settings_of(token_files, *files).decay_share == 0.3
+    changed = settings_of(token_files, *files, "--lr_schedule", "cosine", "--optimizer", "adamw")
+    assert (changed.decay_share, changed.muon_momentum) == (None, None)
+
+
+def test_grad_norm_sums_squares_in_float64():
+    """Two million equal float32 squares: summed in float32 they are off by more than the tolerance here."""
+    gradients = [torch.full((1_000_000,), 1e-3), torch.full((1_000_003,), 3e-3), torch.randn(7)]
+    expected = np.sqrt(sum((gradient.numpy().astype(np.float64) ** 2).sum() for gradient in gradients))
+    norm = global_grad_norm(gradients)
+    assert norm.dtype == torch.float64
+    assert norm.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("max_norm", "expected"), [(1.0, 1.0), (100.0, 5.0), (0.0, 5.0)])
+def test_clipping_scales_to_the_limit_and_only_down(max_norm, expected):
+    parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+    clip_gradients_(parameters, max_norm, global_grad_norm(parameter.grad for parameter in parameters))
+    assert global_grad_norm(parameter.grad for parameter in parameters).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_factor_of_clipping_has_the_dtype_of_the_gradients(monkeypatch):
+    """With another one CUDA multiplies one tensor after the other (_foreach_mul_'s slow route)."""
+    parameter, seen = torch.nn.Parameter(torch.zeros(2)), []
+    parameter.grad = torch.tensor([3.0, 4.0])
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda tensors, factor: seen.append((tensors[0].dtype, factor.dtype)))
+    clip_gradients_([parameter], 1.0, global_grad_norm([parameter.grad]))
+    assert seen == [(torch.float32, torch.float32)]
+
+
+def test_biases_and_layer_norms_do_not_decay():
+    model = GPT2(ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=20, max_position_embeddings=8))
+    adam = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_eps": 1e-6}
+    settings = SimpleNamespace(optimizer="adamw", weight_decay=0.1, learning_rate=1e-3, **adam)
+    decaying, plain = build_optimizer(model, settings).param_groups
+    assert decaying["weight_decay"] == 0.1 and plain["weight_decay"] == 0.0
+    for group in (decaying, plain):
+        assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-6)
+    assert all(parameter.dim() >= 2 for parameter in decaying["params"])
+    assert all(parameter.dim() == 1 for parameter in plain["params"])
+    together = len(decaying["params"]) + len(plain["params"])
+    assert together == len(list(model.parameters()))

@@ -1,0 +1,165 @@
+"""The programs themselves, started with bad input: exit code 1 or 2, one sentence, no traceback, no file changed.
+
+A handful: thousands of cases run in one process in test_fuzz_command_line.py and test_fuzz_files.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.data_fixtures import offline_environment
+from support.fuzz import content_of
+from support.metrics_examples import example_metrics, save
+from support.programs import REPOSITORY, write_token_files
+
+DEEP = b"[" * 100_000
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory) -> Path:
+    """A folder with everything that the cases name. Whatever is called whole is whole."""
+    folder = tmp_path_factory.mktemp("bad")
+    write_token_files(folder, train_tokens=2000, val_tokens=400)
+    for name in ("train", "val"):
+        shutil.copy(folder / f"{name}.bin", folder / f"{name}_2.bin")
+        (folder / f"{name}_2.json").write_bytes(DEEP)
+    (folder / "deep.json").write_bytes(DEEP)
+    (folder / "nul.json").write_text(json.dumps({"checkpoint_path": "a\x00b"}))
+    (folder / "latin.json").write_bytes('{"model": "ü"}'.encode("latin-1"))
+    (folder / "loop.bin").symlink_to("loop.bin")
+    (folder / "list.json").write_text("[1, 2]")
+    weights = folder / "weights"
+    weights.mkdir()
+    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 300}
+    (weights / "config.json").write_text(json.dumps(config))
+    (weights / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    (corpus / "manifest.json").write_bytes(DEEP)
+    (corpus / "documents.jsonl").write_text('{"text": "x"}\n')
+    (folder / "lines.jsonl").write_bytes(b'{"text": "one"}\n{"text": ' + DEEP + b"\n")
+    save(folder / "run", example_metrics(num_steps=3))
+    (folder / "run" / "launcher_metadata.json").write_bytes(DEEP)
+    (folder / "run" / "profiles").mkdir()
+    (folder / "run" / "profiles" / "nsys.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(200))
+    report = {
+        "schema": 2,
+        "protocol": {},
+        "arms": [{}],
+        "strategies": [],
+        "mismatches": [],
+        "warnings": [],
+        "status": "ok",
+    }
+    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "steps.tsv").write_text("a\tb\n")
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "sweep.json").write_bytes(DEEP)
+    return folder
+
+
+GPT2 = ["src/gpt2.py", "--train_data_path", "train.bin", "--val_data_path", "val.bin", "--device", "cpu"]
+CHECKPOINT = ["--seq_length", "16", "--checkpoint_path", "made"]
+# words -> exit code and a piece of the sentence
+CASES = {
+    "a flag that is not UTF-8": ([*GPT2, "--sample_prompt", b"\xff\xfe"], 2, "not UTF-8"),
+    "a line break in a name": ([*GPT2, "--run_type", "a\nb"], 2, r"a\nb"),
+    "a name that is too long": ([*GPT2, "--train_data_path", "a" * 3000], 2, "File name too long"),
+    "a name that is too long, of weights": ([*GPT2, "--init_from", "a" * 3000], 2, "File name too long"),
+    "a circle of links": ([*GPT2, "--train_data_path", "loop.bin"], 2, "loop.bin"),
+    "a count of 400 digits": ([*GPT2, "--epochs", "9" * 400], 2, "larger than any count"),
+    "a sidecar nested too deeply": ([*GPT2, "--train_data_path", "train_2.bin"], 2, "nested too deeply"),
+    "--config nested too deeply": ([*GPT2, "--config", "deep.json"], 2, "nested too deeply"),
+    "--config with a NUL": ([*GPT2, "--config", "nul.json"], 2, "NUL"),
+    "--config in Latin-1": ([*GPT2, "--config", "latin.json"], 2, "not UTF-8"),
+    "--deepspeed_config nested too deeply": (
+        [*GPT2, "--run_type", "optimized", "--deepspeed_config", "deep.json"], 2, "nested too deeply"
+    ),
+    "weights whose header is longer than the file": (
+        [*GPT2, *CHECKPOINT, "--init_from", "weights"], 2, "model.safetensors cannot be used"
+    ),
+    "a manifest nested too deeply": (["preprocess_small.py", "--input", "corpus"], 1, "nested too deeply"),
+    "documents nested too deeply": (
+        ["preprocess_small.py", "--input", "lines.jsonl", "--tokenizer", "bpe:300"], 1, "line 2"
+    ),
+    "a vocabulary that fills the memory": (
+        ["preprocess_small.py", "--input", "lines.jsonl", "--tokenizer", f"bpe:{10**15}"], 2, "too large"
+    ),
+    "more bytes than there are": (["download_data.py", "--max_bytes", "9" * 400], 2, "larger than any disk"),
+    "nobody's home": (["download_data.py", "--dataset", "~no_such_user_here/x"], 2, "~no_such_user_here"),
+    "charts of a name that is too long": (["generate_charts.py", "--runs", "a" * 3000], 2, "File name too long"),
+    "a scaling report of empty arms": (["scripts/generate_scaling_table.py", "--report", "report.json"], 2, "lacks"),
+    "a table of trials that is a list": (["scripts/measure_trials.py", "--table", "list.json"], 2, "list.json"),
+    "a comparison with peers that is a list": (["scripts/compare_peers.py", "--table", "list.json"], 2, "list.json"),
+    "profiles that are lists": (["scripts/profiling/diff_profiles.py", "list.json", "list.json"], 2, "list.json"),
+    "an export of nsys that is zeros": (
+        ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys.sqlite"
+    ),
+    "a benchmark whose steps have two columns": (
+        ["scripts/summarise_benchmark.py", ".", "--device", "cpu", "--seconds", "1", "--deadline_s", "2"], 1,
+        "steps.tsv",
+    ),
+    "a sweep nested too deeply": (["scripts/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
+    "a report on it": (["scripts/generate_scaling_table.py", "--dir", "sweep"], 2, "sweep"),
+    "an audit of a list": (["scripts/audit_runs.py", "list.json"], 2, "list.json"),
+    "a comparison of nothing": (["scripts/compare_runs.py", "run", "--against", "weights"], 2, "weights"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_one_sentence_and_an_exit_code(bad, tmp_path, name):
+    (program, *words), code, piece = CASES[name]
+    before = content_of(bad)
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / program, *words],
+        cwd=bad, capture_output=True, timeout=120, check=False, env=offline_environment(tmp_path),
+    )  # fmt: skip
+    said = done.stderr.decode()
+    assert done.returncode == code, said[-1500:]
+    assert "Traceback" not in said and piece in said
+    sentences = [line for line in said.splitlines() if not line.startswith(("usage:", " "))]
+    assert len(sentences) == 1 and len(sentences[0]) < 4000, said
+    assert content_of(bad) == before, "a file was changed"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can start a program as nobody")
+def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
+    """Root may read everything, so nobody is asked: a file without rights, and a folder that cannot be entered."""
+    shutil.copytree(bad, tmp_path / "files", symlinks=True)
+    folder = tmp_path / "files"
+    for each in (folder, tmp_path, *list(tmp_path.parents)[:2]):
+        each.chmod(0o755)
+    (folder / "val.bin").chmod(0)
+    (folder / "weights").chmod(0)
+    code = (
+        "import os, sys\n"
+        "from testbed.config.settings import start\n"  # as root: nobody may not be able to read Python's own library
+        "import encodings.utf_8_sig, mmap\n"
+        "from testbed.config.flags import build_parser\n"
+        "build_parser().format_help()\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "start(sys.argv[1:])\n"
+    )
+    for words, piece in (
+        (["--train_data_path", "val.bin"], "val.bin cannot be read"),
+        (["--train_data_path", "weights/x.bin"], "weights/x.bin cannot be read"),
+        (["--val_data_path", "train.bin", "--init_from", "weights"], "weights"),
+        (["--val_data_path", "train.bin", "--config", "weights/x.json"], "cannot be read: Permission denied"),
+        (
+            ["--val_data_path", "train.bin", "--run_type", "optimized", "--deepspeed_config", "val.bin"],
+            "Permission denied",
+        ),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "--train_data_path", "train.bin", *words],
+            cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        assert piece in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

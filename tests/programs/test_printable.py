@@ -1,0 +1,120 @@
+"""What a file or a folder is called reaches a terminal, a page and a picture as letters: no control characters, no
+formulas."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from support import evil
+from support.evil import complete_again, evil_metrics
+from support.metrics_examples import save
+from support.programs import REPOSITORY, TINY_RUN, run_program
+from support.report_cases import load, run_metrics
+
+from testbed.analysis.charts.agreement import write_agreement_figure
+from testbed.analysis.charts.training import plot_results, write_charts
+from testbed.analysis.report.markdown import write_markdown
+from testbed.analysis.report.page import write_html
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch, refuse
+from testbed.errors import one_line, printable, say, say_if_read
+from testbed.train.progress import Progress
+
+OBEYED = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m"  # clears, renames, overwrites, turns around, colours
+FORMULA = "$x^{2$"
+
+
+def obeyed(text: str) -> set[str]:
+    return {each for each in text if unicodedata.category(each) in ("Cc", "Cf", "Zl", "Zp") and each not in "\n\t"}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """Two runs that say it wherever a file may say what it likes, in folders that are called so."""
+    monkeypatch.setattr(evil, "EVIL", f"{OBEYED}{FORMULA}\u2028next")
+    for number in (1, 2):
+        save(tmp_path / "runs" / f"{OBEYED}{FORMULA}{number}", evil_metrics(number) | complete_again())
+        save(tmp_path / "runs" / f"{OBEYED}{number}_failed", evil_metrics(number))
+    return tmp_path / "runs"
+
+
+def test_pages_and_pictures_hold_letters_alone(runs, tmp_path):
+    found = load(runs)
+    assert not any(obeyed(run.full_label) for run in found)
+    write_html(found, tmp_path / "report.html")
+    write_markdown(found, tmp_path / "report.md")
+    for page in ("report.html", "report.md"):
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        assert not obeyed(text) and "owned" in text, page
+    assert len(write_charts(found, tmp_path / "charts")) > 3
+    whole = [run for run in found if run.status == "complete"]
+    plot_results({f"{OBEYED}{FORMULA}": whole[:1], "b": whole[1:]}, "tokens_per_second", tmp_path / "a.png")
+    write_agreement_figure(whole[:1] * 2, tmp_path / "agreement.png")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scripts/verify_run_artifacts.py", "--metrics-only", "--dir", "RUNS"],
+        ["scripts/audit_runs.py", "RUNS"],
+        ["scripts/compare_runs.py", "RUNS", "--against", "RUNS"],
+        ["generate_charts.py", "--output-dir", "OUT", "--runs", "RUNS"],
+        ["scripts/sample.py", "--prompt", "x", "--checkpoint", "RUNS"],
+    ],
+    ids=lambda words: Path(words[0]).stem,
+)
+def test_a_terminal_is_told_letters_alone(words, runs, tmp_path):
+    words = [{"RUNS": str(runs), "OUT": str(tmp_path / "out")}.get(word, word) for word in words]
+    moved = tmp_path / f"moved{OBEYED}"
+    runs.rename(moved)
+    words = [word.replace(str(runs), str(moved)) for word in words]
+    done = run_program([sys.executable, str(REPOSITORY / words[0]), *words[1:]])
+    assert "Traceback" not in done.stderr
+    assert not obeyed(done.stdout + done.stderr) and "owned" in done.stdout + done.stderr
+
+
+def test_the_trainer_tells_letters_alone(token_files, tmp_path, capsys):
+    names = ["--train_data_path", str(token_files[0]), "--val_data_path", str(token_files[1])]
+    checked = check_run(parse_command_line([*TINY_RUN, *names]), Launch(0, 0, 1, 1))
+    Progress(checked.settings, 0, is_speaking=True).say(f"metrics: {tmp_path}/{OBEYED}\nsecond line")
+    refuse(None, f"--checkpoint_path {OBEYED} is no folder")
+    said = "".join(capsys.readouterr())
+    assert not obeyed(said) and said.count("owned") == 2 and "\nsecond line\n" in said
+
+
+def test_letters_of_all_scripts_stay():
+    text = "Grüße 漢字 naïve … 10\u202f000\xa0€ 🎉"
+    assert printable(text) == text == one_line(text)
+    assert printable("a\nb\tc\x00", kept="\n\t") == "a\nb\tc\\x00" and printable("a\nb") == "a\\nb"
+    assert printable("\udcff\u200b\u2066") == "\\udcff\\u200b\\u2066"
+
+
+def test_say_prints_what_print_would(capsys):
+    say("a\x1b[1mb", end="!")
+    say()
+    assert capsys.readouterr().out == "a\\x1b[1mb!\n"
+
+
+def test_run_names_that_hold_a_line_feed_stay_on_one_line(tmp_path):
+    metrics = run_metrics("ddp", 2, 1)
+    metrics["training_config"]["run_type"] = "ddp\nFAILS: forged"
+    save(tmp_path / "run", metrics)
+    (run,) = load(tmp_path)
+    assert run.label.startswith("ddp\\nFAILS: forged")
+
+
+def test_what_nobody_reads_costs_nothing_and_is_escaped_as_everything_is(capsys):
+    say_if_read("a\x1b[2Jb")
+    assert capsys.readouterr().err == "a\\x1b[2Jb\n"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    stream = os.fdopen(write_end, "w")
+    say_if_read("to nobody", stream)
+    with contextlib.suppress(BrokenPipeError):  # it tries again
+        stream.close()

@@ -1,0 +1,64 @@
+"""A strategy is one file and one line: --help lists it and the agreement test trains it, without another change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+from support.programs import REPOSITORY
+
+FILE = '''"""Gradients summed in one flat vector, then divided."""
+
+import torch
+import torch.distributed as dist
+
+from testbed.strategies.baseline import Baseline
+
+
+class FlatSum(Baseline):
+    def __init__(self, settings, model, device):
+        super().__init__(settings, model, device)
+        self.data_rank, self.data_world_size = dist.get_rank(), dist.get_world_size()
+
+    def synchronise_gradients(self):
+        flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters])
+        dist.all_reduce(flat)
+        flat /= self.data_world_size
+        for parameter, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+'''
+LINE = '    "flat_sum": StrategyEntry("flat_sum", "FlatSum", "one vector, summed and divided"),\n'
+
+
+def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
+    for name in ("src", "tests", "docs"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "src/testbed/strategies/flat_sum.py").write_text(FILE)
+    registry = tmp_path / "src/testbed/config/run_types.py"
+    begin = "STRATEGIES = {\n"
+    registry.write_text(registry.read_text().replace(begin, begin + LINE))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=400
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    assert "flat_sum = one vector, summed and divided" in " ".join(run("src/gpt2.py", "--help").split())
+    agreement = run("-m", "pytest", "-q", "tests/strategies/test_strategies_agree.py", "-k", "flat_sum")
+    assert "5 passed" in agreement, "of text and of pairs with clipping active and inactive, and from a checkpoint"
+    run(
+        "-m",
+        "pytest",
+        "-q",
+        "tests/docs/test_house.py",
+        "tests/config/test_parallelism.py",
+        "-k",
+        "room or circle or belongs",
+    )

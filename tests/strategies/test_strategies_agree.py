@@ -1,0 +1,243 @@
+"""Every strategy computes what one process computes, and one process computes what transformers does.
+
+Loss and unclipped gradient norm, with clipping active and inactive: AdamW hides a wrong gradient scale while clipping
+is active, and a wrong norm does nothing while it is not. Run types come from the registry: a new one is tested unasked.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from support.agreement import CLIPPING, PAIRS, STEPS, TOLERANCE, case_flags, disagreements, distances, run_cases
+from support.planted_bugs import PLANTED_BUGS, WHERE
+from support.programs import SEQUENCE, VOCABULARY
+from support.reference import reference_model
+from support.variants import BF16, VARIANTS
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2, to_transformers
+from testbed.model.shape import ModelShape
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.train.batches import TrainingBatches
+
+RECIPES = ("", "--optimizer muon", PAIRS)  # what the single process has to be trained with
+# of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
+LARGEST_SHARE = {
+    **dict.fromkeys((name for name in VARIANTS if name.startswith(("fsdp", "ZeRO 3"))), 0.5),
+    **dict.fromkeys(
+        (name for name, variant in VARIANTS.items() if variant[0] == "tensor"), 0.53
+    ),  # LayerNorms are whole
+    # embedding and first block, where both ends hold the embedding; the zero bubble puts both ends on one rank
+    **dict.fromkeys((name for name, variant in VARIANTS.items() if variant[0] in ("pipeline", "model_parallel")), 0.68),
+    "zero bubble": 0.64,
+    "zero bubble x data": 0.64,
+    "1f1b on 4": 0.36,
+}
+# name -> what the strategy itself says of what it built
+BUILT = {
+    "allreduce": ["AllReduce"],
+    "ddp": ["DDP"],
+    "allreduce, compiled": ["AllReduce", "compiled"],
+    "ddp, compiled": ["DDP", "compiled"],
+    "ddp, blocks compiled and recomputed": ["DDP", "compiled"],
+    "fsdp, compiled": ["FSDP", "3 groups on {'shard': 2}", "compiled"],
+    "fsdp": ["FSDP", "3 groups on {'shard': 2}"],
+    "fsdp, hybrid": ["FSDP", "3 groups on {'replicate': 2, 'shard': 2}"],
+    "optimized": ["DeepSpeedZero", "stage 1"],
+    "ZeRO 0": ["DeepSpeedZero", "stage 0"],
+    "ZeRO 2": ["DeepSpeedZero", "stage 2"],
+    "ZeRO 3": ["DeepSpeedZero", "stage 3"],
+    "model_parallel": ["ModelParallel", "ScheduleGPipe of 1"],
+    "gpipe": ["Pipeline", "ScheduleGPipe of 8"],
+    "pipeline": ["Pipeline", "Schedule1F1B of 8"],
+    "interleaved": ["Pipeline", "ScheduleInterleaved1F1B of 8"],
+    "zero bubble": ["Pipeline", "ScheduleZBVZeroBubble of 8"],
+    "1f1b x data": ["Pipeline", "Schedule1F1B of 4"],
+    "tensor": ["TensorParallel"],
+}
+# whose state is laid out in a way of its own
+WITH_CHECKPOINT = [
+    *(run_type for run_type in STRATEGIES if run_type != "baseline"),
+    *("fsdp, hybrid", "ZeRO 2", "ZeRO 3", "zero bubble", "1f1b x data", "tensor x data"),
+    *("ddp, Muon", "fsdp, hybrid, Muon", "ZeRO 0, Muon", "pipeline, Muon", "tensor, Muon"),
+]
+
+
+@pytest.fixture(scope="module")
+def train(token_files, pair_files, tmp_path_factory):
+    """One launch for all variants of a run type on a number of ranks, each with clipping active and inactive."""
+
+    @functools.cache
+    def launch(run_type: str, ranks: int, further: tuple[str, ...]) -> dict[tuple[str, str], dict]:
+        # what is only compared roughly is trained once
+        keys = [(flags, clipping) for flags in further for clipping in list(CLIPPING)[: 1 if "bf16" in flags else 2]]
+        cases = [
+            (
+                case_flags(token_files, pair_files, ["--run_type", run_type, *flags.split()], CLIPPING[clipping]),
+                None,
+                clipping == "clipping" and (run_type, ranks, flags) in {VARIANTS[v][:3] for v in WITH_CHECKPOINT},
+            )
+            for flags, clipping in keys
+        ]
+        results = run_cases(tmp_path_factory.mktemp(run_type), cases, ranks)
+        return dict(zip(keys, results, strict=True))
+
+    def result_of(run_type: str, ranks: int, flags: str, clipping: str) -> dict:
+        fp32 = RECIPES if run_type == "baseline" else [v[2] for v in VARIANTS.values() if v[:2] == (run_type, ranks)]
+        bf16 = [v[1] for v in BF16.values() if v[0] == run_type]
+        group = next((flags_of for flags_of in (fp32, bf16) if flags in flags_of), [flags])
+        return launch(run_type, ranks, tuple(dict.fromkeys(group)))[flags, clipping]
+
+    return result_of
+
+
+@pytest.mark.parametrize("clipping", CLIPPING)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_strategy_follows_the_single_process(train, variant, clipping):
+    run_type, ranks, flags, mesh = VARIANTS[variant]
+    recipe = next((recipe for recipe in RECIPES if recipe and recipe in flags), "")
+    expected, actual = train("baseline", 1, recipe, clipping), train(run_type, ranks, flags, clipping)
+    limit = float(CLIPPING[clipping])
+    assert (min(expected["grad_norms"]) > limit) == (clipping == "clipping"), "the case tests what it says"
+    assert disagreements(expected, actual) == []
+    assert actual["world_size"] == ranks
+    assert mesh is None or actual["mesh"] == f"mesh {mesh}"
+    assert actual["built"] == BUILT.get(variant, actual["built"])
+    whole = expected["parameter_bytes"][0]
+    share = max(actual["parameter_bytes"]) / whole
+    assert share == pytest.approx(LARGEST_SHARE.get(variant, 1.0), abs=0.02)
+    assert sum(actual["parameter_bytes"]) >= whole, "no rank holds what is missing"
+
+
+# in what is compiled, the calls that are counted would become part of the graph
+RECOMPUTED = [
+    name
+    for name, (_, _, flags, _) in VARIANTS.items()
+    if "--activation_checkpointing" in flags and "--compile" not in flags
+]
+
+
+@pytest.mark.parametrize("variant", RECOMPUTED)
+def test_blocks_are_computed_again_where_that_was_asked_for(train, variant):
+    run_type, ranks, flags, _ = VARIANTS[variant]
+    plain = flags.partition("--activation_checkpointing")[0].strip()
+    once = train(run_type, ranks, plain, "clipping")["block_passes"]
+    tensor_ranks = 2 if run_type == "tensor" else 1
+    assert once == 2 * 8 * tensor_ranks, "two blocks, eight micro batches in all"
+    assert train(run_type, ranks, flags, "clipping")["block_passes"] == 2 * once
+
+
+@pytest.mark.parametrize("variant", WITH_CHECKPOINT)
+def test_a_strategy_goes_on_from_its_checkpoint_bit_for_bit(train, variant):
+    run_type, ranks, flags, _ = VARIANTS[variant]
+    resumed, uninterrupted = train(run_type, ranks, flags, "clipping")["continued"]
+    assert resumed == uninterrupted
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(train, name):
+    """bf16 keeps 8 bits, and a rank that rounds its part of a sum rounds elsewhere than one that computes all of it:
+    two bf16 runs cannot agree more closely than each does with fp32. So the yardstick is the single process: how far
+    its bf16 run is from its fp32 run."""
+    run_type, flags, times = BF16[name]
+    exact, rounded = train("baseline", 1, "", "clipping"), train("baseline", 1, "--precision bf16", "clipping")
+    actual = train(run_type, 2 if STRATEGIES[run_type].is_distributed else 1, flags, "clipping")
+    found = distances(exact, actual)
+    for quantity, allowed in distances(exact, rounded).items():
+        assert found[quantity] <= times * allowed, quantity
+    assert found["losses"] > 2 * TOLERANCE, "something was rounded to bf16"
+    assert actual["windows"] == exact["windows"]
+    assert ("compiled" in actual["built"]) == ("--compile" in flags)
+
+
+@pytest.fixture(scope="module")
+def train_with_bugs(token_files, pair_files, tmp_path_factory):
+    """One launch for all bugs on a number of ranks: for each bug, the runs with clipping active and inactive."""
+
+    @functools.cache
+    def launch(ranks: int) -> dict[str, list[dict]]:
+        bugs = [bug for bug in PLANTED_BUGS if WHERE[bug][1] == ranks]
+        cases = [
+            (case_flags(token_files, pair_files, WHERE[bug][0], limit), bug, False)
+            for bug in bugs
+            for limit in CLIPPING.values()
+        ]
+        results = iter(run_cases(tmp_path_factory.mktemp("bugs"), cases, ranks))
+        return {bug: [next(results) for _ in CLIPPING] for bug in bugs}
+
+    return launch
+
+
+@pytest.mark.parametrize("bug", PLANTED_BUGS)
+def test_a_planted_bug_is_found(train, train_with_bugs, bug):
+    broken = train_with_bugs(WHERE[bug][1])[bug]
+    sound = [train("baseline", 1, PAIRS if PAIRS in WHERE[bug][0] else "", clipping) for clipping in CLIPPING]
+    assert any(disagreements(expected, actual) for expected, actual in zip(sound, broken, strict=True))
+
+
+@pytest.mark.parametrize("clipping", CLIPPING)
+def test_the_single_process_follows_transformers(train, token_files, clipping):
+    """The same initial weights in GPT2LMHeadModel, its own loss, the whole batch at once, PyTorch's plain AdamW and
+    clipping: no part of the step is ours. This is what a broken tie, scale or data order fails on."""
+    flags = case_flags(token_files, None, ["--run_type", "baseline"], CLIPPING[clipping])
+    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    settings = checked.settings
+    shape = ModelShape(2, 2, 32, VOCABULARY, 64)
+    model = reference_model(shape).train()
+    torch.manual_seed(settings.seed)
+    model.load_state_dict(to_transformers(GPT2(shape).state_dict(), shape), strict=False)
+    decaying = [p for p in model.parameters() if p.dim() >= 2]
+    plain = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decaying, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
+    batches = TrainingBatches(checked.train_file, settings, 0, torch.device("cpu"))
+    expected = train("baseline", 1, "", clipping)
+    for step in range(STEPS):
+        tokens = checked.train_file.tokens[:].astype(np.int64)
+        windows = batches.windows_of_step(step)
+        rows = torch.from_numpy(np.stack([tokens[w * SEQUENCE : w * SEQUENCE + SEQUENCE + 1] for w in windows]))
+        logits = model(rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters()))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), float(CLIPPING[clipping]))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, settings)
+        optimizer.step()
+        assert loss.item() == pytest.approx(expected["losses"][step], abs=TOLERANCE), f"loss of step {step}"
+        assert norm.item() == pytest.approx(expected["grad_norms"][step], abs=TOLERANCE), f"norm of step {step}"
+
+
+def test_of_pairs_the_single_process_learns_what_transformers_does_of_each_pair_alone(train, pair_files):
+    """The first step: each pair goes through GPT2LMHeadModel by itself, without filling, and every token behind its
+    prompt counts once. So filling changes nothing, and no pair sees another."""
+    flags = case_flags(None, pair_files, ["--run_type", "baseline", PAIRS], CLIPPING["clipping"])
+    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    shape = ModelShape(2, 2, 32, VOCABULARY, 64)
+    model = reference_model(shape)
+    torch.manual_seed(checked.settings.seed)
+    model.load_state_dict(to_transformers(GPT2(shape).state_dict(), shape), strict=False)
+    tokens = np.fromfile(pair_files[0], "<u2").astype(np.int64)
+    is_target = np.fromfile(pair_files[0].with_suffix(".targets.bin"), np.uint8).astype(bool)
+    ends = [0, *(np.flatnonzero(tokens == VOCABULARY - 1) + 1)]
+    fitting = [slice(a, b) for a, b in itertools.pairwise(ends) if b - a <= SEQUENCE + 1]
+    assert 0 < len(ends) - 1 - len(fitting) < 40, "some pairs are too long"
+    losses = []
+    for window in TrainingBatches(checked.train_file, checked.settings, 0, torch.device("cpu")).windows_of_step(0):
+        ids, learned = torch.from_numpy(tokens[fitting[window]]), torch.from_numpy(is_target[fitting[window]])
+        log_probabilities = model(ids[None, :-1]).logits[0].log_softmax(-1)
+        losses.append(-log_probabilities.gather(1, ids[1:, None])[learned[1:], 0])
+    loss = torch.cat(losses).mean()
+    loss.backward()
+    norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters()))
+    expected = train("baseline", 1, PAIRS, "clipping")
+    assert loss.item() == pytest.approx(expected["losses"][0], abs=TOLERANCE)
+    assert norm.item() == pytest.approx(expected["grad_norms"][0], abs=TOLERANCE)

@@ -1,0 +1,130 @@
+"""Parts of strategies that two CPU ranks cannot show: several devices in one process, three data ranks and more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.programs import REPOSITORY, TINY_RUN, data_flags
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import pipeline
+from testbed.strategies.baseline import Baseline
+from testbed.strategies.data_parallel import DataParallel
+from testbed.train.batches import TrainingBatches
+
+CPU = torch.device("cpu")
+
+
+def one_step(token_files, strategy_class, precision: str = "fp32", num_devices: int = 1):
+    flags = ["--global_batch_size", "8", "--micro_batch_size_per_gpu", "1", "--max_train_steps", "1"]
+    arguments = [*TINY_RUN, *data_flags(token_files), *flags, "--precision", precision]
+    checked = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1))
+    torch.manual_seed(0)
+    strategy = strategy_class(checked.settings, GPT2(checked.settings.shape), CPU)
+    strategy.num_devices = num_devices
+    micro_batches = TrainingBatches(checked.train_file, checked.settings, 0, CPU).of_step(0)
+    return strategy, strategy.train_step(micro_batches, 0.01), micro_batches
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
+def test_micro_batches_side_by_side_make_the_same_step(token_files, num_devices):
+    """3 devices and 8 micro batches: the last pass has two."""
+    _, expected, _ = one_step(token_files, Baseline)
+    strategy, result, micro_batches = one_step(token_files, DataParallel, num_devices=num_devices)
+    assert result.num_target_tokens == expected.num_target_tokens
+    assert result.loss_sum.item() == pytest.approx(expected.loss_sum.item(), rel=1e-6)
+    assert result.grad_norm.item() == pytest.approx(expected.grad_norm.item(), abs=5e-6)
+    evaluated = strategy.evaluate(micro_batches[:3])
+    assert evaluated.num_target_tokens == 3 * micro_batches[0].num_target_tokens
+
+
+def test_a_thread_of_dataparallel_computes_in_the_precision_of_the_run(token_files):
+    """The type of autocast belongs to a thread, and DataParallel has one for each device."""
+    strategy, _, micro_batches = one_step(token_files, DataParallel, precision="bf16")
+    seen = []
+    strategy.model.h["0"].mlp.c_fc.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    replica = strategy.wrapped.module
+    thread = threading.Thread(target=replica, args=(micro_batches[0].inputs, micro_batches[0].targets))
+    thread.start()
+    thread.join()
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="DataParallel copies a model to two CUDA devices or more")
+def test_dataparallel_on_all_devices_makes_the_step_of_one(token_files):
+    _, expected, _ = one_step(token_files, Baseline)
+    flags = ["--global_batch_size", "8", "--micro_batch_size_per_gpu", "1", "--max_train_steps", "1"]
+    arguments = [*TINY_RUN, *data_flags(token_files), *flags, "--device", "cuda"]
+    checked = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1))
+    torch.manual_seed(0)
+    device = torch.device("cuda", 0)
+    strategy = DataParallel(checked.settings, GPT2(checked.settings.shape), device)
+    result = strategy.train_step(TrainingBatches(checked.train_file, checked.settings, 0, device).of_step(0), 0.01)
+    assert result.loss_sum.item() == pytest.approx(expected.loss_sum.item(), rel=1e-5)
+    assert result.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=1e-4)
+
+
+def test_the_tied_gradients_are_added_after_the_average_over_data_ranks(monkeypatch):
+    """An average over three ranks or more rounds by the length of its bucket, which differs between the two ends: added
+    before it, the two copies of the embedding drift apart by a bit here and there."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.ones(2)
+    done = []
+    monkeypatch.setattr(pipeline, "average_", lambda tensors, group: done.append("average"))
+    monkeypatch.setattr(pipeline.dist, "all_reduce", lambda tensor, group: done.append("add the two ends"))
+    end = SimpleNamespace(parameters=[weight], data_group=None, tie_group="ends", has_first=True, has_last=False)
+    end.model = SimpleNamespace(wte=SimpleNamespace(weight=weight))
+    pipeline.Pipeline.synchronise_gradients(end)
+    assert done == ["average", "add the two ends"]
+
+
+FSDP_TRAFFIC = """
+import os, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import torch.distributed.fsdp._fully_shard._fsdp_param_group as of_groups
+from support.agreement_worker import build
+from testbed.train.batches import TrainingBatches
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+from testbed.config.settings import check_run
+
+import sys
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+checked = check_run(parse_command_line(sys.argv[1:]), Launch(0, 0, 4, 4))
+strategy = build(checked.settings)
+traffic = []
+gather, reduce = of_groups.foreach_all_gather, dist.all_reduce
+of_groups.foreach_all_gather = lambda params, *a, **k: traffic.append(len(params)) or gather(params, *a, **k)
+dist.all_reduce = lambda tensor, *a, **k: traffic.append("all-reduce") or reduce(tensor, *a, **k)
+strategy.train_step(TrainingBatches(checked.train_file, checked.settings, 0, torch.device("cpu")).of_step(0), 0.01)
+# of the gradient norm: one sum over the shards
+reduced = traffic.count("all-reduce")
+print("gathered:", len(traffic) - reduced, "reduced:", reduced - 1, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "gathered", "reduced"),
+    [("", 2 * (1 + 2 + 2), 0), ("--reshard_after_forward off", 2 * (1 + 2), 0), ("--shard_size 2", 2 * (1 + 2 + 2), 3)],
+    ids=["on", "off", "hybrid"],
+)
+def test_fsdp_moves_what_the_guide_says(token_files, flags, gathered, reduced):
+    """Two micro batches, a root group and two blocks. The root's weights are gathered once per micro batch, a block's
+    twice, or once when they are kept; copies of a hybrid mesh exchange gradients once per step and group. Counted in a
+    process group that sends nothing."""
+    work = ["--global_batch_size", "16", "--micro_batch_size_per_gpu", "2", "--max_train_steps", "1"]
+    arguments = [*TINY_RUN, *data_flags(token_files), *work, "--run_type", "fsdp", *flags.split()]
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY / 'tests'}"}
+    command = [sys.executable, "-c", FSDP_TRAFFIC, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert f"gathered: {gathered} reduced: {reduced}" in done.stdout, done.stdout + done.stderr[-2000:]

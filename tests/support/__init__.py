@@ -1,0 +1,1 @@
+"""What tests share: examples, stand-ins and workers."""

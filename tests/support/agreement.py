@@ -1,0 +1,62 @@
+"""Running strategies beside the single process, and what counts as a disagreement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from support.programs import TINY_RUN, data_flags
+
+WORKER = Path(__file__).parent / "agreement_worker.py"
+PAIRS = "PAIRS"  # among the flags of a case: it trains on pairs, of which only the references are learned
+CLIPPING = {"clipping": "0.25", "not_clipping": "1e9"}  # the norms of these runs lie between 0.4 and 3
+STEPS = 6
+TOLERANCE = 5e-6  # float32 sums in another order
+WEIGHT_TOLERANCE = 1e-5  # relative, of the weights as one vector
+
+
+def case_flags(token_files, pair_files, variant_flags: list[str], max_grad_norm: str) -> list[str]:
+    """Accumulation on every rank: 16 = 2 x 8 on one rank, 2 x 4 x 2 on two, 2 x 2 x 4 on four."""
+    return [
+        *TINY_RUN,
+        *data_flags(pair_files if PAIRS in variant_flags else token_files),
+        *["--global_batch_size", "16", "--micro_batch_size_per_gpu", "2", "--max_train_steps", str(STEPS)],
+        *["--learning_rate", "0.01", "--warmup_steps", "2", "--max_grad_norm", max_grad_norm],
+        *(flag for flag in variant_flags if flag != PAIRS),
+    ]
+
+
+def run_cases(folder: Path, cases: list[tuple[list[str], str | None, bool]], ranks: int) -> list[dict]:
+    """Train every case (flags, bug, whether to try a checkpoint) in one launch of the worker; a rank that fails shows
+    what it said."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, str(WORKER), str(folder / "out.json"), str(folder / "cases.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "out.json").read_text())
+
+
+def distances(expected: dict, actual: dict) -> dict[str, float]:
+    """Largest difference of the losses, the norms and the validation loss; of the weights the relative one."""
+    found = {
+        name: float(np.max(np.abs(np.subtract(expected[name], actual[name]))))
+        for name in ("losses", "grad_norms", "val_loss")
+    }
+    reference = np.array(expected["weights"])
+    difference = np.linalg.norm(np.array(actual["weights"]) - reference)
+    return {**found, "weights": float(difference / np.linalg.norm(reference))}
+
+
+def disagreements(expected: dict, actual: dict) -> list[str]:
+    """What a run does not share with the single process, in words with the size of the difference; empty: equal."""
+    found = [
+        f"{name} differ by {difference:.1e}"
+        for name, difference in distances(expected, actual).items()
+        if not difference <= (WEIGHT_TOLERANCE if name == "weights" else TOLERANCE)
+    ]
+    return found + [f"{name} are not the same" for name in ("windows", "val_tokens") if expected[name] != actual[name]]

@@ -1,0 +1,182 @@
+"""One rank of an agreement run: trains a few steps as gpt2.py does and writes down what came out.
+
+Usage, by python or torchrun: agreement_worker.py OUTPUT.json CASES.json, CASES: a list of
+[arguments of gpt2.py, bug, whether to try a checkpoint].
+It goes through the program's own parts (settings, data, seam), so that a fault in any of them shows. A bug is null, or
+the name of a mistake of tests/support/planted_bugs.py that is made on purpose, to see that the comparison finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, as this file is started by itself
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from support.planted_bugs import making
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.launch import read_launch
+from testbed.metrics import world_step
+from testbed.model.gpt2 import GPT2, Block
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.profiling.step_clock import StepClock
+from testbed.step import StepResult
+from testbed.strategies import Strategy, build_strategy
+from testbed.train.batches import TrainingBatches, ValidationBatches
+
+CPU = torch.device("cpu")
+
+
+def build(settings: RunSettings) -> Strategy:
+    torch.manual_seed(settings.seed)
+    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+    return build_strategy(settings, model, CPU)
+
+
+def what_was_built(strategy: Strategy) -> list[str]:
+    """Facts of the strategy itself, not of what was asked for: one that quietly ran as another has other facts."""
+    built = [type(strategy).__name__]
+    wrapped = getattr(strategy, "wrapped", None)
+    if isinstance(wrapped, FSDPModule):
+        groups = [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
+        mesh = next(wrapped.parameters()).device_mesh
+        built.append(f"{len(groups)} groups on {dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))}")
+    if hasattr(strategy, "schedule"):
+        built.append(f"{type(strategy.schedule).__name__} of {strategy.micro_batches_per_pass}")
+    if hasattr(strategy, "engine"):
+        built.append(f"stage {strategy.engine.zero_optimization_stage()}")
+    if strategy.settings.compile and torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+        built.append("compiled")
+    return built
+
+
+class CountedCalls:
+    """Counts how often a block computes: recomputed blocks do it once more per micro batch."""
+
+    def __init__(self):
+        self.number, self.plain = 0, Block._layer
+
+    def __enter__(self) -> CountedCalls:
+        def counting(block: Block, x: torch.Tensor) -> torch.Tensor:
+            self.number += 1
+            return self.plain(block, x)
+
+        Block._layer = counting
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        Block._layer = self.plain
+
+
+def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        result = strategy.train_step(batches.of_step(step), learning_rate_at(step, batches.settings))
+        losses.append(world_step.gather_step(result, StepClock(CPU), CPU).loss)
+    return losses
+
+
+def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, folder: Path) -> list[list[float]]:
+    """Losses of two more steps: from a checkpoint in a strategy built anew, and without a break."""
+    last = batches.settings.last_step
+    if read_launch().rank == 0:
+        folder.mkdir()
+    process_group.wait_for_everyone()
+    strategy.save_checkpoint(folder)
+    process_group.wait_for_everyone()
+    uninterrupted = losses_of_steps(strategy, batches, range(last, last + 2))
+    strategy.close()
+    again = build(batches.settings)
+    again.load_checkpoint(folder)
+    resumed = losses_of_steps(again, batches, range(last, last + 2))
+    again.close()
+    return [resumed, uninterrupted]
+
+
+def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
+    checked = check_run(parse_command_line(arguments), read_launch())
+    settings = checked.settings
+    if settings.compile:  # loading the compiler takes seconds
+        compiler = importlib.import_module("torch._dynamo")
+        compiler.reset()
+        compiler.utils.counters.clear()
+    strategy = build(settings)
+    batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
+    losses, norms, windows = [], [], []
+    for step in range(settings.last_step):
+        micro_batches = batches.of_step(step)
+        # a compiled block is left alone: counting would become part of what is compiled
+        with contextlib.nullcontext(CountedCalls()) if settings.compile else CountedCalls() as calls:
+            result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
+        losses.append(world_step.gather_step(result, StepClock(CPU), CPU).loss)
+        norms.append(float(result.grad_norm))
+        read = [zlib.crc32(row.numpy().tobytes()) for batch in micro_batches for row in batch.inputs]
+        of_data_ranks = dict(process_group.gather_objects((strategy.data_rank, read)))
+        windows.append(sorted(window for of_rank in of_data_ranks.values() for window in of_rank))
+    validation = ValidationBatches(checked.val_file, settings, strategy.data_rank, CPU)
+    loss_sum, num_tokens = torch.zeros((), dtype=torch.float64), 0
+    for index in range(len(validation)):
+        result = strategy.evaluate(validation.of_batch(index))
+        loss_sum, num_tokens = loss_sum + result.loss_sum, num_tokens + result.num_target_tokens
+    evaluation = world_step.gather_step(StepResult(loss_sum, num_tokens, None), StepClock(CPU), CPU)
+    weights = strategy.full_state_dict()
+    # key biases have no true gradient (a shift of all scores changes no softmax), so Adam steps on rounding noise there
+    kept = []
+    for name, tensor in sorted(weights.items()):
+        channels = settings.embedding_size
+        kept.append(torch.cat([tensor[:channels], tensor[2 * channels :]]) if name.endswith("c_attn.bias") else tensor)
+    weights_in_a_row = torch.cat([tensor.flatten() for tensor in kept]).tolist() if kept else []
+    parameter_bytes = sum(tensor.numel() * tensor.element_size() for tensor in strategy.model_states()["parameters"])
+    data_world_size, built = strategy.data_world_size, what_was_built(strategy)
+    continued = None
+    if checkpoint_folder is None:
+        strategy.close()
+    else:
+        continued = resumed_and_uninterrupted(strategy, batches, checkpoint_folder)
+    return {
+        "world_size": read_launch().world_size,
+        "data_world_size": data_world_size,
+        "continued": continued,
+        "built": built,
+        "block_passes": sum(process_group.gather_objects(calls.number)),
+        "mesh": str(settings.mesh),
+        "losses": losses,
+        "grad_norms": norms,
+        "windows": windows,
+        "val_loss": evaluation.loss,
+        "val_tokens": evaluation.num_target_tokens,
+        "parameter_bytes": process_group.gather_objects(parameter_bytes),
+        "weights": weights_in_a_row,
+    }
+
+
+def main() -> None:
+    output, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    torch.set_num_threads(1)
+    launch = read_launch()
+    is_needed = not all("baseline" in arguments for arguments, *_ in cases)
+    process_group.start_process_group(CPU, launch, is_needed)
+    results = []
+    for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
+        with making(bug):
+            results.append(run_case(arguments, output.parent / f"checkpoint_{number}" if tries_checkpoint else None))
+    if launch.rank == 0:
+        output.write_text(json.dumps(results))
+    process_group.wait_for_everyone()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

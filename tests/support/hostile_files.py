@@ -1,0 +1,447 @@
+"""Files that a stranger could make: pickles that call, build and import, archives, JSON, tensors, tables; and places
+that are no files. Each is made here, from opcodes and bytes, so that nothing hostile lies in the repository.
+
+Every pickle that can do harm calls something on a path below `canary`: `TRACES` are what may be seen of it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import json
+import os
+import pickle
+import socket
+import sqlite3
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from support import nsys_examples
+
+EXTENSION = 0x7A51  # a number of the extension registry, which `registered` gives to os.mkdir
+CLASSES = [
+    ("pathlib", "PosixPath"),
+    *(("torch.distributed.checkpoint.metadata", name) for name in (
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+        "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("torch", "Tensor"),
+    ("torch.nn.parameter", "Parameter"),
+    ("torch", "FloatStorage"),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+]  # fmt: skip
+PLANTED = "planted_by_a_stranger"  # the attribute that BUILD tries to leave on a class
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def stack_global(module: str, name: str) -> bytes:
+    return text(module) + text(name) + b"\x93"
+
+
+def by_name(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def whole(body: bytes, protocol: int = 4) -> bytes:
+    """A pickle that makes what `body` leaves on the stack."""
+    return b"\x80" + bytes([protocol]) + body + b"."
+
+
+def before(body: bytes, good: bytes) -> bytes:
+    """A good pickle that does something else first, and leaves it lying."""
+    return good[:2] + body + good[2:]
+
+
+def calls(canary: Path) -> dict[str, tuple[str, str, bytes]]:
+    """What -> module, name and the arguments' opcodes of a call that leaves a trace."""
+    shell, program = f"mkdir {canary}", f"__import__('os').mkdir({str(canary)!r})"
+    return {
+        "os.system": ("os", "system", text(shell) + b"\x85"),
+        "posix.mkdir": ("posix", "mkdir", text(str(canary)) + b"\x85"),
+        "eval": ("builtins", "eval", text(program) + b"\x85"),
+        "exec": ("builtins", "exec", text(program) + b"\x85"),
+        "Popen": ("subprocess", "Popen", b"(" + text("mkdir") + text(str(canary)) + b"lp0\n\x85"),
+        "open": ("io", "open", text(str(canary)) + text("w") + b"\x86"),
+        "copytree": ("shutil", "copytree", text("/etc/ssl") + text(str(canary)) + b"\x86"),
+        "a dotted name": ("pathlib", "Path.mkdir", b"cpathlib\nPosixPath\n(" + text(str(canary)) + b"tR\x85"),
+        "nested in torch": ("torch", "os.mkdir", text(str(canary)) + b"\x85"),
+        "nested in an allowed module": ("torch.serialization", "os.mkdir", text(str(canary)) + b"\x85"),
+        "nested in an allowed class": (
+            "torch.distributed.checkpoint.metadata", "Metadata.__init__.__globals__.clear", b")"),
+        "torch.save": ("torch", "save", b"N" + text(str(canary)) + b"\x86"),
+    }  # fmt: skip
+
+
+def callings(module: str, name: str, arguments: bytes) -> dict[str, bytes]:
+    """Every way in which a pickle calls something."""
+    found, listed = by_name(module, name), stack_global(module, name)
+    unpacked = b"(" + arguments[:-1]  # the last opcode makes the tuple
+    ways = {
+        "GLOBAL, REDUCE": found + arguments + b"R",
+        "STACK_GLOBAL, REDUCE": listed + arguments + b"R",
+        "GLOBAL, NEWOBJ": found + arguments + b"\x81",
+        "STACK_GLOBAL, NEWOBJ_EX": listed + arguments + b"}\x92",
+        "memoized by BINPUT": found + b"q\x070h\x07" + arguments + b"R",
+        "memoized by LONG_BINPUT": found + b"r\x07\x00\x00\x000j\x07\x00\x00\x00" + arguments + b"R",
+        "memoized by PUT": found + b"p7\n0g7\n" + arguments + b"R",
+        "memoized by MEMOIZE": listed + b"\x940h\x00" + arguments + b"R",
+        "duplicated": found + b"20" + arguments + b"R",
+        "in a dict": b"}" + text("a") + found + arguments + b"Rs",
+    }
+    if arguments != b")":
+        ways |= {
+            "INST": unpacked + f"i{module}\n{name}\n".encode(),
+            "OBJ": b"(" + found + arguments[:-1] + b"o",
+            "state of an object": b"ctorch\nSize\n)R" + found + arguments + b"Rb",
+        }
+    return ways
+
+
+def hostile_calls(canary: Path) -> Iterator[tuple[str, bytes]]:
+    for what, call in calls(canary).items():
+        for way, body in callings(*call).items():
+            yield f"{what} by {way}", body
+
+
+def builds() -> Iterator[tuple[str, bytes]]:
+    """BUILD on classes and functions: the attack that 53ea84c did not see, and what lies beside it."""
+    attribute = text(PLANTED) + b"K\x01"
+    states = {
+        "slot state": b"N}(" + attribute + b"u\x86",
+        "two dicts": b"}(" + attribute + b"u}(" + attribute + b"u\x86",
+        "a dict": b"}(" + attribute + b"u",
+        "slot state that hides a method": b"N}(" + attribute + text("__setstate__") + b"Nu\x86",
+    }
+    for module, name in CLASSES:
+        for what, state in states.items():
+            yield f"BUILD of {name} by {what}", by_name(module, name) + state + b"b"
+            yield f"BUILD of {name} by {what}, memoized", (stack_global(module, name) + b"\x940h\x00" + state + b"b")
+        yield f"BUILD of what makes {name}", by_name(module, name) + b")R" + states["slot state"] + b"b"
+        yield f"BUILD of an empty {name}", by_name(module, name) + b")\x81" + states["two dicts"] + b"b"
+    stage = by_name("deepspeed.runtime.zero.config", "ZeroStageEnum") + b"K\x01\x85R"
+    yield "BUILD of a member of an enum", stage + states["a dict"] + b"b"
+    for module, name in (("torch", "float32"), ("builtins", "len"), ("torch._utils", "_rebuild_tensor_v2")):
+        yield f"BUILD of {name}", by_name(module, name) + states["slot state"] + b"b"
+
+
+def tricks(canary: Path) -> Iterator[tuple[str, bytes]]:
+    """Opcodes that reach for something without a name, and such as bring a machine out of step."""
+    path = text(str(canary)) + b"\x85"
+    for opcode, number in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
+        code = EXTENSION if number > 1 else EXTENSION & 0xFF
+        yield f"EXT{number}", opcode + code.to_bytes(number, "little") + path + b"R"
+    yield "EXT4 of no extension", b"\x84\xff\xff\xff\x7f" + path + b"R"
+    yield "EXT4 of a negative number", b"\x84\xff\xff\xff\xff" + path + b"R"
+    yield "PERSID", b"Pposix.mkdir\n"
+    yield "BINPERSID", text("posix.mkdir") + b"Q"
+    yield "BINPERSID of a tuple", b"(" + text("storage") + by_name("torch", "FloatStorage") + text("../../x") + b"tQ"
+    yield "an unknown opcode", b"\xfe"
+    yield "an empty stack", b"R"
+    yield "a mark that is not there", b"t"
+    yield "a memo that is not there", b"h\x2a"
+    yield "a long memo that is not there", b"j\xff\xff\xff\x7f"
+    yield "a memo of 2^32", b"Nr\xff\xff\xff\xff"
+    yield "text longer than the file", b"X\xff\xff\xff\xff"
+    yield "text of 2^63 bytes", b"\x8d" + b"\xff" * 7 + b"\x7f"
+    yield "bytes of 2^63 bytes", b"\x8e" + b"\xff" * 7 + b"\x7f"
+    yield "a bytearray of 2^62 bytes", b"\x96" + b"\x00" * 7 + b"\x40"
+    yield "a frame of 2^62 bytes", b"\x95" + b"\x00" * 7 + b"\x40"
+    yield "a number of 2^31 bytes", b"\x8b\xff\xff\xff\x7f"
+    yield "a number of a negative length", b"\x8b\xff\xff\xff\xff"
+    yield "a list in itself", b"]\x94h\x00a"
+    yield "a dict that is its own key", b"}\x94h\x00Ns"
+    yield "lists 100,000 deep", b"]" * 100_000 + b"a" * 99_999
+    yield "tuples 100,000 deep", b")" + b"\x85" * 100_000
+    yield "a key 100,000 tuples deep", b"}" + b")" + b"\x85" * 100_000 + b"Ns"
+    yield "an out-of-band buffer", b"\x97"
+    yield (
+        "a bytearray of 10^12",
+        by_name("builtins", "bytearray") + b"\x8a\x06" + (10**12).to_bytes(6, "little") + (b"\x85R"),
+    )
+    yield "text half a character", b"X\x01\x00\x00\x00\xff"
+    yield "a name with a line break", stack_global("os\nsystem", "x\x1b[2J")
+    yield "no end", b"N" * 10
+    for protocol in (0, 1, 6, 255):
+        yield f"protocol {protocol}", b"\x80" + bytes([protocol]) + by_name("posix", "mkdir") + path + b"R"
+
+
+def pickles(canary: Path) -> Iterator[tuple[str, bytes]]:
+    """name -> the opcodes of an object."""
+    yield from hostile_calls(canary)
+    yield from builds()
+    yield from tricks(canary)
+
+
+def registered() -> None:
+    """Give two numbers of the extension registry to os.mkdir, as a library could have."""
+    for code in (EXTENSION, EXTENSION & 0xFF):
+        if code not in copyreg._inverted_registry:
+            name = ("posix", "mkdir") if code == EXTENSION else ("os", "mkdir")
+            copyreg.add_extension(*name, code)
+
+
+def archive(content: bytes, more: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip as torch.save makes it, around any pickle."""
+    file = io.BytesIO()
+    members = {"archive/data.pkl": content, "archive/byteorder": b"little", "archive/version": b"3\n", **(more or {})}
+    with zipfile.ZipFile(file, "w", compression) as into:
+        for name, member in members.items():
+            into.writestr(name, member)
+    return file.getvalue()
+
+
+def compressed(content: bytes) -> bytes:
+    """The same archive, in which nothing but the packing is wrong."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as whole, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as into:
+        for name in whole.namelist():
+            into.writestr(name, whole.read(name))
+    return packed.getvalue()
+
+
+def saved(value: object, **options: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    return file.getvalue()
+
+
+class Planted:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.canary),)
+
+
+def archives(good: object, canary: Path) -> Iterator[tuple[str, bytes]]:
+    """Archives in place of the one that holds `good`: what torch.save would never leave there."""
+    content = saved(good)
+    data = next(zipfile.ZipFile(io.BytesIO(content)).read(n) for n in zipfile.ZipFile(io.BytesIO(content)).namelist()
+                if n.endswith("data.pkl"))  # fmt: skip
+    for part in range(1, 20):
+        yield f"cut after {part} of 20 parts", content[: len(content) * part // 20]
+    yield "empty", b""
+    yield "one byte", b"\x80"
+    yield "no archive", pickle.dumps(good if not isinstance(good, torch.Tensor) else [1])
+    yield "a planted pickle without an archive", pickle.dumps(Planted(canary))
+    yield "a planted pickle in the old form", saved(Planted(canary), _use_new_zipfile_serialization=False)
+    yield "the old form", saved(good, _use_new_zipfile_serialization=False)
+    yield "a planted pickle in the archive", saved({"a": Planted(canary)})
+    yield "members that lead out", archive(data, {"../../../canary": b"x", "/canary": b"x", "archive/../../x": b"x"})
+    yield "compressed members", compressed(content)
+    yield "a bomb", archive(data, {"archive/data/0": b"\0" * (64 << 20)}, zipfile.ZIP_DEFLATED)
+    yield "a bomb of lzma", archive(data, {"archive/data/0": b"\0" * (1 << 20)}, zipfile.ZIP_LZMA)
+    yield "without its tensors", archive(data)
+    yield "without a pickle", archive(b"", {"archive/data/0": b"\0" * 64})
+    yield "an empty archive", b"PK\x05\x06" + b"\0" * 18
+    yield "a program of TorchScript", archive(data, {"archive/constants.pkl": data, "archive/code/a.py": b"import os"})
+    lied = bytearray(content)
+    place = content.rfind(b"PK\x01\x02")
+    lied[place + 20 : place + 28] = b"\xfe\xff\xff\x7f" * 2  # the directory says 2 GiB
+    yield "a member of 2 GiB that is not there", bytes(lied)
+    end = content.rfind(b"PK\x05\x06")
+    yield "a directory beyond the end", content[: end + 16] + b"\xff\xff\xff\x7f" + content[end + 20 :]
+    yield "many directories", content + content[content.rfind(b"PK\x05\x06") :] * 50
+    for name, value in {
+        "a number": 7, "text": "x" * 1000, "a list": [1, 2], "nothing": None, "a dict in itself": {"cpu": {}},
+        "a sparse tensor": torch.eye(3).to_sparse(), "a tensor of another shape": torch.zeros(7, 5, 3),
+        "a tensor on no device": torch.zeros(2, 3, device="meta"), "a complex tensor": torch.zeros(2, 3) + 1j,
+        "a quantized tensor": torch.quantize_per_tensor(torch.zeros(2, 3), 0.1, 0, torch.qint8),
+        "a parameter": torch.nn.Parameter(torch.zeros(2, 3)), "booleans": torch.zeros(2, 3) > 0,
+        "a giant of one number": torch.zeros(1).expand(1 << 40), "no elements": torch.zeros(0),
+    }.items():  # fmt: skip
+        yield name, saved(value)
+    # a view that reaches beyond what it is a view of
+    for what, size, stride, offset in (
+        ("beyond its end", 1 << 20, 1, 0),
+        ("before its beginning", 4, 1, -8),
+        ("by a giant stride", 4, 1 << 60, 0),
+        ("by a giant offset", 4, 1, 1 << 61),
+    ):
+        storage = b"(" + text("storage") + by_name("torch", "FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
+        view = number(offset) + number(size) + b"\x85" + number(stride) + b"\x85\x89"
+        more = by_name("collections", "OrderedDict") + b")R"
+        body = by_name("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + view + more + b"tR"
+        yield f"a tensor that reads {what}", archive(whole(body, 2), {"archive/data/0": b"\0" * 16})
+
+
+def number(value: int) -> bytes:
+    return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
+
+
+LEAVES = [None, True, -1, 0, 1.5, 10**30, 2**63, float("nan"), float("inf"), "", "x", "../x", "/etc/passwd",
+          "\x1b[2J\n", "a" * 5000, [], [1], {}, {"a": 1}, [[[[]]]], [None], ["__0_0.distcp"]]  # fmt: skip
+
+
+def documents(good: object) -> Iterator[tuple[str, bytes]]:
+    """JSON in place of `good`: each value of it replaced by each leaf, keys left out, and what is no such value."""
+    yield "nested 100,000 lists", b"[" * 100_000 + b"]" * 100_000
+    yield "nested 100,000 objects", b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    yield "a number of 100,000 digits", b"9" * 100_000
+    yield "a number of 5,000 digits inside", json.dumps(good).encode().replace(b"1", b"1" * 5000, 1)
+    yield "half", json.dumps(good).encode()[: len(json.dumps(good)) // 2]
+    yield "nothing", b""
+    yield "zeros", b"\0" * 4096
+    yield "no UTF-8", b"\xff\xfe\x00"
+    yield "half a surrogate", b'"\\ud800"'
+    yield "two documents", json.dumps(good).encode() * 2
+    if isinstance(good, dict):
+        for key in good:
+            yield f"{key} twice", json.dumps(good).encode()[:-1] + b", " + json.dumps(key).encode() + b": null}"
+    for leaf in LEAVES:
+        yield f"nothing but {leaf!r:.20}", json.dumps(leaf).encode()
+    for path in list(paths_of(good))[:30]:
+        for leaf in LEAVES:
+            yield f"{leaf!r:.20} at {'.'.join(map(str, path))}", json.dumps(replaced(good, path, leaf)).encode()
+
+
+def paths_of(value: object, path: tuple = ()) -> Iterator[tuple]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield (*path, key)
+        yield from paths_of(child, (*path, key))
+
+
+def replaced(value: object, path: tuple, leaf: object) -> object:
+    if not path:
+        return leaf
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(copy[path[0]], path[1:], leaf)
+    return copy
+
+
+def safetensors(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """Headers that lie about the bytes behind them."""
+    length = int.from_bytes(good[:8], "little")
+    header, data = json.loads(good[8 : 8 + length]), good[8 + length :]
+
+    def with_header(changed: object) -> bytes:
+        written = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+        return len(written).to_bytes(8, "little") + written + data
+
+    for claimed in (0, 1, length - 1, length + 1, 2**31, 2**40, 2**63, 2**64 - 1):
+        yield f"a header of {claimed} bytes", claimed.to_bytes(8, "little") + good[8:]
+    names = [name for name in header if name != "__metadata__"]
+    for name in names[:3]:
+        start, end = header[name]["data_offsets"]
+        lies = {
+            "overlapping": [0, end - start], "beyond the file": [start + 2**30, end + 2**30], "backwards": [end, start],
+            "negative": [-8, end], "giant": [0, 2**63], "not numbers": ["a", None], "one": [start],
+            "a hole": [start, end + 4],
+        }  # fmt: skip
+        for lie, offsets in lies.items():
+            yield f"{name} {lie}", with_header({**header, name: {**header[name], "data_offsets": offsets}})
+        for shape in ([2**62, 2**62], [-1], [], [0], ["x"], None, [2.5]):
+            yield f"{name} of shape {shape}", with_header({**header, name: {**header[name], "shape": shape}})
+        for dtype in ("F64", "I8", "U8", "BOOL", "F8_E4M3", "C64", "os.system", None):
+            yield f"{name} of dtype {dtype}", with_header({**header, name: {**header[name], "dtype": dtype}})
+    yield "a nested header", with_header(b"[" * 50_000 + b"]" * 50_000)
+    yield "the same name twice", with_header(json.dumps(header).encode()[:-1] + b', "a": 1, "a": 2}')
+    for part in range(1, 10):
+        yield f"cut after {part} of 10 parts", good[: len(good) * part // 10]
+    yield "a pickle", pickle.dumps([1])
+    yield "more bytes behind", good + b"\0" * 100
+
+
+def tokenizer_files(good: dict) -> Iterator[tuple[str, bytes]]:
+    yield from documents(
+        {name: good[name] for name in ("model", "added_tokens")} | {"model": {"vocab": {"a": 0, "b": 1}}}
+    )
+    vocabulary = good["model"]["vocab"]
+    for what, changed in {
+        "an id twice": {"a": 5}, "a giant id": {"a": 2**40}, "an id that is text": {"a": "1"},
+        "characters that are no bytes": {"汉字": 300}, "an empty token": {"": 300},
+        "a long token": {"a" * 1_000_000: 300},
+    }.items():  # fmt: skip
+        model = {**good["model"], "vocab": {**vocabulary, **changed}}
+        yield what, json.dumps({**good, "model": model}).encode()
+    yield "no tokens", json.dumps({**good, "model": {**good["model"], "vocab": {}}}).encode()
+    for added in ([], [{"content": "<|endoftext|>", "id": 2**70}], [{"content": "<|endoftext|>", "id": -1}], {"a": 1}):
+        yield f"added {added!r:.40}", json.dumps({**good, "added_tokens": added}).encode()
+
+
+def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """SQLite files whose tables are programs, that name other files, or that are damaged."""
+    path = folder / "made.sqlite"
+    nsys_examples.write_sqlite(path)
+    good = path.read_bytes()
+    path.unlink()
+    columns = "start INT, end INT, eventType INT, textId INT, globalTid INT, domainId INT"
+    calls = "CREATE TABLE OSRT_API(start, end, nameId);"
+    scripts = {
+        "a column that computes": f"CREATE TABLE NVTX_EVENTS({columns}, seed INT, text AS (hex(zeroblob(seed))));"
+        "INSERT INTO NVTX_EVENTS VALUES(1, 2, 59, NULL, 1, 0, 400000000)",
+        "a column of endless text": "CREATE TABLE StringIds(id INT, value AS (printf('%.*c', id, 'x')));"
+        f"INSERT INTO StringIds VALUES(300000000); {calls}",
+        "a view": f"CREATE TABLE t({columns}, text); CREATE VIEW NVTX_EVENTS AS SELECT * FROM t",
+        "a view without an end": "CREATE VIEW StringIds AS WITH RECURSIVE n(id, value) AS (SELECT 1, 'a' UNION ALL "
+        f"SELECT id + 1, 'a' FROM n) SELECT * FROM n; {calls}",
+        "a virtual table": f"CREATE VIRTUAL TABLE StringIds USING fts4(id, value); {calls}",
+        "a trigger": f"{calls} CREATE TRIGGER t AFTER INSERT ON OSRT_API BEGIN DELETE FROM OSRT_API; END",
+        "a name with a quote": 'CREATE TABLE "a""; DROP TABLE x; --"(a)',
+        "no tables": "PRAGMA user_version = 7",
+        "rows of giants": "CREATE TABLE StringIds(id, value); INSERT INTO StringIds VALUES(1, zeroblob(20000000));"
+        f"{calls}",
+        "endless moments": f"{calls} INSERT INTO OSRT_API VALUES(-9223372036854775808, 9223372036854775807, 1), "
+        "(9e999, -9e999, x'00')",
+        "a log that is to be written": f"PRAGMA journal_mode = wal; {calls}",
+    }
+    for what, script in scripts.items():
+        path.unlink(missing_ok=True)
+        database = sqlite3.connect(path)
+        database.executescript(script)
+        database.close()
+        yield what, path.read_bytes()
+        for beside in folder.glob("made.sqlite*"):
+            beside.unlink()
+    for place in (16, 18, 19, 20, 24, 28, 32, 44, 52, 56, 60, 96, 100, 105):
+        yield f"byte {place} of its header", good[:place] + b"\xff" + good[place + 1 :]
+    for part in range(1, 10):
+        yield f"cut after {part} of 10 parts", good[: len(good) * part // 10]
+    yield "text", b"SQLite format 3"
+    yield "zeros", b"\0" * 4096
+
+
+def places(outside: Path) -> dict[str, Callable[[Path], None]]:
+    """What can stand where a file is looked for. A FIFO is waited for, a device has no end."""
+
+    def giant(path: Path) -> None:
+        path.touch()
+        os.truncate(path, 1 << 42)
+
+    def bound(path: Path) -> None:
+        here = Path.cwd()
+        os.chdir(path.parent)  # the name of a socket is short
+        try:
+            socket.socket(socket.AF_UNIX).bind(path.name)
+        finally:
+            os.chdir(here)
+
+    return {
+        "a FIFO": os.mkfifo,
+        "a link to a FIFO": lambda path: (os.mkfifo(outside / f"fifo_{path.name}"),
+                                          path.symlink_to(outside / f"fifo_{path.name}")),
+        "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+        "a link to /dev/tty": lambda path: path.symlink_to("/dev/tty"),
+        "a socket": bound,
+        "a folder": Path.mkdir,
+        "a link to itself": lambda path: path.symlink_to(path.name),
+        "a link to nowhere": lambda path: path.symlink_to(outside / "nowhere"),
+        "a link to /proc/self/mem": lambda path: path.symlink_to("/proc/self/mem"),
+        "a giant of holes": giant,
+    }  # fmt: skip

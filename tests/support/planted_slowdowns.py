@@ -1,0 +1,82 @@
+"""Runs src/gpt2.py with a pause planted in one part of the step: `planted_slowdowns.py PLACE SECONDS [RANK] -- flags`.
+
+Not a test: test_attribution.py starts it and asks in which row of the attribution the pause turns up.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "src"))
+
+
+def slowed(function, pause_s: float):
+    @functools.wraps(function)
+    def slow(*args, **kwargs):
+        time.sleep(pause_s)
+        return function(*args, **kwargs)
+
+    return slow
+
+
+def with_a_slow_first_collective(synchronise, pause_s: float):
+    """One long pause: of many short ones each would take a little longer than asked for on a busy machine."""
+    import torch.distributed as dist
+
+    @functools.wraps(synchronise)
+    def slow(strategy):
+        all_reduce = dist.all_reduce
+
+        def first(*args, **kwargs):
+            dist.all_reduce = all_reduce
+            time.sleep(pause_s)
+            return all_reduce(*args, **kwargs)
+
+        dist.all_reduce = first
+        synchronise(strategy)
+
+    return slow
+
+
+def plant(place: str, pause_s: float) -> None:
+    from testbed.strategies.baseline import Baseline
+    from testbed.train.batches import TrainingBatches
+
+    if place == "loader":
+        TrainingBatches.of_step = slowed(TrainingBatches.of_step, pause_s)
+    elif place == "optimizer":
+        Baseline.update = slowed(Baseline.update, pause_s)
+    elif place == "forward":
+        Baseline.loss_sum = slowed(Baseline.loss_sum, pause_s)
+    elif place == "collective":
+        from testbed.strategies.allreduce import AllReduce
+
+        AllReduce.synchronise_gradients = with_a_slow_first_collective(AllReduce.synchronise_gradients, pause_s)
+    elif place == "writing":  # between the steps
+        from testbed.metrics.recorder import RunRecorder
+
+        RunRecorder.write_if_due = slowed(RunRecorder.write_if_due, pause_s)
+    elif place == "stages":  # forward and backward of every stage take the same time, far more than they compute
+        from testbed.strategies import pipeline
+
+        pipeline._StageModule.forward = slowed(pipeline._StageModule.forward, pause_s)
+        stage = pipeline.PipelineStage
+        stage.backward_one_chunk = slowed(stage.backward_one_chunk, pause_s)
+    else:
+        raise SystemExit(f"no such place: {place}")
+
+
+if __name__ == "__main__":
+    divider = sys.argv.index("--")
+    place, seconds, *on_rank = sys.argv[1:divider]
+    if place != "nowhere" and (not on_rank or on_rank[0] == os.environ["RANK"]):
+        plant(place, float(seconds))
+    program = str(REPOSITORY / "src" / "gpt2.py")
+    sys.argv = [program, *sys.argv[divider + 1 :]]
+    runpy.run_path(program, run_name="__main__")

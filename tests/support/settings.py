@@ -1,0 +1,27 @@
+"""Settings and refusals as a command line gives them."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.programs import TINY_RUN, data_flags
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.distributed.launch import Launch
+
+
+def launch(world_size: int = 1) -> Launch:
+    return Launch(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size)
+
+
+def settings_of(token_files, *flags: str, world_size: int = 1):
+    arguments = [*TINY_RUN, *data_flags(token_files), *flags]
+    return check_run(parse_command_line(arguments), launch(world_size)).settings
+
+
+def refusal(token_files, *flags: str, world_size: int = 1) -> str:
+    with pytest.raises(ValueError) as caught:
+        settings_of(token_files, *flags, world_size=world_size)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message

@@ -1,0 +1,88 @@
+"""The strategies and meshes that the agreement test covers."""
+
+from __future__ import annotations
+
+from support.agreement import PAIRS
+from testbed.config.run_types import STRATEGIES
+
+# name -> run type, ranks, further flags, the mesh that must come out
+VARIANTS = {
+    run_type: (run_type, 2 if entry.is_distributed else 1, "", None)
+    for run_type, entry in STRATEGIES.items()
+    if run_type != "baseline"
+} | {
+    "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
+    "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
+    # compiled: a kernel is always named in what --compile auto compiles, and that context is part of the graph
+    "allreduce, compiled": ("allreduce", 2, "--compile --attention flash", None),
+    "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
+    "ddp, blocks compiled and recomputed": (
+        # buckets smaller than a block: else the compiler would have nothing to cut
+        *("ddp", 2, "--compile --attention flash --activation_checkpointing block --bucket_cap_mb 0.02"),
+        None,
+    ),
+    "fsdp, compiled": ("fsdp", 2, "--compile --attention flash", None),
+    "fsdp, weights kept": (
+        "fsdp",
+        2,
+        "--reshard_after_forward off",
+        "data=2 (replicate=1 x shard=2) pipeline=1 tensor=1",
+    ),
+    "fsdp, recomputed but products": ("fsdp", 2, "--activation_checkpointing selective", None),
+    "fsdp, hybrid": ("fsdp", 4, "--shard_size 2", "data=4 (replicate=2 x shard=2) pipeline=1 tensor=1"),
+    "ZeRO 0": ("optimized", 2, "--zero_stage 0", None),
+    "ZeRO 2": ("optimized", 2, "--zero_stage 2", None),
+    "ZeRO 3": ("optimized", 2, "--zero_stage 3", None),
+    "ZeRO 3, parameters offloaded": ("optimized", 2, "--zero_stage 3 --offload parameters", None),
+    "ZeRO 1, optimizer offloaded": ("optimized", 2, "--zero_stage 1 --offload optimizer", None),
+    "ZeRO 2, recomputed but products": ("optimized", 2, "--zero_stage 2 --activation_checkpointing selective", None),
+    "ZeRO 3, blocks recomputed": ("optimized", 2, "--zero_stage 3 --activation_checkpointing block", None),
+    "model_parallel x data": ("model_parallel", 4, "--pipeline_stages 2", "data=2 pipeline=2 tensor=1"),
+    "gpipe": ("pipeline", 2, "--pipeline_schedule gpipe", "data=1 pipeline=2 tensor=1"),
+    "interleaved": ("pipeline", 2, "--pipeline_schedule interleaved_1f1b", "data=1 pipeline=2 tensor=1"),
+    "zero bubble": ("pipeline", 2, "--pipeline_schedule zero_bubble", "data=1 pipeline=2 tensor=1"),
+    "pipeline, blocks recomputed": ("pipeline", 2, "--activation_checkpointing block", None),
+    "1f1b on 4": ("pipeline", 4, "", "data=1 pipeline=4 tensor=1"),
+    "1f1b x data": ("pipeline", 4, "--pipeline_stages 2", "data=2 pipeline=2 tensor=1"),
+    "zero bubble x data": (
+        *("pipeline", 4, "--pipeline_stages 2 --pipeline_schedule zero_bubble"),
+        "data=2 pipeline=2 tensor=1",
+    ),
+    "tensor x data": ("tensor", 4, "--tensor_parallel_size 2", "data=2 pipeline=1 tensor=2"),
+    **{
+        f"{name}, Muon": (run_type, ranks, f"{flags} --optimizer muon".strip(), None)
+        for name, run_type, ranks, flags in (
+            ("allreduce", "allreduce", 2, ""),
+            ("ddp", "ddp", 2, ""),
+            ("fsdp", "fsdp", 2, ""),
+            ("fsdp, hybrid", "fsdp", 4, "--shard_size 2"),
+            ("ZeRO 0", "optimized", 2, "--zero_stage 0"),
+            ("pipeline", "pipeline", 2, ""),
+            ("tensor", "tensor", 2, ""),
+            ("tensor x data", "tensor", 4, "--tensor_parallel_size 2"),
+        )
+    },
+    "tensor, recomputed but products": ("tensor", 2, "--activation_checkpointing selective", None),
+    **{
+        f"{run_type}, pairs": (run_type, 2 if entry.is_distributed else 1, PAIRS, None)
+        for run_type, entry in STRATEGIES.items()
+        if run_type != "baseline"
+    },
+    "ZeRO 3, pairs": ("optimized", 2, f"--zero_stage 3 {PAIRS}", None),
+    "1f1b x data, pairs": ("pipeline", 4, f"--pipeline_stages 2 {PAIRS}", "data=2 pipeline=2 tensor=1"),
+    "tensor x data, pairs": ("tensor", 4, f"--tensor_parallel_size 2 {PAIRS}", "data=2 pipeline=1 tensor=2"),
+}
+# what rounds to bf16: run type, flags, and how many times the single process's own rounding error is allowed
+BF16 = {
+    "baseline, compiled": ("baseline", "--precision bf16 --compile --attention flash", 2),
+    "ddp": ("ddp", "--precision bf16", 2),
+    "ddp, gradients compressed": ("ddp", "--gradient_compression bf16", 2),
+    "fsdp": ("fsdp", "--precision bf16", 2),
+    "ZeRO 2": ("optimized", "--precision bf16 --zero_stage 2", 2),
+    "pipeline": ("pipeline", "--precision bf16", 2),
+    # each part of a sum is rounded, then the sum: three times instead of once
+    "tensor": ("tensor", "--precision bf16", 4),
+    # weights, gradients and the residual stream are rounded too
+    "fsdp, native": ("fsdp", "--precision bf16 --mixed_precision native", 4),
+    "ZeRO 2, native": ("optimized", "--precision bf16 --mixed_precision native --zero_stage 2", 4),
+}

@@ -1,0 +1,362 @@
+"""src/gpt2.py as a person starts it: what it leaves behind, what it refuses, how it resumes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.programs import (
+    SEQUENCE,
+    TINY_RUN,
+    VOCABULARY,
+    data_flags,
+    deepspeed_command,
+    python_command,
+    run_program,
+    torchrun_command,
+    write_token_files,
+)
+
+from testbed.distributed.store_port import free_port
+from testbed.metrics.file import read_metrics
+
+SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
+
+
+def flags_of(token_files, directory: Path, *more: str) -> list[str]:
+    return [*TINY_RUN, *data_flags(token_files), *SHORT_RUN, "--checkpoint_path", str(directory), *more]
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def baseline_run(token_files, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("baseline") / "run"
+    done = run_program([*python_command(), *flags_of(token_files, directory, "--eval_every", "3", "--keep_best")])
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def deepspeed_run(token_files, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("optimized") / "run"
+    flags = flags_of(token_files, directory, "--run_type", "optimized", "--eval_every", "3")
+    done = run_program([*deepspeed_command(2, free_port()), *flags])
+    assert done.returncode == 0, done.stderr[-3000:]
+    return directory
+
+
+def test_the_run_leaves_its_files(baseline_run):
+    names = {path.name for path in baseline_run.iterdir()}
+    assert names == {
+        *("training_metrics.json", "RUN_COMPLETE.txt", "launcher_metadata.json", "effective_config.json"),
+        *("model.safetensors", "config.json", "best", ".lock"),
+    }
+    line = (baseline_run / "RUN_COMPLETE.txt").read_text()
+    assert line.startswith(f"[Rank 0] RUN_COMPLETE checkpoint_path={baseline_run} world_size=1 tokens_per_sec=")
+
+
+def test_every_step_is_in_the_metrics(baseline_run):
+    metrics = read_metrics(baseline_run / "training_metrics.json")
+    rows = metrics["steps"]
+    assert [row["step"] for row in rows] == list(range(1, 8))
+    assert [row["is_warmup"] for row in rows] == [True] * 2 + [False] * 5
+    assert all(0 <= row["data_wait_s"] < row["step_time_s"] for row in rows)
+    assert rows[-1]["loss"] < rows[0]["loss"], "it learns"
+    measured = [row["step_time_s"] for row in rows[2:]]
+    timing = metrics["timing"]
+    assert timing["step_time_median_s"] == pytest.approx(np.median(measured))
+    assert timing["tokens_per_sec_global"] == pytest.approx(5 * 16 * SEQUENCE / sum(measured))
+    assert timing["wall_clock_tokens_per_sec_global"] <= timing["tokens_per_sec_global"]
+    assert [row["step"] for row in metrics["evaluations"]] == [3, 6, 7]
+    assert metrics["flops"]["mfu"] > 0 and metrics["flops"]["peak_source"].startswith("measured")
+    assert metrics["memory"]["per_rank"][0]["peak_rss_bytes"] > 10_000_000
+    assert metrics["status"] == "complete" and metrics["completion"]["printed_marker"]
+
+
+def test_two_deepspeed_ranks_do_the_work_of_the_baseline(baseline_run, deepspeed_run):
+    one, two = (read_metrics(run / "training_metrics.json") for run in (baseline_run, deepspeed_run))
+    assert two["hardware"]["world_size"] == 2
+    assert all(len(row["per_rank_step_time_s"]) == 2 for row in two["steps"])
+    assert all(row["step_time_s"] == max(row["per_rank_step_time_s"]) for row in two["steps"])
+    for key in ("loss", "grad_norm"):
+        assert [row[key] for row in two["steps"]] == pytest.approx([row[key] for row in one["steps"]], abs=5e-6)
+    for ours, theirs in zip(one["evaluations"], two["evaluations"], strict=True):
+        assert ours["num_target_tokens"] == theirs["num_target_tokens"]
+        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], abs=5e-6)
+    effective = two["deepspeed_config"]["effective"]
+    assert effective["zero_optimization"]["stage"] == 1 and effective["gradient_clipping"] == 1.0
+    assert one["deepspeed_config"] is None
+
+
+@pytest.mark.parametrize("which", ["baseline_run", "deepspeed_run"])
+def test_transformers_opens_the_weights_and_finds_our_validation_loss(which, request, token_files):
+    """Every window in file order, by hand; fp32, so within 1e-4."""
+    from transformers import GPT2LMHeadModel
+
+    directory = request.getfixturevalue(which)
+    model = GPT2LMHeadModel.from_pretrained(directory).eval()
+    config = json.loads((directory / "config.json").read_text())
+    assert config["vocab_size"] == VOCABULARY == model.transformer.wte.weight.shape[0]
+    assert config["eos_token_id"] == VOCABULARY - 1
+    tokens = np.fromfile(token_files[1], dtype="<u2").astype(np.int64)
+    windows = [torch.from_numpy(tokens[i : i + SEQUENCE + 1]) for i in range(0, len(tokens) - SEQUENCE, SEQUENCE)]
+    with torch.no_grad():
+        losses = [
+            torch.nn.functional.cross_entropy(model(window[None, :-1]).logits[0], window[1:]).item()
+            for window in windows
+        ]
+    recorded = read_metrics(directory / "training_metrics.json")["summary"]["final_val_loss"]
+    assert np.mean(losses) == pytest.approx(recorded, abs=1e-4)
+
+
+def test_exported_weights_start_another_run(baseline_run, token_files, tmp_path):
+    """--eval_only on our own export, and on the best weights, gives the losses that were recorded: length and data are
+    the run's, though the defaults are 512 tokens of val_small.bin."""
+    metrics = read_metrics(baseline_run / "training_metrics.json")
+    for source, expected in ((baseline_run, "final_val_loss"), (baseline_run / "best", "best_val_loss")):
+        said, again = validated(source, tmp_path / expected)
+        assert f"as {source} was trained: --seq_length {SEQUENCE} --train_data_path {token_files[0]}" in said
+        assert again["steps"] == [] and again["status"] == "complete"
+        assert again["summary"]["final_val_loss"] == metrics["summary"][expected]
+
+
+def test_eval_only_gives_exactly_the_loss_of_a_run_that_validated_on_a_part(token_files, tmp_path):
+    """From another folder: the run's relative path leads nowhere there, or to other tokens."""
+    flags = [*TINY_RUN, *SHORT_RUN, "--train_data_path", "train.bin", "--val_data_path", "val.bin"]
+    flags += ["--max_val_steps", "1", "--global_batch_size", "8", "--max_train_steps", "3", "--sample_tokens", "0"]
+    run, other = tmp_path / "run", tmp_path / "other"
+    done = run_program([*python_command(), *flags, "--checkpoint_path", str(run)], cwd=token_files[0].parent)
+    assert done.returncode == 0, done.stderr
+    first = read_metrics(run / "training_metrics.json")
+    said, again = validated(run, tmp_path / "a", "--val_data_path", str(token_files[1]), cwd=tmp_path)
+    assert "--global_batch_size 8 --max_val_steps 1" in said and "not the run's data" not in said
+    assert again["evaluations"][0]["num_sequences"] == first["evaluations"][-1]["num_sequences"] == 8
+    assert again["summary"]["final_val_loss"] == first["summary"]["final_val_loss"]
+    other.mkdir()
+    write_token_files(other, 2000, 1000)  # under the recorded names
+    said, _ = validated(run, tmp_path / "b", cwd=other)
+    assert f"warning: {other}/val.bin is validated, which is not the run's data" in said
+    assert "--val_data_path val.bin" not in said
+
+
+def validated(source: Path, directory: Path, *more: str, cwd: Path | None = None) -> tuple[str, dict]:
+    """What --eval_only says of the weights in a folder, and the file that it writes."""
+    flags = ["--precision", "fp32", "--device", "cpu", "--init_from", str(source), "--eval_only", *more]
+    done = run_program([*python_command(), *flags, "--checkpoint_path", str(directory)], cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, read_metrics(directory / "training_metrics.json")
+
+
+def test_the_effective_config_repeats_the_run(baseline_run, tmp_path):
+    config = ["--config", str(baseline_run / "effective_config.json"), "--checkpoint_path", str(tmp_path / "again")]
+    done = run_program([*python_command(), *config])
+    assert done.returncode == 0, done.stderr
+    first, again = (read_metrics(path / "training_metrics.json") for path in (baseline_run, tmp_path / "again"))
+    assert [row["loss"] for row in again["steps"]] == [row["loss"] for row in first["steps"]]
+
+
+def test_a_held_folder_is_refused_unless_overwritten(baseline_run, token_files):
+    before = (baseline_run / "training_metrics.json").read_bytes()
+    done = run_program([*python_command(), *flags_of(token_files, baseline_run)])
+    assert done.returncode == 2 and "--overwrite" in done.stderr
+    assert (baseline_run / "training_metrics.json").read_bytes() == before
+
+
+def test_a_resumed_run_continues_bit_for_bit(token_files, tmp_path):
+    """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
+    more = ["--run_type", "optimized", "--dropout", "0.1", "--timing_warmup_steps", "1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run_program([*python_command(), *flags_of(token_files, whole, *more)]).returncode == 0
+    first = run_program([*python_command(), *flags_of(token_files, parts, *more, "--stop_at_step", "3")])
+    assert first.returncode == 0, first.stderr
+    stopped = read_metrics(parts / "training_metrics.json")
+    assert len(stopped["steps"]) == 3
+    # what --precision auto and --device auto became is what the run goes on with
+    auto = ["--precision", "auto", "--device", "auto", "--resume"]
+    second = run_program([*python_command(), *flags_of(token_files, parts, *more, *auto)])
+    assert second.returncode == 0, second.stderr
+    assert "steps 4 to 7" in second.stdout
+    expected, resumed = (read_metrics(path / "training_metrics.json") for path in (whole, parts))
+    assert [row["step"] for row in resumed["steps"]] == list(range(1, 8))
+    assert [row["loss"] for row in resumed["steps"]] == [row["loss"] for row in expected["steps"]]
+    assert resumed["run_id"] == stopped["run_id"]
+    assert [row["step"] for row in resumed["steps"] if row["is_warmup"]] == [1, 4], "a new start is cold again"
+    assert (parts / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_diverges_stops_and_keeps_nothing_of_that_step(token_files, tmp_path):
+    directory = tmp_path / "run"
+    flags = flags_of(token_files, directory, "--learning_rate", "1e38", "--max_grad_norm", "0", "--warmup_steps", "0")
+    done = run_program([*python_command(), *flags])
+    assert done.returncode == 1 and "step" in done.stderr and "Traceback" not in done.stderr
+    metrics = read_metrics(directory / "training_metrics.json")
+    assert metrics["status"] == "failed"
+    assert len(metrics["steps"]) < 7 and all(np.isfinite(row["loss"]) for row in metrics["steps"])
+    assert f"step {len(metrics['steps']) + 1}" in metrics["failure"]["reason"]
+    assert "RUN_FAILED" in (directory / "RUN_FAILED.txt").read_text()
+    assert not (directory / "model.safetensors").exists() and not (directory / "RUN_COMPLETE.txt").exists()
+
+
+def bad_files(folder: Path) -> dict[str, list[str]]:
+    """What can be wrong with what a user typed -> the flags that do it."""
+    train, val = write_token_files(folder)
+    good = ["--train_data_path", str(train), "--val_data_path", str(val)]
+    odd, beyond = folder / "odd.bin", folder / "beyond.bin"
+    odd.write_bytes(train.read_bytes()[:-1])
+    np.full(2000, 60_000, dtype="<u2").tofile(beyond)
+    broken = folder / "broken.json"
+    broken.write_text("{")
+    (folder / "file").write_text("")
+    plain = folder / "plain.bin"  # no sidecar: read as GPT-2's
+    np.arange(2000, dtype="<u2").tofile(plain)
+    return {
+        "missing data file": [*good, "--train_data_path", str(folder / "nowhere.bin")],
+        "truncated bin": ["--train_data_path", str(odd), "--val_data_path", str(plain)],
+        "token id beyond the vocabulary": ["--train_data_path", str(beyond), "--val_data_path", str(plain)],
+        "vocabulary smaller than the data's": [*good, "--vocab_size", "200"],
+        "sequence longer than the positions": [*good, "--seq_length", "128"],
+        "batch that does not divide": [*good, "--global_batch_size", "31", "--micro_batch_size_per_gpu", "2"],
+        "unknown run type": [*good, "--run_type", "warp"],
+        "malformed DeepSpeed JSON": [
+            *good,
+            "--deepspeed_config",
+            str(folder / "broken.json"),
+            "--run_type",
+            "optimized",
+        ],
+        "unwritable checkpoint path": [*good, "--checkpoint_path", str(folder / "file" / "run")],
+        "fp16 on CPU": [*good, "--precision", "fp16"],
+    }
+
+
+BAD_INPUTS = [
+    *("missing data file", "truncated bin", "token id beyond the vocabulary", "vocabulary smaller than the data's"),
+    *("sequence longer than the positions", "batch that does not divide", "unknown run type"),
+    *("malformed DeepSpeed JSON", "unwritable checkpoint path", "fp16 on CPU"),
+]
+
+
+@pytest.mark.parametrize("what", BAD_INPUTS)
+def test_bad_input_is_one_sentence_and_exit_code_2(what, tmp_path):
+    flags = [*TINY_RUN, *SHORT_RUN, "--checkpoint_path", str(tmp_path / "run"), *bad_files(tmp_path)[what]]
+    done = run_program([*python_command(), *flags])
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("gpt2.py: error: ") and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run" / "training_metrics.json").exists()
+
+
+def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):
+    """torchrun turns the rank's 2 into 1; the sentence must be there once, whatever rank ends first, and torchrun's own
+    forty lines close with it."""
+    flags = flags_of(token_files, tmp_path / "run", "--run_type", "optimized", "--seq_length", "128")
+    done = run_program([*torchrun_command(2), *flags])
+    assert done.returncode == 1
+    assert done.stderr.count("gpt2.py: error: --seq_length 128") == 1
+    assert "  traceback : --seq_length 128" in "\n".join(done.stderr.splitlines()[-3:]), done.stderr
+    done = run_program([*deepspeed_command(2, free_port()), *flags])
+    assert done.returncode == 2
+    assert done.stderr.count("gpt2.py: error: --seq_length 128") == 1
+
+
+@pytest.mark.parametrize("program", ["src/gpt2.py", "generate_charts.py", "download_data.py", "preprocess_small.py"])
+def test_help_is_quick(program):
+    """Under 1.5 s, so without torch; the best of three, because a loaded machine is not the program's fault."""
+    from support.programs import REPOSITORY
+
+    seconds = []
+    for _ in range(3):
+        start_s = time.perf_counter()
+        done = run_program([python_command()[0], str(REPOSITORY / program), "--help"])
+        seconds.append(time.perf_counter() - start_s)
+        assert done.returncode == 0 and "default" in done.stdout
+    assert min(seconds) < 1.5
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Processes whose command line names the run's folder, launchers and ranks alike."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            is_zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        if str(directory) in command and not is_zombie:
+            found.append(int(entry.name))
+    return found
+
+
+LAUNCHERS = {
+    "python": lambda: (python_command(), "baseline"),
+    "torchrun": lambda: (torchrun_command(2), "optimized"),
+    "deepspeed": lambda: (deepspeed_command(2, free_port()), "optimized"),
+}
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for left processes in /proc, which this system lacks")
+@pytest.mark.parametrize(
+    ("launcher", "sent"),
+    [
+        (launcher, sent)
+        for launcher in LAUNCHERS
+        for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        # killed outright, nobody is left to write anything; SIGTERM to the only process is test_endings.py's
+        if launcher != "python" or sent is signal.SIGINT
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_stopped_run_leaves_whole_files_and_no_process(launcher, sent, token_files, tmp_path):
+    """Ctrl-C goes to the whole foreground group, as a terminal does it; the others to the launcher alone. The process
+    without a launcher starts as in the background of a script, where Ctrl-C is ignored to begin with."""
+    import subprocess
+
+    ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if launcher == "python" else None
+    command, run_type = LAUNCHERS[launcher]()
+    directory = tmp_path / "run"
+    flags = flags_of(token_files, directory, "--run_type", run_type, "--max_train_steps", "100000", "--epochs", "9999")
+    with (tmp_path / "said.txt").open("w") as said:
+        process = subprocess.Popen(
+            [*command, *flags], stdout=said, stderr=said, start_new_session=True, preexec_fn=ignored
+        )
+        metrics_file = directory / "training_metrics.json"
+        deadline = time.monotonic() + 90
+        while "step     1/" not in (tmp_path / "said.txt").read_text():  # a rank that still starts up ends at once
+            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "said.txt").read_text()[-3000:]
+            time.sleep(0.2)
+        if sent is signal.SIGINT:
+            os.killpg(process.pid, sent)
+        else:
+            process.send_signal(sent)
+        process.wait(timeout=45)
+    assert process.returncode != 0
+    deadline = time.monotonic() + 30
+    while processes_of(directory) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = processes_of(directory)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == [], (tmp_path / "said.txt").read_text()[-3000:]
+    metrics = read_metrics(metrics_file)
+    # the death of a launcher is a SIGTERM to its ranks: they save the step that they are in
+    last = metrics["steps"][-1]["step"]
+    assert f" step={last} checkpoint=" in (directory / "RUN_PREEMPTED.txt").read_text()
+    assert (directory / "checkpoints" / f"step_{last:06d}" / "checkpoint.json").exists()
+    assert metrics["status"] == "preempted" and not (directory / "RUN_FAILED.txt").exists()
+    assert not list(directory.glob("*.tmp")) and not list(directory.glob(".*.tmp"))
+    if launcher == "python":
+        assert process.returncode == 130 and "Ctrl-C: the step is finished" in (tmp_path / "said.txt").read_text()
+    if sent is signal.SIGTERM:
+        assert process.returncode == {"torchrun": 1, "deepspeed": -signal.SIGTERM}[launcher], "as docs/faults.md says"

@@ -1,0 +1,112 @@
+"""--tensorboard, --skip_gradient_sync and --profile as a person uses them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from support.metrics_examples import example_metrics
+from support.programs import TINY_RUN, data_flags, python_command, run_program, torchrun_command
+
+from testbed.metrics.file import read_metrics
+from testbed.metrics.recorder import RunRecorder
+
+SHORT = ["--max_train_steps", "4", "--timing_warmup_steps", "1", "--global_batch_size", "4", "--sample_tokens", "0"]
+
+
+def test_tensorboard_shows_the_rows_of_the_file(tmp_path, token_files):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = [*TINY_RUN, *SHORT, *data_flags(token_files), "--eval_every", "2", "--max_val_steps", "1", "--tensorboard"]
+    done = run_program([*python_command(), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr[-2000:]
+    metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    for name, column in {
+        "train/loss": "loss",
+        "train/grad_norm": "grad_norm",
+        "train/learning_rate": "learning_rate",
+        "speed/step_time_s": "step_time_s",
+    }.items():
+        shown = {event.step: event.value for event in events.Scalars(name)}
+        assert shown == pytest.approx({row["step"]: row[column] for row in metrics["steps"]}, rel=1e-6), name
+    rates = [event.value for event in events.Scalars("speed/tokens_per_s")]
+    assert rates == pytest.approx([4 * 32 / row["step_time_s"] for row in metrics["steps"]], rel=1e-5)
+    losses = {event.step: event.value for event in events.Scalars("validation/loss")}
+    assert losses == pytest.approx({row["step"]: row["val_loss"] for row in metrics["evaluations"]}, rel=1e-6)
+
+
+@pytest.mark.parametrize("run_type", ["allreduce", "ddp"])
+def test_without_synchronisation_nothing_travels_and_the_run_says_that_it_is_no_training(
+    tmp_path, token_files, run_type
+):
+    flags = ["--run_type", run_type, *TINY_RUN, *SHORT, *data_flags(token_files), "--skip_gradient_sync", "--profile"]
+    command = [*torchrun_command(2), *flags, "--profile_steps", "3", "--checkpoint_path", str(tmp_path / "run")]
+    done = run_program(command)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "is no training" in done.stdout
+    metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
+    assert metrics["instrumented"] is True
+    assert metrics["training_config"]["math_changes"] == ["gradients are not synchronised: this is no training"]
+    assert not (tmp_path / "run" / "model.safetensors").exists(), "weights of ranks that trained apart"
+    for of_rank in metrics["attribution"]["per_rank"]:
+        assert [step["num_collectives"] for step in of_rank["steps"]] == [0, 0, 0]
+        assert all(step["communication_s"] == 0 for step in of_rank["steps"])
+    assert metrics["attribution"]["bound"] is None
+
+
+@pytest.mark.parametrize("run_type", ["allreduce", "ddp"])
+def test_every_other_step_is_left_alone(tmp_path, token_files, run_type):
+    flags = ["--run_type", run_type, *TINY_RUN, *SHORT, *data_flags(token_files), "--global_batch_size", "8"]
+    flags += ["--timing_warmup_steps", "2"]  # in step 2 DDP agrees on its buckets, once, with a small broadcast
+    flags += ["--skip_gradient_sync", "alternate", "--profile", "--profile_steps", "2"]
+    done = run_program([*torchrun_command(2), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr[-2000:]
+    metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
+    changes = ["gradients of every even step are not synchronised: this is no training"]
+    assert metrics["training_config"]["math_changes"] == changes and metrics["instrumented"] is True
+    for of_rank in metrics["attribution"]["per_rank"]:
+        travels = {step["step"]: step["num_collectives"] > 0 for step in of_rank["steps"]}
+        assert travels == {3: True, 4: False}
+
+
+def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_files):
+    flags = ["--run_type", "ddp", *TINY_RUN, *SHORT, *data_flags(token_files), "--profile", "--profile_steps", "3"]
+    done = run_program([*torchrun_command(1), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr[-2000:]
+    attribution = read_metrics(tmp_path / "run" / "training_metrics.json")["attribution"]
+    assert attribution["bound"] is None
+    assert all(row["num_per_step"] and not row["bus_bytes_per_step"] for row in attribution["collectives"])
+
+
+def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
+    """Its slowed rows stay among the measured ones."""
+    for before, now, expected in ((True, False, True), (False, True, True), (False, False, False)):
+        settings = SimpleNamespace(run_type="baseline")
+        facts = example_metrics(instrumented=now, training_config={"math_changes": []})
+        recorder = RunRecorder(tmp_path, settings, facts, is_writer=True)
+        recorder.restore(example_metrics(instrumented=before), step=10, steps_done=10, elapsed_s=1.0, useful_wall_s=1.0)
+        assert recorder.metrics["instrumented"] is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--skip_gradient_sync"], "--skip_gradient_sync belongs to --run_type allreduce, ddp, not to baseline"),
+        (
+            ["--profile", "--max_train_steps", "7"],
+            "--profile looks at 5 steps after 5 of warm-up, but the run has 7; give --max_train_steps 10 or more",
+        ),
+        (
+            ["--run_type", "allreduce", "--skip_gradient_sync", "--save_every", "2"],
+            "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume",
+        ),
+        (["--profile_steps", "0"], "--profile_steps: '0' is not a positive whole number"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tmp_path, token_files, flags, sentence):
+    command = [*python_command(), *TINY_RUN, *flags, *data_flags(token_files)]
+    done = run_program([*command, "--checkpoint_path", str(tmp_path / "run")])
+    assert done.returncode == 2
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
