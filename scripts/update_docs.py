@@ -76,9 +76,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def pages_with_blocks(repository: Path = REPOSITORY) -> dict[Path, list[str]]:
+def pages_with_blocks() -> dict[Path, list[str]]:
     """Return the pages that hold a block, with the names of their blocks."""
-    pages = [repository / "README.md", *sorted((repository / "docs").rglob("*.md"))]
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
     found = {page: names_of_blocks(page.read_text(encoding="utf-8")) for page in pages}
     return {page: names for page, names in found.items() if names}
 

@@ -83,6 +83,18 @@ def test_commands_name_programs_and_flags_that_exist(page):
                 assert any(f"--{spelling}" in sources or f'"{spelling}"' in sources for spelling in spellings), command
 
 
+GUIDES = [README, REPOSITORY / "CONTRIBUTING.md", *(page for page in DOCS.glob("*.md") if page.name != "log.md")]
+OF_OTHERS = {"train.py", "training.py"}  # nanoGPT's, and a name behind its link
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=relative)
+def test_files_of_ours_that_a_guide_names_exist(page):
+    places = [REPOSITORY, REPOSITORY / "src" / "testbed", REPOSITORY / "scripts", REPOSITORY / "tests"]
+    for name in set(re.findall(r"`([\w/.]+\.(?:py|sh))`", read(page))) - OF_OTHERS:
+        found = any((place / name).is_file() for place in places)
+        assert found or ("/" not in name and any(any(place.rglob(name)) for place in places[1:])), name
+
+
 def test_the_commands_of_the_readme_train_a_small_model_on_a_cpu():
     """Without these flags a CPU would train 124M parameters."""
     (work,) = [command for command in commands_of(README) if command.startswith("work=(")]
