@@ -288,6 +288,8 @@ def test_the_table_says_that_single_runs_give_no_verdict_and_what_the_audit_note
     assert "[1] and [3]: 2.20x (throughput) on 2 times the ranks is more than linear" in said
     assert "[1] and [2]: cpu threads per rank 1 against 2" in said
     assert "no verdict" not in training.comparison_table(runs[:1]), "one run compares nothing"
+    repeats = load(*[example_metrics(run_id=f"20260101T00000{number}Z-0123456{number}") for number in (1, 2)])
+    assert "Each column is one run, no verdict" in " ".join(training.comparison_table(repeats).split())
 
 
 def test_a_ratio_between_unequally_many_cores_says_so_where_it_stands(load):
