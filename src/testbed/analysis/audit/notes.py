@@ -21,9 +21,10 @@ def notes_on_single_runs(runs: Sequence[Run]) -> list[str]:
     """Return the sentences that belong below a table of these runs; none where it compares nothing."""
     if len(runs) < 2:
         return []
+    if len(group_into_arms(runs)) < len(runs):  # the audit names arms then, and their verdicts stand below the table
+        return [f"Each column is one run, {NO_VERDICT}"]
     number_of = {str(run.path): f"[{number}]" for number, run in enumerate(runs, start=1)}
-    has_repeats = len(group_into_arms(runs)) < len(runs)
-    notes = [f"{'Each column is one run' if has_repeats else 'One run each'}, {NO_VERDICT}"]
+    notes = [f"One run each, {NO_VERDICT}"]
     for finding in audit_runs([from_run(run) for run in runs]):
         is_about_the_record = finding.rule == TRACEABLE and finding.severity != FAILS
         if finding.rule not in SAID_ELSEWHERE and not is_about_the_record:
