@@ -29,7 +29,7 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.data.token_file import TokenFileWriter
 from testbed.errors import say
-from testbed.experiments.model_states_table import difference, table
+from testbed.experiments.model_states import difference, table
 from testbed.model.shape import ModelShape
 
 if TYPE_CHECKING:

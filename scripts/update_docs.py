@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.analysis.blocks import filled, names_of_blocks
 from testbed.config.flag_parser import FlagParser
@@ -54,7 +54,7 @@ def sweep() -> str:
 
 
 def model_states() -> str:
-    from testbed.experiments.model_states_table import table
+    from testbed.experiments.model_states import table
 
     counts = json.loads((RESULTS / "model_states" / "counts.json").read_text(encoding="utf-8"))
     return "```\n" + "\n".join(table(counts)) + "\n```"
