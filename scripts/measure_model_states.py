@@ -29,6 +29,7 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.data.token_file import TokenFileWriter
 from testbed.errors import say
+from testbed.experiments.model_states import difference, table
 from testbed.model.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -153,32 +154,6 @@ def launch(folder: Path, ranks: int, flags: list[str], names: list[str]) -> list
         say(f"{done.stdout}{done.stderr}\nthe run on {ranks} ranks failed", file=sys.stderr)
         return None
     return json.loads((folder / "counts.json").read_text())
-
-
-def difference(row: dict[str, Any]) -> float:
-    """Relative to the formula."""
-    return row["measured_bytes"] / row["formula_bytes"] - 1
-
-
-def table(results: list[dict]) -> list[str]:
-    """The rank with the most model states of each run, a line per kind, and what else is alive on it."""
-    lines = [
-        f"{'strategy':<10}{'ranks':>5} {'rank':>5}  "
-        f"{'kind':<21}{'measured bytes':>15}{'formula bytes':>15}{'off by':>9}{'ZeRO paper':>13}"
-    ]
-    for result in results:
-        totals = [sum(row["measured_bytes"] for row in of["rows"]) for of in result["per_rank"]]
-        rank = totals.index(max(totals))
-        of_rank = result["per_rank"][rank]
-        lines.append("")
-        for row in of_rank["rows"]:
-            numbers = f"{row['measured_bytes']:>15,}{row['formula_bytes']:>15,}{difference(row):>+9.2%}"
-            numbers += "" if row["paper_bytes"] is None else f"{row['paper_bytes']:>13,}"
-            lines.append(f"{result['strategy']:<10}{result['ranks']:>5} {rank:>5}  {row['kind']:<21}{numbers}")
-        apart = f"{sum(of_rank['transient'].values()):>15,}"
-        named = ", ".join(f"{what} {size:,}" for what, size in of_rank["transient"].items())
-        lines.append(f"{'':<23}{'transient and other':<21}{apart}  {named}".rstrip())
-    return lines
 
 
 def worker(folder: Path) -> None:

@@ -4,7 +4,7 @@
     python scripts/network_study.py --dry_run    # every command, and how long it will take
     python scripts/network_study.py              # about an hour on two cores; the same command goes on after a stop
     python scripts/network_study.py --quick      # two strategies, two links, two repeats: three minutes, no claims
-    python scripts/network_study.py --tables docs/results/network --into docs/network.md
+    python scripts/network_study.py --tables docs/results/network --into docs/results/network/README.md
 
 Each run is one call of src/gpt2.py with one rank on each of 2 or 4 hosts (scripts/lab/network.py; root only), in
 interleaved rounds, and once more under the profiler, which is never timed. It writes DIR/network_study.json with every
@@ -106,9 +106,10 @@ def main() -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """The tables of an earlier study; with --into also in the page, and its pictures."""
+    from testbed.analysis.blocks import filled
     from testbed.experiments.network_lab.charts import plot_study
     from testbed.experiments.network_lab.study_file import read_study
-    from testbed.experiments.network_lab.tables import blocks, filled, tables
+    from testbed.experiments.network_lab.tables import blocks, tables
     from testbed.io import write_text
 
     content = read_study(arguments.tables)

@@ -11,6 +11,7 @@ import sys
 import pytest
 from support.programs import REPOSITORY
 
+from testbed.analysis.blocks import block_of, filled
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
 from testbed.experiments.network_lab import study_file
 from testbed.experiments.network_lab.bounds import bound_of, share_ready_last
@@ -28,13 +29,13 @@ from testbed.experiments.network_lab.study import (
     links_as_records,
 )
 from testbed.experiments.network_lab.study_file import check_study, read_study, results, write_study
-from testbed.experiments.network_lab.tables import _ratio, block_of, blocks, filled, tables, verdicts
+from testbed.experiments.network_lab.tables import _ratio, blocks, tables, verdicts
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.profiling.attribution import measured_bus_bandwidth
 
 PROGRAM = REPOSITORY / "scripts" / "network_study.py"
-PAGE = REPOSITORY / "docs" / "network.md"
+PAGE = REPOSITORY / "docs" / "results" / "network" / "README.md"
 
 
 def network_study(*words: object, timeout_s: float = 60, cwd=REPOSITORY) -> subprocess.CompletedProcess:

@@ -9,14 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from statistics import median
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.programs import REPOSITORY, TINY_RUN, data_flags
 
-from testbed.analysis.statistics import FASTER, SLOWER
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
@@ -185,39 +183,6 @@ def test_what_this_torch_or_device_cannot_do_is_not_measured(token_files, monkey
     for name in COMPILED:
         assert TRIALS[name].why_not(aligned, CPU) == "the compiler does not work here (RuntimeError: no C compiler)"
     assert all(trial.kept for trial in TRIALS.values()) and TRIALS["float32 norm"].why_not(padded, CPU) is None
-
-
-def test_the_tables_on_the_page_are_what_the_file_says():
-    """Until there is a file, the page says so, and holds no table of its own."""
-    page = (REPOSITORY / "docs" / "performance.md").read_text()
-    file = REPOSITORY / "docs" / "results" / "performance" / "trials.json"
-    if not file.exists():
-        assert "follow with `docs/results/performance/trials.json`" in page and "times as long" not in page
-        return
-    measured = json.loads(file.read_text())
-    assert trials_table(measured) in page and two_numbers_table(measured) in page and not measured["git_dirty"]
-    assert measured["trials"].keys() == TRIALS.keys() and measured["warmup_pairs"] == step_trials.WARMUP_PAIRS
-    assert "follow with `docs/results/performance/trials.json`" not in page
-
-
-def test_what_the_page_concludes_of_the_trials_is_what_their_verdicts_say():
-    page = " ".join((REPOSITORY / "docs" / "performance.md").read_text().split())
-    measured = json.loads((REPOSITORY / "docs" / "results" / "performance" / "trials.json").read_text())
-    found = {
-        name: trial_result([run["pairs"] for run in trial["repeats"]])
-        for name, trial in measured["trials"].items()
-        if not trial["not_measured"]
-    }
-    slower = {name for name, result in found.items() if result.verdict == SLOWER}
-    assert not [name for name, result in found.items() if result.verdict == FASTER] and len(found) == 7
-    assert "No alternative is found faster. Two are slower: AdamW unfused, by some per cent" in page
-    assert slower == {"unfused AdamW", "chunked cross entropy"} and found["chunked cross entropy"].low > 3
-    runs = [run for trial in measured["trials"].values() for run in trial["repeats"]]
-    step_s = median(pair[0] for run in runs for pair in run["pairs"])
-    rates = [median(run[name] for run in runs) for name in ("matrix_flops_per_s", "copy_bytes_per_s")]
-    assert "two thirds of its time" in page and "alone would be an eighth of it" in page
-    assert measured["causal_flops_per_step"] / rates[0] / step_s == pytest.approx(2 / 3, abs=0.02)
-    assert measured["least_bytes_per_step"] / rates[1] / step_s == pytest.approx(1 / 8, abs=0.02)
 
 
 def test_a_file_is_measured_and_read_again(tmp_path, token_files):

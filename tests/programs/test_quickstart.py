@@ -1,8 +1,9 @@
-"""What scripts/quickstart.sh starts, asked with a `python` that only notes how it was called."""
+"""Check what scripts/quickstart.sh starts, with a `python` that only notes how it was called."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,8 +19,12 @@ esac
 """
 
 
-def called(tmp_path: Path, devices: int, cores: int) -> list[str]:
-    """Every call of python that the quickstart makes on such a machine, with the threads it was given."""
+def called(tmp_path: Path, devices: int, cores: int, *arguments: str) -> list[str]:
+    """Return every call of python that the quickstart makes on such a machine, with the threads it was given.
+
+    The script runs in a copy of scripts/, because with --repeats it clears the folder of its runs.
+    """
+    shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(NOTING)
@@ -28,7 +33,7 @@ def called(tmp_path: Path, devices: int, cores: int) -> list[str]:
     variables |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path)}
     others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     subprocess.run(
-        ["bash", str(REPOSITORY / "scripts" / "quickstart.sh")],
+        ["bash", str(tmp_path / "scripts" / "quickstart.sh"), *arguments],
         env=others | variables,
         check=True,
         capture_output=True,
@@ -59,3 +64,32 @@ def test_the_same_cores_in_one_process_stand_beside_two_ranks(tmp_path, devices,
     assert drawn.split()[-len(runs) :] == [folder_of(call) for call in runs], "the table takes every run, in this order"
     work = {call.partition("--model")[2] for call in runs}
     assert len(work) == 1, "all of them do the same work"
+
+
+@pytest.mark.parametrize(
+    "devices, arms", [(0, ["baseline", "baseline_all_cores", "optimized"]), (2, ["baseline", "optimized"])]
+)
+def test_repeats_are_interleaved_and_end_with_a_verdict(tmp_path, devices, arms):
+    left = tmp_path / "checkpoint" / "quickstart_repeats" / "baseline" / "run_9"
+    left.mkdir(parents=True)
+    calls = called(tmp_path, devices, 2, "--repeats", "5")
+    folders = [Path(folder_of(call)).parts[-2:] for call in calls if "src/gpt2.py" in call]
+    rounds = [folders[start : start + len(arms)] for start in range(0, len(folders), len(arms))]
+    assert [{repeat for _, repeat in each} for each in rounds] == [{f"run_{number}"} for number in range(1, 6)]
+    assert all(sorted(arm for arm, _ in each) == arms for each in rounds), "each round runs every arm once"
+    assert {each[0][0] for each in rounds} == set(arms), "each arm is the first of some round"
+    verdicts = [call.split("compare_runs.py ")[1].split() for call in calls if "compare_runs.py" in call]
+    root = "checkpoint/quickstart_repeats"
+    assert verdicts == [[f"{root}/optimized", "--against", f"{root}/{arm}"] for arm in arms[:-1]]
+    assert not left.exists(), "a repeat of an earlier call is not counted"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--repeats"], ["--repeats", "0"], ["--repeats", "five"], ["--steps", "5"], ["5"]]
+)
+def test_a_wrong_argument_is_one_sentence_and_exit_code_2(arguments):
+    done = subprocess.run(
+        ["bash", str(REPOSITORY / "scripts" / "quickstart.sh"), *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert f"'{' '.join(arguments)}' is not --repeats N" in done.stderr

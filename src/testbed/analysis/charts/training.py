@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from testbed.analysis.audit.notes import notes_on_single_runs
 from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figure
 from testbed.analysis.charts.repeats import plot_results
 from testbed.analysis.charts.style import (
@@ -266,7 +267,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
             "p95 step (ms)": number(run.step_time_p95_s, ",.1f", 1e3),
             "measured steps": f"{len(run.step_times_s):,}" if len(run.step_times_s) else "n/a",
             "tokens/s": rate(run.tokens_per_s) + (" per rank" if run.version == "1" else ""),
-            "speed-up over [1]": f"{speed_up:.2f}x" if isinstance(speed_up, float) else speed_up,
+            "speed-up over [1], n = 1": f"{speed_up:.2f}x" if isinstance(speed_up, float) else speed_up,
             "training time (s)": number(run.training_time_s, ",.2f"),
             "final training loss": number(run.final_train_loss, ".4f"),
             "final validation loss": number(run.final_validation_loss, ".4f"),
@@ -282,8 +283,9 @@ def comparison_table(runs: Sequence[Run]) -> str:
     for name in columns[0]:
         cells = [column[name].rjust(width) for column, width in zip(columns, widths, strict=True)]
         lines.append("   ".join([name.ljust(name_width), *cells]))
-    note = note_on_cores(runs)
-    return "\n".join([*lines, *(["", *textwrap.wrap(note, TABLE_CHARACTERS)] if note else [])])
+    for note in filter(None, [note_on_cores(runs), *notes_on_single_runs(runs)]):
+        lines += ["", *textwrap.wrap(note, TABLE_CHARACTERS)]
+    return "\n".join(lines)
 
 
 def _bars_by_meaning(

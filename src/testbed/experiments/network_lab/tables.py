@@ -1,8 +1,7 @@
-"""The network study in Markdown: the blocks of docs/network.md, which scripts/network_study.py --tables fills in."""
+"""The network study in Markdown: the blocks of docs/results/network/README.md."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,10 +21,6 @@ from testbed.experiments.network_lab.study_file import (
     tokens_of,
 )
 
-_BLOCK = (
-    "<!-- network study, {name}: scripts/network_study.py --tables fills this in -->\n{text}\n<!-- end of {name} -->"
-)
-
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
     """Markdown by the name of its place in the page."""
@@ -43,24 +38,8 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
     found = tables(content)
     for name, (title, _) in reversed(pictures(content).items()):
         place = "levers" if name == "levers" else "strategies"
-        found[place] = f"![{title}](results/network/network_{name}.png)\n\n{found[place]}"
+        found[place] = f"![{title}](network_{name}.png)\n\n{found[place]}"
     return found
-
-
-def filled(page: str, texts: Mapping[str, str]) -> str:
-    """The page with its blocks replaced. ValueError when it lacks a place for one."""
-    for name, text in texts.items():
-        pattern = re.escape(_BLOCK.format(name=name, text="TEXT")).replace("TEXT", "(?:.*?)")
-        page, count = re.subn(pattern, lambda _, n=name, t=text: _BLOCK.format(name=n, text=t), page, flags=re.DOTALL)
-        if count != 1:
-            raise ValueError(f"the page has {count} places for {name!r} instead of one")
-    return page
-
-
-def block_of(page: str, name: str) -> str:
-    """What stands in a place of the page."""
-    start, end = _BLOCK.format(name=name, text="TEXT").split("TEXT")
-    return page.partition(start)[2].partition(end)[0]
 
 
 def what_was_measured(content: Mapping[str, Any]) -> str:

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Fill the blocks of README.md and docs/ that are made from the files in docs/results.
+
+    python scripts/update_docs.py            # write the blocks
+    python scripts/update_docs.py --check    # write nothing; exit code 1 where a block is not what its file says
+
+A block stands between `<!-- made by: scripts/update_docs.py NAME -->` and `<!-- end of NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+
+from testbed.analysis.blocks import filled, names_of_blocks
+from testbed.config.flag_parser import FlagParser
+from testbed.errors import say
+from testbed.io import write_text
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "docs" / "results"
+QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
+NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
+
+
+def quickstart() -> str:
+    from testbed.analysis.charts.training import comparison_table
+    from testbed.analysis.runs.load import load_runs
+
+    return f"```\n{comparison_table(load_runs([RESULTS / 'quickstart' / name for name in QUICKSTART_RUNS]))}\n```"
+
+
+def run_types() -> str:
+    from testbed.analysis.charts.agreement import agreement_table
+    from testbed.analysis.runs.load import load_runs
+    from testbed.config.run_types import STRATEGIES
+
+    order = list(STRATEGIES)
+    runs = load_runs(sorted((RESULTS / "run_types").glob("*/training_metrics.json")))
+    runs.sort(key=lambda run: (order.index(run.record["training_config"]["run_type"]), run.path))
+    return agreement_table(runs)
+
+
+def sweep() -> str:
+    from testbed.analysis.scaling.report import report_on_directory
+    from testbed.analysis.scaling.tables import scaling_table
+
+    return scaling_table(report_on_directory(RESULTS / "sweep")).strip()
+
+
+def model_states() -> str:
+    from testbed.experiments.model_states import table
+
+    counts = json.loads((RESULTS / "model_states" / "counts.json").read_text(encoding="utf-8"))
+    return "```\n" + "\n".join(table(counts)) + "\n```"
+
+
+def network(name: str) -> str:
+    from testbed.experiments.network_lab.study_file import read_study
+    from testbed.experiments.network_lab.tables import blocks
+
+    return blocks(read_study(RESULTS / "network"))[name]
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "quickstart": quickstart,
+    "run types": run_types,
+    "sweep": sweep,
+    "model states": model_states,
+    **{name: partial(network, name) for name in NETWORK_BLOCKS},
+}
+
+
+def pages_with_blocks() -> dict[Path, list[str]]:
+    """Return the pages that hold a block, with the names of their blocks."""
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    found = {page: names_of_blocks(page.read_text(encoding="utf-8")) for page in pages}
+    return {page: names for page, names in found.items() if names}
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = FlagParser(prog="update_docs.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a block is out of date")
+    check = parser.parse_args(words).check
+    out_of_date = []
+    for page, names in pages_with_blocks().items():
+        if unknown := [name for name in names if name not in BLOCKS]:
+            say(f"update_docs.py: error: {page}: no block is called {unknown[0]!r}", file=sys.stderr)
+            return 2
+        text = page.read_text(encoding="utf-8")
+        made = filled(text, {name: BLOCKS[name]() for name in names})
+        if made != text:
+            out_of_date.append(str(page.relative_to(REPOSITORY)))
+            if not check:
+                write_text(page, made)
+    if not out_of_date:
+        say("every block is up to date")
+    elif check:
+        say(f"out of date: {', '.join(out_of_date)}; run: python scripts/update_docs.py", file=sys.stderr)
+    else:
+        say(f"written: {', '.join(out_of_date)}")
+    return 1 if check and out_of_date else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Blocks of a Markdown page that a program makes from a file: the text between two comments that name the block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_START = "<!-- made by: scripts/update_docs.py {name} -->\n"
+_END = "\n<!-- end of {name} -->"
+
+
+def names_of_blocks(page: str) -> list[str]:
+    """Return the names of the page's blocks, in their order."""
+    return re.findall(re.escape(_START).replace(r"\{name\}", "(.+?)"), page)
+
+
+def block_of(page: str, name: str) -> str:
+    """Return what stands in a block of the page; empty where the page has no such block."""
+    return page.partition(_START.format(name=name))[2].partition(_END.format(name=name))[0]
+
+
+def filled(page: str, texts: Mapping[str, str]) -> str:
+    """Return the page with its blocks replaced. ValueError when it lacks a place for one."""
+    for name, text in texts.items():
+        start, end = _START.format(name=name), _END.format(name=name)
+        pattern = re.compile(re.escape(start) + "(?:.*?)" + re.escape(end), re.DOTALL)
+        page, count = pattern.subn(lambda _, block=start + text + end: block, page)
+        if count != 1:
+            raise ValueError(f"the page has {count} places for {name!r} instead of one")
+    return page
