@@ -148,7 +148,6 @@ PROGRAMS = {
     "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
     "--allow-mismatch",
     "scripts/verify_run_artifacts.py": "--dir= --metrics_only",
-    "scripts/measure_trials.py": "--table= --repeats= --pairs=",
     "scripts/summarise_benchmark.py": "= --device= --seconds= --deadline_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
@@ -168,7 +167,6 @@ ALWAYS = {
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
     "scripts/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
-    "scripts/measure_trials.py": ["--table", "nowhere.json"],
     "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}
