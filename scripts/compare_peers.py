@@ -30,12 +30,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
 from testbed.experiments.peers import PEERS
+from testbed.program import program
 
 if TYPE_CHECKING:
     from testbed.experiments.peers.plan import Plan
@@ -159,6 +160,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments  # fmt: skip
 
 
+@program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     if arguments.worker is not None:
@@ -166,11 +168,7 @@ def main() -> int:
 
         run_work(arguments.worker)
         return 0
-    try:
-        return show(arguments) if arguments.table is not None else compare(arguments)
-    except (ValueError, OSError) as error:
-        say(f"compare_peers.py: error: {error}", file=sys.stderr)
-        return 2
+    return show(arguments) if arguments.table is not None else compare(arguments)
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from testbed.sweep.plan import Cell
     from testbed.sweep.state import Sweep
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.errors import say
+from testbed.program import program
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -90,18 +91,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments  # fmt: skip
 
 
+@program
 def main() -> int:
-    try:
-        arguments = parse_arguments(sys.argv[1:])
-        return show(arguments) if arguments.tables is not None else study(arguments)
-    except ValueError as error:
-        say(f"network_study.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        say(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
-        return 1
+    arguments = parse_arguments(sys.argv[1:])
+    return show(arguments) if arguments.tables is not None else study(arguments)
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -18,13 +18,16 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+
 from testbed.analysis.charts.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs.load import load_runs
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.config.run_types import STRATEGIES
-from testbed.errors import say
+from testbed.errors import Failure, say
 from testbed.metrics.file import read_metrics
+from testbed.program import program
 from testbed.run_files import METRICS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -53,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@program
 def main() -> int:
     arguments = parse_arguments()
     runs = {run_type: ["--run_type", run_type] for run_type in STRATEGIES} | FURTHER
@@ -69,14 +73,12 @@ def main() -> int:
         failed += [] if outcome.startswith("complete") or is_excused else [name]
     done = [arguments.out / name for name in runs if is_complete(arguments.out / name)]
     if arguments.out / "baseline" not in done:
-        say(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
-        return 1
+        raise Failure(f"there is no complete baseline under {arguments.out}, so nothing to compare with")
     try:
         loaded = load_runs(done)
         table = agreement_table(loaded)
     except ValueError as error:  # runs of an earlier call with other --steps, say
-        say(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
-        return 1
+        raise Failure(f"{error}; give another --out, or remove the older runs") from None
     write_agreement_figure(loaded, arguments.figure)
     say(f"\n{table}\n\npicture: {arguments.figure}")
     return 1 if failed else 0

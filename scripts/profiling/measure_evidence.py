@@ -5,14 +5,12 @@
 
 Each round trains the same work on two CPU ranks twice, without and with, in an order that changes from round to round.
 The ratio of the throughputs has an interval (src/testbed/analysis/statistics.py). Nothing else may run on the machine.
-Seven rounds take about four minutes on two cores. Exit code 1: a run failed, was not marked, or --out cannot be
-written; 2: what was typed is wrong.
+Seven rounds take about four minutes on two cores. Exit code 1: a run failed or was not marked.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -22,11 +20,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import say
+from testbed.errors import Failure, say
+from testbed.io import write_json
+from testbed.program import program
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -45,37 +45,20 @@ exec "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node "$RANKS" -
 """
 
 
-class RunFailed(Exception):
-    """A run did not end well, or was not what it was to be."""
-
-
-def main() -> int:
+@program
+def main() -> None:
     arguments = parse_arguments()
     from testbed.experiments.evidence_overhead import check_overhead, overhead_table
-    from testbed.io import write_text
 
     if arguments.out is not None:
-        try:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before the minutes, not after
-        except OSError as error:
-            say(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
-            return 1
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before the minutes, not after
     toggles = [name for name in TOGGLES if name not in not_measured()]
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            content = measure(Path(folder), toggles, arguments.rounds, arguments.steps)
-        except RunFailed as error:
-            say(f"measure_evidence.py: {error}", file=sys.stderr)
-            return 1
+        content = measure(Path(folder), toggles, arguments.rounds, arguments.steps)
     check_overhead(content)
     say(overhead_table(content))
     if arguments.out is not None:
-        try:
-            write_text(arguments.out, json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            say(f"measure_evidence.py: --out {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
-            return 1
-    return 0
+        write_json(arguments.out, content, f"--out {arguments.out}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -159,7 +142,7 @@ def train(run: Path, toggles: list[str], data: list[str], steps: int) -> tuple[d
     """One run through the launcher's own lines. Returns its metrics, and what of them is kept.
 
     Raises:
-        RunFailed: it did not complete, or it is not marked as what it was.
+        Failure: it did not complete, or it is not marked as what it was.
     """
     from testbed.metrics.file import read_metrics
 
@@ -174,12 +157,12 @@ def train(run: Path, toggles: list[str], data: list[str], steps: int) -> tuple[d
             command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{run.name} took more than {TIMEOUT_S} s: something else runs on this machine") from None
+        raise Failure(f"{run.name} took more than {TIMEOUT_S} s: something else runs on this machine") from None
     if done.returncode:
-        raise RunFailed(f"{run.name} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        raise Failure(f"{run.name} ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
     metrics = read_metrics(run / "training_metrics.json")
     if metrics["instrumented"] != bool(toggles):
-        raise RunFailed(f"{run.name} is marked as instrumented {metrics['instrumented']} by {metrics['instruments']}")
+        raise Failure(f"{run.name} is marked as instrumented {metrics['instrumented']} by {metrics['instruments']}")
     files = [path for path in (run / "evidence").rglob("*") if path.is_file()]
     return metrics, {
         "tokens_per_s": metrics["timing"]["tokens_per_sec_global"],

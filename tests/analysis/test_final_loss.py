@@ -1,4 +1,4 @@
-"""scripts/reach_final_loss.py: seed by seed, on made-up runs whose answer is known; the page says what files say."""
+"""compare_runs.py --to_final_loss: seed by seed, on made-up runs whose answer is known; the page says the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.analysis.scaling.report import report_on_directory
 from testbed.analysis.scaling.tables import scaling_table
 from testbed.analysis.statistics import median_interval
 
-SCRIPT = REPOSITORY / "scripts" / "reach_final_loss.py"
+SCRIPT = REPOSITORY / "scripts" / "compare_runs.py"
 MEASURED = REPOSITORY / "docs" / "results" / "optimizers"
 ADAMW = "baseline-learning_rate=0.004_1rank_batch16"
 MUON = "baseline-optimizer=muon-learning_rate=0.02-muon_learning_rate=0.02_1rank_batch16"
@@ -51,7 +51,7 @@ def test_a_run_that_never_gets_there_makes_no_median_and_exit_code_1(tmp_path):
     write_arms(tmp_path)
     run_with_losses(tmp_path / "a" / "5", [6.0, 5.9, 5.8], 0.3, seed=5)
     run_with_losses(tmp_path / "b" / "5", [6.0, 5.5, 5.0], 0.2, seed=5)
-    command = [sys.executable, SCRIPT, tmp_path / "a", "--of", tmp_path / "b"]
+    command = [sys.executable, SCRIPT, tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "never" in done.stdout and "Median" not in done.stdout
 
@@ -60,7 +60,7 @@ def test_a_run_that_did_not_end_is_no_reference(tmp_path):
     write_arms(tmp_path)
     failed = {"status": "failed", "failure": {"reason": "killed", "step": 30}, "completion": None}
     run_with_losses(tmp_path / "b" / "0", [6.0, 5.5, 5.0], 0.2, seed=0, **failed)
-    command = [sys.executable, SCRIPT, tmp_path / "a", "--of", tmp_path / "b"]
+    command = [sys.executable, SCRIPT, tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "is not complete" in done.stderr and len(done.stderr.splitlines()) == 1
 

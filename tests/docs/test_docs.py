@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
 import statistics
 from collections import defaultdict
@@ -22,6 +21,7 @@ from testbed.analysis.runs.load import find_runs, load_run, load_runs
 from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
+from testbed.experiments import model_states
 from testbed.experiments.evidence_overhead import (
     OVERHEAD_FILE,
     loss_difference,
@@ -124,12 +124,11 @@ def test_the_table_of_run_types_is_what_the_files_say():
 
 def test_the_table_of_model_states_is_what_the_file_says():
     """Within 2 % on every rank, as the guide claims."""
-    counter = runpy.run_path(str(REPOSITORY / "scripts" / "measure_model_states.py"))
     counted = json.loads((REPOSITORY / "docs" / "results" / "model_states" / "counts.json").read_text())
-    assert "\n".join(counter["table"](counted)) in STRATEGIES_PAGE.read_text()
+    assert "\n".join(model_states.table(counted)) in STRATEGIES_PAGE.read_text()
     rows = [row for result in counted for of_rank in result["per_rank"] for row in of_rank["rows"]]
     assert {result["ranks"] for result in counted} == {2, 4}
-    assert max(abs(counter["difference"](row)) for row in rows) < 0.02
+    assert max(abs(model_states.difference(row)) for row in rows) < 0.02
 
 
 def test_the_scaling_table_is_what_the_sweep_says():

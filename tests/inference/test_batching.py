@@ -82,8 +82,7 @@ def test_drawn_tokens_do_not_depend_on_the_neighbours():
     while engine.has_work:
         engine.step()
     for request in together:
-        how = request.sampling
-        alone = generate(our_model(), [request.prompt], NEW_TOKENS, how.temperature, how.top_k, how.top_p, how.seed)
+        alone = generate(our_model(), [request.prompt], NEW_TOKENS, request.sampling)
         assert request.tokens == alone[0]
 
 
@@ -202,8 +201,7 @@ def test_a_step_that_fails_loses_nobody(at):
     for request, expected in zip(requests[::2], expected_tokens()[::2], strict=False):
         assert request.tokens == expected[: request.max_new_tokens]
     for request in requests[1::2]:
-        how = request.sampling
-        alone = generate(our_model(), [request.prompt], request.max_new_tokens, how.temperature, seed=how.seed)
+        alone = generate(our_model(), [request.prompt], request.max_new_tokens, request.sampling)
         assert request.tokens == alone[0]
 
 
@@ -241,7 +239,7 @@ def test_a_request_that_overflows_ends_alone(place, temperature):
     """First, between and after others, in their prefill or beside their decode steps. Who gets its slot is unharmed,
     and the others draw what they would have drawn."""
     prompts = [[token for token in prompt if token != 300] or [1] for prompt in random_prompts(number=6, longest=20)]
-    alone = generate(our_model(), prompts, 6, temperature)
+    alone = generate(our_model(), prompts, 6, Sampling(temperature))
     assert not any(300 in tokens for tokens in alone)
     for before in (0, place):  # requests that run already when it comes
         engine = BatchingEngine(Poisons(CachedModel(our_model()), token=300), max_batch=4, shape=SHAPE)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import Failure
 from testbed.experiments.fault_drill.damage import SmallDisk, folder_of_run, newest_but_one, strike_files
 from testbed.experiments.fault_drill.faults import DAMAGE, ENDS_IN_ORDER, LAUNCH, PROCESSES, RESTARTING, Fault, Moment
 from testbed.experiments.fault_drill.start import MARKER, POLL_S, Start, Timeline, end_marked
@@ -45,7 +46,7 @@ END = "end"
 _DISK_IS_FULL = re.compile(r"No space left|File too large|PytorchStreamWriter|unexpected pos")
 
 
-class DrillFailed(Exception):
+class DrillFailed(Failure):
     """There is nothing to hold drilled runs against."""
 
 

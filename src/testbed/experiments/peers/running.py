@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.settings import CheckedRun, RunSettings
+from testbed.errors import Failure
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps, write_data
 from testbed.experiments.peers.plan import CEILING, OURS, Arm
@@ -35,7 +36,7 @@ WORKERS = {  # kind of work in worker.py, and what it is told beside the work it
 }
 
 
-class RunFailed(Exception):
+class RunFailed(Failure):
     """A run could not be measured. One sentence."""
 
 

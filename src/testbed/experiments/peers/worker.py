@@ -187,14 +187,7 @@ def _gpt2_of_transformers(settings: RunSettings, attention: str) -> nn.Module:
 
     shape = settings.shape
     config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_positions=shape.max_position_embeddings,
-        n_embd=shape.embedding_size,
-        n_layer=shape.num_layers,
-        n_head=shape.num_heads,
-        resid_pdrop=settings.dropout,
-        embd_pdrop=settings.dropout,
-        attn_pdrop=settings.dropout,
+        **shape.as_transformers(settings.dropout),
         use_cache=False,  # it is for generating
         attn_implementation=attention,
         bos_token_id=0,  # of no use here, and GPT-2's own lies outside a small vocabulary

@@ -118,11 +118,7 @@ def _theirs(model: GPT2, prompts: Sequence[list[int]], new_tokens: int) -> Run:
 
     shape = model.shape
     config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_positions=shape.max_position_embeddings,
-        n_embd=shape.embedding_size,
-        n_layer=shape.num_layers,
-        n_head=shape.num_heads,
+        **shape.as_transformers(),
         bos_token_id=None,
         eos_token_id=None,  # nothing ends a sequence before its time
     )
