@@ -22,7 +22,6 @@ Exit code: 0 every trainer that was asked for was measured; 1 one could not be, 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
 from testbed.experiments.peers import PEERS
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
     from testbed.experiments.peers.plan import Plan
@@ -156,7 +155,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     how.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     place = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:place])
-    arguments.only_ours = words[place + 1 :]
+    arguments.own, arguments.only_ours = words[:place], words[place + 1 :]
     return arguments  # fmt: skip
 
 
@@ -187,11 +186,12 @@ def show(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
     from testbed.distributed.launch import usable_cores
+    from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.peers import nanogpt
     from testbed.experiments.peers.first_record import PEERS_FILE, beginning
     from testbed.experiments.peers.plan import make_plan, why_missing
-    from testbed.experiments.peers.running import Interrupted, RunFailed, Runner
-    from testbed.sweep.runner import Stop, only_sweep_in
+    from testbed.experiments.peers.running import RunFailed, Runner
+    from testbed.sweep.runner import only_sweep_in
 
     peers, sets = chosen(arguments)
     if arguments.nanogpt_dir is not None:
@@ -235,11 +235,7 @@ def compare(arguments: argparse.Namespace) -> int:
         repeats = default(arguments, device_type, "repeats")
         if arguments.dry_run:
             return say_plan(plan, runner, repeats)
-        words = sys.argv[1:]
-        if arguments.nanogpt_dir is not None:  # a record should not name a home folder
-            shorter = os.path.relpath(arguments.nanogpt_dir)
-            words = [word.replace(str(arguments.nanogpt_dir), shorter) for word in words]
-        command_line = shlex.join(["scripts/compare_peers.py", *words])
+        command_line = recorded_command(__file__, arguments.own, arguments.only_ours)
         content = beginning(command_line, facts, plan, runner, peers, repeats)
         return run_rounds(content, plan.rounds(repeats), runner, file)
 
@@ -357,10 +353,11 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Run
 
     A trainer that fails once is not run again; without ours there is nothing to compare with, so that ends it.
     """
+    from testbed.distributed.processes import Interrupted
     from testbed.experiments.peers.chart import plot_peers
     from testbed.experiments.peers.plan import CEILING, OURS
     from testbed.experiments.peers.results_file import peers_table, write_peers
-    from testbed.experiments.peers.running import Interrupted, RunFailed
+    from testbed.experiments.peers.running import RunFailed
 
     started_s, failed = time.perf_counter(), set()
     content["status"] = "interrupted"  # until the last run is made

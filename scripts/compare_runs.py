@@ -19,7 +19,6 @@ prints how much sooner A is where B ends, for runs that validate on the way (--e
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
 from testbed.io import write_json
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
     from testbed.analysis.runs.arms import Arm
@@ -84,8 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for warning in [*unreadable_text(unreadable), *comparison.warnings]:
         say(f"Warning: {warning}", file=sys.stderr)
     if arguments.json:
-        # the record is for others to read, and should not name a home
-        command = " ".join(["python", os.path.relpath(__file__), *map(str, sys.argv[1:] if words is None else words)])
+        command = recorded_command(__file__, [str(word) for word in (sys.argv[1:] if words is None else words)])
         record = {"schema": 1, "command_line": command, **comparison.as_json()}
         write_json(arguments.json, record, f"--json {arguments.json}")
         say(f"\nSaved the comparison to {arguments.json}")

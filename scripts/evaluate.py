@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from testbed.errors import Failure, first_line, say
 from testbed.inference.evaluated_model import Subject, look
 from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
     from testbed.inference.evaluation import Evaluation
@@ -255,8 +254,7 @@ def begin(
                 raise
             unavailable[scheme] = str(error)
     model = model_of(subject, device)
-    command_line = shlex.join(["scripts/evaluate.py", *sys.argv[1:]])
-    content = beginning(command_line, device, subject, model)
+    content = beginning(recorded_command(__file__, sys.argv[1:]), device, subject, model)
     content["schemes"] = {name: scheme_entry(name, unavailable.get(name, NOT_YET)) for name in schemes}
     evaluation = Evaluation(arguments, subject, device, content)
     return evaluation, model, [scheme for scheme in schemes if scheme not in unavailable]

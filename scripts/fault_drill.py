@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
 import shutil
 import sys
 import time
@@ -32,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.errors import say
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = REPOSITORY / "src" / "gpt2.py"
@@ -130,13 +129,14 @@ def check_numbers(arguments: argparse.Namespace) -> None:
 
 def drill(arguments: argparse.Namespace) -> int:
     """Plan, make the undisturbed runs, strike, and say what came out."""
+    from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.fault_drill.damage import way_to_fill_a_disk
     from testbed.experiments.fault_drill.drill_file import DRILL_FILE, beginning, read_drill, table, take_over
-    from testbed.experiments.fault_drill.drills import Drills, Interrupted
+    from testbed.experiments.fault_drill.drills import Drills
     from testbed.experiments.fault_drill.faults import plan
     from testbed.experiments.fault_drill.work import Work
     from testbed.sweep.request import parse_numbers, parse_variants
-    from testbed.sweep.runner import Stop, in_words, only_sweep_in
+    from testbed.sweep.runner import in_words, only_sweep_in
 
     variants = parse_variants(arguments.run_types)
     work = Work(
@@ -152,7 +152,7 @@ def drill(arguments: argparse.Namespace) -> int:
         work.check(variants)
         file = arguments.out_dir / DRILL_FILE
         content = beginning(
-            shlex.join(["scripts/fault_drill.py", *sys.argv[1:]]), arguments.seed, arguments.faults,
+            recorded_command(__file__, sys.argv[1:]), arguments.seed, arguments.faults,
             [variant.text for variant in variants], work, arguments.jobs, way_to_fill_a_disk(),
         )  # fmt: skip
         if not arguments.overwrite:

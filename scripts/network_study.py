@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.errors import say
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -161,11 +161,12 @@ def _names(text: str | None, known: Any, flag: str) -> tuple[str, ...]:
 
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
+    from testbed.distributed.processes import Stop
     from testbed.experiments.fault_drill.work import write_made_up_tokens
     from testbed.experiments.network_lab.study import VOCABULARY, cells_of
     from testbed.sweep.plan import FAILED
     from testbed.sweep.request import Machine, facts_of_machine
-    from testbed.sweep.runner import Runner, Stop, only_sweep_in
+    from testbed.sweep.runner import Runner, only_sweep_in
     from testbed.sweep.state import Sweep, take_over
 
     asked = asked_for(arguments)
@@ -179,7 +180,7 @@ def study(arguments: argparse.Namespace) -> int:
         write_made_up_tokens(Path(asked.data), VOCABULARY)
         settings = check(cells)
         facts = facts_of_machine()
-        command_line = shlex.join(["python", os.path.relpath(__file__), *sys.argv[1:]])
+        command_line = recorded_command(__file__, sys.argv[1:])
         sweep = Sweep("network", command_line, facts["commit"], cells, git_dirty=facts["is_dirty"])
         say(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
         sweep.write(out_dir)

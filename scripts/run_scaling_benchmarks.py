@@ -33,15 +33,15 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.errors import Failure, say
 from testbed.io import cannot_become_a_folder
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_RUNS = 10_000  # of one configuration
 
 if TYPE_CHECKING:
+    from testbed.distributed.processes import Stop
     from testbed.sweep.plan import Cell
     from testbed.sweep.request import Machine, Request
-    from testbed.sweep.runner import Stop
     from testbed.sweep.state import Sweep
 
 
@@ -185,9 +185,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
+    from testbed.distributed.processes import Stop
     from testbed.sweep.plan import FAILED, check_cells, plan
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import Stop
     from testbed.sweep.state import Sweep, take_over
 
     check_typed(arguments)
@@ -195,7 +195,7 @@ def main() -> int:
     request = request_from(arguments, facts)
     cells = plan(request)
     settings = check_cells(cells, arguments.allow_mismatch, request.protocol)
-    command_line = recorded_command(arguments.own, arguments.passed_on)
+    command_line = recorded_command(__file__, arguments.own, arguments.passed_on)
     sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
     sweep.git_dirty = facts["is_dirty"]
     if arguments.dry_run:
@@ -348,16 +348,6 @@ def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, set
             keeps_weights=arguments.keep_weights,
         )
         runner.run_all(arguments.warmup_runs)
-
-
-def recorded_command(own: list[str], passed_on: list[str]) -> str:
-    """The command line for the record: the paths of this program's own flags relative, for a home folder is nobody's
-    business; what follows -- as it was typed."""
-    words = []
-    for word in own:
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        words.append(f"{flag}{equals}{os.path.relpath(value) if Path(value).is_absolute() else value}")
-    return shlex.join(["python", os.path.relpath(__file__), *words, *(["--", *passed_on] if passed_on else [])])
 
 
 def report(cells: list[Cell], out_dir: Path) -> None:

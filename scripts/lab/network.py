@@ -120,9 +120,9 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from testbed.distributed.processes import Stop
     from testbed.experiments.network_lab.hosts import run_on_hosts
     from testbed.experiments.network_lab.keeper import lab
-    from testbed.sweep.runner import Stop
 
     def show(host: int, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more: the run goes on

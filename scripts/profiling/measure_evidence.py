@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -25,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import Failure, say
-from testbed.io import write_json
-from testbed.program import program
+from testbed.io import result_head, write_json
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -85,7 +84,6 @@ def not_measured() -> dict[str, str]:
 def measure(folder: Path, toggles: list[str], rounds: int, steps: int) -> dict[str, Any]:
     """All runs, as the JSON file has them."""
     from testbed.experiments.evidence_overhead import EVIDENCE, PLAIN, SCHEMA_VERSION
-    from testbed.io import now_utc
 
     data = write_tokens(folder)
     runs, example = [], None
@@ -98,9 +96,7 @@ def measure(folder: Path, toggles: list[str], rounds: int, steps: int) -> dict[s
             say(f"round {number} of {rounds}, {arm}: {row['tokens_per_s']:,.0f} tokens/s", file=sys.stderr, flush=True)
     hardware, config = example["hardware"], example["training_config"]
     return {
-        "schema_version": SCHEMA_VERSION,
-        "timestamp_utc": now_utc(),
-        "command_line": shlex.join(["python", os.path.relpath(__file__), *sys.argv[1:]]),
+        **result_head(SCHEMA_VERSION, recorded_command(__file__, sys.argv[1:])),
         "git_commit": example["git_commit"],
         "git_dirty": example["git_dirty"],
         "machine": {

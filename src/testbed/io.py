@@ -208,6 +208,11 @@ def now_utc() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def result_head(schema_version: str | int, command_line: str) -> dict[str, Any]:
+    """Return the first fields of every file of results that a program of this repository writes."""
+    return {"schema_version": schema_version, "timestamp_utc": now_utc(), "command_line": command_line}
+
+
 LONGEST_MESSAGE = 160  # jsonschema prints the value that breaks a rule, however long it is
 
 

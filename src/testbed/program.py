@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from testbed.errors import Failure, one_line, say_if_read
@@ -59,6 +60,16 @@ def refuse(name: str, sentence: object, code: int) -> int:
     """Say why program `name` ends with `code`, and return the code."""
     say_if_read(f"{name}: error: {sentence}")
     return code
+
+
+def recorded_command(file: str, words: Sequence[str], passed_on: Sequence[str] = ()) -> str:
+    """Return the command line of program `file` for a record: its own paths relative, for a record should not name a
+    home folder, and `passed_on`, which follows `--`, as it was typed."""
+    own = []
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        own.append(f"{flag}{equals}{os.path.relpath(value) if Path(value).is_absolute() else value}")
+    return shlex.join(["python", os.path.relpath(file), *own, *(["--", *passed_on] if passed_on else [])])
 
 
 @contextlib.contextmanager

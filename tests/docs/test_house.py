@@ -94,7 +94,8 @@ def test_nothing_but_an_experiment_or_a_program_imports_an_experiment():
 
 TORCH_FREE = {"errors", "io", "run_files", "run_lock", "step", "program", "data", "config", "sweep", "analysis"}
 TORCH_FREE_MODULES = (
-    "distributed.launch distributed.signals distributed.watchdog distributed.rendezvous profiling.trace metrics.file "
+    "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
+    "profiling.trace metrics.file "
     "metrics.run_directory checkpoint.manifest autotune.memory_model inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
     "experiments.fault_drill.drill_file"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.distributed.processes import Interrupted, Stop
 from testbed.errors import Failure
 from testbed.experiments.fault_drill.damage import SmallDisk, folder_of_run, newest_but_one, strike_files
 from testbed.experiments.fault_drill.faults import DAMAGE, ENDS_IN_ORDER, LAUNCH, PROCESSES, RESTARTING, Fault, Moment
@@ -34,7 +35,6 @@ from testbed.metrics.file import read_metrics
 from testbed.run_files import CHECKPOINTS, METRICS, WEIGHTS
 from testbed.sweep.plan import folder_name
 from testbed.sweep.request import Variant
-from testbed.sweep.runner import Stop
 
 IN_ORDER = ("preempted", "complete")  # marks of a run that lost nothing when it was told to end
 MOST_STARTS = 5  # the struck ones included
@@ -48,10 +48,6 @@ _DISK_IS_FULL = re.compile(r"No space left|File too large|PytorchStreamWriter|un
 
 class DrillFailed(Failure):
     """There is nothing to hold drilled runs against."""
-
-
-class Interrupted(Exception):
-    """A signal asked the drill to end; what it met is not kept."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ import numpy as np
 
 from testbed.analysis.statistics import compare, median_interval
 from testbed.experiments.network_lab.bounds import BYTES_PER_NUMBER, bound_of, bound_s
-from testbed.io import check_schema, now_utc, read_checked, write_text
+from testbed.io import check_schema, read_checked, result_head, write_text
 from testbed.metrics.file import read_metrics
 
 STUDY_FILE, SCHEMA_VERSION = "network_study.json", "1.0"
@@ -108,9 +108,8 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
     config = first["training_config"]
     names = ("num_parameters", "model_name", "model_size", "vocab_size", "seq_len", "precision")
     return {
-        "schema_version": SCHEMA_VERSION,
+        **result_head(SCHEMA_VERSION, head["command_line"]),
         "status": "complete" if is_whole else "interrupted",
-        "timestamp_utc": now_utc(),
         **head,
         "git_commits": commits,
         "git_dirty": any(is_dirty),

@@ -10,7 +10,7 @@ from testbed.data.windows import num_windows
 from testbed.experiments.peers import PEERS, nanogpt
 from testbed.experiments.peers.plan import Plan, merged_sets
 from testbed.experiments.peers.running import Runner
-from testbed.io import now_utc
+from testbed.io import result_head
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import size_name
 
@@ -23,10 +23,8 @@ def beginning(
     """The file without runs; `facts` are those of Runner.facts."""
     settings = runner.settings
     return {
-        "schema_version": SCHEMA_VERSION,
+        **result_head(SCHEMA_VERSION, command_line),
         "status": "running",
-        "timestamp_utc": now_utc(),
-        "command_line": command_line,
         **facts,
         "threads": runner.threads,
         "nanogpt": None if runner.nanogpt_dir is None else nanogpt.identity(runner.nanogpt_dir),

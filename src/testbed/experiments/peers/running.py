@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.settings import CheckedRun, RunSettings
+from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps, write_data
@@ -24,7 +23,7 @@ from testbed.io import now_utc
 from testbed.metrics.file import read_metrics
 from testbed.run_files import METRICS
 from testbed.sweep.request import visible_devices
-from testbed.sweep.runner import POLL_S, Stop, end_processes, reason_of_failure
+from testbed.sweep.runner import reason_of_failure
 
 CEILING_REPEATS = 10
 WORKERS = {  # kind of work in worker.py, and what it is told beside the work itself
@@ -38,10 +37,6 @@ WORKERS = {  # kind of work in worker.py, and what it is told beside the work it
 
 class RunFailed(Failure):
     """A run could not be measured. One sentence."""
-
-
-class Interrupted(Exception):
-    """A signal asked the comparison to end; the run that it met is not kept."""
 
 
 @dataclass
@@ -183,35 +178,14 @@ class Runner:
         }
         if self.device != "cpu" and environment.get("CUDA_VISIBLE_DEVICES") != "":
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices(1)[0]  # Trainer would take all that it sees
-        with log.open("wb") as output:
-            output.write(f"$ {shlex.join(command)}\n".encode())
-            output.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C reaches the comparison alone, which then ends the run
-                env=environment,
-                cwd=cwd,
-            )
-            try:
-                self._wait(process)
-            except BaseException:
-                end_processes(process, self.stop)
-                raise
-        if process.returncode != 0:
-            raise RunFailed(reason_of_failure(folder or self.scratch, log, process.returncode))
+        ended = run(command, log, self.stop, self.timeout_s, env=environment, cwd=cwd)
+        if ended.was_stopped:
+            raise Interrupted
+        if ended.was_late:
+            raise RunFailed(f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended")
+        if ended.exit_code != 0:
+            raise RunFailed(reason_of_failure(folder or self.scratch, log, ended.exit_code))
         return log
-
-    def _wait(self, process: subprocess.Popen) -> None:
-        started_s = time.perf_counter()
-        while process.poll() is None:
-            if self.stop.signal_number is not None:
-                raise Interrupted
-            if time.perf_counter() - started_s > self.timeout_s:
-                raise RunFailed(f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended")
-            time.sleep(POLL_S)
 
     def _check(self, answer: dict[str, Any]) -> None:
         """RunFailed unless every step was timed and every loss is a number."""
