@@ -243,24 +243,14 @@ def compare(arguments: argparse.Namespace) -> int:
 def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, ...] | None]:
     """Peers and sets of precisions that were asked for; None where nothing was said. ValueError for an unknown name."""
     from testbed.experiments.peers.plan import OURS, SETS
+    from testbed.sweep.request import parse_names
 
-    peers = _names(arguments.peers, PEERS, "--peers")
+    peers = None if arguments.peers is None else list(parse_names(arguments.peers, PEERS, "--peers"))
     if peers is not None and (OURS not in peers or len(peers) < 2):
         raise ValueError(f"--peers {arguments.peers} compares nothing; name ours and another of {', '.join(PEERS)}")
-    sets = _names(arguments.precision, SETS, "--precision")
-    if sets is None and arguments.quick:
-        sets = DEFAULTS["quick"]["precision"]
-    return peers, None if sets is None else tuple(sets)
-
-
-def _names(text: str | None, known: Any, flag: str) -> list[str] | None:
-    if text is None:
-        return None
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
-    return names
+    if arguments.precision is not None:
+        return peers, parse_names(arguments.precision, SETS, "--precision")
+    return peers, DEFAULTS["quick"]["precision"] if arguments.quick else None
 
 
 def default(arguments: argparse.Namespace, device_type: str, name: str) -> Any:

@@ -21,8 +21,9 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from testbed.experiments.network_lab.study import Asked
@@ -120,7 +121,12 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     """ValueError names what cannot be."""
     from testbed.experiments.network_lab.links import MOST_HOSTS
     from testbed.experiments.network_lab.study import LINKS, PARTS, STRATEGIES_STUDIED, Asked
-    from testbed.sweep.request import parse_numbers
+    from testbed.sweep.request import parse_names, parse_numbers
+
+    def chosen(flag: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
+        """In the order in which they are known; all where nothing is given."""
+        names = known if text is None else parse_names(text, known, flag)
+        return tuple(name for name in known if name in names)
 
     for name, least in (("repeats", 1), ("profile_runs", 0), ("steps", DEFAULTS["warmup_steps"] + 1)):
         value = getattr(arguments, name)
@@ -131,10 +137,10 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
         raise ValueError(f"--hosts {arguments.hosts}: a number is not from 2 to {MOST_HOSTS}")
     out_dir = Path(os.path.relpath(arguments.out_dir))  # it is recorded, and a record should not name a home folder
     return Asked(
-        parts=_names(arguments.parts, PARTS, "--parts"),
-        strategies=_names(arguments.strategies, STRATEGIES_STUDIED, "--strategies"),
+        parts=chosen("--parts", arguments.parts, PARTS),
+        strategies=chosen("--strategies", arguments.strategies, STRATEGIES_STUDIED),
         hosts=hosts,
-        links=_names(arguments.links, LINKS, "--links"),
+        links=chosen("--links", arguments.links, LINKS),
         repeats=arguments.repeats,
         profile_runs=arguments.profile_runs,
         steps=arguments.steps,
@@ -145,18 +151,6 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
         network=os.path.relpath(REPOSITORY / "scripts" / "lab" / "network.py"),
         is_whole=arguments.every,
     )
-
-
-def _names(text: str | None, known: Any, flag: str) -> tuple[str, ...]:
-    """What is named, in the order in which it is known; all where nothing is said."""
-    if text is None:
-        return tuple(known)
-    asked = [word.strip() for word in text.split(",") if word.strip()]
-    if unknown := [word for word in asked if word not in known]:
-        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
-    if not asked:
-        raise ValueError(f"{flag} names nothing; known: {', '.join(known)}")
-    return tuple(name for name in known if name in asked)
 
 
 def study(arguments: argparse.Namespace) -> int:

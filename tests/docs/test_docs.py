@@ -22,13 +22,6 @@ from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
 from testbed.experiments import model_states
-from testbed.experiments.evidence_overhead import (
-    OVERHEAD_FILE,
-    loss_difference,
-    overhead,
-    overhead_table,
-    read_overhead,
-)
 from testbed.experiments.fault_drill.drill_file import DRILL_FILE, read_drill, summary, table
 from testbed.experiments.network_lab.study import STRATEGIES_STUDIED
 from testbed.experiments.network_lab.study_file import read_study, steps_of
@@ -251,23 +244,6 @@ def test_the_table_of_exposed_communication_is_what_the_files_say():
     assert allreduce.verdict == ddp.verdict == "agree"
     page = (EXPOSED / "README.md").read_text()
     assert all(read_metrics(path)["git_commit"] in page for path in EXPOSED.rglob("training_metrics.json"))
-
-
-def test_the_cost_of_evidence_is_what_the_file_says():
-    """Of a clean commit, with the same losses. Where nothing was measured yet, the page says so and has no table."""
-    text = (REPOSITORY / "docs" / "evidence.md").read_text()
-    block = re.search(
-        r"<!-- evidence overhead:.*?-->\n(.*?)\n<!-- end of evidence overhead -->", text, re.DOTALL
-    ).group(1)
-    path = REPOSITORY / "docs" / "results" / "evidence" / OVERHEAD_FILE
-    if not path.exists():
-        assert block == "Not measured yet."
-        return
-    content = read_overhead(path)
-    assert block == overhead_table(content)
-    assert content["git_dirty"] is False and overhead(content).low is not None
-    assert loss_difference(content) == 0
-    assert all(bool(run["instruments"]) == (run["arm"] == "evidence") for run in content["runs"])
 
 
 def test_the_tables_of_inference_are_what_the_file_says():
