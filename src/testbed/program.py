@@ -36,7 +36,7 @@ def program(main: Callable[..., int | None]) -> Callable[..., int]:
                 sys.stdout.flush()  # a reader that has gone is noticed here, not at the interpreter's own end
             return code or 0
         except KeyboardInterrupt as stop:
-            say_if_read(f"\n{name}: interrupted; no unfinished file was left under its name")
+            say_if_read(f"\n{name}: interrupted")
             return STOPPED if stop.args else INTERRUPTED
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -143,7 +143,7 @@ PROGRAMS = {
     "preprocess_small.py": "--input= --max_train_docs= --max_val_docs= --val_fraction= --tokenizer= --num_workers=",
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
     "scripts/audit_runs.py": "= = --baseline=",
-    "scripts/compare_runs.py": "= --against= --allow-mismatch",
+    "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
     "scripts/exposed_communication.py": "--dir=",
     "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
     "--allow-mismatch",
