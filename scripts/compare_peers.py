@@ -39,7 +39,7 @@ from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
     from testbed.experiments.peers.plan import Plan
-    from testbed.experiments.peers.running import Runner
+    from testbed.experiments.peers.running import PeerRunner
 
 PROGRAM = Path(__file__).resolve()
 GPT2 = PROGRAM.parent.parent / "src" / "gpt2.py"
@@ -190,7 +190,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from testbed.experiments.peers import nanogpt
     from testbed.experiments.peers.first_record import PEERS_FILE, beginning
     from testbed.experiments.peers.plan import make_plan, why_missing
-    from testbed.experiments.peers.running import RunFailed, Runner
+    from testbed.experiments.peers.running import PeerRunner, RunFailed
     from testbed.sweep.runner import only_sweep_in
 
     peers, sets = chosen(arguments)
@@ -207,7 +207,7 @@ def compare(arguments: argparse.Namespace) -> int:
     ):
         logs = arguments.out_dir / "logs"
         logs.mkdir(exist_ok=True)
-        runner = Runner(
+        runner = PeerRunner(
             PROGRAM, GPT2, Path(scratch), logs, arguments.threads or usable_cores(), arguments.device, stop,
             arguments.run_timeout_s, warmup_steps=1, only_ours=arguments.only_ours, nanogpt_dir=arguments.nanogpt_dir,
         )  # fmt: skip
@@ -319,7 +319,7 @@ def vocabulary(arguments: argparse.Namespace) -> int | None:
     return arguments.vocab_size or (GPT2_VOCABULARY if is_published else None)
 
 
-def say_plan(plan: Plan, runner: Runner, repeats: int) -> int:
+def say_plan(plan: Plan, runner: PeerRunner, repeats: int) -> int:
     """What would be run. 1 where a trainer that was asked for cannot be."""
     for name, arms in plan.sets.items():
         say(f"{name}: {', '.join(map(str, arms))}")
@@ -338,7 +338,7 @@ def say_unmeasured(not_measured: dict[str, str]) -> int:
     return 1 if not_measured else 0
 
 
-def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Runner, file: Path) -> int:
+def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: PeerRunner, file: Path) -> int:
     """Make every run, keep the file up to date, print the table, draw the picture. Returns the exit code.
 
     A trainer that fails once is not run again; without ours there is nothing to compare with, so that ends it.

@@ -32,7 +32,7 @@ from testbed.config.flag_types import not_negative, positive
 from testbed.distributed.launch import usable_cores
 from testbed.distributed.openmp import wait_briefly
 from testbed.errors import Failure, first_line, say
-from testbed.inference.evaluated_model import Subject, look
+from testbed.inference.evaluated_model import EvaluatedModel, look
 from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
 from testbed.program import program, recorded_command
@@ -231,7 +231,7 @@ def failing(but: type[Exception] = Failure) -> Iterator[None]:
 
 
 def begin(
-    arguments: argparse.Namespace, subject: Subject, schemes: Sequence[str]
+    arguments: argparse.Namespace, subject: EvaluatedModel, schemes: Sequence[str]
 ) -> tuple[Evaluation, GPT2, list[str]]:
     """Load the model, and write down what will be measured of it."""
     import torch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.inference.batching import BatchingEngine, Request
+from testbed.inference.batching import BatchingEngine, GenerationRequest
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.generate import generate
 from testbed.inference.kv_cache import KVCache
@@ -71,7 +71,7 @@ def _prompts(shape: ModelShape, number: int, length: int) -> list[list[int]]:
 def _decoding(model: GPT2, prompt: list[int], new_tokens: int) -> Run:
     def run() -> tuple[float, list[list[int]]]:
         engine = BatchingEngine(model, max_batch=1, max_length=len(prompt) + new_tokens + 1)
-        request = engine.submit(Request(prompt, new_tokens + 1))
+        request = engine.submit(GenerationRequest(prompt, new_tokens + 1))
         engine.step()
         start_s = time.perf_counter()
         while engine.has_work:

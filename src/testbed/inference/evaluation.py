@@ -16,7 +16,7 @@ from testbed.analysis.statistics import compare
 from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
-from testbed.inference.evaluated_model import Subject
+from testbed.inference.evaluated_model import EvaluatedModel
 from testbed.inference.first_record import scheme_entry
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
@@ -33,7 +33,7 @@ from testbed.model.gpt2 import GPT2
 BF16 = "bf16"
 
 
-def model_of(subject: Subject, device: torch.device) -> GPT2:
+def model_of(subject: EvaluatedModel, device: torch.device) -> GPT2:
     """The model on its device, in fp32.
 
     Raises:
@@ -56,7 +56,9 @@ class Evaluation:
         content: `first_record.beginning`, with an entry of each scheme.
     """
 
-    def __init__(self, arguments: argparse.Namespace, subject: Subject, device: torch.device, content: dict[str, Any]):
+    def __init__(
+        self, arguments: argparse.Namespace, subject: EvaluatedModel, device: torch.device, content: dict[str, Any]
+    ):
         self.arguments, self.subject, self.device, self.content = arguments, subject, device, content
         self.saved: str | None = None  # what the file was last given
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from testbed.inference.evaluated_model import Subject
+from testbed.inference.evaluated_model import EvaluatedModel
 from testbed.inference.schemes import SCHEMES
 from testbed.io import result_head
 from testbed.metrics import environment
@@ -20,7 +20,7 @@ MEASURED = (
 ).split()
 
 
-def beginning(command_line: str, device: torch.device, subject: Subject, model: GPT2) -> dict[str, Any]:
+def beginning(command_line: str, device: torch.device, subject: EvaluatedModel, model: GPT2) -> dict[str, Any]:
     """The file without measurements."""
     facts = environment.facts(device, "torchao")
     shape = subject.shape
@@ -48,7 +48,7 @@ def beginning(command_line: str, device: torch.device, subject: Subject, model: 
     }
 
 
-def _weights_sha256(subject: Subject, model: GPT2) -> str:
+def _weights_sha256(subject: EvaluatedModel, model: GPT2) -> str:
     """Of the file; of weights from the hub, whose file we do not know, of the tensors in the order of their names."""
     if subject.directory is not None:
         with (subject.directory / "model.safetensors").open("rb") as file:

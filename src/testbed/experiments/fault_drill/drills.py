@@ -20,7 +20,7 @@ from testbed.distributed.processes import Interrupted, Stop
 from testbed.errors import Failure
 from testbed.experiments.fault_drill.damage import SmallDisk, folder_of_run, newest_but_one, strike_files
 from testbed.experiments.fault_drill.faults import DAMAGE, ENDS_IN_ORDER, LAUNCH, PROCESSES, RESTARTING, Fault, Moment
-from testbed.experiments.fault_drill.start import MARKER, POLL_S, Start, Timeline, end_marked
+from testbed.experiments.fault_drill.start import MARKER, POLL_S, StartedRun, Timeline, end_marked
 from testbed.experiments.fault_drill.verdict import (
     Reference,
     mark_of,
@@ -211,7 +211,7 @@ class Drills:
             "problems": problems,
         }
 
-    def _strike(self, fault: Fault, moment: Moment, start: Start) -> dict[str, Any] | None:
+    def _strike(self, fault: Fault, moment: Moment, start: StartedRun) -> dict[str, Any] | None:
         """Wait for the moment and send the signal. Returns what was done; None where the run had ended before."""
         wait_s = moment.share * _seconds_to_next(self.references[fault.run_type].timeline, moment.after)
         if not start.wait_for(moment, wait_s, START_LIMIT_S):
@@ -258,14 +258,14 @@ class Drills:
     def _begin(
         self, launcher: str, text: str, directory: Path, name: str, number: int, extensions: Path,
         file_size_limit: int | None = None,
-    ) -> Start:  # fmt: skip
+    ) -> StartedRun:  # fmt: skip
         logs = self.out_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}_start_{number + 1}.log"
         log.unlink(missing_ok=True)
         commands = self.work.commands(launcher, self.work.arguments(self.variants[text], directory))
         environment = surroundings(extensions, (MARKER, f"{self.session}-{name}"))
-        return Start(commands, environment, Timeline(directory), log, file_size_limit)
+        return StartedRun(commands, environment, Timeline(directory), log, file_size_limit)
 
     def _fresh(self, name: str) -> Path:
         directory = self.out_dir.resolve() / "runs" / name

@@ -81,7 +81,7 @@ class Timeline:
             return []
 
 
-class Start:
+class StartedRun:
     """The processes of one start. They write what they say to `log`."""
 
     def __init__(

@@ -18,7 +18,7 @@ from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps, write_data
-from testbed.experiments.peers.plan import CEILING, OURS, Arm
+from testbed.experiments.peers.plan import CEILING, OURS, PeerArm
 from testbed.io import now_utc
 from testbed.metrics.file import read_metrics
 from testbed.run_files import METRICS
@@ -40,7 +40,7 @@ class RunFailed(Failure):
 
 
 @dataclass
-class Runner:
+class PeerRunner:
     """What all runs share.
 
     Attributes:
@@ -70,7 +70,7 @@ class Runner:
         """The machine, as a process that loads PyTorch sees it. RunFailed where it cannot."""
         return self._work("facts", "facts", {"precision": "fp32"})
 
-    def run(self, arm: Arm, number: int) -> dict[str, Any]:
+    def run(self, arm: PeerArm, number: int) -> dict[str, Any]:
         """One run from start to end, a row of peers.json.
 
         Raises:
@@ -98,7 +98,7 @@ class Runner:
         common = {"peer": arm.peer, "precision": arm.precision, "round": number, "started_utc": started_utc}
         return {**common, "seconds": time.perf_counter() - started_s, **answer}
 
-    def command(self, arm: Arm) -> list[str]:
+    def command(self, arm: PeerArm) -> list[str]:
         """What is run for an arm, in the words of a person; without the folders of this comparison."""
         if arm.peer == OURS:
             return ["python", os.path.relpath(self.gpt2), *self._ours_arguments(arm, Path("FOLDER"))]
@@ -118,11 +118,11 @@ class Runner:
             "nanogpt_dir": None if self.nanogpt_dir is None else str(self.nanogpt_dir.resolve()),
         }
 
-    def _ours_arguments(self, arm: Arm, folder: Path) -> list[str]:
+    def _ours_arguments(self, arm: PeerArm, folder: Path) -> list[str]:
         work = [*self.gpt2_arguments, "--precision", arm.precision, *self.only_ours]
         return ["--run_type", "baseline", *work, "--checkpoint_path", str(folder)]
 
-    def _ours(self, arm: Arm, name: str) -> dict[str, Any]:
+    def _ours(self, arm: PeerArm, name: str) -> dict[str, Any]:
         folder = self.scratch / "ours"
         self._launch([sys.executable, str(self.gpt2), *self._ours_arguments(arm, folder)], name, folder=folder)
         metrics = read_metrics(folder / METRICS)
@@ -138,10 +138,10 @@ class Runner:
             "measured_loop_s": tokens / rate,
         }
 
-    def _nanogpt_arguments(self, arm: Arm, data: Path, out_dir: Path) -> list[str]:
+    def _nanogpt_arguments(self, arm: PeerArm, data: Path, out_dir: Path) -> list[str]:
         return nanogpt_arguments(self.settings, arm.precision, self.device, data, out_dir)
 
-    def _nanogpt(self, arm: Arm, name: str) -> dict[str, Any]:
+    def _nanogpt(self, arm: PeerArm, name: str) -> dict[str, Any]:
         vocabulary = self.settings.shape.padded_vocab_size
         data = write_data(self.scratch.resolve() / "data", self.checked.train_file, self.checked.val_file, vocabulary)
         out_dir = self.scratch.resolve() / "nanogpt"
