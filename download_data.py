@@ -8,11 +8,13 @@ import os
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
+
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.distributed.signals import code_of_interrupt, stop_as_interrupt
 from testbed.errors import say
 from testbed.io import cannot_become_a_folder
+from testbed.program import program
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -91,27 +93,9 @@ def download(settings: argparse.Namespace) -> None:
     say(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
 
 
-def main() -> int:
-    settings = parse_arguments()
-    stop_as_interrupt()
-    from testbed.data.corpus import CorpusError
-    from testbed.data.streams import SourceError
-
-    try:
-        download(settings)
-    except ValueError as error:
-        say(f"download_data.py: {error}", file=sys.stderr)
-        return 2
-    except (CorpusError, SourceError, OSError) as error:
-        say(f"download_data.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        say(
-            "download_data.py: interrupted; nothing unfinished was left under a final name, run it again",
-            file=sys.stderr,
-        )
-        return code_of_interrupt(stop)
-    return 0
+@program
+def main() -> None:
+    download(parse_arguments())
 
 
 if __name__ == "__main__":

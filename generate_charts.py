@@ -5,9 +5,12 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
+
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
 from testbed.io import cannot_become_a_folder
+from testbed.program import program
 
 COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
@@ -170,7 +173,8 @@ def write(arguments: argparse.Namespace, runs: list) -> None:
         say(f"Saved the report to {arguments.markdown}")
 
 
-def main() -> int:
+@program
+def main() -> None:
     arguments = parse_arguments()
     from testbed.analysis.charts.training import comparison_table
     from testbed.analysis.runs import comparability  # numpy and matplotlib: 1 s that --help does not owe
@@ -178,50 +182,38 @@ def main() -> int:
 
     named = arguments.runs or [path for path in (arguments.baseline_json, arguments.optimized_json) if path]
     draws_runs = bool(named or not arguments.inference)
-    folders = {
-        "--output-dir": arguments.output_dir,
-        "--report": arguments.report and arguments.report.parent,
-        "--markdown": arguments.markdown and arguments.markdown.parent,
-    }
     try:
-        train = "train one with src/gpt2.py, or name runs with --runs DIR"
         runs = named_runs(named)
         if draws_runs and not named:
-            runs = runs_under(Path("checkpoint"), train)
+            runs = runs_under(Path("checkpoint"), "train one with src/gpt2.py, or name runs with --runs DIR")
         inference = named_inference(arguments.inference or [], arguments.output_dir)
-        for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
-            if path and path.is_dir():
-                raise ValueError(f"{flag} {path} is a directory; name a file in it")
-        for flag, folder in folders.items():
-            if folder is not None:
-                make_folder(flag, folder)
-    except ValueError as error:
-        say(f"generate_charts.py: error: {error}", file=sys.stderr)
-        return 2
+        check_outputs(arguments)
     except OSError as error:  # a folder that may not be entered, a name that is too long
-        say(f"generate_charts.py: error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
-        return 2
-    try:
-        write_inference(inference)
-        if not draws_runs:
-            return 0
-        if len(runs) <= COLUMNS:
-            labelled = run_files.with_distinct_labels(runs)
-            say(comparison_table(labelled) + "\n")
-            for warning in comparability.warnings(labelled):
-                say(f"Warning: {warning}", file=sys.stderr)
-        if has_repeats(runs) or len(runs) > COLUMNS:
-            from testbed.analysis.report.markdown import summary
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    write_inference(inference)
+    if not draws_runs:
+        return
+    if len(runs) <= COLUMNS:
+        labelled = run_files.with_distinct_labels(runs)
+        say(comparison_table(labelled) + "\n")
+        for warning in comparability.warnings(labelled):
+            say(f"Warning: {warning}", file=sys.stderr)
+    if has_repeats(runs) or len(runs) > COLUMNS:
+        from testbed.analysis.report.markdown import summary
 
-            say(summary(runs) + "\n")
-        write(arguments, runs)
-    except ValueError as error:  # a sweep.json beside the runs that cannot be read
-        say(f"generate_charts.py: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        say(f"generate_charts.py: error: not everything could be written: {error}", file=sys.stderr)
-        return 1
-    return 0
+        say(summary(runs) + "\n")
+    write(arguments, runs)
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Make the folders to write to. ValueError, one sentence, where a flag names what cannot be written."""
+    for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
+        if path and path.is_dir():
+            raise ValueError(f"{flag} {path} is a directory; name a file in it")
+    make_folder("--output-dir", arguments.output_dir)
+    for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
+        if path:
+            make_folder(flag, path.parent)
 
 
 def make_folder(flag: str, folder: Path) -> None:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
+
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.distributed.signals import code_of_interrupt, stop_as_interrupt
 from testbed.errors import say
 from testbed.io import cannot_become_a_folder
+from testbed.program import program
 
 if TYPE_CHECKING:
     from testbed.data.preprocess import Encoded
@@ -268,23 +270,9 @@ def report(output_dir: Path, source: Source, train: dict, val: dict, text_bytes:
     say(f"{text_bytes / text_tokens:.2f} bytes per token")
 
 
-def main() -> int:
-    settings = parse_arguments()
-    stop_as_interrupt()
-    from testbed.data.corpus import CorpusError
-
-    try:
-        preprocess(settings)
-    except ValueError as error:
-        say(f"preprocess_small.py: {error}", file=sys.stderr)
-        return 2
-    except (CorpusError, OSError) as error:
-        say(f"preprocess_small.py: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        say("preprocess_small.py: interrupted; earlier token files are unchanged, run it again", file=sys.stderr)
-        return code_of_interrupt(stop)
-    return 0
+@program
+def main() -> None:
+    preprocess(parse_arguments())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ cannot be read.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import textwrap
@@ -23,10 +22,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
+from testbed.io import write_json
+from testbed.program import program
 
 if TYPE_CHECKING:
     from testbed.analysis.audit.claims import Finding
@@ -42,18 +43,14 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@program
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.audit import claims
-    from testbed.io import write_text
 
-    try:
-        items = claims.read_reported(arguments.files)
-        baselines = claims.read_reported([arguments.baseline]) if arguments.baseline else []
-        findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
-    except ValueError as error:
-        say(f"audit_runs.py: error: {error}", file=sys.stderr)
-        return 2
+    items = claims.read_reported(arguments.files)
+    baselines = claims.read_reported([arguments.baseline]) if arguments.baseline else []
+    findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
     failed = [finding for finding in findings if finding.severity == claims.FAILS]
     runs = f"{len(items)} run{'s' * (len(items) != 1)}"
     if findings:
@@ -62,13 +59,8 @@ def main() -> int:
     else:
         say(f"nothing found in {runs}")
     if arguments.json:
-        text = json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, allow_nan=False)
-        try:
-            write_text(arguments.json, text + "\n")
-        except (OSError, ValueError) as error:  # ValueError: "." is no file's name
-            why = getattr(error, "strerror", None) or error
-            say(f"audit_runs.py: error: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
-            return 1
+        content = {"findings": [asdict(finding) for finding in findings]}
+        write_json(arguments.json, content, f"--json {arguments.json}")
     return 1 if failed else 0
 
 

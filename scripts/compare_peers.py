@@ -22,7 +22,6 @@ Exit code: 0 every trainer that was asked for was measured; 1 one could not be, 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import tempfile
@@ -30,16 +29,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
 from testbed.experiments.peers import PEERS
+from testbed.experiments.peers.work import DEFAULTS, DIMENSIONS, GPT2_VOCABULARY, default, gpt2_run
+from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
     from testbed.experiments.peers.plan import Plan
-    from testbed.experiments.peers.running import Runner
+    from testbed.experiments.peers.running import PeerRunner
 
 PROGRAM = Path(__file__).resolve()
 GPT2 = PROGRAM.parent.parent / "src" / "gpt2.py"
@@ -47,16 +48,6 @@ DEFAULT_PEERS = {
     "cpu": "ours,transformers,transformers-eager,transformers-loop,nanogpt",
     "cuda": "ours,transformers,transformers-compiled,transformers-loop,nanogpt",
 }
-# what is not given: by the device, or --quick
-DEFAULTS = {
-    "cpu": {"batch_size": 4, "seq_length": 512, "steps": 20, "warmup_steps": 3, "repeats": 5},
-    "cuda": {"batch_size": 32, "seq_length": 1024, "steps": 60, "warmup_steps": 10, "repeats": 5},
-    "quick": {"batch_size": 4, "seq_length": 64, "steps": 6, "warmup_steps": 2, "repeats": 2,
-              "num_layers": 2, "num_heads": 2, "embedding_size": 64, "precision": ("fp32",)},
-}  # fmt: skip
-VALIDATION_BATCHES = 4  # of --batch_size sequences
-DIMENSIONS = ("num_layers", "num_heads", "embedding_size")
-GPT2_VOCABULARY = 50257  # of the published sizes; a token file with fewer tokens must not make the head smaller
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -155,10 +146,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     how.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     place = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:place])
-    arguments.only_ours = words[place + 1 :]
+    arguments.own, arguments.only_ours = words[:place], words[place + 1 :]
     return arguments  # fmt: skip
 
 
+@program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     if arguments.worker is not None:
@@ -166,11 +158,7 @@ def main() -> int:
 
         run_work(arguments.worker)
         return 0
-    try:
-        return show(arguments) if arguments.table is not None else compare(arguments)
-    except (ValueError, OSError) as error:
-        say(f"compare_peers.py: error: {error}", file=sys.stderr)
-        return 2
+    return show(arguments) if arguments.table is not None else compare(arguments)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -189,11 +177,12 @@ def show(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
     from testbed.distributed.launch import usable_cores
+    from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.peers import nanogpt
     from testbed.experiments.peers.first_record import PEERS_FILE, beginning
     from testbed.experiments.peers.plan import make_plan, why_missing
-    from testbed.experiments.peers.running import Interrupted, RunFailed, Runner
-    from testbed.sweep.runner import Stop, only_sweep_in
+    from testbed.experiments.peers.running import PeerRunner, RunFailed
+    from testbed.sweep.runner import only_sweep_in
 
     peers, sets = chosen(arguments)
     if arguments.nanogpt_dir is not None:
@@ -209,7 +198,7 @@ def compare(arguments: argparse.Namespace) -> int:
     ):
         logs = arguments.out_dir / "logs"
         logs.mkdir(exist_ok=True)
-        runner = Runner(
+        runner = PeerRunner(
             PROGRAM, GPT2, Path(scratch), logs, arguments.threads or usable_cores(), arguments.device, stop,
             arguments.run_timeout_s, warmup_steps=1, only_ours=arguments.only_ours, nanogpt_dir=arguments.nanogpt_dir,
         )  # fmt: skip
@@ -237,11 +226,7 @@ def compare(arguments: argparse.Namespace) -> int:
         repeats = default(arguments, device_type, "repeats")
         if arguments.dry_run:
             return say_plan(plan, runner, repeats)
-        words = sys.argv[1:]
-        if arguments.nanogpt_dir is not None:  # a record should not name a home folder
-            shorter = os.path.relpath(arguments.nanogpt_dir)
-            words = [word.replace(str(arguments.nanogpt_dir), shorter) for word in words]
-        command_line = shlex.join(["scripts/compare_peers.py", *words])
+        command_line = recorded_command(__file__, arguments.own, arguments.only_ours)
         content = beginning(command_line, facts, plan, runner, peers, repeats)
         return run_rounds(content, plan.rounds(repeats), runner, file)
 
@@ -249,93 +234,17 @@ def compare(arguments: argparse.Namespace) -> int:
 def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, ...] | None]:
     """Peers and sets of precisions that were asked for; None where nothing was said. ValueError for an unknown name."""
     from testbed.experiments.peers.plan import OURS, SETS
+    from testbed.sweep.request import parse_names
 
-    peers = _names(arguments.peers, PEERS, "--peers")
+    peers = None if arguments.peers is None else list(parse_names(arguments.peers, PEERS, "--peers"))
     if peers is not None and (OURS not in peers or len(peers) < 2):
         raise ValueError(f"--peers {arguments.peers} compares nothing; name ours and another of {', '.join(PEERS)}")
-    sets = _names(arguments.precision, SETS, "--precision")
-    if sets is None and arguments.quick:
-        sets = DEFAULTS["quick"]["precision"]
-    return peers, None if sets is None else tuple(sets)
+    if arguments.precision is not None:
+        return peers, parse_names(arguments.precision, SETS, "--precision")
+    return peers, DEFAULTS["quick"]["precision"] if arguments.quick else None
 
 
-def _names(text: str | None, known: Any, flag: str) -> list[str] | None:
-    if text is None:
-        return None
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
-    return names
-
-
-def default(arguments: argparse.Namespace, device_type: str, name: str) -> Any:
-    """What was given, else what --quick or the device suggests."""
-    given = getattr(arguments, name)
-    if given is not None:
-        return given
-    suggested = (DEFAULTS["quick"] if arguments.quick else {}).get(name, DEFAULTS[device_type].get(name))
-    if name == "warmup_steps":  # a short run still measures half of its steps
-        return min(suggested, default(arguments, device_type, "steps") // 2)
-    return suggested
-
-
-def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str], Any]:
-    """The flags of src/gpt2.py for the work of every run, and the run that they make.
-
-    The learning rate is constant, because every trainer can do that alike. ValueError: what src/gpt2.py would refuse.
-    """
-    from testbed.config.check import check_run
-    from testbed.config.flags import parse_command_line
-    from testbed.distributed.launch import Launch
-    from testbed.experiments.peers.plan import check_only_ours
-    from testbed.model.shape import LEARNING_RATES
-
-    steps, batch = default(arguments, device_type, "steps"), default(arguments, device_type, "batch_size")
-    learning_rate = arguments.learning_rate or LEARNING_RATES.get(arguments.model)  # an unknown size is refused below
-    values = {
-        "model": arguments.model,
-        **{name: default(arguments, device_type, name) for name in DIMENSIONS},
-        "vocab_size": vocabulary(arguments),
-        "seq_length": default(arguments, device_type, "seq_length"),
-        "global_batch_size": batch,
-        "micro_batch_size_per_gpu": arguments.micro_batch_size or batch,
-        "max_train_steps": steps,
-        "epochs": steps,  # a short corpus must not end the run
-        "timing_warmup_steps": default(arguments, device_type, "warmup_steps"),
-        "learning_rate": learning_rate,
-        "min_learning_rate": learning_rate,
-        "warmup_steps": 0,
-        "optimizer": "adamw",
-        "seed": arguments.seed,
-        "train_data_path": arguments.train_data_path,
-        "val_data_path": arguments.val_data_path,
-        "max_val_steps": VALIDATION_BATCHES,
-        "sample_tokens": 0,
-        "device": device_type,
-    }
-    words = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
-    launch = Launch(0, 0, 1, 1)
-    checked = check_run(parse_command_line(words), launch)
-    tokens = checked.train_file.vocab_size
-    if checked.settings.vocab_size < tokens:
-        raise ValueError(
-            f"--vocab_size {checked.settings.vocab_size} is less than the {tokens} tokens that "
-            f"{arguments.train_data_path} is written with; give --vocab_size {tokens} or more, or other data"
-        )
-    check_only_ours(arguments.only_ours)
-    if arguments.only_ours:
-        check_run(parse_command_line([*words, *arguments.only_ours]), launch)
-    return words, checked
-
-
-def vocabulary(arguments: argparse.Namespace) -> int | None:
-    """Tokens of the model; None: as many as the data's."""
-    is_published = arguments.model.startswith("gpt2") and not arguments.quick
-    return arguments.vocab_size or (GPT2_VOCABULARY if is_published else None)
-
-
-def say_plan(plan: Plan, runner: Runner, repeats: int) -> int:
+def say_plan(plan: Plan, runner: PeerRunner, repeats: int) -> int:
     """What would be run. 1 where a trainer that was asked for cannot be."""
     for name, arms in plan.sets.items():
         say(f"{name}: {', '.join(map(str, arms))}")
@@ -354,15 +263,16 @@ def say_unmeasured(not_measured: dict[str, str]) -> int:
     return 1 if not_measured else 0
 
 
-def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Runner, file: Path) -> int:
+def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: PeerRunner, file: Path) -> int:
     """Make every run, keep the file up to date, print the table, draw the picture. Returns the exit code.
 
     A trainer that fails once is not run again; without ours there is nothing to compare with, so that ends it.
     """
+    from testbed.distributed.processes import Interrupted
     from testbed.experiments.peers.chart import plot_peers
     from testbed.experiments.peers.plan import CEILING, OURS
     from testbed.experiments.peers.results_file import peers_table, write_peers
-    from testbed.experiments.peers.running import Interrupted, RunFailed
+    from testbed.experiments.peers.running import RunFailed
 
     started_s, failed = time.perf_counter(), set()
     content["status"] = "interrupted"  # until the last run is made

@@ -6,35 +6,41 @@
 
 Each side is the repeats of one configuration: training_metrics.json files, or folders that are searched at any depth.
 The result is the ratio of median throughputs, one number per run, with a 95 % bootstrap interval. An interval that
-contains 1 reads "no detectable difference"; fewer than 5 runs on a side make no claim. Beside it stand the difference
-that so many runs would have detected, step times, memory, and the losses: a faster run that learns worse is not faster.
+contains 1 reads "no detectable difference"; fewer than 5 runs on a side make no claim. Printed as well: the difference
+that this number of runs would have detected, step times, memory, and the losses (a faster run that learns worse is not
+faster).
 Runs that are instrumented or did not finish are named and not counted.
+
+    python scripts/compare_runs.py muon/ --against adamw/ --to_final_loss --names Muon AdamW
+
+prints how much sooner A is where B ends, for runs that validate on the way (--eval_every), seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
+from testbed.io import write_json
+from testbed.program import program, recorded_command
 
-PROGRAM = "compare_runs.py"
+if TYPE_CHECKING:
+    from testbed.analysis.runs.arms import Arm
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = FlagParser(
-        prog=PROGRAM,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit code 0: compared, whatever the verdict; 2: what was typed is wrong, or the work is not equal; "
-        "1: writing failed.",
+        "1: writing failed, or with --to_final_loss a run of A never got there.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="A",
                         help="runs of the configuration that the verdict is about")  # fmt: skip
@@ -43,56 +49,64 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--allow-mismatch", action="store_true",
                         help="compare unequal work too; every verdict then begins with NOT EQUAL WORK and the fields "
                         "that differ (default: refuse, exit code 2)")  # fmt: skip
+    parser.add_argument("--to_final_loss", action="store_true",
+                        help="instead of speeds: after which share of the steps and of the time A's run of each seed "
+                        "had the validation loss at which B's run of that seed ended")  # fmt: skip
+    parser.add_argument("--names", nargs=2, default=("A", "B"), metavar=("A", "B"),
+                        help="what the table of --to_final_loss calls the two sides")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE",
                         help="also write the comparison, with each run's values, path and commit")  # fmt: skip
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse_arguments(arguments)
+@program
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(words)
     from testbed.analysis.comparison.files import arms_from, unreadable_text
+
+    a, b, unreadable = arms_from(arguments.runs, arguments.against)
+    if arguments.json and (arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()):
+        raise ValueError(f"--json {arguments.json} must be a file in a folder that exists")
+    if arguments.to_final_loss:
+        return show_way_to_final_loss(arguments, a, b, unreadable)
     from testbed.analysis.comparison.terminal import comparison_text
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
-    try:
-        a, b, unreadable = arms_from(options.runs, options.against)
-        comparison = compare_arms(a, b, names=("A", "B"))
-        if options.json and (options.json.is_dir() or not options.json.absolute().parent.is_dir()):
-            raise ValueError(f"--json {options.json} must be a file in a folder that exists")
-    except ValueError as error:
-        return refuse(str(error))
-    if comparison.mismatches and not options.allow_mismatch:
+    comparison = compare_arms(a, b, names=("A", "B"))
+    if comparison.mismatches and not arguments.allow_mismatch:
         fields = "\n".join(f"  {mismatch}" for mismatch in comparison.mismatches)
-        return refuse(
+        raise ValueError(
             "A and B did not do equal work, or their files do not show that they did, so their throughputs do not "
             f"compare:\n{fields}\nCompare runs of equal work, or label the result with --allow-mismatch."
         )
     say(comparison_text(comparison))
     for warning in [*unreadable_text(unreadable), *comparison.warnings]:
         say(f"Warning: {warning}", file=sys.stderr)
-    if options.json:
-        return write_json(options.json, comparison.as_json(), arguments)
+    if arguments.json:
+        command = recorded_command(__file__, [str(word) for word in (sys.argv[1:] if words is None else words)])
+        record = {"schema": 1, "command_line": command, **comparison.as_json()}
+        write_json(arguments.json, record, f"--json {arguments.json}")
+        say(f"\nSaved the comparison to {arguments.json}")
     return 0
 
 
-def refuse(sentence: str) -> int:
-    say(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
-    return 2
+def show_way_to_final_loss(arguments: argparse.Namespace, a: Arm, b: Arm, unreadable: list[str]) -> int:
+    """Print after which share of the steps and the time A's run of each seed was where B's run of that seed ended."""
+    from testbed.analysis.comparison.confounders import confounders
+    from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
 
-
-def write_json(path: Path, record: dict, arguments: Sequence[str] | None) -> int:
-    from testbed.io import write_text
-
-    # the record is for others to read, and should not name a home
-    program = os.path.relpath(__file__)
-    command = " ".join(["python", program, *map(str, sys.argv[1:] if arguments is None else arguments)])
-    try:
-        write_text(path, json.dumps({"schema": 1, "command_line": command, **record}, indent=1) + "\n")
-    except OSError as error:
-        say(f"{PROGRAM}: error: {path} could not be written: {error}", file=sys.stderr)
-        return 1
-    say(f"\nSaved the comparison to {path}")
-    return 0
+    if unreadable:
+        raise ValueError(unreadable[0])
+    for arm in (a, b):
+        if left_out := [run for run in arm.runs if run not in arm.measured_runs]:
+            raise ValueError(
+                f"{left_out[0].path} is not complete, or instrumented; name the folders of the other runs alone"
+            )
+    pairs = pairs_of_seeds(a.runs, b.runs)
+    say(final_loss_table(pairs, *arguments.names))
+    for found in confounders(a.runs, b.runs):
+        say(f"Differs as well: {found.what}, {found.against}.")
+    return 1 if any(pair.reached is None for pair in pairs) else 0
 
 
 if __name__ == "__main__":

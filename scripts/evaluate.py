@@ -19,21 +19,27 @@ and the file says what; 2 what was typed cannot be measured; 130 or 143 interrup
 from __future__ import annotations
 
 import argparse
-import shlex
-import signal
+import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.distributed.launch import usable_cores
 from testbed.distributed.openmp import wait_briefly
-from testbed.errors import first_line, one_line, say
-from testbed.inference.evaluated_model import look
+from testbed.errors import Failure, first_line, say
+from testbed.inference.evaluated_model import EvaluatedModel, look
 from testbed.inference.loading import PUBLISHED
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
+from testbed.program import program, recorded_command
+
+if TYPE_CHECKING:
+    from testbed.inference.evaluation import Evaluation
+    from testbed.model.gpt2 import GPT2
 
 DEFAULTS = {"repeats": 20, "requests": 100, "concurrency": [1, 2, 4, 8, 16], "max_batch": 8}
 QUICK = {"max_windows": 6, "repeats": 2, "requests": 12, "concurrency": [1, 4], "max_batch": 3}
@@ -193,40 +199,47 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
+@program
 def main() -> int:
-    wait_briefly()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        return evaluate(parse_arguments(sys.argv[1:]))
-    except ValueError as error:
-        say(f"evaluate.py: error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:  # of every kind: the hub, a device without room for the model
-        return failed(error)
-    except KeyboardInterrupt:
-        return 130
-
-
-def failed(error: Exception) -> int:
-    """Say in one line what failed; 1, the exit code for it."""
-    said = one_line(str(error)) if isinstance(error, (OSError, ArithmeticError)) else first_line(error)
-    say(f"evaluate.py: error: {said}", file=sys.stderr)
-    return 1
-
-
-def evaluate(arguments: argparse.Namespace) -> int:
     """Check all that was typed, measure part after part, print the tables."""
+    wait_briefly()
+    arguments = parse_arguments(sys.argv[1:])
     schemes = chosen_schemes(arguments.quantize)
     subject = look(arguments)
 
+    with failing(but=ValueError):
+        evaluation, model, runnable = begin(arguments, subject, schemes)
+    with failing():  # a ValueError too: what was typed could be measured
+        evaluation.run(model, runnable)
+    from testbed.inference.report import report
+
+    say(f"\n{report(evaluation.content)}\n\nfile: {subject.out}")
+    for sentence in evaluation.failed_parts:
+        say(f"evaluate.py: error: {sentence}", file=sys.stderr)
+    return 1 if evaluation.failed_parts else 0
+
+
+@contextlib.contextmanager
+def failing(but: type[Exception] = Failure) -> Iterator[None]:
+    """Turn what fails inside into one sentence, whatever its kind: the hub, a device without room for the model."""
+    try:
+        yield
+    except (OSError, ArithmeticError, Failure, but):
+        raise
+    except Exception as error:
+        raise Failure(first_line(error)) from error
+
+
+def begin(
+    arguments: argparse.Namespace, subject: EvaluatedModel, schemes: Sequence[str]
+) -> tuple[Evaluation, GPT2, list[str]]:
+    """Load the model, and write down what will be measured of it."""
     import torch
 
-    from testbed.analysis.statistics import compare
     from testbed.autotune.device import device_type, keep_freed_memory
     from testbed.inference.evaluation import Evaluation, model_of
     from testbed.inference.first_record import beginning, scheme_entry
     from testbed.inference.quantize import check_scheme
-    from testbed.inference.report import check_inference, report
 
     device = torch.device(device_type(arguments.device))
     torch.set_num_threads(arguments.threads or usable_cores())
@@ -241,18 +254,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 raise
             unavailable[scheme] = str(error)
     model = model_of(subject, device)
-    command_line = shlex.join(["scripts/evaluate.py", *sys.argv[1:]])
-    content = beginning(command_line, device, subject, model)
+    content = beginning(recorded_command(__file__, sys.argv[1:]), device, subject, model)
     content["schemes"] = {name: scheme_entry(name, unavailable.get(name, NOT_YET)) for name in schemes}
-    evaluation = Evaluation(arguments, subject, device, content, compare, check_inference)
-    try:
-        evaluation.run(model, [scheme for scheme in schemes if scheme not in unavailable])
-    except Exception as error:  # a ValueError too: what was typed could be measured
-        return failed(error)
-    say(f"\n{report(content)}\n\nfile: {subject.out}")
-    for sentence in evaluation.failed_parts:
-        say(f"evaluate.py: error: {sentence}", file=sys.stderr)
-    return 1 if evaluation.failed_parts else 0
+    evaluation = Evaluation(arguments, subject, device, content)
+    return evaluation, model, [scheme for scheme in schemes if scheme not in unavailable]
 
 
 if __name__ == "__main__":

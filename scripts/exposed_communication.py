@@ -15,12 +15,14 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
+from testbed.program import program
 
 
+@program
 def main() -> int:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder with the runs, at any depth")
@@ -29,20 +31,14 @@ def main() -> int:
     from testbed.analysis.runs.load import find_runs, load_run
     from testbed.io import not_a_folder
 
-    try:
-        if fault := not_a_folder(arguments.dir):
-            raise ValueError(f"--dir {arguments.dir} {fault}; give a folder with runs")
-        found, left_out = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
-    except ValueError as error:
-        say(f"exposed_communication.py: error: {error}", file=sys.stderr)
-        return 2
+    if fault := not_a_folder(arguments.dir):
+        raise ValueError(f"--dir {arguments.dir} {fault}; give a folder with runs")
+    found, left_out = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
     if not found:
-        say(
-            f"exposed_communication.py: error: --dir {arguments.dir} holds no run type with complete runs of "
-            "--skip_gradient_sync alternate, both with and without --profile; --help shows the sweep",
-            file=sys.stderr,
+        raise ValueError(
+            f"--dir {arguments.dir} holds no run type with complete runs of --skip_gradient_sync alternate, both with "
+            "and without --profile; --help shows the sweep"
         )
-        return 2
     for sentence in left_out:
         say(f"exposed_communication.py: left out: {sentence}", file=sys.stderr)
     say(exposed_table(found))

@@ -20,18 +20,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.errors import say
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = REPOSITORY / "src" / "gpt2.py"
@@ -109,20 +109,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    try:
-        check_numbers(arguments)
-        return drill(arguments)
-    except ValueError as error:
-        say(f"fault_drill.py: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        where = error.filename or arguments.out_dir
-        say(
-            f"fault_drill.py: error: {where}: {error.strerror or error}; drills that are done are kept", file=sys.stderr
-        )
-        return 1
+    check_numbers(arguments)
+    return drill(arguments)
 
 
 def check_numbers(arguments: argparse.Namespace) -> None:
@@ -138,13 +129,14 @@ def check_numbers(arguments: argparse.Namespace) -> None:
 
 def drill(arguments: argparse.Namespace) -> int:
     """Plan, make the undisturbed runs, strike, and say what came out."""
+    from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.fault_drill.damage import way_to_fill_a_disk
     from testbed.experiments.fault_drill.drill_file import DRILL_FILE, beginning, read_drill, table, take_over
-    from testbed.experiments.fault_drill.drills import DrillFailed, Drills, Interrupted
+    from testbed.experiments.fault_drill.drills import Drills
     from testbed.experiments.fault_drill.faults import plan
     from testbed.experiments.fault_drill.work import Work
     from testbed.sweep.request import parse_numbers, parse_variants
-    from testbed.sweep.runner import Stop, in_words, only_sweep_in
+    from testbed.sweep.runner import in_words, only_sweep_in
 
     variants = parse_variants(arguments.run_types)
     work = Work(
@@ -160,7 +152,7 @@ def drill(arguments: argparse.Namespace) -> int:
         work.check(variants)
         file = arguments.out_dir / DRILL_FILE
         content = beginning(
-            shlex.join(["scripts/fault_drill.py", *sys.argv[1:]]), arguments.seed, arguments.faults,
+            recorded_command(__file__, sys.argv[1:]), arguments.seed, arguments.faults,
             [variant.text for variant in variants], work, arguments.jobs, way_to_fill_a_disk(),
         )  # fmt: skip
         if not arguments.overwrite:
@@ -172,9 +164,6 @@ def drill(arguments: argparse.Namespace) -> int:
         try:
             make_references(drills, faults, content)
             strike(drills, faults, content, file)
-        except DrillFailed as error:
-            say(f"fault_drill.py: {error}", file=sys.stderr)
-            return 1
         except Interrupted:
             pass
         if stop.exit_code is not None:

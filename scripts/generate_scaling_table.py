@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
+from testbed.program import program
 
 LAYOUTS = {
     "001": "GPUs x batch: time and speed-up; compute and communication",
@@ -49,24 +49,21 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@program
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.scaling.tables import TABLES, scaling_table
     from testbed.io import holding_together
 
-    try:
-        report = read_report(arguments)
-        if arguments.variants and arguments.table != "004":
-            raise ValueError("--variants is for --table 004")
-        with holding_together(f"--report {arguments.report}") if arguments.report else contextlib.nullcontext():
-            if arguments.table == "004":
-                table = TABLES["004"](report, arguments.variants)
-            else:
-                table = TABLES.get(arguments.table, scaling_table)(report)
-        say(table)
-    except ValueError as error:
-        say(f"generate_scaling_table.py: error: {error}", file=sys.stderr)
-        return 2
+    report = read_report(arguments)
+    if arguments.variants and arguments.table != "004":
+        raise ValueError("--variants is for --table 004")
+    with holding_together(f"--report {arguments.report}") if arguments.report else contextlib.nullcontext():
+        if arguments.table == "004":
+            table = TABLES["004"](report, arguments.variants)
+        else:
+            table = TABLES.get(arguments.table, scaling_table)(report)
+    say(table)
     return 1 if report["status"] == "invalid_comparison" else 0
 
 
@@ -90,10 +87,4 @@ def read_report(arguments: argparse.Namespace) -> dict:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the table has gone; the interpreter must not find out once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+    sys.exit(main())

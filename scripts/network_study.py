@@ -21,19 +21,21 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from testbed.experiments.network_lab.study import Asked
     from testbed.sweep.plan import Cell
     from testbed.sweep.state import Sweep
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.errors import say
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -90,18 +92,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments  # fmt: skip
 
 
+@program
 def main() -> int:
-    try:
-        arguments = parse_arguments(sys.argv[1:])
-        return show(arguments) if arguments.tables is not None else study(arguments)
-    except ValueError as error:
-        say(f"network_study.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        say(f"network_study.py: error: {error.filename}: {error.strerror}; finished runs are kept", file=sys.stderr)
-        return 1
+    arguments = parse_arguments(sys.argv[1:])
+    return show(arguments) if arguments.tables is not None else study(arguments)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -128,7 +122,12 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     """ValueError names what cannot be."""
     from testbed.experiments.network_lab.links import MOST_HOSTS
     from testbed.experiments.network_lab.study import LINKS, PARTS, STRATEGIES_STUDIED, Asked
-    from testbed.sweep.request import parse_numbers
+    from testbed.sweep.request import parse_names, parse_numbers
+
+    def chosen(flag: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
+        """In the order in which they are known; all where nothing is given."""
+        names = known if text is None else parse_names(text, known, flag)
+        return tuple(name for name in known if name in names)
 
     for name, least in (("repeats", 1), ("profile_runs", 0), ("steps", DEFAULTS["warmup_steps"] + 1)):
         value = getattr(arguments, name)
@@ -139,10 +138,10 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
         raise ValueError(f"--hosts {arguments.hosts}: a number is not from 2 to {MOST_HOSTS}")
     out_dir = Path(os.path.relpath(arguments.out_dir))  # it is recorded, and a record should not name a home folder
     return Asked(
-        parts=_names(arguments.parts, PARTS, "--parts"),
-        strategies=_names(arguments.strategies, STRATEGIES_STUDIED, "--strategies"),
+        parts=chosen("--parts", arguments.parts, PARTS),
+        strategies=chosen("--strategies", arguments.strategies, STRATEGIES_STUDIED),
         hosts=hosts,
-        links=_names(arguments.links, LINKS, "--links"),
+        links=chosen("--links", arguments.links, LINKS),
         repeats=arguments.repeats,
         profile_runs=arguments.profile_runs,
         steps=arguments.steps,
@@ -155,25 +154,14 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     )
 
 
-def _names(text: str | None, known: Any, flag: str) -> tuple[str, ...]:
-    """What is named, in the order in which it is known; all where nothing is said."""
-    if text is None:
-        return tuple(known)
-    asked = [word.strip() for word in text.split(",") if word.strip()]
-    if unknown := [word for word in asked if word not in known]:
-        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
-    if not asked:
-        raise ValueError(f"{flag} names nothing; known: {', '.join(known)}")
-    return tuple(name for name in known if name in asked)
-
-
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
+    from testbed.distributed.processes import Stop
     from testbed.experiments.fault_drill.work import write_made_up_tokens
     from testbed.experiments.network_lab.study import VOCABULARY, cells_of
     from testbed.sweep.plan import FAILED
     from testbed.sweep.request import Machine, facts_of_machine
-    from testbed.sweep.runner import Runner, Stop, only_sweep_in
+    from testbed.sweep.runner import Runner, only_sweep_in
     from testbed.sweep.state import Sweep, take_over
 
     asked = asked_for(arguments)
@@ -187,7 +175,7 @@ def study(arguments: argparse.Namespace) -> int:
         write_made_up_tokens(Path(asked.data), VOCABULARY)
         settings = check(cells)
         facts = facts_of_machine()
-        command_line = shlex.join(["python", os.path.relpath(__file__), *sys.argv[1:]])
+        command_line = recorded_command(__file__, sys.argv[1:])
         sweep = Sweep("network", command_line, facts["commit"], cells, git_dirty=facts["is_dirty"])
         say(take_over(sweep, out_dir, arguments.allow_mismatch), flush=True)
         sweep.write(out_dir)

@@ -27,20 +27,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.errors import say
+from testbed.errors import Failure, say
 from testbed.io import cannot_become_a_folder
+from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_RUNS = 10_000  # of one configuration
 
 if TYPE_CHECKING:
+    from testbed.distributed.processes import Stop
     from testbed.sweep.plan import Cell
     from testbed.sweep.request import Machine, Request
-    from testbed.sweep.runner import Stop
     from testbed.sweep.state import Sweep
 
 
@@ -181,49 +182,42 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
+@program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
+    from testbed.distributed.processes import Stop
     from testbed.sweep.plan import FAILED, check_cells, plan
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import Stop
     from testbed.sweep.state import Sweep, take_over
 
+    check_typed(arguments)
+    facts = facts_of_machine()
+    request = request_from(arguments, facts)
+    cells = plan(request)
+    settings = check_cells(cells, arguments.allow_mismatch, request.protocol)
+    command_line = recorded_command(__file__, arguments.own, arguments.passed_on)
+    sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
+    sweep.git_dirty = facts["is_dirty"]
+    if arguments.dry_run:
+        say("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
+        print_plan(request, sweep, settings)
+        return 0
+    if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
+        return 2
     try:
-        check_typed(arguments)
-        facts = facts_of_machine()
-        request = request_from(arguments, facts)
-        cells = plan(request)
-        settings = check_cells(cells, arguments.allow_mismatch, request.protocol)
-        command_line = recorded_command(arguments.own, arguments.passed_on)
-        sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
-        sweep.git_dirty = facts["is_dirty"]
-        if arguments.dry_run:
-            say("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
-            print_plan(request, sweep, settings)
-            return 0
-        if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
-            return 2
         with Stop() as stop:  # up to here and after it, Ctrl-C ends the program as it ends any
             make_runs(arguments, request.machine, sweep, settings, stop)
-        if stop.exit_code is not None:
-            say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
-            return stop.exit_code
-        report(cells, arguments.out_dir)
-    except ValueError as error:
-        say(f"run_scaling_benchmarks.py: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone, and so have the runs
-        return 1
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        where = error.filename or arguments.out_dir
-        say(
-            f"run_scaling_benchmarks.py: error: {where} cannot be written ({error.strerror or error}); free space or "
-            "give another --out_dir, and call again: finished runs are kept",
-            file=sys.stderr,
-        )
-        return 1
+        raise Failure(
+            f"{error.filename or arguments.out_dir} cannot be written ({error.strerror or error}); free space or give "
+            "another --out_dir, and call again: finished runs are kept"
+        ) from None
+    if stop.exit_code is not None:
+        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+        return stop.exit_code
+    report(cells, arguments.out_dir)
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
 
@@ -354,16 +348,6 @@ def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, set
             keeps_weights=arguments.keep_weights,
         )
         runner.run_all(arguments.warmup_runs)
-
-
-def recorded_command(own: list[str], passed_on: list[str]) -> str:
-    """The command line for the record: the paths of this program's own flags relative, for a home folder is nobody's
-    business; what follows -- as it was typed."""
-    words = []
-    for word in own:
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        words.append(f"{flag}{equals}{os.path.relpath(value) if Path(value).is_absolute() else value}")
-    return shlex.join(["python", os.path.relpath(__file__), *words, *(["--", *passed_on] if passed_on else [])])
 
 
 def report(cells: list[Cell], out_dir: Path) -> None:

@@ -16,22 +16,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
 from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.pairs import SEPARATOR, encode_prompt
 from testbed.data.tokenizer import Tokenizer
-from testbed.errors import printable, say
+from testbed.errors import Failure, printable
 from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
 from testbed.inference.sampling import Sampling
+from testbed.program import program
 
 DEFAULT_NEW_TOKENS = 200
 
@@ -95,44 +95,25 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def main() -> int:
+@program
+def main() -> None:
     try:
-        return continue_prompt(parse_arguments(sys.argv[1:]))
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read the text has gone; the interpreter must not find out once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except ValueError as error:
-        say(f"sample.py: error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ArithmeticError) as error:
-        say(f"sample.py: error: {error}", file=sys.stderr)
-        return 1
+        continue_prompt(parse_arguments(sys.argv[1:]))
     except (RuntimeError, MemoryError) as error:
         from testbed.train.ending import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        print(
-            "sample.py: error: out of memory: the model and the keys and values of the text do not fit; ask for fewer "
-            "--max_new_tokens, or take another --device",
-            file=sys.stderr,
-        )
-        return 1
+        raise Failure(
+            "out of memory: the model and the keys and values of the text do not fit; ask for fewer --max_new_tokens, "
+            "or take another --device"
+        ) from None
 
 
-def continue_prompt(arguments: argparse.Namespace) -> int:
+def continue_prompt(arguments: argparse.Namespace) -> None:
     """Check all that was typed, load the model, write the text."""
-    sampling = {
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k or None,
-        "top_p": arguments.top_p,
-        "seed": arguments.seed,
-    }
     with naming("--", between=""):
-        Sampling(**sampling)
+        sampling = Sampling(arguments.temperature, arguments.top_k or None, arguments.top_p, arguments.seed)
     flag, source = "--checkpoint", arguments.checkpoint
     if source is None:
         flag, source = "--from_pretrained", arguments.from_pretrained
@@ -156,14 +137,13 @@ def continue_prompt(arguments: argparse.Namespace) -> int:
 
     sys.stdout.reconfigure(errors="replace")
     shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
-    clock = Clock(stream(model, prompt, new_tokens, stop_id=tokenizer.end_of_text_id, **sampling))
+    clock = Clock(stream(model, prompt, new_tokens, sampling, stop_id=tokenizer.end_of_text_id))
     texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)
     print(shown(arguments.prompt), end=SEPARATOR if arguments.pair else "", flush=True)
     for piece in texts:
         print(shown(piece), end="", flush=True)
     print(flush=True)
     print(clock.summary(len(prompt)), file=sys.stderr)
-    return 0
 
 
 @contextlib.contextmanager

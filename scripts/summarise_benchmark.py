@@ -14,13 +14,15 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative
-from testbed.errors import say
+from testbed.errors import Failure, say
+from testbed.program import program
 
 
+@program
 def main() -> int:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR", help="what benchmark_gpu.sh wrote to")
@@ -34,14 +36,12 @@ def main() -> int:
     from testbed.io import write_text
 
     if not (arguments.folder / "steps.tsv").exists():
-        say(f"summarise_benchmark.py: error: {arguments.folder} holds no steps.tsv of a benchmark", file=sys.stderr)
-        return 2
+        raise ValueError(f"{arguments.folder} holds no steps.tsv of a benchmark")
     found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
     try:
         found |= summary(arguments.folder)
-    except (OSError, ValueError) as error:
-        say(f"summarise_benchmark.py: error: {error}", file=sys.stderr)
-        return 1
+    except ValueError as error:  # the folder is right, a file in it is damaged
+        raise Failure(str(error)) from None
     write_text(arguments.folder / "summary.json", json.dumps(found, indent=2) + "\n")
     print_summary(found)
     say(f"{len(found['failed'])} did not pass, {arguments.seconds} s; {arguments.folder / 'summary.json'}")

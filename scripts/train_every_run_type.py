@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.analysis.charts.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs.load import load_runs
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.config.run_types import STRATEGIES
-from testbed.errors import say
+from testbed.distributed.processes import Stop, run
+from testbed.errors import Failure, say
 from testbed.metrics.file import read_metrics
+from testbed.program import program
 from testbed.run_files import METRICS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -53,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@program
 def main() -> int:
     arguments = parse_arguments()
     runs = {run_type: ["--run_type", run_type] for run_type in STRATEGIES} | FURTHER
@@ -63,20 +66,21 @@ def main() -> int:
         if arguments.draw_only or is_complete(arguments.out / name):
             continue
         say(f"[{number}/{len(runs)}] {name} ...", end=" ", flush=True)
-        outcome = train(name, flags, arguments)
+        with Stop() as stop:
+            outcome = train(name, flags, arguments, stop)
         say(outcome, flush=True)
+        if stop.exit_code is not None:
+            return stop.exit_code
         is_excused = name == "dp" and outcome.startswith("refused")  # it needs two CUDA devices
         failed += [] if outcome.startswith("complete") or is_excused else [name]
     done = [arguments.out / name for name in runs if is_complete(arguments.out / name)]
     if arguments.out / "baseline" not in done:
-        say(f"there is no complete baseline under {arguments.out}, so nothing to compare with", file=sys.stderr)
-        return 1
+        raise Failure(f"there is no complete baseline under {arguments.out}, so nothing to compare with")
     try:
         loaded = load_runs(done)
         table = agreement_table(loaded)
     except ValueError as error:  # runs of an earlier call with other --steps, say
-        say(f"{error}; give another --out, or remove the older runs", file=sys.stderr)
-        return 1
+        raise Failure(f"{error}; give another --out, or remove the older runs") from None
     write_agreement_figure(loaded, arguments.figure)
     say(f"\n{table}\n\npicture: {arguments.figure}")
     return 1 if failed else 0
@@ -87,7 +91,7 @@ def is_complete(folder: Path) -> bool:
     return metrics.exists() and read_metrics(metrics)["status"] == "complete"
 
 
-def train(name: str, flags: list[str], arguments: argparse.Namespace) -> str:
+def train(name: str, flags: list[str], arguments: argparse.Namespace, stop: Stop) -> str:
     """One run in processes of its own, everything it says in a log. Returns what became of it, in words."""
     folder = arguments.out / name
     log = arguments.out / f"{name}.log"
@@ -98,16 +102,16 @@ def train(name: str, flags: list[str], arguments: argparse.Namespace) -> str:
     command = [sys.executable, *launcher, program, *flags, *WORK]
     command += ["--max_train_steps", str(arguments.steps), "--warmup_steps", str(arguments.steps // 5)]
     command += ["--checkpoint_path", str(folder), "--overwrite"]
-    started_s = time.perf_counter()
-    with log.open("w") as output:  # one core is one device on a CPU, so a rank gets one thread
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False).returncode
-    if code == 0:
-        return f"complete in {time.perf_counter() - started_s:.0f} s"
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one core is one device on a CPU: a rank gets one thread
+    ended = run(command, log, stop, env=environment)
+    if ended.was_stopped:
+        return "interrupted"
+    if ended.exit_code == 0:
+        return f"complete in {ended.seconds:.0f} s"
     said = [line for line in log.read_text().splitlines() if "gpt2.py: error:" in line]
     if said:
         return f"refused: {said[0].partition('error: ')[2]}"
-    return f"failed with exit code {code}, see {log}"
+    return f"failed with exit code {ended.exit_code}, see {log}"
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ not applicable is listed and is no failure. Exit code 1 when a run fails a check
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
+from testbed.program import program
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -30,15 +30,12 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@program
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.runs.verify import as_tsv, verify
 
-    try:
-        verdicts = verify(arguments.dir, arguments.metrics_only)
-    except ValueError as error:
-        say(f"verify_run_artifacts.py: error: {error}", file=sys.stderr)
-        return 2
+    verdicts = verify(arguments.dir, arguments.metrics_only)
     say(as_tsv(verdicts), flush=True)
     failures = sum(verdict.is_failure for verdict in verdicts)
     passed = f"Verification passed: {len(verdicts)} runs."
@@ -47,10 +44,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the table has gone; the interpreter must not find out once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+    sys.exit(main())

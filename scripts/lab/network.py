@@ -23,11 +23,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
+from testbed.program import program
 
 DEFAULT_SECONDS = {"up": 3600.0, "run": 1800.0}
 
@@ -83,18 +84,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     return arguments  # fmt: skip
 
 
+@program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.experiments.network_lab.links import LabError
-
-    try:
-        return {"up": up, "down": down, "run": run}[arguments.what](arguments)
-    except ValueError as error:
-        say(f"network.py: error: {error}", file=sys.stderr)
-        return 2
-    except LabError as error:
-        say(f"network.py: error: {error}", file=sys.stderr)
-        return 1
+    return {"up": up, "down": down, "run": run}[arguments.what](arguments)
 
 
 def link_of(arguments: argparse.Namespace):
@@ -127,9 +120,9 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from testbed.distributed.processes import Stop
     from testbed.experiments.network_lab.hosts import run_on_hosts
     from testbed.experiments.network_lab.keeper import lab
-    from testbed.sweep.runner import Stop
 
     def show(host: int, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more: the run goes on

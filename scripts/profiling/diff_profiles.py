@@ -11,15 +11,16 @@ does not read, or the two have nothing in common.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
+from testbed.io import holding_together, write_json
+from testbed.program import program
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,28 +33,18 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+@program
+def main() -> None:
     arguments = parse_arguments()
     from testbed.analysis.profiles.diff import diff, diff_text, read_summary
-    from testbed.io import holding_together, write_text
 
-    try:
-        a, b = read_summary(arguments.a), read_summary(arguments.b)
-        with holding_together(f"{arguments.a} or {arguments.b}"):
-            changes = diff(a, b)
-            text = diff_text(changes, arguments.rows)
-    except ValueError as error:
-        say(f"diff_profiles.py: {error}", file=sys.stderr)
-        return 2
+    a, b = read_summary(arguments.a), read_summary(arguments.b)
+    with holding_together(f"{arguments.a} or {arguments.b}"):
+        changes = diff(a, b)
+        text = diff_text(changes, arguments.rows)
     say(text)
     if arguments.json:
-        try:
-            write_text(arguments.json, json.dumps(changes, indent=2, ensure_ascii=False) + "\n")
-        except (OSError, ValueError) as error:  # ValueError: "." is no file's name
-            why = getattr(error, "strerror", None) or error
-            say(f"diff_profiles.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
-            return 1
-    return 0
+        write_json(arguments.json, changes, f"--json {arguments.json}")
 
 
 if __name__ == "__main__":

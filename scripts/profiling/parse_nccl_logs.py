@@ -11,13 +11,16 @@ of several starts are there.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
+from testbed.io import write_json
+from testbed.program import program
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -27,28 +30,18 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
+@program
+def main() -> None:
     arguments = parse_arguments()
     from testbed.analysis.profiles.nccl_logs import as_json, summarise, summary_text
-    from testbed.io import write_text
 
     try:
         summary = summarise(arguments.logs)
-    except (FileNotFoundError, ValueError) as error:
-        say(f"parse_nccl_logs.py: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        say(f"parse_nccl_logs.py: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
-        return 1
+    except FileNotFoundError as error:
+        raise ValueError(error) from None
     say(summary_text(summary))
     if arguments.json:
-        try:
-            write_text(arguments.json, as_json(summary))
-        except (OSError, ValueError) as error:  # ValueError: "." is no file's name
-            why = getattr(error, "strerror", None) or error
-            say(f"parse_nccl_logs.py: --json {arguments.json} cannot be written: {why}", file=sys.stderr)
-            return 1
-    return 0
+        write_json(arguments.json, json.loads(as_json(summary)), f"--json {arguments.json}")
 
 
 if __name__ == "__main__":

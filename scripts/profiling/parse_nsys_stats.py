@@ -14,11 +14,12 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # `testbed` lies there, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import say
+from testbed.errors import Failure, say
+from testbed.program import program
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -35,7 +36,8 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def main() -> int:
+@program
+def main() -> None:
     arguments = parse_arguments()
     from testbed.analysis.profiles.page import summary_text
     from testbed.analysis.profiles.summary import write_summary
@@ -43,13 +45,10 @@ def main() -> int:
     try:
         path, summary = write_summary(arguments.run_dir, arguments.optimizer_steps, arguments.ranks_in_profile)
     except FileNotFoundError as error:
-        say(f"parse_nsys_stats.py: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:
-        say(f"parse_nsys_stats.py: {error}", file=sys.stderr)
-        return 1
+        raise ValueError(error) from None
+    except ValueError as error:  # the folder is right, a file in it is damaged
+        raise Failure(str(error)) from None
     say(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")
-    return 0
 
 
 if __name__ == "__main__":

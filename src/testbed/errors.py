@@ -7,6 +7,11 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
+
+class Failure(Exception):
+    """Work that could not be done, in one sentence. A program ends with exit code 1."""
+
+
 SPACES = "Zs"  # no-break and thin spaces move no cursor
 
 

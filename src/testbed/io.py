@@ -19,6 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from testbed.errors import Failure
+
 SOURCE = Path(__file__).resolve().parents[1]  # the folder that holds the package
 
 
@@ -53,6 +55,14 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in one move."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any, name: str) -> None:
+    """Write a JSON file in one move. Failure, one sentence that begins with `name`, where it cannot be written."""
+    try:
+        write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    except (OSError, ValueError) as error:  # ValueError: "." is no file's name
+        raise Failure(f"{name} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, which no text can be written with
@@ -196,6 +206,11 @@ def is_within(path: Path, folder: Path) -> bool:
 
 def now_utc() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def result_head(schema_version: str | int, command_line: str) -> dict[str, Any]:
+    """Return the first fields of every file of results that a program of this repository writes."""
+    return {"schema_version": schema_version, "timestamp_utc": now_utc(), "command_line": command_line}
 
 
 LONGEST_MESSAGE = 160  # jsonschema prints the value that breaks a rule, however long it is

@@ -1,4 +1,4 @@
-"""scripts/reach_final_loss.py: seed by seed, on made-up runs whose answer is known."""
+"""compare_runs.py --to_final_loss: seed by seed, on made-up runs whose answer is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.scaling_examples import run_with_losses
 from testbed.analysis.runs.load import find_runs, load_run
 from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
 
-SCRIPT = REPOSITORY / "scripts" / "reach_final_loss.py"
+SCRIPT = REPOSITORY / "scripts" / "compare_runs.py"
 
 
 def runs_below(folder) -> list:
@@ -45,7 +45,7 @@ def test_a_run_that_never_gets_there_makes_no_median_and_exit_code_1(tmp_path):
     write_arms(tmp_path)
     run_with_losses(tmp_path / "a" / "5", [6.0, 5.9, 5.8], 0.3, seed=5)
     run_with_losses(tmp_path / "b" / "5", [6.0, 5.5, 5.0], 0.2, seed=5)
-    command = [sys.executable, SCRIPT, tmp_path / "a", "--of", tmp_path / "b"]
+    command = [sys.executable, SCRIPT, tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "never" in done.stdout and "Median" not in done.stdout
 
@@ -54,7 +54,7 @@ def test_a_run_that_did_not_end_is_no_reference(tmp_path):
     write_arms(tmp_path)
     failed = {"status": "failed", "failure": {"reason": "killed", "step": 30}, "completion": None}
     run_with_losses(tmp_path / "b" / "0", [6.0, 5.5, 5.0], 0.2, seed=0, **failed)
-    command = [sys.executable, SCRIPT, tmp_path / "a", "--of", tmp_path / "b"]
+    command = [sys.executable, SCRIPT, tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "is not complete" in done.stderr and len(done.stderr.splitlines()) == 1
 

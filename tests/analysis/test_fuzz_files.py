@@ -324,21 +324,6 @@ def peers_file(folder: Path) -> None:
     write_peers(folder / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
 
 
-def trials_file(folder: Path) -> None:
-    run = {
-        "precision": "fp32",
-        "pairs": [[0.5, 0.6], [0.5, 0.55]],
-        "matrix_flops_per_s": 2e11,
-        "copy_bytes_per_s": 1e10,
-    }
-    trial = {"what": "w", "predicted": "p", "kept": "no", "not_measured": None, "repeats": [run] * 5}
-    content = {
-        "schema": 2, "precision": "fp32", "causal_flops_per_step": 10**11, "palm_flops_per_step": 11 * 10**10,
-        "least_bytes_per_step": 10**9, "trials": {"a": trial, "b": {**trial, "not_measured": "why", "repeats": []}},
-    }  # fmt: skip
-    (folder / "trials.json").write_text(json.dumps(content))
-
-
 def trace_file(folder: Path) -> None:
     chrome_trace(folder, distributedInfo={"rank": 0, "world_size": 2})
 
@@ -447,11 +432,6 @@ READERS = {
     ),
     "peers.json": Reader(
         peers_file, "peers.json", lambda folder: peers_table(read_peers(folder / "peers.json")).encode(), 200
-    ),
-    "trials.json": Reader(
-        trials_file, "trials.json",
-        lambda folder: run_in_process(SCRIPTS / "measure_trials.py", "--table", folder / "trials.json"), 200,
-        errors=(Refused,),
     ),
     "trace of torch.profiler": Reader(
         trace_file, "profiler_logs/rank0.pt.trace.json", partial(attribute_trace, "rank0.pt.trace.json"), 300,

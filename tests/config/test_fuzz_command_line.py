@@ -143,12 +143,11 @@ PROGRAMS = {
     "preprocess_small.py": "--input= --max_train_docs= --max_val_docs= --val_fraction= --tokenizer= --num_workers=",
     "download_data.py": "--dataset= --config= --split= --text_field= --max_bytes= --max_docs=",
     "scripts/audit_runs.py": "= = --baseline=",
-    "scripts/compare_runs.py": "= --against= --allow-mismatch",
+    "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
     "scripts/exposed_communication.py": "--dir=",
     "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
     "--allow-mismatch",
     "scripts/verify_run_artifacts.py": "--dir= --metrics_only",
-    "scripts/measure_trials.py": "--table= --repeats= --pairs=",
     "scripts/summarise_benchmark.py": "= --device= --seconds= --deadline_s=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
@@ -168,7 +167,6 @@ ALWAYS = {
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
     "scripts/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
-    "scripts/measure_trials.py": ["--table", "nowhere.json"],
     "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}

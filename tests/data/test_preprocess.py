@@ -13,7 +13,7 @@ from support.data_fixtures import ROOT, gpt2_cache, offline_environment, random_
 from testbed.data.preprocess import BPE_TRAINING_BYTES, encode_in_order, split_documents, training_texts
 from testbed.data.sources import StandardLibrary
 from testbed.data.token_file import check_token_file, open_token_file
-from testbed.data.tokenizer import load_tokenizer
+from testbed.data.tokenizer import load_bpe, load_tokenizer, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,14 @@ def test_reading_ends_when_both_sides_are_full():
 class CountingTokenizer:
     def encode_batch(self, texts):
         return [np.zeros(len(text), np.uint32) for text in texts]
+
+
+def test_threads_encode_as_tiktokens_own_batch_encoder_does(documents, tmp_path):
+    train_bpe(iter(documents), 400, tmp_path / "bpe_400.json")
+    tokenizer = load_bpe(tmp_path / "bpe_400.json")
+    encoded = encode_in_order(((False, text) for text in documents), tokenizer, num_workers=2)
+    ids = [document.tolist() for _, _, document in encoded]
+    assert ids == tokenizer._encoding.encode_ordinary_batch(documents, num_threads=2)
 
 
 def test_only_a_bounded_number_of_documents_is_in_flight():

@@ -24,8 +24,8 @@ def modules() -> dict[str, Path]:
 
 # The rooms of src/testbed from the ground up: a room imports only from rooms before it.
 ROOMS = (
-    "errors io run_files run_lock step distributed model data config optim profiling strategies autotune metrics "
-    "checkpoint sweep analysis inference train experiments"
+    "errors io run_files run_lock step program distributed model data config optim profiling strategies autotune "
+    "metrics checkpoint sweep analysis inference train experiments"
 ).split()
 MOST_FLAT_MODULES = 6
 
@@ -92,9 +92,10 @@ def test_nothing_but_an_experiment_or_a_program_imports_an_experiment():
         assert room_of(module) == "experiments" or not {room_of(other) for other in found} & {"experiments"}, module
 
 
-TORCH_FREE = {"errors", "io", "run_files", "run_lock", "step", "data", "config", "sweep", "analysis"}
+TORCH_FREE = {"errors", "io", "run_files", "run_lock", "step", "program", "data", "config", "sweep", "analysis"}
 TORCH_FREE_MODULES = (
-    "distributed.launch distributed.signals distributed.watchdog distributed.rendezvous profiling.trace metrics.file "
+    "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
+    "profiling.trace metrics.file "
     "metrics.run_directory checkpoint.manifest autotune.memory_model inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
     "experiments.fault_drill.drill_file"
@@ -129,7 +130,7 @@ def test_no_file_has_outgrown_its_idea():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
 
 
-ONE_PLACE = {"say": "errors", "say_if_read": "errors", "stop_as_interrupt": "distributed.signals"}
+ONE_PLACE = {"say": "errors", "say_if_read": "errors", "_sigterm_as_interrupt": "program"}
 
 
 def test_what_is_said_and_how_a_program_is_interrupted_is_in_one_place():
@@ -142,5 +143,5 @@ def test_what_is_said_and_how_a_program_is_interrupted_is_in_one_place():
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name in places:
                 places[node.name].append(module)
-        assert "raise KeyboardInterrupt" not in text or module == ONE_PLACE["stop_as_interrupt"]
+        assert "raise KeyboardInterrupt" not in text or module == ONE_PLACE["_sigterm_as_interrupt"]
     assert places == {name: [module] for name, module in ONE_PLACE.items()}

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 from support.programs import REPOSITORY
 
+from testbed.distributed.processes import Stop
 from testbed.experiments.fault_drill import drills as drills_module
 from testbed.experiments.fault_drill.damage import FILE_SIZE_LIMIT, TMPFS, SmallDisk, strike_files, way_to_fill_a_disk
 from testbed.experiments.fault_drill.drill_file import (
@@ -45,7 +46,6 @@ from testbed.experiments.fault_drill.start import _BEGINS, marked_processes
 from testbed.experiments.fault_drill.verdict import problems_of_resuming, weights_sha256
 from testbed.experiments.fault_drill.work import Work
 from testbed.sweep.request import parse_variants
-from testbed.sweep.runner import Stop
 
 PROGRAM = REPOSITORY / "scripts" / "fault_drill.py"
 STAND_IN = REPOSITORY / "tests/support/drill_stand_in.py"

@@ -22,8 +22,8 @@ from testbed.experiments.network_lab.study import (
     LINKS,
     PARTS,
     STRATEGIES_STUDIED,
-    Arm,
     Asked,
+    StudyArm,
     arms_of,
     cells_of,
     links_as_records,
@@ -125,9 +125,11 @@ STEPS_S = {
 def made_up(repeats: int = 5) -> dict:
     levers = ("buckets of 200 MiB", "buckets of 1 MiB")
     arms = [
-        Arm("strategies", *name.split("_")[:1], 2, name.split("_")[-1]) for name in STEPS_S if "buckets" not in name
+        StudyArm("strategies", *name.split("_")[:1], 2, name.split("_")[-1])
+        for name in STEPS_S
+        if "buckets" not in name
     ]
-    arms += [Arm("levers", "ddp", 2, "100mbit", lever) for lever in levers]
+    arms += [StudyArm("levers", "ddp", 2, "100mbit", lever) for lever in levers]
     assert {arm.name for arm in arms} == STEPS_S.keys()
     runs = []
     for arm in arms:
@@ -211,7 +213,7 @@ def with_arms(*added: tuple[str, str, int, str, float]) -> dict:
     content = made_up()
     of_ddp = [run for run in content["runs"] if run["arm"] == "ddp_2hosts_100mbit"]
     for part, strategy, hosts, link, step_s in added:
-        arm = Arm(part, strategy, hosts, link)
+        arm = StudyArm(part, strategy, hosts, link)
         content["arms"].append(arm.as_record())
         for run in copy.deepcopy(of_ddp):
             times = [9.0, *[step_s * (1 + 0.002 * run["repeat"])] * 3]
@@ -288,7 +290,7 @@ def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
     ],
 )
 def test_an_interval_that_leaves_1_out_is_seen_to(low, high, shown):
-    each = study_file.Comparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
+    each = study_file.LinkComparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
     assert _ratio(each) == shown
 
 

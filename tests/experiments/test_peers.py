@@ -18,7 +18,7 @@ from testbed.config.settings import RunSettings
 from testbed.experiments.peers.chart import plot_peers
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps
-from testbed.experiments.peers.plan import ONLY_HOW, Arm, check_only_ours, make_plan, merged_sets
+from testbed.experiments.peers.plan import ONLY_HOW, PeerArm, check_only_ours, make_plan, merged_sets
 from testbed.experiments.peers.results_file import check_peers, peers_table, read_peers, results, write_peers
 from testbed.experiments.peers.running import WORKERS
 
@@ -142,7 +142,7 @@ def test_sets_of_the_same_arms_are_run_once():
     """Where bf16 is emulated every trainer computes in fp32 of itself: two sets, one measurement."""
     peers = ["ours", "transformers", "nanogpt"]
     plan = make_plan(peers, None, "cpu", is_bf16_fast=False, missing={})
-    assert merged_sets(plan.sets) == [(["own", "fp32"], [Arm(peer, "fp32") for peer in peers])]
+    assert merged_sets(plan.sets) == [(["own", "fp32"], [PeerArm(peer, "fp32") for peer in peers])]
     assert [str(arm) for arm in plan.arms] == ["ours fp32", "transformers fp32", "nanogpt fp32", "matrix product fp32"]
     assert "bf16" in plan.skipped and not plan.not_measured
     runs = plan.rounds(5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.generation_cases import NEW_TOKENS, NUM_PROMPTS, SHAPE, expected_tokens, our_model, random_prompts
 
-from testbed.inference.batching import BatchingEngine, QueueFull, Request
+from testbed.inference.batching import BatchingEngine, GenerationRequest, QueueFull
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.generate import generate
 from testbed.inference.sampling import Sampling
@@ -23,7 +23,7 @@ def test_requests_that_join_and_leave_get_the_tokens_of_transformers(seed):
     """Random arrivals, lengths and cancellations: what is finished is the reference's, what is cancelled its head."""
     rng = random.Random(seed)
     engine = BatchingEngine(our_model(), max_batch=rng.randint(2, 8))
-    coming = [Request(prompt, rng.randint(1, NEW_TOKENS)) for prompt in random_prompts()]
+    coming = [GenerationRequest(prompt, rng.randint(1, NEW_TOKENS)) for prompt in random_prompts()]
     requests = list(coming)
     sizes = set()
     while coming or engine.has_work:
@@ -48,7 +48,7 @@ def test_requests_that_join_and_leave_get_the_tokens_of_transformers(seed):
 
 def test_a_step_gives_every_running_request_one_token():
     engine = BatchingEngine(our_model(), max_batch=2)
-    first, second, third = (engine.submit(Request(prompt, 3)) for prompt in random_prompts(number=3))
+    first, second, third = (engine.submit(GenerationRequest(prompt, 3)) for prompt in random_prompts(number=3))
     assert (engine.num_running, engine.num_waiting, engine.num_free_slots) == (0, 3, 2)
     assert [request for request, _ in engine.step()] == [first, second]
     assert (engine.num_running, engine.num_waiting, engine.num_free_slots) == (2, 1, 0)
@@ -75,15 +75,16 @@ def test_drawn_tokens_do_not_depend_on_the_neighbours():
         Sampling(0.7, top_k=100, top_p=0.9, seed=5),
     ]
     engine = BatchingEngine(our_model(), max_batch=4)
-    together = [Request(prompt, NEW_TOKENS, settings[i % 6]) for i, prompt in enumerate(random_prompts(number=18))]
+    together = [
+        GenerationRequest(prompt, NEW_TOKENS, settings[i % 6]) for i, prompt in enumerate(random_prompts(number=18))
+    ]
     for request in together:
         engine.submit(request)
         engine.step()
     while engine.has_work:
         engine.step()
     for request in together:
-        how = request.sampling
-        alone = generate(our_model(), [request.prompt], NEW_TOKENS, how.temperature, how.top_k, how.top_p, how.seed)
+        alone = generate(our_model(), [request.prompt], NEW_TOKENS, request.sampling)
         assert request.tokens == alone[0]
 
 
@@ -98,13 +99,13 @@ def test_a_thousand_requests_none_lost_none_twice_and_the_cancelled_free_their_s
     prompts = [[rng.randrange(97) for _ in range(rng.randint(1, 12))] for _ in range(25)]
     alone = [written_plainly(model, prompt, 16) for prompt in prompts]
     engine = BatchingEngine(model, max_batch=8, max_queue=16, max_length=28)
-    requests: list[tuple[int, Request]] = []
+    requests: list[tuple[int, GenerationRequest]] = []
     emitted: dict[int, list[int]] = {}
     refused = cancelled_running = 0
     while len(requests) < 1000 or engine.has_work:
         for _ in range(rng.choice([0, 1, 2, 9])):
             number = rng.randrange(25)
-            request = Request(prompts[number], rng.randint(1, 16))
+            request = GenerationRequest(prompts[number], rng.randint(1, 16))
             if len(requests) == 1000:
                 break
             try:
@@ -148,8 +149,8 @@ def written_plainly(model: GPT2, prompt: list[int], number: int) -> list[int]:
 def test_a_full_queue_refuses_and_takes_again():
     engine = BatchingEngine(our_model(), max_batch=1, max_queue=2)
     for prompt in random_prompts(number=2):
-        engine.submit(Request(prompt, 2))
-    late = Request([1, 2], 2)
+        engine.submit(GenerationRequest(prompt, 2))
+    late = GenerationRequest([1, 2], 2)
     with pytest.raises(QueueFull, match="2 requests wait already"):
         engine.submit(late)
     engine.step()
@@ -158,12 +159,12 @@ def test_a_full_queue_refuses_and_takes_again():
 
 def test_what_was_submitted_or_has_ended_is_not_taken_twice():
     engine = BatchingEngine(our_model())
-    request = engine.submit(Request([1, 2], 1))
+    request = engine.submit(GenerationRequest([1, 2], 1))
     with pytest.raises(ValueError, match="request 0 was submitted before"):
         engine.submit(request)
     engine.step()
     assert request.state == "finished" and not engine.cancel(request)
-    assert not engine.cancel(Request([1], 1)), "never submitted"
+    assert not engine.cancel(GenerationRequest([1], 1)), "never submitted"
 
 
 class FailsOnce(torch.nn.Module):
@@ -187,7 +188,7 @@ def test_a_step_that_fails_loses_nobody(at):
     engine = BatchingEngine(FailsOnce(CachedModel(our_model()), at), max_batch=3, shape=SHAPE)
     prompts = random_prompts(number=6)
     requests = [
-        Request(prompt, 2 + 3 * (i % 3), Sampling(1.0, seed=i) if i % 2 else Sampling())
+        GenerationRequest(prompt, 2 + 3 * (i % 3), Sampling(1.0, seed=i) if i % 2 else Sampling())
         for i, prompt in enumerate(prompts)
     ]
     for request in requests:
@@ -202,8 +203,7 @@ def test_a_step_that_fails_loses_nobody(at):
     for request, expected in zip(requests[::2], expected_tokens()[::2], strict=False):
         assert request.tokens == expected[: request.max_new_tokens]
     for request in requests[1::2]:
-        how = request.sampling
-        alone = generate(our_model(), [request.prompt], request.max_new_tokens, how.temperature, seed=how.seed)
+        alone = generate(our_model(), [request.prompt], request.max_new_tokens, request.sampling)
         assert request.tokens == alone[0]
 
 
@@ -214,7 +214,7 @@ def test_a_model_that_has_diverged_says_so(not_a_number, how):
     with torch.no_grad():
         model.ln_f.bias[3] = not_a_number  # its products are +inf and -inf, which are numbers to none of the draws
     engine = BatchingEngine(model)
-    request = engine.submit(Request([1, 2, 3], 4, how))
+    request = engine.submit(GenerationRequest([1, 2, 3], 4, how))
     with pytest.raises(ArithmeticError, match="logits are not numbers"):
         engine.step()
     assert request.state == "failed" and not engine.has_work and engine.num_free_slots == engine.max_batch
@@ -241,12 +241,12 @@ def test_a_request_that_overflows_ends_alone(place, temperature):
     """First, between and after others, in their prefill or beside their decode steps. Who gets its slot is unharmed,
     and the others draw what they would have drawn."""
     prompts = [[token for token in prompt if token != 300] or [1] for prompt in random_prompts(number=6, longest=20)]
-    alone = generate(our_model(), prompts, 6, temperature)
+    alone = generate(our_model(), prompts, 6, Sampling(temperature))
     assert not any(300 in tokens for tokens in alone)
     for before in (0, place):  # requests that run already when it comes
         engine = BatchingEngine(Poisons(CachedModel(our_model()), token=300), max_batch=4, shape=SHAPE)
-        good = [Request(prompt, 6, Sampling(temperature, seed=seed)) for seed, prompt in enumerate(prompts)]
-        poisoned = Request([5] * 40 + [300], 6)
+        good = [GenerationRequest(prompt, 6, Sampling(temperature, seed=seed)) for seed, prompt in enumerate(prompts)]
+        poisoned = GenerationRequest([5] * 40 + [300], 6)
         for request in good[:before]:
             engine.submit(request)
         if before:
@@ -273,7 +273,7 @@ def test_requests_that_overflow_while_they_run_leave_their_slots_to_others():
     others = [*prompts, *(tokens for tokens in alone if tokens != alone[1])]
     bad = next(token for token in alone[1] if not any(token in other for other in others))
     engine = BatchingEngine(Poisons(CachedModel(our_model()), bad), max_batch=4, shape=SHAPE)
-    requests = [engine.submit(Request(prompt, 12)) for prompt in prompts]
+    requests = [engine.submit(GenerationRequest(prompt, 12)) for prompt in prompts]
     failures = 0
     while engine.has_work:
         try:
@@ -304,5 +304,5 @@ def test_impossible_engines_are_refused(sizes, says):
 def test_a_smaller_cache_refuses_what_does_not_fit_into_a_slot():
     engine = BatchingEngine(our_model(), max_length=10)
     with pytest.raises(ValueError, match="more than the 10 positions of a slot of the cache"):
-        engine.submit(Request([1] * 8, 3))
-    engine.submit(Request([1] * 8, 2))
+        engine.submit(GenerationRequest([1] * 8, 3))
+    engine.submit(GenerationRequest([1] * 8, 2))

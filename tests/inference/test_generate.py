@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from itertools import chain
@@ -42,10 +43,10 @@ def test_all_positions_can_be_used_to_the_last():
 
 
 def test_tokens_stream_one_by_one_and_are_the_same():
-    prompt, settings = random_prompts()[1], {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 3}
-    tokens = stream(our_model(), prompt, NEW_TOKENS, **settings)
+    prompt, settings = random_prompts()[1], Sampling(temperature=0.9, top_k=40, top_p=0.95, seed=3)
+    tokens = stream(our_model(), prompt, NEW_TOKENS, settings)
     first = next(tokens)
-    assert [first, *tokens] == generate(our_model(), [prompt], NEW_TOKENS, **settings)[0]
+    assert [first, *tokens] == generate(our_model(), [prompt], NEW_TOKENS, settings)[0]
 
 
 @torch.no_grad()
@@ -166,17 +167,18 @@ def test_a_low_temperature_is_greedy_and_a_nan_is_no_token():
 def test_prompts_are_drawn_independently_and_by_their_seed():
     """4,000 times the same prompt: the first tokens are distributed as the model says."""
     prompt, number = random_prompts()[2], 4_000
-    settings = {"temperature": 1.0, "top_k": 6, "max_batch": 500}
-    drawn = [tokens[0] for tokens in generate(our_model(), [prompt] * number, 1, seed=11, **settings)]
+    settings = Sampling(temperature=1.0, top_k=6, seed=11)
+    drawn = [tokens[0] for tokens in generate(our_model(), [prompt] * number, 1, settings, max_batch=500)]
     with torch.no_grad():
         likeliest, ids = our_model()(torch.tensor([prompt]))[0, -1].double().topk(6)
     expected = likeliest.softmax(-1).numpy() * number
     found = [drawn.count(int(token)) for token in ids]
     assert sum(found) == number
     assert stats.chisquare(found, expected).pvalue > 1e-3, (found, expected)
-    again = generate(our_model(), [prompt] * 20, 1, seed=11, **settings)
+    again = generate(our_model(), [prompt] * 20, 1, settings)
+    later = generate(our_model(), [prompt] * 20, 1, dataclasses.replace(settings, seed=12))
     assert [tokens[0] for tokens in again] == drawn[:20]
-    assert [tokens[0] for tokens in generate(our_model(), [prompt] * 20, 1, seed=12, **settings)] == drawn[1:21]
+    assert [tokens[0] for tokens in later] == drawn[1:21]
 
 
 @pytest.mark.parametrize(
@@ -188,12 +190,6 @@ def test_prompts_are_drawn_independently_and_by_their_seed():
         ([1, 301], {}, "token id 301, but the model knows 0 to 300"),
         ([-1], {}, "token id -1"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
-        ([1], {"temperature": -0.1}, "temperature -0.1 must be 0"),
-        ([1], {"temperature": math.nan}, "temperature nan"),
-        ([1], {"temperature": math.inf}, "temperature inf"),
-        ([1], {"top_k": 0}, "top_k 0 must be at least 1"),
-        ([1], {"top_p": 0.0}, "top_p 0.0 must be above 0"),
-        ([1], {"top_p": 1.5}, "top_p 1.5"),
         ([1], {"max_batch": 0}, "max_batch 0 must be at least 1"),
     ],
 )
@@ -205,6 +201,22 @@ def test_what_cannot_be_generated_is_said_in_a_sentence(prompt, options, says):
     if "max_batch" not in options:
         with pytest.raises(ValueError, match=says):
             stream(our_model(), prompt, **options)  # at the call, not at the first token
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"temperature": -0.1}, "temperature -0.1 must be 0"),
+        ({"temperature": math.nan}, "temperature nan"),
+        ({"temperature": math.inf}, "temperature inf"),
+        ({"top_k": 0}, "top_k 0 must be at least 1"),
+        ({"top_p": 0.0}, "top_p 0.0 must be above 0"),
+        ({"top_p": 1.5}, "top_p 1.5"),
+    ],
+)
+def test_a_way_of_sampling_that_is_none_is_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        Sampling(**options)
 
 
 def test_nothing_to_do_is_done():

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.other_generators import Arms, against_recomputing, against_transformers
 
 from testbed.analysis.statistics import Ratio, compare
-from testbed.inference.other_generators import Arms, against_recomputing, against_transformers
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 

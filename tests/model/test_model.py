@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -82,6 +83,24 @@ def test_the_loss_is_the_sum_over_real_targets_and_the_real_vocabulary():
         loss = model(inputs, targets)
     picked = probabilities.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     assert loss.item() == pytest.approx(-picked[targets != NOT_A_TARGET].sum().item(), rel=1e-5)
+
+
+@pytest.mark.alone  # the compiler wants all cores
+def test_a_compiled_head_gives_the_same_loss_and_gradients():
+    """LayerNorm, padded head and cross entropy as one region; generation does not go through it."""
+    torch.manual_seed(0)
+    plain = GPT2(SHAPE).train()
+    compiled = copy.deepcopy(plain)
+    compiled.compile_head()
+    inputs, targets = some_tokens(), some_tokens(1)
+    targets[0, 5:] = NOT_A_TARGET
+    losses = [model(inputs, targets) for model in (plain, compiled)]
+    for loss in losses:
+        (loss / 20).backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=5e-6)
+    for (name, expected), found in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(found.grad, expected.grad, rtol=0, atol=5e-6), name
+    assert torch.equal(plain.eval()(inputs), compiled.eval()(inputs))
 
 
 def test_initialisation_is_gpt2s():

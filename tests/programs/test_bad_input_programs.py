@@ -95,7 +95,6 @@ CASES = {
     "nobody's home": (["download_data.py", "--dataset", "~no_such_user_here/x"], 2, "~no_such_user_here"),
     "charts of a name that is too long": (["generate_charts.py", "--runs", "a" * 3000], 2, "File name too long"),
     "a scaling report of empty arms": (["scripts/generate_scaling_table.py", "--report", "report.json"], 2, "lacks"),
-    "a table of trials that is a list": (["scripts/measure_trials.py", "--table", "list.json"], 2, "list.json"),
     "a comparison with peers that is a list": (["scripts/compare_peers.py", "--table", "list.json"], 2, "list.json"),
     "profiles that are lists": (["scripts/profiling/diff_profiles.py", "list.json", "list.json"], 2, "list.json"),
     "an export of nsys that is zeros": (
@@ -139,7 +138,7 @@ def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     (folder / "weights").chmod(0)
     code = (
         "import os, sys\n"
-        "from testbed.config.settings import start\n"  # as root: nobody may not be able to read Python's own library
+        "from testbed.config.check import start\n"  # as root: nobody may not be able to read Python's own library
         "import encodings.utf_8_sig, mmap\n"
         "from testbed.config.flags import build_parser\n"
         "build_parser().format_help()\n"

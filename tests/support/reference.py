@@ -13,14 +13,7 @@ SHAPE = ModelShape(num_layers=3, num_heads=4, embedding_size=48, vocab_size=301,
 def reference_model(shape: ModelShape = SHAPE) -> GPT2LMHeadModel:
     torch.manual_seed(7)
     config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_positions=shape.max_position_embeddings,
-        n_embd=shape.embedding_size,
-        n_layer=shape.num_layers,
-        n_head=shape.num_heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        **shape.as_transformers(),
         bos_token_id=0,
         eos_token_id=0,
     )

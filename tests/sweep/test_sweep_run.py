@@ -21,10 +21,11 @@ import pytest
 from support.programs import REPOSITORY, TINY_RUN, data_flags
 from support.sweep_cases import SCRIPT, as_sweep, finish, request
 
-from testbed.sweep import runner as sweep_run
+from testbed.distributed import processes
+from testbed.distributed.processes import Stop
 from testbed.sweep import state
 from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, plan
-from testbed.sweep.runner import Runner, Stop, only_sweep_in
+from testbed.sweep.runner import Runner, only_sweep_in
 from testbed.sweep.state import disagreements, read_sweep
 
 STAND_IN = """
@@ -84,7 +85,7 @@ SETTINGS_OF_ANY = _Any()
 @pytest.fixture(autouse=True)
 def no_estimate(request, monkeypatch):
     if "stand_in" in request.fixturenames:
-        monkeypatch.setattr(sweep_run, "seconds_left", lambda *_: 0.0)
+        monkeypatch.setattr("testbed.sweep.runner.seconds_left", lambda *_: 0.0)
 
 
 def is_alive(pid: int) -> bool:
@@ -127,7 +128,7 @@ def test_warming_up_removes_nothing_that_was_there(stand_in):
 
 
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, monkeypatch):
-    monkeypatch.setattr(sweep_run, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(processes, "PATIENCE_S", 1.0)
     with a_runner(stand_in, "optimized", timeout_s=1.0) as runner:
         runner.sweep.cells = runner.sweep.cells[:1]
         runner.run_all(warmup_runs=0)
@@ -138,7 +139,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, mon
 
 @pytest.mark.parametrize("number, exit_code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_and_leaves_a_sweep_to_go_on_with(stand_in, monkeypatch, request, number, exit_code):
-    monkeypatch.setattr(sweep_run, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(processes, "PATIENCE_S", 1.0)
     pids = stand_in.parent / "out" / "optimized_1rank_batch8" / "run_1" / "pids"
 
     def send() -> None:

@@ -2,7 +2,7 @@
 
 Counted is what lies in memory, so the rows that pad the embedding count too, and the tied head counts once per rank
 that holds it. Activations, communication buckets and host memory of --offload are not model states.
-scripts/measure_model_states.py puts these numbers beside live tensors.
+tests/autotune/test_memory_model.py puts these numbers beside live tensors.
 
 Symbols: P parameters, C channels, N data ranks.
 """

@@ -97,7 +97,7 @@ def export_weights(
     Raises:
         OSError: the disk does not take them; what was there before is whole.
     """
-    shape, dropout = settings.shape, settings.dropout
+    shape = settings.shape
     directory.mkdir(exist_ok=True)  # and not its parents: the folder of a run that has vanished is not made again
     with replacing(directory / "model.safetensors") as temporary:
         temporary.touch()
@@ -111,14 +111,7 @@ def export_weights(
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": "gelu_new",  # their name for the tanh form
-        "vocab_size": shape.vocab_size,
-        "n_positions": shape.max_position_embeddings,
-        "n_embd": shape.embedding_size,
-        "n_layer": shape.num_layers,
-        "n_head": shape.num_heads,
-        "resid_pdrop": dropout,
-        "embd_pdrop": dropout,
-        "attn_pdrop": dropout,
+        **shape.as_transformers(settings.dropout),
         "layer_norm_epsilon": 1e-5,
         "initializer_range": 0.02,
         "bos_token_id": end_of_text_id,

@@ -24,6 +24,7 @@ from typing import Any
 
 from testbed.data.hub import SHORTHANDS, TinyShakespeare
 from testbed.data.sources import Source
+from testbed.errors import Failure
 from testbed.io import missing, open_regular, put_in_place, read_json, read_regular, write_text
 
 DOCUMENTS = "documents.jsonl"
@@ -42,7 +43,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-class CorpusError(Exception):
+class CorpusError(Failure):
     """Files of a corpus are not what they were when they were written."""
 
 

@@ -96,8 +96,7 @@ def encode_in_order(
     """(is for validation, UTF-8 bytes, token ids) of every document, in order, `num_workers` batches at a time.
 
     Threads, not processes: tiktoken leaves the interpreter lock while it encodes into an array, so nothing is copied
-    between processes and none is left behind when this one dies. scripts/measure_tokenizing.py holds it against
-    tiktoken's own encode_ordinary_batch.
+    between processes and none is left behind when this one dies.
     """
 
     def encode(batch: list[tuple[bool, str]]) -> list[tuple[bool, int, np.ndarray]]:

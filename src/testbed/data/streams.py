@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import first_line
+from testbed.errors import Failure, first_line
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -20,7 +20,7 @@ _CUT_AFTER_CHARACTERS = 8 * 1024
 _CUT_AT_LATEST_CHARACTERS = 256 * 1024
 
 
-class SourceError(Exception):
+class SourceError(Failure):
     """Documents could not be had, through no fault in what the user typed: no network, a damaged file, no access."""
 
 

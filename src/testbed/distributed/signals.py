@@ -60,20 +60,6 @@ def stop_signals() -> list[int]:
     return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def stop_as_interrupt() -> None:
-    """From now on SIGTERM ends this program as Ctrl-C does, through the clauses that remove or keep partial files."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-def code_of_interrupt(stop: KeyboardInterrupt) -> int:
-    """The exit code after Ctrl-C, or after a SIGTERM that came as `stop_as_interrupt` has it."""
-    return STOPPED if stop.args else INTERRUPTED
-
-
 def end_deaf() -> None:
     """All is written and the exit code is known. On its way out the interpreter puts the default handlers back, and a
     signal that comes then would end the process with another code than the run's."""

@@ -1,7 +1,7 @@
-"""Model states counted: what a strategy holds on this rank just before an update, from live tensors, beside the
-formulas.
+"""Count the model states that a strategy holds on this rank just before an update, beside the formulas of
+`testbed.autotune.memory_model`.
 
-scripts/measure_model_states.py runs this for every strategy; the formulas are memory_model's.
+tests/autotune/test_memory_model.py runs this for strategies on ranks.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ PADDING_ID = 0  # any id will do: no sequence's own tokens see what stands behin
 
 
 @dataclass(eq=False)
-class Request:
+class GenerationRequest:
     """One sequence to be continued. The engine fills in what is below `stop_id`.
 
     Attributes:
@@ -97,10 +97,12 @@ class BatchingEngine:
         self.device = parameter.device if device is None else torch.device(device)
         self.max_batch, self.max_queue = max_batch, max_queue
         self.cache = KVCache(self.shape, max_batch, self.max_length, self.device, dtype or parameter.dtype)
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []  # the request in slot i stands at place i
-        self._random: dict[Request, random.Random] = {}  # of each request under way
-        self._uniform: dict[Request, float] = {}  # its next random number, kept until a token was drawn with it
+        self._waiting: deque[GenerationRequest] = deque()
+        self._running: list[GenerationRequest] = []  # the request in slot i stands at place i
+        self._random: dict[GenerationRequest, random.Random] = {}  # of each request under way
+        self._uniform: dict[
+            GenerationRequest, float
+        ] = {}  # its next random number, kept until a token was drawn with it
         self._ids = itertools.count()
 
     @property
@@ -119,7 +121,7 @@ class BatchingEngine:
     def num_free_slots(self) -> int:
         return self.max_batch - len(self._running)
 
-    def submit(self, request: Request) -> Request:
+    def submit(self, request: GenerationRequest) -> GenerationRequest:
         """Put a new request into the queue. Returns it.
 
         Raises:
@@ -135,7 +137,7 @@ class BatchingEngine:
         self._waiting.append(request)
         return request
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: GenerationRequest) -> None:
         prompt, new = request.prompt, request.max_new_tokens
         if request.id is not None:
             raise ValueError(f"request {request.id} was submitted before; make a new one")
@@ -156,7 +158,7 @@ class BatchingEngine:
                 f"positions of {'the model' if whole else 'a slot of the cache'}; shorten the prompt or ask for fewer"
             )
 
-    def cancel(self, request: Request) -> bool:
+    def cancel(self, request: GenerationRequest) -> bool:
         """End a request that waits or runs; its slot is free at once. False: it had ended before, or is not known."""
         if request not in self._random:
             return False
@@ -168,7 +170,7 @@ class BatchingEngine:
         return True
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Request, int]]:
+    def step(self) -> list[tuple[GenerationRequest, int]]:
         """Admit waiting requests into free slots, and emit one token of every request that now runs.
 
         The host waits for the device once, for the tokens. When a step fails, every request stays where it was, and the
@@ -214,14 +216,16 @@ class BatchingEngine:
                 self._leave(slot, FINISHED, LENGTH)
         return list(zip(batch, tokens, strict=True))
 
-    def _forward(self, rows: Sequence[Sequence[int]], first_slot: int, requests: Sequence[Request]) -> torch.Tensor:
+    def _forward(
+        self, rows: Sequence[Sequence[int]], first_slot: int, requests: Sequence[GenerationRequest]
+    ) -> torch.Tensor:
         """(R, V) logits after the tokens of `rows`, which are filled up to the longest one."""
         longest = max(map(len, rows))
         ids = torch.tensor([[*row, *[PADDING_ID] * (longest - len(row))] for row in rows])
         lengths = [request.length for request in requests]
         return self.module(ids.to(self.device, non_blocking=True), self.cache, first_slot, lengths)
 
-    def _fail(self, slots: Sequence[int], batch: Sequence[Request]) -> None:
+    def _fail(self, slots: Sequence[int], batch: Sequence[GenerationRequest]) -> None:
         """End the requests in these slots of a step whose tokens are not taken, and leave nothing of theirs there."""
         for slot in reversed(slots):  # from the end: whoever moves into a slot is not among them
             self.cache.clear_slot(slot)
@@ -239,6 +243,6 @@ class BatchingEngine:
             self._running[slot] = last
         self._end(request, state, reason)
 
-    def _end(self, request: Request, state: str, reason: str | None = None) -> None:
+    def _end(self, request: GenerationRequest, state: str, reason: str | None = None) -> None:
         request.state, request.finish_reason = state, reason
         del self._random[request], self._uniform[request]

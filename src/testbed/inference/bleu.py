@@ -10,6 +10,7 @@ from sacrebleu.metrics import BLEU
 from testbed.data.tokenizer import Tokenizer
 from testbed.inference.generate import generate
 from testbed.inference.prompts import prompts_of_pairs
+from testbed.inference.sampling import GREEDY, Sampling
 from testbed.model.gpt2 import GPT2
 
 
@@ -19,10 +20,7 @@ def score_pairs(
     pairs_path: Path | str,
     max_new_tokens: int,
     *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
+    sampling: Sampling = GREEDY,
     max_batch: int | None = None,
     flag: str = "--bleu",
 ) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def score_pairs(
     against all references of its pair; the tokenization is sacrebleu's own (13a), not the model's.
 
     Args:
-        temperature, top_k, top_p, seed, max_batch: as of `generate`; temperature 0 is greedy.
+        sampling, max_batch: as of `generate`.
         flag: what named the file, for sentences.
 
     Returns:
@@ -45,11 +43,7 @@ def score_pairs(
     """
     positions = model.shape.max_position_embeddings
     pairs, prompts = prompts_of_pairs(tokenizer, Path(pairs_path), max_new_tokens, positions, flag)
-    answers = generate(
-        *(model, prompts, max_new_tokens, temperature, top_k, top_p, seed),
-        stop_id=tokenizer.end_of_text_id,
-        max_batch=max_batch,
-    )
+    answers = generate(model, prompts, max_new_tokens, sampling, stop_id=tokenizer.end_of_text_id, max_batch=max_batch)
     texts = [answer_text(tokenizer, answer) for answer in answers]
     metric = BLEU()
     # as sacrebleu wants them: the first references of all pairs, the second ones, ...; None where a pair has no more

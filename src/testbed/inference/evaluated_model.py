@@ -23,7 +23,7 @@ TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """What is measured, as far as files tell without torch."""
 
     flag: str  # that names the model, with its value
@@ -39,7 +39,7 @@ class Subject:
     out: Path
 
 
-def look(arguments: argparse.Namespace) -> Subject:
+def look(arguments: argparse.Namespace) -> EvaluatedModel:
     """Look at the files that scripts/evaluate.py was given, and at all its flags.
 
     Raises:
@@ -94,7 +94,7 @@ def look(arguments: argparse.Namespace) -> Subject:
     if arguments.bleu is not None:  # whatever is wrong with a line is said now
         prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, shape.max_position_embeddings)
     name = given if directory is None else directory.resolve().name
-    return Subject(flag, directory, name, shape, data, sha256, tokenizer, window, stride, max_windows, out)
+    return EvaluatedModel(flag, directory, name, shape, data, sha256, tokenizer, window, stride, max_windows, out)
 
 
 def _settle_lengths(arguments: argparse.Namespace, positions: int, trained: int | None) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from testbed.analysis.statistics import compare
 from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
-from testbed.inference.evaluated_model import Subject
+from testbed.inference.evaluated_model import EvaluatedModel
 from testbed.inference.first_record import scheme_entry
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
@@ -23,16 +24,16 @@ from testbed.inference.loading import load_model
 from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
 from testbed.inference.prompts import draw_prompt
 from testbed.inference.quantize import Quantized, quantize
+from testbed.inference.report import check_inference
 from testbed.inference.schemes import NONE, SCHEMES
 from testbed.inference.wrapped import PLAIN, TRAINING_ENGINE, compare_wrapped
 from testbed.io import write_text
 from testbed.model.gpt2 import GPT2
 
 BF16 = "bf16"
-Compare = Callable[[Sequence[float], Sequence[float]], Any]  # testbed.analysis.statistics.compare
 
 
-def model_of(subject: Subject, device: torch.device) -> GPT2:
+def model_of(subject: EvaluatedModel, device: torch.device) -> GPT2:
     """The model on its device, in fp32.
 
     Raises:
@@ -52,22 +53,13 @@ class Evaluation:
 
     Args:
         arguments: the flags of scripts/evaluate.py.
-        content: `record.beginning`, with an entry of each scheme.
-        compare: rates of two arms to a ratio with its interval (testbed.analysis.statistics.compare).
-        check: raises ValueError where `content` breaks the schema (testbed.inference.report.check_inference).
+        content: `first_record.beginning`, with an entry of each scheme.
     """
 
     def __init__(
-        self,
-        arguments: argparse.Namespace,
-        subject: Subject,
-        device: torch.device,
-        content: dict[str, Any],
-        compare: Compare,
-        check: Callable[[dict[str, Any]], None],
+        self, arguments: argparse.Namespace, subject: EvaluatedModel, device: torch.device, content: dict[str, Any]
     ):
         self.arguments, self.subject, self.device, self.content = arguments, subject, device, content
-        self.compare, self.check = compare, check
         self.saved: str | None = None  # what the file was last given
 
     def run(self, model: GPT2, schemes: Sequence[str]) -> None:
@@ -108,7 +100,7 @@ class Evaluation:
 
     def save(self) -> None:
         """Replace the file in one move. ValueError when it would not be one that can be read."""
-        self.check(self.content)
+        check_inference(self.content)
         self.saved = json.dumps(self.content, indent=1) + "\n"
         write_text(self.subject.out, self.saved)
 
@@ -215,7 +207,7 @@ class Evaluation:
 
     def comparison(self, of: Sequence[float], against: Sequence[float]) -> dict[str, Any]:
         """A ratio of rates as the file has it."""
-        found = self.compare(of, against)
+        found = compare(of, against)
         return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": found.verdict}
 
     def tokens(self) -> np.ndarray:

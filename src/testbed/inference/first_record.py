@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from importlib import metadata
 from typing import Any
 
 import torch
 
-from testbed.distributed.launch import Launch
-from testbed.inference.evaluated_model import Subject
+from testbed.inference.evaluated_model import EvaluatedModel
 from testbed.inference.schemes import SCHEMES
-from testbed.io import now_utc
+from testbed.io import result_head
 from testbed.metrics import environment
 from testbed.model.gpt2 import GPT2
 
@@ -22,27 +20,16 @@ MEASURED = (
 ).split()
 
 
-def beginning(command_line: str, device: torch.device, subject: Subject, model: GPT2) -> dict[str, Any]:
+def beginning(command_line: str, device: torch.device, subject: EvaluatedModel, model: GPT2) -> dict[str, Any]:
     """The file without measurements."""
-    commit, is_dirty = environment.commit()
+    facts = environment.facts(device, "torchao")
     shape = subject.shape
-    try:
-        torchao_version = metadata.version("torchao")
-    except metadata.PackageNotFoundError:
-        torchao_version = None
     return {
-        "schema_version": SCHEMA_VERSION,
+        **result_head(SCHEMA_VERSION, command_line),
         "status": "running",
         "failure": None,
-        "timestamp_utc": now_utc(),
-        "command_line": command_line,
-        "git_commit": commit,
-        "git_dirty": is_dirty,
-        "environment": {
-            "env": {**environment.versions(), "torchao_version": torchao_version},
-            "host": environment.host(),
-            "hardware": environment.hardware(device, Launch(0, 0, 1, 1), None),
-        },
+        **{name: facts[name] for name in ("git_commit", "git_dirty")},
+        "environment": {name: facts[name] for name in ("env", "host", "hardware")},
         "device": device.type,
         "threads": torch.get_num_threads(),
         "checkpoint": {
@@ -61,7 +48,7 @@ def beginning(command_line: str, device: torch.device, subject: Subject, model: 
     }
 
 
-def _weights_sha256(subject: Subject, model: GPT2) -> str:
+def _weights_sha256(subject: EvaluatedModel, model: GPT2) -> str:
     """Of the file; of weights from the hub, whose file we do not know, of the tensors in the order of their names."""
     if subject.directory is not None:
         with (subject.directory / "model.safetensors").open("rb") as file:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from testbed.inference.batching import BatchingEngine, Request
-from testbed.inference.sampling import Sampling
+from testbed.inference.batching import BatchingEngine, GenerationRequest
+from testbed.inference.sampling import GREEDY, Sampling
 
 DEFAULT_BATCH = 8  # sequences at a time: GPT-2 124M with all its positions needs 0.6 GB of cache for them in fp32
 
@@ -16,10 +17,7 @@ def generate(
     model: nn.Module,
     prompts: Sequence[list[int]],
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
+    sampling: Sampling = GREEDY,
     stop_id: int | None = None,
     max_batch: int | None = None,
 ) -> list[list[int]]:
@@ -27,8 +25,7 @@ def generate(
 
     Args:
         model: a GPT2 or a CachedModel.
-        temperature: 0 is greedy; `top_k` and `top_p` as in `Sampling`.
-        seed: prompt i is drawn with `seed + i`, so equal prompts are continued differently.
+        sampling: prompt i is drawn with `seed + i`, so equal prompts are continued differently.
         stop_id: the token that ends a sequence, usually end-of-text; it is the last of the returned ids then.
 
     Returns:
@@ -41,7 +38,7 @@ def generate(
     if not prompts:
         return []
     requests = [
-        Request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p, seed + number), stop_id)
+        GenerationRequest(prompt, max_new_tokens, dataclasses.replace(sampling, seed=sampling.seed + number), stop_id)
         for number, prompt in enumerate(prompts)
     ]
     batch = min(len(prompts), DEFAULT_BATCH if max_batch is None else max_batch)
@@ -55,19 +52,16 @@ def stream(
     model: nn.Module,
     prompt: list[int],
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
+    sampling: Sampling = GREEDY,
     stop_id: int | None = None,
 ) -> Iterator[int]:
     """The tokens of `generate` for one prompt, each as soon as it is there. Errors come at the call."""
-    request = Request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p, seed), stop_id)
+    request = GenerationRequest(prompt, max_new_tokens, sampling, stop_id)
     engine = _engine_for(model, [request], 1)
     return (token for step in iter(engine.step, []) for _, token in step)
 
 
-def _engine_for(model: nn.Module, requests: Sequence[Request], max_batch: int) -> BatchingEngine:
+def _engine_for(model: nn.Module, requests: Sequence[GenerationRequest], max_batch: int) -> BatchingEngine:
     """An engine with all requests in its queue, and no more cache than they need."""
     longest = max(len(request.prompt) for request in requests) + requests[0].max_new_tokens
     positions = model.shape.max_position_embeddings

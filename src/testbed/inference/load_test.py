@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from testbed.inference.batching import BatchingEngine, QueueFull, Request
+from testbed.inference.batching import BatchingEngine, GenerationRequest, QueueFull
 from testbed.inference.prompts import draw_prompt
 from testbed.profiling.device_limits import peak_memory
 from testbed.profiling.step_clock import synchronize
@@ -41,12 +41,12 @@ class Traffic:
     requests: int
     seed: int = 0
 
-    def make_requests(self) -> list[Request]:
+    def make_requests(self) -> list[GenerationRequest]:
         random = np.random.default_rng(self.seed)
         made = []
         for _ in range(self.requests):
             prompt = draw_prompt(self.tokens, int(_half_to_all(self.prompt_tokens, random)), random)
-            made.append(Request(prompt=prompt, max_new_tokens=int(_half_to_all(self.new_tokens, random))))
+            made.append(GenerationRequest(prompt=prompt, max_new_tokens=int(_half_to_all(self.new_tokens, random))))
         return made
 
 
@@ -102,7 +102,7 @@ class _Watch:
 
     def __init__(self, engine: BatchingEngine, progress: Callable[[int], Any]):
         self.engine, self.progress = engine, progress
-        self.samples: dict[Request, dict[str, Any]] = {}  # in the order of arrival
+        self.samples: dict[GenerationRequest, dict[str, Any]] = {}  # in the order of arrival
         self.num_rejected = 0
         self.num_unfinished = 0
         self._start_s = 0.0
@@ -113,7 +113,7 @@ class _Watch:
     def now(self) -> float:
         return time.perf_counter() - self._start_s
 
-    def submit(self, request: Request, arrival_s: float) -> None:
+    def submit(self, request: GenerationRequest, arrival_s: float) -> None:
         try:
             self.engine.submit(request)
         except QueueFull:

@@ -29,7 +29,7 @@ RESAMPLED_AT_ONCE = 1 << 22  # numbers; all resamples of a whole file of windows
 
 
 @dataclass(frozen=True)
-class Window:
+class TokenWindow:
     """`length` inputs from token `start` on, and as many targets, one further; the last `scored` of them count."""
 
     start: int
@@ -37,7 +37,7 @@ class Window:
     scored: int
 
 
-def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None = None) -> list[Window]:
+def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None = None) -> list[TokenWindow]:
     """The first `most` windows over `num_tokens` tokens, or all. The last one ends with the file and may score fewer.
 
     Raises:
@@ -48,11 +48,11 @@ def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None 
     if not 1 <= stride <= window:
         raise ValueError(f"a stride of {stride} with windows of {window} tokens would leave targets out")
     num_targets = num_tokens - 1
-    windows = [Window(0, min(window, num_targets), min(window, num_targets))]
+    windows = [TokenWindow(0, min(window, num_targets), min(window, num_targets))]
     while windows[-1].start + windows[-1].length < num_targets and (most is None or len(windows) < most):
         end = windows[-1].start + windows[-1].length
         new_end = min(end + stride, num_targets)
-        windows.append(Window(new_end - window, window, new_end - end))
+        windows.append(TokenWindow(new_end - window, window, new_end - end))
     return windows
 
 
@@ -60,7 +60,7 @@ def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None 
 def window_nats(
     model: GPT2,
     tokens: np.ndarray,
-    windows: Sequence[Window],
+    windows: Sequence[TokenWindow],
     progress: Callable[[int], Any] = lambda number: None,
     at_once: int | None = None,
 ) -> list[float]:
@@ -85,9 +85,9 @@ def window_nats(
     return found
 
 
-def _alike(windows: Sequence[Window], most: int) -> list[list[Window]]:
+def _alike(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]:
     """Neighbours of equal length together, at most `most`."""
-    batches: list[list[Window]] = []
+    batches: list[list[TokenWindow]] = []
     for window in windows:
         if batches and len(batches[-1]) < most and batches[-1][0].length == window.length:
             batches[-1].append(window)
@@ -96,14 +96,14 @@ def _alike(windows: Sequence[Window], most: int) -> list[list[Window]]:
     return batches
 
 
-def scored_bytes(tokens: np.ndarray, windows: Sequence[Window], tokenizer: Tokenizer) -> int:
+def scored_bytes(tokens: np.ndarray, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored targets stand for. End-of-text stands for none, though predicting it costs bits."""
     lengths = tokenizer.byte_lengths()
     ends = [window.start + window.length + 1 for window in windows]
     return sum(int(lengths[tokens[end - window.scored : end]].sum()) for end, window in zip(ends, windows, strict=True))
 
 
-def perplexity(nats: Sequence[float], windows: Sequence[Window], num_bytes: int | None) -> dict[str, Any]:
+def perplexity(nats: Sequence[float], windows: Sequence[TokenWindow], num_bytes: int | None) -> dict[str, Any]:
     """The `perplexity` field of a scheme in inference_metrics.json. ArithmeticError when a loss is not finite."""
     if not np.isfinite(nats).all():
         raise ArithmeticError("the model's losses are not finite numbers")

@@ -12,6 +12,7 @@ from testbed.config.settings import RunSettings
 from testbed.data.token_file import TokenFile
 from testbed.data.tokenizer import Tokenizer, load_tokenizer
 from testbed.inference.generate import generate
+from testbed.inference.sampling import Sampling
 from testbed.model.gpt2 import GPT2
 
 
@@ -41,7 +42,7 @@ def sample_text(
         model.load_state_dict(state_dict)
         start_s = time.perf_counter()
         new = min(settings.sample_tokens, room)
-        (ids,) = generate(model.eval(), [prompt], new, temperature=0.8, top_k=50, seed=settings.seed)
+        (ids,) = generate(model.eval(), [prompt], new, Sampling(temperature=0.8, top_k=50, seed=settings.seed))
         seconds = time.perf_counter() - start_s
     except (OSError, ValueError, ArithmeticError) as error:  # a run is no worse for it
         return None, f"no sample: {error}"

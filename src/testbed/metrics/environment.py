@@ -8,12 +8,25 @@ import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from testbed.config.environment_variables import slurm_facts
 from testbed.distributed.launch import Launch, usable_cores
 from testbed.io import SOURCE
+
+
+def facts(device: torch.device, *packages: str) -> dict[str, Any]:
+    """Return where one process measures: commit, host, hardware, versions, those of `packages` too."""
+    found, is_dirty = commit()
+    return {
+        "git_commit": found,
+        "git_dirty": is_dirty,
+        "env": versions() | {f"{package}_version": _installed(package) for package in packages},
+        "host": host(),
+        "hardware": hardware(device, Launch(0, 0, 1, 1), None),
+    }
 
 
 def versions() -> dict[str, str | None]:

@@ -40,33 +40,6 @@ def flops_per_token_causal(shape: ModelShape, seq_length: int) -> int:
     return 6 * shape.num_parameters + 6 * shape.num_layers * shape.embedding_size * seq_length
 
 
-def least_flops_per_token(shape: ModelShape, seq_length: int) -> int:
-    """What forward + backward cannot do without: of the PaLM count only the causal half of the scores. With a rate it
-    bounds the time of a step from below."""
-    return flops_per_token_palm(shape, seq_length) - 6 * shape.num_layers * shape.embedding_size * seq_length
-
-
-def least_bytes_of_step(shape: ModelShape, tokens: int, micro_batches: int, precision: str) -> int:
-    """Memory traffic that an optimizer step of AdamW on one device cannot do without, when no cache holds a tensor from
-    one use to the next. With the FLOPs it bounds the time of a step from below.
-
-    Weights, gradients and moments are fp32. Each micro batch reads every weight forward and backward and adds to every
-    gradient (the first one writes it, a later one reads and writes it); the norm reads gradients; AdamW reads weight,
-    gradient and two moments and writes three of them. Per token a layer keeps 15 channels (two normalised inputs,
-    query, key, value, attention's output, the residual stream after it, 4 before and 4 after GELU, and its own output),
-    the head its logits: each is written and read forward, its gradient written and read backward.
-
-    In bf16 and fp16 an activation, and a weight as forward and backward read it, takes 2 bytes instead of 4; weights
-    are cast once per step (the casts are kept), which reads 4 bytes and writes 2. Biases, gains and positions, which
-    are not cast, are counted as if they were: under 1 % of the weights.
-    """
-    size = 4 if precision == "fp32" else 2
-    cast = 0 if precision == "fp32" else 4 + size
-    per_weight = cast + 2 * size * micro_batches + 4 * (1 + 2 * (micro_batches - 1) + 1 + 7)
-    per_token = 15 * shape.num_layers * shape.embedding_size + shape.padded_vocab_size
-    return per_weight * shape.num_parameters + 4 * size * per_token * tokens
-
-
 def peak_from_table(device_name: str | None, precision: str) -> tuple[float, str] | None:
     """Peak FLOP/s of one device and where the number comes from; None for what the table does not hold."""
     peak = PEAK_FLOPS_PER_S.get((device_name, precision))

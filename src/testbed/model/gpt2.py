@@ -12,7 +12,6 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,10 +21,6 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from testbed.model.shape import ModelShape
 from testbed.step import NOT_A_TARGET
-
-if TYPE_CHECKING:
-    pass
-
 
 INIT_STD = 0.02
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -151,17 +146,27 @@ class GPT2(nn.Module):
         Returns:
             Without targets (B, T, V) logits; with targets the sum of the token losses in nats, 0-dim float32.
         """
-        logits = self.run_layers(inputs)
-        return logits[..., : self.shape.vocab_size] if targets is None else token_loss_sum(logits, targets)
+        if targets is None:
+            return self.run_layers(inputs)[..., : self.shape.vocab_size]
+        return self.loss_of_hidden(self.run_blocks(inputs), targets)
 
     def run_layers(self, x: torch.Tensor) -> torch.Tensor:
         """From (B, T) token ids to (B, T, padded V) logits; a part may begin or end with (B, T, C) activations."""
+        x = self.run_blocks(x)
+        return self.padded_logits(self.ln_f(x)) if self.predicts else x
+
+    def run_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """From (B, T) token ids, or (B, T, C) activations in a later part, to the (B, T, C) of the last block."""
         if self.embeds:
             positions = torch.arange(x.shape[1], device=x.device)
             x = self.drop(self.wte(x) + self.wpe(positions))  # (B, T, C)
         for block in self.h.values():
             x = block(x)
-        return self.padded_logits(self.ln_f(x)) if self.predicts else x
+        return x
+
+    def loss_of_hidden(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the token losses for the last block's (B, T, C): final LayerNorm, head, cross entropy."""
+        return token_loss_sum(self.padded_logits(self.ln_f(x)), targets)
 
     def padded_logits(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, padded V); minus infinity where there is no token."""
@@ -193,6 +198,14 @@ class GPT2(nn.Module):
         torch._dynamo.config.optimize_ddp = False
         for block in self.h.values():
             block.forward = torch.compile(block.forward)
+
+    def compile_head(self) -> None:
+        """Compile the final LayerNorm, the head and the cross entropy as one region, for training steps.
+
+        The compiler fuses the softmax and its backward into fewer passes over the logits. Generation and pipeline
+        stages, which want the logits, do not use this region.
+        """
+        self.loss_of_hidden = torch.compile(self.loss_of_hidden)
 
 
 def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,19 @@ class ModelShape:
         """The spelling of `training_config.model_size` in training_metrics.json since version 2.0."""
         return f"n_layer={self.num_layers}, n_head={self.num_heads}, n_embd={self.embedding_size}"
 
+    def as_transformers(self, dropout: float = 0.0) -> dict[str, int | float]:
+        """Return the shape under the names of transformers' GPT2Config."""
+        return {
+            "vocab_size": self.vocab_size,
+            "n_positions": self.max_position_embeddings,
+            "n_embd": self.embedding_size,
+            "n_layer": self.num_layers,
+            "n_head": self.num_heads,
+            "resid_pdrop": dropout,
+            "embd_pdrop": dropout,
+            "attn_pdrop": dropout,
+        }
+
 
 def size_name(shape: ModelShape) -> str:
     """The name of the size that has these dimensions, whatever its vocabulary; "custom" where there is none."""

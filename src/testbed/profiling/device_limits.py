@@ -77,20 +77,6 @@ class PeakRate:
         )
 
 
-def copy_rate(device: torch.device, repeats: int = 5) -> float:
-    """Bytes per second, read and written together, of copying what no cache holds (256 MiB); the best of `repeats`."""
-    source = torch.ones(64 * 2**20, device=device)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(repeats):
-        synchronize(device)
-        start_s = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
-        seconds.append(time.perf_counter() - start_s)
-    return 2 * source.nbytes / min(seconds)
-
-
 def _affordable_size(device: torch.device, dtype: torch.dtype, limit_s: float = 0.4, largest: int = 2048) -> int:
     """The largest product that stays under `limit_s`: a CPU that emulates bf16 needs 20 s for a size of 2,048.
 

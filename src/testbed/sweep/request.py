@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from testbed.config.flags import parse_command_line
@@ -139,6 +139,17 @@ def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     numbers = tuple(int(word) for word in words)
     _check_no_doubles(numbers, flag)
     return numbers
+
+
+def parse_names(text: str, known: Iterable[str], flag: str) -> tuple[str, ...]:
+    """Return the names of a list such as `ddp,fsdp`, each once, in the order given. ValueError names the flag."""
+    names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    known = tuple(known)
+    if not names:
+        raise ValueError(f"{flag} names nothing; known: {', '.join(known)}")
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
+    return names
 
 
 def shared_arguments(

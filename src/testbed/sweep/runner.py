@@ -1,7 +1,6 @@
 """Carry a sweep out: one run after another, each in processes of its own, and no process left when it ends.
 
-The sweep itself does next to nothing while a run goes on (it looks five times a second whether the run has ended), and
-Python code never runs inside a signal handler here: a signal is noted, and the loop that waits sees it.
+The sweep itself does next to nothing while a run goes on: it looks five times a second whether the run has ended.
 """
 
 from __future__ import annotations
@@ -9,23 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import os
 import re
-import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
-import psutil
 from tqdm import tqdm
 
 from testbed.config.settings import RunSettings
+from testbed.distributed.processes import Stop, run
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
 from testbed.run_files import FAILED as FAILED_MARK
@@ -37,43 +30,11 @@ from testbed.sweep.state import Sweep, is_run_of, metrics_of
 
 LOG = "train.log"
 LOCK = ".sweep.lock"
-POLL_S = 0.2
-# gpt2.py gives itself 20 s to end on SIGTERM, torchrun gives its ranks 30 s
-PATIENCE_S = 45.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # A guess of a run's time before any run has finished: model FLOP/s of a core in fp32 and of a GPU in bf16, and the
 # seconds in which a program starts and ends. Measured seconds replace it.
 GUESSED_FLOPS_PER_S = {"cpu": 40e9, "cuda": 100e12}
 GUESSED_START_S = {"cpu": 12.0, "cuda": 40.0}
-
-
-class Stop:
-    """Ctrl-C, SIGTERM or a closed terminal. The first asks the sweep to end, the second to end it at once."""
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self.is_urgent = False
-
-    def __enter__(self) -> Stop:
-        # a signal that is ignored stays so: nohup ignores SIGHUP
-        self._earlier = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number, handler in self._earlier.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.is_urgent = self.signal_number is not None
-        self.signal_number = self.signal_number or number
-
-    @property
-    def exit_code(self) -> int | None:
-        return None if self.signal_number is None else 128 + self.signal_number
 
 
 @contextlib.contextmanager
@@ -184,47 +145,19 @@ class Runner:
         for mark in (FAILED_MARK, PREEMPTED_MARK):  # of an earlier try; a run that is refused would leave it there
             (folder / mark).unlink(missing_ok=True)
         command = [sys.executable if word == "python" else word for word in cell.command]
-        started_s = time.perf_counter()
-        with log.open("wb") as output:
-            output.write(f"$ {shlex.join(cell.command)}\n".encode())
-            output.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C reaches the sweep alone, which then ends the run
-                pass_fds=[self.lock],
-            )
-            try:
-                ended = self._wait(process, started_s, bar)
-            except BaseException:  # whatever fails here, the run must not go on alone
-                end_processes(process, self.stop)
-                raise
-        seconds = time.perf_counter() - started_s
-        if ended is not None:
-            return *ended, seconds
-        metrics, code = metrics_of(cell, self.out_dir), process.returncode
+        refresh = (lambda: None) if bar is None else bar.refresh
+        ended = run(command, log, self.stop, self.timeout_s, cell.command, refresh, pass_fds=[self.lock])
+        if ended.was_stopped:
+            return PENDING, "interrupted", ended.seconds
+        if ended.was_late:
+            return FAILED, f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended", ended.seconds
+        metrics, code = metrics_of(cell, self.out_dir), ended.exit_code
         if code == 0 and metrics is not None and is_run_of(metrics, cell):
             if not self.keeps_weights:
                 for name in (*WEIGHTS, TOKENIZER):
                     (folder / name).unlink(missing_ok=True)
-            return COMPLETE, None, seconds
-        return FAILED, reason_of_failure(folder, log, code), seconds
-
-    def _wait(self, process: subprocess.Popen, started_s: float, bar: tqdm | None) -> tuple[str, str] | None:
-        """Wait for the run's own end: None. A signal or the time limit ends it: its status then, and the reason."""
-        while process.poll() is None:
-            is_late = self.timeout_s is not None and time.perf_counter() - started_s > self.timeout_s
-            if is_late or self.stop.signal_number is not None:
-                end_processes(process, self.stop)
-                if self.stop.signal_number is not None:
-                    return PENDING, "interrupted"
-                return FAILED, f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended"
-            if bar is not None:
-                bar.refresh()
-            time.sleep(POLL_S)
-        return None
+            return COMPLETE, None, ended.seconds
+        return FAILED, reason_of_failure(folder, log, code), ended.seconds
 
     def _outcome(self, cell: Cell) -> str:
         if cell.status != COMPLETE:
@@ -271,54 +204,6 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def end_processes(process: subprocess.Popen, stop: Stop) -> None:
-    """End a run and everything that it started, and wait until all of it is gone.
-
-    torchrun puts each rank into a session of its own, so the group alone would miss them: they are looked up first.
-    """
-    everything = _with_descendants(process)
-    _send_to_group(process, signal.SIGTERM)  # torchrun passes it on; gpt2.py leaves its files whole
-    _wait_until_gone(process, everything, stop)
-    everything |= _with_descendants(process)
-    _send_to_group(process, signal.SIGKILL)
-    for each in everything:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.wait()
-    _wait_until_gone(process, everything, Stop())
-
-
-def _wait_until_gone(process: subprocess.Popen, everything: set[psutil.Process], stop: Stop) -> None:
-    """Wait at most PATIENCE_S, and no longer when a second signal comes."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    urgent_before = stop.is_urgent
-    while time.monotonic() < deadline_s and stop.is_urgent == urgent_before:
-        process.poll()  # collects it, else it would stay a zombie
-        if not any(_is_alive(each) for each in everything):
-            return
-        time.sleep(POLL_S)
-
-
-def _with_descendants(process: subprocess.Popen) -> set[psutil.Process]:
-    try:
-        parent = psutil.Process(process.pid)
-        return {parent, *parent.children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return set()
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _send_to_group(process: subprocess.Popen, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def reason_of_failure(folder: Path, log: Path, code: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.experiments.fault_drill.faults import ENDS_IN_ORDER, KINDS
 from testbed.experiments.fault_drill.work import Work
-from testbed.io import check_schema, now_utc, read_checked, write_text
+from testbed.io import check_schema, read_checked, result_head, write_text
 
 DRILL_FILE = "fault_drill.json"
 SCHEMA_VERSION = "1.0"
@@ -41,10 +41,8 @@ def beginning(
 ) -> dict[str, Any]:
     """The file before its first drill."""
     return {
-        "schema_version": SCHEMA_VERSION,
+        **result_head(SCHEMA_VERSION, command_line),
         "status": "running",
-        "timestamp_utc": now_utc(),
-        "command_line": command_line,
         "code": [],
         "seed": seed,
         "num_faults": num_faults,

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.distributed.processes import Interrupted, Stop
+from testbed.errors import Failure
 from testbed.experiments.fault_drill.damage import SmallDisk, folder_of_run, newest_but_one, strike_files
 from testbed.experiments.fault_drill.faults import DAMAGE, ENDS_IN_ORDER, LAUNCH, PROCESSES, RESTARTING, Fault, Moment
-from testbed.experiments.fault_drill.start import MARKER, POLL_S, Start, Timeline, end_marked
+from testbed.experiments.fault_drill.start import MARKER, POLL_S, StartedRun, Timeline, end_marked
 from testbed.experiments.fault_drill.verdict import (
     Reference,
     mark_of,
@@ -33,7 +35,6 @@ from testbed.metrics.file import read_metrics
 from testbed.run_files import CHECKPOINTS, METRICS, WEIGHTS
 from testbed.sweep.plan import folder_name
 from testbed.sweep.request import Variant
-from testbed.sweep.runner import Stop
 
 IN_ORDER = ("preempted", "complete")  # marks of a run that lost nothing when it was told to end
 MOST_STARTS = 5  # the struck ones included
@@ -45,12 +46,8 @@ END = "end"
 _DISK_IS_FULL = re.compile(r"No space left|File too large|PytorchStreamWriter|unexpected pos")
 
 
-class DrillFailed(Exception):
+class DrillFailed(Failure):
     """There is nothing to hold drilled runs against."""
-
-
-class Interrupted(Exception):
-    """A signal asked the drill to end; what it met is not kept."""
 
 
 @dataclass
@@ -214,7 +211,7 @@ class Drills:
             "problems": problems,
         }
 
-    def _strike(self, fault: Fault, moment: Moment, start: Start) -> dict[str, Any] | None:
+    def _strike(self, fault: Fault, moment: Moment, start: StartedRun) -> dict[str, Any] | None:
         """Wait for the moment and send the signal. Returns what was done; None where the run had ended before."""
         wait_s = moment.share * _seconds_to_next(self.references[fault.run_type].timeline, moment.after)
         if not start.wait_for(moment, wait_s, START_LIMIT_S):
@@ -261,14 +258,14 @@ class Drills:
     def _begin(
         self, launcher: str, text: str, directory: Path, name: str, number: int, extensions: Path,
         file_size_limit: int | None = None,
-    ) -> Start:  # fmt: skip
+    ) -> StartedRun:  # fmt: skip
         logs = self.out_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         log = logs / f"{name}_start_{number + 1}.log"
         log.unlink(missing_ok=True)
         commands = self.work.commands(launcher, self.work.arguments(self.variants[text], directory))
         environment = surroundings(extensions, (MARKER, f"{self.session}-{name}"))
-        return Start(commands, environment, Timeline(directory), log, file_size_limit)
+        return StartedRun(commands, environment, Timeline(directory), log, file_size_limit)
 
     def _fresh(self, name: str) -> Path:
         directory = self.out_dir.resolve() / "runs" / name

@@ -9,13 +9,13 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from testbed.distributed import processes
 from testbed.distributed.launch import read_launch
 from testbed.experiments.fault_drill.faults import LAUNCH, METRICS, NUM_RANKS, WEIGHTS, Moment
 from testbed.run_files import CHECKPOINTS
@@ -81,7 +81,7 @@ class Timeline:
             return []
 
 
-class Start:
+class StartedRun:
     """The processes of one start. They write what they say to `log`."""
 
     def __init__(
@@ -101,14 +101,7 @@ class Start:
         self._next_search_s = 0.0
         with log.open("ab") as output:
             for command, variables in commands:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**environment, **variables},
-                    start_new_session=True,  # Ctrl-C reaches the drill alone, which then ends the run
-                )
+                process = processes.start(command, output, env={**environment, **variables})
                 self.processes.append(process)
                 if file_size_limit is not None:
                     psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (file_size_limit, file_size_limit))

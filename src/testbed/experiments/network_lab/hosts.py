@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.distributed.launch import Launch
+from testbed.distributed.processes import start
 from testbed.experiments.network_lab.keeper import Lab
 from testbed.experiments.network_lab.links import KILL_WAIT_S, LabError, Namespace, address_of, end_processes_in
 
@@ -147,14 +148,11 @@ def _start(host: int, namespace: Namespace, lab: Lab, command: Sequence[str], fo
     try:
         with log.open("wb") as output:
             inside = ["nsenter", f"--net=/proc/self/fd/{descriptor}", "unshare", "--uts", "--mount"]
-            process = subprocess.Popen(
+            process = start(
                 [*inside, "sh", "-c", STARTER, f"host{host}", str(lab.hosts_file), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                output,
                 env={**os.environ, "PATH": path_with_this_python(), "PYTHONUNBUFFERED": "1", **variables},
                 pass_fds=[descriptor],
-                start_new_session=True,  # Ctrl-C is for whoever runs the lab
             )
     finally:
         os.close(descriptor)

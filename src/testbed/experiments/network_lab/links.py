@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.errors import Failure
+
 NETNS = Path("/run/netns")  # where `ip netns` keeps its names
 MOST_HOSTS = 32
 PORT_OF_SWITCH = 254  # the switch's own address on the bridge ends with it
@@ -45,7 +47,7 @@ TERM_WAIT_S, KILL_WAIT_S, POLL_S = 2.0, 10.0, 0.02
 TOOL_S = 20.0  # ip and tc take milliseconds
 
 
-class LabError(Exception):
+class LabError(Failure):
     """The lab cannot be made, or did not go away. One sentence."""
 
 

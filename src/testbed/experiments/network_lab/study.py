@@ -72,7 +72,7 @@ SLOWER_SWITCH_BYTES_PER_S = 60e6
 
 
 @dataclass(frozen=True)
-class Arm:
+class StudyArm:
     """One configuration of the study."""
 
     part: str
@@ -128,7 +128,7 @@ class Asked:
     is_whole: bool = False  # every strategy at every number of hosts and link that was named, not only the default ones
 
 
-def arms_of(asked: Asked) -> list[Arm]:
+def arms_of(asked: Asked) -> list[StudyArm]:
     """Every configuration, once."""
     arms = []
     if "strategies" in asked.parts:
@@ -139,16 +139,16 @@ def arms_of(asked: Asked) -> list[Arm]:
                         strategy in ON_FOUR_HOSTS["strategies"] and link in ON_FOUR_HOSTS["links"]
                     )
                     if asked.is_whole or not is_left_out:
-                        arms.append(Arm("strategies", strategy, hosts, link))
+                        arms.append(StudyArm("strategies", strategy, hosts, link))
     if "levers" in asked.parts:
         for link, known in LEVERS_ON.items():
             levers = [lever for lever in known if LEVERS[lever].strategy in asked.strategies]
             if link not in asked.links or LEVER_HOSTS not in asked.hosts:
                 continue
             for strategy in dict.fromkeys(LEVERS[lever].strategy for lever in levers):
-                plain = Arm("strategies", strategy, LEVER_HOSTS, link)
+                plain = StudyArm("strategies", strategy, LEVER_HOSTS, link)
                 arms += [] if plain in arms else [plain]
-            arms += [Arm("levers", LEVERS[lever].strategy, LEVER_HOSTS, link, lever) for lever in levers]
+            arms += [StudyArm("levers", LEVERS[lever].strategy, LEVER_HOSTS, link, lever) for lever in levers]
     return arms
 
 
@@ -164,7 +164,7 @@ def cells_of(asked: Asked) -> list[Cell]:
     ]
 
 
-def _cell(asked: Asked, arm: Arm, repeat: int, is_profiled: bool) -> Cell:
+def _cell(asked: Asked, arm: StudyArm, repeat: int, is_profiled: bool) -> Cell:
     folder = f"{arm.name}/{'profiled' if is_profiled else 'run'}_{repeat}"
     run_type = STRATEGIES_STUDIED[arm.strategy][0]
     command = [
@@ -215,7 +215,7 @@ def _measured(asked: Asked) -> int:
     return asked.steps - asked.warmup_steps
 
 
-def expected_seconds(arm: Arm, steps: int, num_cores: int, gradient_bytes: float, is_profiled: bool) -> float:
+def expected_seconds(arm: StudyArm, steps: int, num_cores: int, gradient_bytes: float, is_profiled: bool) -> float:
     """Of one run, before any was made."""
     is_deepspeed = STRATEGIES_STUDIED[arm.strategy][0] == "optimized"
     loading_s = (LOADING_DEEPSPEED_S if is_deepspeed else LOADING_S) * max(1.0, arm.hosts / num_cores)

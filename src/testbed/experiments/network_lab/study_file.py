@@ -22,7 +22,7 @@ import numpy as np
 
 from testbed.analysis.statistics import compare, median_interval
 from testbed.experiments.network_lab.bounds import BYTES_PER_NUMBER, bound_of, bound_s
-from testbed.io import check_schema, now_utc, read_checked, write_text
+from testbed.io import check_schema, read_checked, result_head, write_text
 from testbed.metrics.file import read_metrics
 
 STUDY_FILE, SCHEMA_VERSION = "network_study.json", "1.0"
@@ -54,7 +54,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LinkComparison:
     """`faster` over `slower`, the names say what was asked: tokens/s of the one over those of the other, which at equal
     work is the ratio of the other's time to the one's."""
 
@@ -70,7 +70,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class MeasuredAllReduce:
     """The gradients' all-reduce with nothing beside it, measured at the end of profiled runs: best of BEST_OF each,
     as distributed.measured_bus_bandwidth keeps it."""
 
@@ -108,9 +108,8 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
     config = first["training_config"]
     names = ("num_parameters", "model_name", "model_size", "vocab_size", "seq_len", "precision")
     return {
-        "schema_version": SCHEMA_VERSION,
+        **result_head(SCHEMA_VERSION, head["command_line"]),
         "status": "complete" if is_whole else "interrupted",
-        "timestamp_utc": now_utc(),
         **head,
         "git_commits": commits,
         "git_dirty": any(is_dirty),
@@ -272,7 +271,7 @@ def _traffic(traced: Sequence[Mapping[str, Any]], hosts: int, gradient_bytes: in
     return statistics.median(seen) / (2 * (hosts - 1) / hosts * gradient_bytes) if seen else None
 
 
-def comparisons(content: Mapping[str, Any]) -> list[Comparison]:
+def comparisons(content: Mapping[str, Any]) -> list[LinkComparison]:
     """The questions that the study was made for, each between two arms of equal work that were both measured; the
     levers that change the work say so by their names."""
     arms = {arm["name"]: arm for arm in content["arms"]}
@@ -310,11 +309,11 @@ def comparisons(content: Mapping[str, Any]) -> list[Comparison]:
         if faster is not None and slower is not None and rates[faster] and rates[slower]:
             ratio = compare(rates[faster], rates[slower])
             numbers = (ratio.ratio, ratio.low, ratio.high, ratio.verdict, ratio.n_a, ratio.n_b)
-            found.append(Comparison(question, faster, slower, *numbers))
+            found.append(LinkComparison(question, faster, slower, *numbers))
     return found
 
 
-def all_reduces(content: Mapping[str, Any]) -> list[AllReduce]:
+def all_reduces(content: Mapping[str, Any]) -> list[MeasuredAllReduce]:
     """Of each link and number of hosts on which a strategy that all-reduces just the gradients was profiled."""
     found = []
     for hosts in sorted({arm["hosts"] for arm in content["arms"]}):
@@ -331,7 +330,9 @@ def all_reduces(content: Mapping[str, Any]) -> list[AllReduce]:
                 on_bus = 2 * (hosts - 1) / hosts * content["work"]["gradient_bytes"]
                 seconds = on_bus / statistics.median(bandwidths)
                 found.append(
-                    AllReduce(hosts, link["name"], seconds, bound_s(content, hosts, link["name"]), len(bandwidths))
+                    MeasuredAllReduce(
+                        hosts, link["name"], seconds, bound_s(content, hosts, link["name"]), len(bandwidths)
+                    )
                 )
     return found
 

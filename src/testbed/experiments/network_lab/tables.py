@@ -10,7 +10,7 @@ from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 from testbed.experiments.network_lab.bounds import share_ready_last
 from testbed.experiments.network_lab.study_file import (
     BEST_OF,
-    Comparison,
+    LinkComparison,
     Summary,
     all_reduces,
     comparisons,
@@ -122,7 +122,7 @@ def strategies_table(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _reference(told: Comparison) -> str:
+def _reference(told: LinkComparison) -> str:
     """The verdict on the link that a link is compared to."""
     return told.verdict if told.verdict in (NO_DIFFERENCE, NOT_ENOUGH) else f"the reference is {told.verdict}"
 
@@ -281,7 +281,7 @@ def _step(summary: Summary) -> str:
     return _ms(summary.median_step_s) + bounds
 
 
-def _ratio(each: Comparison) -> str:
+def _ratio(each: LinkComparison) -> str:
     """With as many digits as show that an interval leaves 1 out, where it does."""
     if each.low is None:
         return f"{each.ratio:.2f}x"

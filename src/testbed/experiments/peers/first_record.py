@@ -9,8 +9,8 @@ from typing import Any
 from testbed.data.windows import num_windows
 from testbed.experiments.peers import PEERS, nanogpt
 from testbed.experiments.peers.plan import Plan, merged_sets
-from testbed.experiments.peers.running import Runner
-from testbed.io import now_utc
+from testbed.experiments.peers.running import PeerRunner
+from testbed.io import result_head
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import size_name
 
@@ -18,15 +18,13 @@ PEERS_FILE, SCHEMA_VERSION = "peers.json", "1.1"
 
 
 def beginning(
-    command_line: str, facts: Mapping[str, Any], plan: Plan, runner: Runner, peers: Sequence[str], repeats: int
+    command_line: str, facts: Mapping[str, Any], plan: Plan, runner: PeerRunner, peers: Sequence[str], repeats: int
 ) -> dict[str, Any]:
-    """The file without runs; `facts` are those of Runner.facts."""
+    """The file without runs; `facts` are those of PeerRunner.facts."""
     settings = runner.settings
     return {
-        "schema_version": SCHEMA_VERSION,
+        **result_head(SCHEMA_VERSION, command_line),
         "status": "running",
-        "timestamp_utc": now_utc(),
-        "command_line": command_line,
         **facts,
         "threads": runner.threads,
         "nanogpt": None if runner.nanogpt_dir is None else nanogpt.identity(runner.nanogpt_dir),
@@ -60,14 +58,14 @@ def beginning(
     }
 
 
-def _val_sequences(runner: Runner) -> int:
+def _val_sequences(runner: PeerRunner) -> int:
     """Windows that every trainer is validated on."""
     settings = runner.settings
     windows = num_windows(runner.checked.val_file, settings.seq_length)
     return min(windows, settings.max_val_steps * settings.global_batch_size)
 
 
-def _peer(peer: str, plan: Plan, runner: Runner) -> dict[str, Any]:
+def _peer(peer: str, plan: Plan, runner: PeerRunner) -> dict[str, Any]:
     entry = PEERS[peer]
     commands = {arm.precision: shlex.join(runner.command(arm)) for arm in plan.arms if arm.peer == peer}
     return {

@@ -25,7 +25,7 @@ EMULATED = "this device has no fast bf16 (a trial product was not 1.5 times as f
 
 
 @dataclass(frozen=True)
-class Arm:
+class PeerArm:
     """What is run: a peer, or the matrix product, at a precision."""
 
     peer: str
@@ -42,17 +42,17 @@ class Plan:
     `skipped`: a set -> why; nobody asked for it, so leaving it out is no failure.
     """
 
-    sets: dict[str, list[Arm]]
+    sets: dict[str, list[PeerArm]]
     not_measured: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     @property
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[PeerArm]:
         """Every arm once, and the matrix product at each precision that an arm has."""
         arms = list(dict.fromkeys(arm for arms in self.sets.values() for arm in arms))
-        return arms + [Arm(CEILING, precision) for precision in dict.fromkeys(arm.precision for arm in arms)]
+        return arms + [PeerArm(CEILING, precision) for precision in dict.fromkeys(arm.precision for arm in arms)]
 
-    def rounds(self, repeats: int) -> list[tuple[int, Arm]]:
+    def rounds(self, repeats: int) -> list[tuple[int, PeerArm]]:
         """Round number, from 1, and arm of every run in the order in which they are made (see `order_of_round`)."""
         arms = self.arms
         return [
@@ -80,7 +80,7 @@ def make_plan(
             precision = _precision(peer, name, device_type, is_bf16_fast)
             reason = _why_not(peer, precision, name, device_type, is_bf16_fast or "bf16" in (sets or ()))
             if reason is None:
-                arms.append(Arm(peer, precision))
+                arms.append(PeerArm(peer, precision))
             elif reason:
                 plan.not_measured.setdefault(f"{peer} {precision}", reason)
         plan.sets[name] = arms
@@ -105,9 +105,9 @@ def _why_not(peer: str, precision: str, set_name: str, device_type: str, is_bf16
     return None
 
 
-def merged_sets(sets: dict[str, list[Arm]]) -> list[tuple[list[str], list[Arm]]]:
+def merged_sets(sets: dict[str, list[PeerArm]]) -> list[tuple[list[str], list[PeerArm]]]:
     """Sets with the same arms as one, in the order in which they came: (names, arms)."""
-    merged: list[tuple[list[str], list[Arm]]] = []
+    merged: list[tuple[list[str], list[PeerArm]]] = []
     for name, arms in sets.items():
         same = next((names for names, others in merged if others == arms), None)
         if same is not None:

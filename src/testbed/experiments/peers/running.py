@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.settings import CheckedRun, RunSettings
+from testbed.distributed.processes import Interrupted, Stop, run
+from testbed.errors import Failure
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps, write_data
-from testbed.experiments.peers.plan import CEILING, OURS, Arm
+from testbed.experiments.peers.plan import CEILING, OURS, PeerArm
 from testbed.io import now_utc
 from testbed.metrics.file import read_metrics
 from testbed.run_files import METRICS
 from testbed.sweep.request import visible_devices
-from testbed.sweep.runner import POLL_S, Stop, end_processes, reason_of_failure
+from testbed.sweep.runner import reason_of_failure
 
 CEILING_REPEATS = 10
 WORKERS = {  # kind of work in worker.py, and what it is told beside the work itself
@@ -35,16 +35,12 @@ WORKERS = {  # kind of work in worker.py, and what it is told beside the work it
 }
 
 
-class RunFailed(Exception):
+class RunFailed(Failure):
     """A run could not be measured. One sentence."""
 
 
-class Interrupted(Exception):
-    """A signal asked the comparison to end; the run that it met is not kept."""
-
-
 @dataclass
-class Runner:
+class PeerRunner:
     """What all runs share.
 
     Attributes:
@@ -74,7 +70,7 @@ class Runner:
         """The machine, as a process that loads PyTorch sees it. RunFailed where it cannot."""
         return self._work("facts", "facts", {"precision": "fp32"})
 
-    def run(self, arm: Arm, number: int) -> dict[str, Any]:
+    def run(self, arm: PeerArm, number: int) -> dict[str, Any]:
         """One run from start to end, a row of peers.json.
 
         Raises:
@@ -102,7 +98,7 @@ class Runner:
         common = {"peer": arm.peer, "precision": arm.precision, "round": number, "started_utc": started_utc}
         return {**common, "seconds": time.perf_counter() - started_s, **answer}
 
-    def command(self, arm: Arm) -> list[str]:
+    def command(self, arm: PeerArm) -> list[str]:
         """What is run for an arm, in the words of a person; without the folders of this comparison."""
         if arm.peer == OURS:
             return ["python", os.path.relpath(self.gpt2), *self._ours_arguments(arm, Path("FOLDER"))]
@@ -122,11 +118,11 @@ class Runner:
             "nanogpt_dir": None if self.nanogpt_dir is None else str(self.nanogpt_dir.resolve()),
         }
 
-    def _ours_arguments(self, arm: Arm, folder: Path) -> list[str]:
+    def _ours_arguments(self, arm: PeerArm, folder: Path) -> list[str]:
         work = [*self.gpt2_arguments, "--precision", arm.precision, *self.only_ours]
         return ["--run_type", "baseline", *work, "--checkpoint_path", str(folder)]
 
-    def _ours(self, arm: Arm, name: str) -> dict[str, Any]:
+    def _ours(self, arm: PeerArm, name: str) -> dict[str, Any]:
         folder = self.scratch / "ours"
         self._launch([sys.executable, str(self.gpt2), *self._ours_arguments(arm, folder)], name, folder=folder)
         metrics = read_metrics(folder / METRICS)
@@ -142,10 +138,10 @@ class Runner:
             "measured_loop_s": tokens / rate,
         }
 
-    def _nanogpt_arguments(self, arm: Arm, data: Path, out_dir: Path) -> list[str]:
+    def _nanogpt_arguments(self, arm: PeerArm, data: Path, out_dir: Path) -> list[str]:
         return nanogpt_arguments(self.settings, arm.precision, self.device, data, out_dir)
 
-    def _nanogpt(self, arm: Arm, name: str) -> dict[str, Any]:
+    def _nanogpt(self, arm: PeerArm, name: str) -> dict[str, Any]:
         vocabulary = self.settings.shape.padded_vocab_size
         data = write_data(self.scratch.resolve() / "data", self.checked.train_file, self.checked.val_file, vocabulary)
         out_dir = self.scratch.resolve() / "nanogpt"
@@ -182,35 +178,14 @@ class Runner:
         }
         if self.device != "cpu" and environment.get("CUDA_VISIBLE_DEVICES") != "":
             environment["CUDA_VISIBLE_DEVICES"] = visible_devices(1)[0]  # Trainer would take all that it sees
-        with log.open("wb") as output:
-            output.write(f"$ {shlex.join(command)}\n".encode())
-            output.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C reaches the comparison alone, which then ends the run
-                env=environment,
-                cwd=cwd,
-            )
-            try:
-                self._wait(process)
-            except BaseException:
-                end_processes(process, self.stop)
-                raise
-        if process.returncode != 0:
-            raise RunFailed(reason_of_failure(folder or self.scratch, log, process.returncode))
+        ended = run(command, log, self.stop, self.timeout_s, env=environment, cwd=cwd)
+        if ended.was_stopped:
+            raise Interrupted
+        if ended.was_late:
+            raise RunFailed(f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended")
+        if ended.exit_code != 0:
+            raise RunFailed(reason_of_failure(folder or self.scratch, log, ended.exit_code))
         return log
-
-    def _wait(self, process: subprocess.Popen) -> None:
-        started_s = time.perf_counter()
-        while process.poll() is None:
-            if self.stop.signal_number is not None:
-                raise Interrupted
-            if time.perf_counter() - started_s > self.timeout_s:
-                raise RunFailed(f"it ran longer than --run_timeout_s {self.timeout_s:g} and was ended")
-            time.sleep(POLL_S)
 
     def _check(self, answer: dict[str, Any]) -> None:
         """RunFailed unless every step was timed and every loss is a number."""

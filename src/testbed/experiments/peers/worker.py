@@ -13,7 +13,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,23 +48,7 @@ def run_work(file: Path) -> None:
 
 def facts(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The machine, versions and commit, and whether the device multiplies bf16 fast."""
-    commit, is_dirty = environment.commit()
-    hardware = environment.hardware(device, ONE_PROCESS, None)
-    return {
-        "git_commit": commit,
-        "git_dirty": is_dirty,
-        "env": {**environment.versions(), "accelerate_version": _version_of("accelerate")},
-        "host": environment.host(),
-        "hardware": hardware,
-        "is_bf16_fast": is_bf16_faster(device),
-    }
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return {**environment.facts(device, "accelerate"), "is_bf16_fast": is_bf16_faster(device)}
 
 
 def ceiling(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -187,14 +170,7 @@ def _gpt2_of_transformers(settings: RunSettings, attention: str) -> nn.Module:
 
     shape = settings.shape
     config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_positions=shape.max_position_embeddings,
-        n_embd=shape.embedding_size,
-        n_layer=shape.num_layers,
-        n_head=shape.num_heads,
-        resid_pdrop=settings.dropout,
-        embd_pdrop=settings.dropout,
-        attn_pdrop=settings.dropout,
+        **shape.as_transformers(settings.dropout),
         use_cache=False,  # it is for generating
         attn_implementation=attention,
         bos_token_id=0,  # of no use here, and GPT-2's own lies outside a small vocabulary

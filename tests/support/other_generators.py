@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from testbed.inference.batching import BatchingEngine, Request
+from testbed.inference.batching import BatchingEngine, GenerationRequest
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.generate import generate
 from testbed.inference.kv_cache import KVCache
@@ -71,7 +71,7 @@ def _prompts(shape: ModelShape, number: int, length: int) -> list[list[int]]:
 def _decoding(model: GPT2, prompt: list[int], new_tokens: int) -> Run:
     def run() -> tuple[float, list[list[int]]]:
         engine = BatchingEngine(model, max_batch=1, max_length=len(prompt) + new_tokens + 1)
-        request = engine.submit(Request(prompt, new_tokens + 1))
+        request = engine.submit(GenerationRequest(prompt, new_tokens + 1))
         engine.step()
         start_s = time.perf_counter()
         while engine.has_work:
@@ -118,11 +118,7 @@ def _theirs(model: GPT2, prompts: Sequence[list[int]], new_tokens: int) -> Run:
 
     shape = model.shape
     config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_positions=shape.max_position_embeddings,
-        n_embd=shape.embedding_size,
-        n_layer=shape.num_layers,
-        n_head=shape.num_heads,
+        **shape.as_transformers(),
         bos_token_id=None,
         eos_token_id=None,  # nothing ends a sequence before its time
     )

@@ -1,0 +1,86 @@
+"""End a program as a shell expects it: one sentence for what went wrong, and an exit code.
+
+    0          done; `main` may return another code for what it found
+    1          it failed: OSError, ArithmeticError, Failure
+    2          what was typed cannot be done: ValueError, and all that the parser refuses
+    130, 143   ended by Ctrl-C, by SIGTERM
+
+Any other exception is a mistake in the code and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from testbed.errors import Failure, one_line, say_if_read
+
+FAILED, MISTYPED, INTERRUPTED, STOPPED = 1, 2, 130, 143
+
+
+def program(main: Callable[..., int | None]) -> Callable[..., int]:
+    """Decorate the `main` of a program: it returns an exit code, whatever happens in it."""
+    name = Path(main.__code__.co_filename).name
+
+    @functools.wraps(main)
+    def run(*arguments: object) -> int:
+        try:
+            with _sigterm_as_interrupt():
+                code = main(*arguments)
+                sys.stdout.flush()  # a reader that has gone is noticed here, not at the interpreter's own end
+            return code or 0
+        except KeyboardInterrupt as stop:
+            say_if_read(f"\n{name}: interrupted")
+            return STOPPED if stop.args else INTERRUPTED
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        except ValueError as error:
+            return refuse(name, sentence_of(error), MISTYPED)
+        except (OSError, ArithmeticError, Failure) as error:
+            return refuse(name, sentence_of(error), FAILED)
+
+    return run
+
+
+def sentence_of(error: Exception) -> str:
+    """Return what an error says, an OSError without its number."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return one_line(str(error)) if isinstance(error, OSError) else str(error)
+
+
+def refuse(name: str, sentence: object, code: int) -> int:
+    """Say why program `name` ends with `code`, and return the code."""
+    say_if_read(f"{name}: error: {sentence}")
+    return code
+
+
+def recorded_command(file: str, words: Sequence[str], passed_on: Sequence[str] = ()) -> str:
+    """Return the command line of program `file` for a record: its own paths relative, for a record should not name a
+    home folder, and `passed_on`, which follows `--`, as it was typed."""
+    own = []
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        own.append(f"{flag}{equals}{os.path.relpath(value) if Path(value).is_absolute() else value}")
+    return shlex.join(["python", os.path.relpath(file), *own, *(["--", *passed_on] if passed_on else [])])
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, through the clauses that remove or keep partial files."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    earlier = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)

@@ -1,0 +1,117 @@
+"""Train strategies on CPU ranks and count the bytes of their model states beside the formulas.
+
+Usage, by torchrun: model_states.py FOLDER, with the runs' flags in FOLDER/runs.json. Rank 0 writes FOLDER/counts.json.
+The count happens just before the second update; before the first there are no moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.data.token_file import TokenFileWriter
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch, read_launch
+from testbed.distributed.signals import StopSignals
+from testbed.experiments.model_states import beside_formulas, count_before_updates, live_tensors
+from testbed.model.gpt2 import GPT2
+from testbed.optim.lr_schedule import learning_rate_at
+from testbed.strategies import build_strategy
+from testbed.train.batches import TrainingBatches
+
+CPU = torch.device("cpu")
+VOCABULARY = 8000
+SEQUENCE = 16  # activations are not what is counted, and bf16 is slow on a CPU
+MODEL = f"--num_layers 4 --num_heads 4 --embedding_size 384 --max_position_embeddings {SEQUENCE}"  # 10 million
+NATIVE_BF16 = "--precision bf16 --mixed_precision native"
+# stage 3 keeps weights below the threshold whole on every rank; the formula has none of them
+DEEPSPEED_CONFIG = {
+    "zero_optimization": {
+        "stage3_param_persistence_threshold": 0,
+        "stage3_prefetch_bucket_size": 500_000,
+        "reduce_bucket_size": 500_000,
+        "allgather_bucket_size": 500_000,
+    }
+}
+CASES = {
+    "ZeRO 1": f"--run_type optimized --zero_stage 1 {NATIVE_BF16}",
+    "ZeRO 2": f"--run_type optimized --zero_stage 2 {NATIVE_BF16}",
+    "ZeRO 3": f"--run_type optimized --zero_stage 3 {NATIVE_BF16}",
+    "FSDP": f"--run_type fsdp {NATIVE_BF16}",
+    "ddp": "--run_type ddp --precision fp32",
+    "ddp Muon": "--run_type ddp --precision fp32 --optimizer muon",
+    "FSDP Muon": "--run_type fsdp --precision fp32 --optimizer muon",
+    "pipeline": "--run_type pipeline --precision fp32",
+    "tensor": "--run_type tensor --precision fp32",
+}
+
+
+def counts_of(folder: Path, ranks: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Train some of CASES on `ranks` ranks, in one launch, and return what each rank counted."""
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY - 1, 4000)
+    for name in ("train", "val"):
+        with TokenFileWriter(folder / f"{name}.bin", VOCABULARY, "random", VOCABULARY - 1) as writer:
+            writer.append_document(tokens)
+    (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED_CONFIG))
+    shared = (
+        f"{MODEL} --seq_length {SEQUENCE} --max_train_steps 2 --device cpu --train_data_path {folder / 'train.bin'}"
+    )
+    # two micro batches on each data rank, enough of them for a pipeline
+    shared += f" --val_data_path {folder / 'val.bin'} --micro_batch_size_per_gpu 1 --global_batch_size {2 * ranks}"
+    runs = {name: [*shared.split(), *CASES[name].split()] for name in names}
+    for flags in runs.values():
+        if "optimized" in flags:
+            flags += ["--deepspeed_config", str(folder / "deepspeed.json")]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run([*torchrun, __file__, str(folder)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads((folder / "counts.json").read_text())
+
+
+def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
+    """Return this rank's counts in the last step beside the formulas."""
+    checked = check_run(parse_command_line(flags), launch)
+    settings = checked.settings
+    # held until this run has ended, so that no address is used again: DeepSpeed does not let go of everything
+    left_by_earlier_runs = live_tensors()
+    torch.manual_seed(settings.seed)
+    model = GPT2(settings.shape)
+    strategy = build_strategy(settings, model, CPU)
+    del model  # a strategy may hold a part of it only
+    count = count_before_updates(strategy, not_counted=left_by_earlier_runs)
+    batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, CPU)
+    for step in range(settings.last_step):
+        count.clear()
+        strategy.train_step(batches.of_step(step), learning_rate_at(step, settings))
+    strategy.close()
+    return beside_formulas(count, settings, launch.rank)
+
+
+def main(folder: Path) -> None:
+    StopSignals(grace_s=10, on_stuck=lambda stop: None).interrupt()
+    torch.set_num_threads(1)
+    launch = read_launch()
+    process_group.start_process_group(CPU, launch, is_needed=True)
+    results = []
+    for name, flags in json.loads((folder / "runs.json").read_text()).items():
+        per_rank = process_group.gather_objects(train_and_count(flags, launch))
+        results.append({"strategy": name, "ranks": launch.world_size, "per_rank": per_rank})
+    if launch.rank == 0:
+        (folder / "counts.json").write_text(json.dumps(results))
+    process_group.wait_for_everyone()
+    os._exit(0)  # gloo's threads sometimes abort the interpreter's own way out
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
