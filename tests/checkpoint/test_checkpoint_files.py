@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoint_folders import STEPS, Folder, Weights, contents, launch, refusal
+from support.checkpoint_folders import STEPS, Folder, Weights, contents, launch, one_process, refusal, run
 from support.metrics_examples import SHA_OTHER, SHA_VAL, example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
 
@@ -22,6 +22,8 @@ from testbed.checkpoint import changed_settings, manifest, resume
 from testbed.checkpoint import writer as checkpoint
 from testbed.checkpoint.writer import CheckpointFailed
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
+
+__all__ = ["one_process", "run"]  # fixtures
 
 
 def test_the_manifest_has_every_file_with_its_size_and_hash(run):

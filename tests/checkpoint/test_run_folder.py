@@ -34,6 +34,7 @@ from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.run_lock import FolderGone
 from testbed.train import ending as run_ending
+from testbed.train.other_ranks import OtherRanks
 
 __all__ = ["one_process", "run"]  # fixtures
 
@@ -255,8 +256,9 @@ def test_a_folder_that_vanishes_while_a_checkpoint_is_written_leaves_nothing_in_
 
 def ending_in(held: Held, rank: int = 0) -> run_ending.RunEnding:
     ending = ending_of(held.token_files)
-    ending.launch, ending._meeting, ending.checkpoints = Launch(rank, rank, 1, 1), None, None
-    ending._owned, ending.recorder = held.path, held.recorded
+    ending.launch, ending.checkpoints, ending.recorder = Launch(rank, rank, 1, 1), None, held.recorded
+    ending._ranks = OtherRanks(ending.launch)
+    ending._ranks.directory = held.path
     return ending
 
 
@@ -476,7 +478,7 @@ def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run,
     changed = {path.name for path, content in contents(run.path).items() if before.get(path) != content}
     assert changed <= {"model.safetensors"} and set(contents(run.path)) == set(before)
     ending = ending_of(run.token_files)
-    ending._owned, ending._meeting = run.path, None
+    ending._ranks.directory = run.path
     ending._mark_failed(ending._reason_of(caught.value), 1)
     mark = (run.path / "RUN_FAILED.txt").read_text()
     assert f"{best / ('model.safetensors' if error else 'config.json')} could not be written (No space left" in mark

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint.manifest import MANIFEST, write_manifest
 from testbed.config.settings import RunSettings
-from testbed.distributed import process_group
+from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
 from testbed.io import now_utc, read_json
 from testbed.run_files import CHECKPOINTS, METRICS
@@ -100,6 +100,7 @@ class CheckpointWriter:
             CheckpointFailed: on every rank; nothing of this checkpoint stays, the earlier ones stay as they were.
             FolderGone: on every rank; the run's folder has another name now, or none.
         """
+        watchdog.enter("checkpoint")
         if step == self.saved_step:
             return
         self.wait()

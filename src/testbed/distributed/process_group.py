@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.store_port import is_held_here, is_loopback, listen, where_ranks_meet
@@ -224,6 +225,13 @@ def log_rank0(message: str) -> None:
         print(message, flush=True)
 
 
-def wait_for_everyone() -> None:
+def wait_for_everyone(before_step: int | None = None) -> None:
+    """Wait until every rank has come here.
+
+    Args:
+        before_step: the optimizer step, counted from 1, that begins afterwards.
+    """
+    if before_step is not None:
+        watchdog.enter("barrier", before_step)
     if dist.is_initialized():
         dist.barrier()

@@ -122,6 +122,11 @@ class StopSignals:
         """From now on nothing raises: a stop waits for the end of the step, or of closing down; the grace bounds it."""
         self._raises = False
 
+    def agree(self, number: int) -> int:
+        """Note what all ranks agreed to stop for, 0 for nothing. Returns it."""
+        self.agreed = number
+        return number
+
     def as_exception(self) -> RunStopped:
         """The stop that was agreed on, or that this rank was asked for."""
         return stop_of(self.agreed or self.number)

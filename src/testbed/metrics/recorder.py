@@ -5,6 +5,7 @@ All ranks call the recorder alike; rank 0 alone keeps rows and writes. Nothing h
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -93,19 +94,19 @@ class RunRecorder:
     def train_time_s(self) -> float:
         return sum(row["step_time_s"] for row in self.steps)
 
-    def add_step(self, step: int, world: WorldStep, grad_norm: float | None, learning_rate: float) -> None:
+    def add_step(self, step: int, world: WorldStep, learning_rate: float) -> None:
         """Add the row of optimizer step `step`, counted from 1."""
         if not self.is_writer:
             return
-        epoch = self._epoch_of(step)
+        epoch, is_skipped = self._epoch_of(step), not math.isfinite(world.grad_norm)  # fp16 skipped the update
         self.steps.append(
             {
                 "step": step,
                 "epoch": epoch,
                 "is_warmup": step <= self.resumed_step + self.settings.timing_warmup_steps,
-                "is_skipped": grad_norm is None,
+                "is_skipped": is_skipped,
                 "loss": world.loss,
-                "grad_norm": grad_norm,
+                "grad_norm": None if is_skipped else world.grad_norm,
                 "learning_rate": learning_rate,
                 "step_time_s": world.step_time_s,
                 "data_wait_s": max(world.per_rank_phase_s["data_wait"]),
