@@ -7,10 +7,11 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from support.checkpoint_folders import Folder
+from support.checkpoint_folders import Folder, Weights
 from support.metrics_examples import example_metrics
 
-from testbed.checkpoint.writer import CheckpointWriter, read_description
+from testbed.checkpoint.folders import read_description
+from testbed.checkpoint.writer import CheckpointWriter
 from testbed.distributed import watchdog
 from testbed.io import write_text
 from testbed.metrics import run_directory, segments
@@ -156,7 +157,7 @@ def test_a_run_is_preempted_or_failed_never_both(tmp_path, monkeypatch):
 def test_a_save_in_the_background_gets_a_moment_to_end(run, monkeypatch):
     monkeypatch.setattr("testbed.checkpoint.writer.LAST_WAIT_S", 0.2)
     settings = run.settings("--async_mode", "async")
-    writer = CheckpointWriter(None, settings, None, None)
+    writer = CheckpointWriter(Weights(), settings, None, None)
     writer.let_finish()  # nothing is being written
     unfinished = Future()
     writer._pending = run.path, 6, {}, unfinished

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from testbed.checkpoint.writer import Checkpoint, read_description
+from testbed.checkpoint.folders import Checkpoint, read_description
 from testbed.io import read_json, read_text
 from testbed.metrics.file import read_metrics
 from testbed.metrics.run_directory import held_files

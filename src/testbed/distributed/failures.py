@@ -7,18 +7,22 @@ from torch.distributed.checkpoint.api import CheckpointException
 from testbed.distributed.process_group import gather_objects
 
 
-def raise_on_any_rank(error: Exception | None, first: type[Exception] | tuple[type[Exception], ...] = ()) -> None:
+def raise_on_any_rank(
+    error: Exception | None,
+    cause: BaseException | None = None,
+    first: type[Exception] | tuple[type[Exception], ...] = (),
+) -> None:
     """Raise the error of the lowest rank that has one, on every rank. All ranks call it.
 
     Args:
-        error: this rank's error, made of one sentence that says what every rank has to know; None: it has done its
-            part. It is pickled.
+        error: this rank's error, with one sentence that every rank can show; None: this rank has done its part. It is
+            pickled.
+        cause: what went wrong on this rank, for its own traceback.
         first: errors of this type go before those of lower ranks.
     """
     errors = [other for other in gather_objects(error) if other is not None]
     if errors:
-        told = min(errors, key=lambda other: not isinstance(other, first))
-        raise told from (error.__cause__ if error is not None else None)
+        raise min(errors, key=lambda other: not isinstance(other, first)) from cause
 
 
 def root_cause(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The seam between the loop and the ways of spreading an optimizer step over ranks.
+"""The seam between the training loop and the parallelism strategies.
 
 One step, not one micro batch, is what all strategies share: DeepSpeed counts its own accumulation boundary, a pipeline
 schedule takes all micro batches at once, DDP wants to know the last one. To add a strategy, write one file with a class
@@ -20,6 +20,7 @@ from testbed.config.run_types import STRATEGIES
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
     from testbed.config.settings import RunSettings
     from testbed.model.gpt2 import GPT2
@@ -33,6 +34,7 @@ class Strategy(Protocol):
     data_world_size: int
     optimizer: torch.optim.Optimizer  # the one that updates this rank's weights, for hooks; engines wrap it
     saves_in_background: bool  # whether `save_checkpoint` can go on writing while training does
+    file_group: dist.ProcessGroup | None  # to agree on checkpoint files; made when first read, by all ranks
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         """Forward, backward, synchronise, clip, update."""

@@ -16,7 +16,8 @@ import torch
 
 from testbed import run_files, run_lock
 from testbed.autotune.choices import ChoiceContradicts
-from testbed.checkpoint.writer import CheckpointFailed, CheckpointWriter, step_folders
+from testbed.checkpoint.folders import CheckpointFailed, step_folders
+from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch, refuse, seconds_since_start, tell_torchrun

@@ -9,8 +9,8 @@ import torch
 
 from testbed import run_files, run_lock
 from testbed.autotune.choices import ChoiceContradicts
+from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.weights import WeightsUnavailable
-from testbed.checkpoint.writer import CheckpointFailed, step_folders
 from testbed.config.settings import RunSettings
 from testbed.data.disk_array import FileChanged
 from testbed.distributed.process_group import RanksDiffer

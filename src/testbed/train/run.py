@@ -11,6 +11,7 @@ import torch
 
 from testbed import run_files
 from testbed.checkpoint import resume
+from testbed.checkpoint.load import load
 from testbed.checkpoint.weights import export_weights
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.settings import CheckedRun, RunSettings
@@ -108,7 +109,7 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
 
     strategy = build(setup)
     if start.checkpoint is not None:
-        is_continued = resume.load(start, strategy, settings, launch)
+        is_continued = load(start.checkpoint, strategy, settings, launch)
         recorder.segment["random_numbers"] = "continued" if is_continued else "drawn anew"
     checkpoints = ending.checkpoints = CheckpointWriter(
         strategy, settings, launch, recorder, resumed_step=start.step if start.checkpoint else None

@@ -13,6 +13,7 @@ from testbed.autotune.choices import decide
 from testbed.autotune.device import choose_device
 from testbed.checkpoint import resume
 from testbed.checkpoint.changed_settings import settings_to_go_on
+from testbed.checkpoint.decide import Start
 from testbed.checkpoint.weights import read_initial_weights
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import CheckedRun, RunSettings
@@ -33,7 +34,7 @@ class Setup:
     launch: Launch
     device: torch.device
     backend: str | None  # of the process group; None: there is none
-    start: resume.Start
+    start: Start
     weights: Weights | None = None  # to begin with; None: drawn from the seed, or the model has them by now
     notes: list[str] = dataclasses.field(default_factory=list)  # what to say about the settings that were left open
 
