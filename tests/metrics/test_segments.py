@@ -62,9 +62,9 @@ def test_lost_time_counts_in_a_time_to_a_loss(run):
     metrics["summary"]["total_wall_time_sec"] += 100.0
     write_text(run.path / "training_metrics.json", json.dumps(metrics))
     recorder = run.train(range(5, 6), set(), start=run.begin("--resume"))
-    lost_s = recorder.segment["lost_s"]
+    lost_s = recorder.starts.current["lost_s"]
     assert 100 <= lost_s < 101
-    assert recorder.elapsed_before_s == pytest.approx(saved.elapsed_s + lost_s)
+    assert recorder.starts.elapsed_before_s == pytest.approx(saved.elapsed_s + lost_s)
 
 
 def test_validation_after_the_save_is_kept_and_not_lost(run):
@@ -96,7 +96,7 @@ def test_rows_of_another_place_stay_but_are_not_measured(run, monkeypatch, secti
     def elsewhere(self, *arguments):
         recorder = recorder_of(self, *arguments)
         (recorder.metrics if section is None else recorder.metrics[section])[name] = value
-        recorder.segment |= segments.measured_where(recorder.metrics)
+        recorder.starts.current |= segments.measured_where(recorder.metrics)
         return recorder
 
     if name is not None:

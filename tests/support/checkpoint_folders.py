@@ -83,7 +83,7 @@ class Folder:
         for step in steps:
             strategy.number += 1
             row = example_metrics(num_steps=1, world_size=world_size)["steps"][0]
-            recorder.steps.append(row | {"step": step, "is_warmup": step <= recorder.resumed_step + 1})
+            recorder.steps.append(row | {"step": step, "is_warmup": step <= recorder.starts.resumed_step + 1})
             if step in saved:
                 writer.save(step)
         recorder.write("running")

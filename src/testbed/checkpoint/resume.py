@@ -132,19 +132,19 @@ def record(start: Start, recorder: RunRecorder) -> None:
     """Take over what earlier starts recorded, and record how this one begins. Only rank 0 has anything to record."""
     if start.metrics is None:
         return
-    checkpoint = start.checkpoint
-    recorder.segment["resumed_from"] = str(checkpoint.directory) if checkpoint else None
-    recorder.segment["setting_changes"] = list(start.setting_changes)
+    checkpoint, segment = start.checkpoint, recorder.starts.current
+    segment["resumed_from"] = str(checkpoint.directory) if checkpoint else None
+    segment["setting_changes"] = list(start.setting_changes)
     if start.is_other_run:
-        recorder.begin_after(start.step)
+        recorder.starts.begin_after(start.step)
         if start.steps_done > start.step:  # this start again, and what it had done before its first checkpoint
-            recorder.segment.update(lost_steps=start.steps_done - start.step, lost_s=None)
+            segment.update(lost_steps=start.steps_done - start.step, lost_s=None)
         recorder.note_other_mathematics(f"steps 1 to {start.step} trained in run {start.metrics['run_id']}")
     elif checkpoint is None:
         recorder.restore(start.metrics, 0, start.steps_done, elapsed_s=0.0, useful_wall_s=0.0)
     else:
         recorder.restore(start.metrics, start.step, start.steps_done, checkpoint.elapsed_s, checkpoint.useful_wall_s)
         if start.is_record_cut_off:
-            recorder.segment.update(lost_steps=None, lost_s=None)
+            segment.update(lost_steps=None, lost_s=None)
     if of_work := changes_of_work(start.setting_changes):
         recorder.note_other_mathematics(f"from step {start.step + 1} on {in_words(of_work)}")

@@ -169,7 +169,7 @@ class CheckpointWriter:
         description = {
             "step": step,
             "elapsed_s": self.recorder.elapsed_s,
-            "useful_wall_s": self.recorder.useful_wall_s,
+            "useful_wall_s": self.recorder.starts.useful_wall_s,
             "world_size": self.launch.world_size,
             "run_type": self.settings.run_type,
             "mesh": dataclasses.asdict(self.settings.mesh),

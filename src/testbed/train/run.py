@@ -110,7 +110,7 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
     strategy = build(setup)
     if start.checkpoint is not None:
         is_continued = load(start.checkpoint, strategy, settings, launch)
-        recorder.segment["random_numbers"] = "continued" if is_continued else "drawn anew"
+        recorder.starts.current["random_numbers"] = "continued" if is_continued else "drawn anew"
     checkpoints = ending.checkpoints = CheckpointWriter(
         strategy, settings, launch, recorder, resumed_step=start.step if start.checkpoint else None
     )
