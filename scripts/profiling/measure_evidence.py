@@ -183,7 +183,7 @@ def train(run: Path, toggles: list[str], data: list[str], steps: int) -> tuple[d
     files = [path for path in (run / "evidence").rglob("*") if path.is_file()]
     return metrics, {
         "tokens_per_s": metrics["timing"]["tokens_per_sec_global"],
-        "step_time_median_s": metrics["timing"]["step_time_median_s"],
+        "step_time_median_s": metrics["timing"]["step_time_p50_sec"],
         "final_train_loss": metrics["steps"][-1]["loss"],
         "instruments": metrics["instruments"],
         "evidence_bytes": sum(path.stat().st_size for path in files),

@@ -92,7 +92,7 @@ class RunRecorder:
                 "is_skipped": is_skipped,
                 "loss": world.loss,
                 "grad_norm": None if is_skipped else world.grad_norm,
-                "learning_rate": learning_rate,
+                "lr": learning_rate,
                 "step_time_s": world.step_time_s,
                 "data_wait_s": max(world.per_rank_phase_s["data_wait"]),
                 "per_rank_step_time_s": world.per_rank_step_time_s,
@@ -195,10 +195,10 @@ class RunRecorder:
         """Return the summary for the terminal, and the line that older launchers look for."""
         timing, summary = self.metrics["timing"], self.metrics["summary"]
         words = []
-        if timing["step_time_median_s"] is not None:
+        if timing["step_time_p50_sec"] is not None:
             words.append(
-                f"{self.last_step} steps: median step {timing['step_time_median_s']:.3f} s (p95 "
-                f"{timing['step_time_p95_s']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
+                f"{self.last_step} steps: median step {timing['step_time_p50_sec']:.3f} s (p95 "
+                f"{timing['step_time_p95_sec']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
                 f"{timing['tokens_per_sec_global']:,.0f} tokens/s"
             )
         words += filter(None, [words_on_scatter(timing)])
