@@ -51,11 +51,10 @@ class Strategy(Protocol):
         rank's files are written, and until then no other may begin."""
 
     def load_checkpoint(self, directory: Path) -> None:
-        """Put back what `save_checkpoint` wrote, into the same strategy on the same ranks that has done no step."""
+        """Restore what `save_checkpoint` wrote, into the same strategy on the same ranks that has done no step."""
 
     def load_full_state(self, directory: Path) -> None:
-        """Put back weights, moments and step counters by name (state_files.py), whatever strategy wrote them on
-        however many ranks."""
+        """Restore weights, moments and step counters by name (state_files.py), from any strategy and world size."""
 
     def model_states(self) -> dict[str, list[torch.Tensor]]:
         """The tensors alive on this rank by what they hold: "parameters", "gradients", "optimizer" (moments and, where

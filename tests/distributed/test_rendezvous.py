@@ -1,4 +1,4 @@
-"""Before the ranks train: one that is dead, or never came, is missed in time; one that lives is waited for."""
+"""Heartbeats before the ranks train: a dead rank is found in time, and a rank that lives is waited for."""
 
 from __future__ import annotations
 
