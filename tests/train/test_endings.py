@@ -466,7 +466,7 @@ def test_what_is_no_lack_of_memory_gets_no_such_advice(files, capsys):
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 # where a moment is written down for people; nothing is computed from it
 TIMESTAMPS = {
-    ("src/testbed/metrics/run_directory.py", "now_utc"),
+    ("src/testbed/io.py", "now_utc"),
     ("src/testbed/metrics/facts.py", "facts_of_run"),
     ("src/testbed/distributed/launch.py", "tell_torchrun"),
     ("src/testbed/data/corpus.py", "write_corpus"),
