@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoint_folders import STEPS, Folder, Weights, contents, launch, one_process, refusal, run
+from support.checkpoint_folders import STEPS, Folder, Weights, contents, launch, refusal
 from support.metrics_examples import SHA_OTHER, SHA_VAL, example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
 
@@ -24,7 +24,7 @@ from testbed.checkpoint.folders import CheckpointFailed, read_description
 from testbed.checkpoint.load import load, seed_of_step
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 
-__all__ = ["one_process", "run"]  # fixtures
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def test_the_manifest_has_every_file_with_its_size_and_hash(run):
