@@ -40,9 +40,9 @@ from testbed.analysis.profiles.summary import write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
-from testbed.checkpoint import writer as checkpoint
+from testbed.checkpoint import folders as checkpoint
+from testbed.checkpoint.find import latest_valid
 from testbed.checkpoint.manifest import write_manifest
-from testbed.checkpoint.newest import newest_whole
 from testbed.checkpoint.weights import export_weights, read_initial_weights
 from testbed.config.initial_shape import shape_of_folder
 from testbed.data.corpus import CorpusError, existing_corpus, find_corpus, read_documents, write_corpus
@@ -370,7 +370,7 @@ def checkpoint_folder(folder: Path) -> None:
 
 def look_at_checkpoint(folder: Path) -> None:
     """As --resume auto does. A checkpoint that is skipped is refused, with the reason."""
-    _, skipped = newest_whole(folder)
+    _, skipped = latest_valid(folder)
     if skipped:
         raise ValueError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}")
 

@@ -18,9 +18,10 @@ from support.checkpoint_folders import STEPS, Folder, Weights, contents, launch,
 from support.metrics_examples import SHA_OTHER, SHA_VAL, example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
 
-from testbed.checkpoint import changed_settings, manifest, resume
+from testbed.checkpoint import changed_settings, manifest
 from testbed.checkpoint import writer as checkpoint
-from testbed.checkpoint.writer import CheckpointFailed
+from testbed.checkpoint.folders import CheckpointFailed, read_description
+from testbed.checkpoint.load import load, seed_of_step
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -217,7 +218,7 @@ def test_a_bin_file_that_changed_is_refused_and_one_that_moved_is_not(run, tmp_p
 
 def test_other_ranks_and_data_parallel_run_types_may_go_on(run):
     settings = run.settings("--resume", "--run_type", "ddp", world_size=2)
-    saved = checkpoint.read_description(run.checkpoints / "step_000004")
+    saved = read_description(run.checkpoints / "step_000004")
     changes = changed_settings.differences(settings, saved)
     assert {"name": "run_type", "before": "baseline", "now": "ddp"} in changes
     assert changed_settings.changes_of_work(changes) == []
@@ -231,13 +232,13 @@ def test_the_same_form_is_loaded_bit_for_bit_and_another_by_name(run):
     start = run.begin("--resume")
     same, other = Weights(), Weights()
     torch.manual_seed(1)
-    assert resume.load(start, same, run.settings("--resume"), launch())
+    assert load(start.checkpoint, same, run.settings("--resume"), launch())
     assert (same.number.item(), same.loaded) == (4.0, "bit for bit")
     continued = torch.rand(3)
-    assert not resume.load(start, other, run.settings("--resume", "--run_type", "ddp", world_size=2), launch(2))
+    assert not load(start.checkpoint, other, run.settings("--resume", "--run_type", "ddp", world_size=2), launch(2))
     assert (other.number.item(), other.loaded) == (4.0, "by name")
     assert not torch.equal(torch.rand(3), continued), "two ranks cannot both go on with one rank's numbers"
-    seeds = {resume.seed_of_step(seed, rank, step) for seed in (1, 2) for rank in (0, 1) for step in (0, 4)}
+    seeds = {seed_of_step(seed, rank, step) for seed in (1, 2) for rank in (0, 1) for step in (0, 4)}
     assert len(seeds) == 8
 
 
@@ -294,7 +295,7 @@ def test_metrics_that_cannot_be_read_without_a_checkpoint_end_the_start(token_fi
 def test_segments_count_what_was_lost_once(run):
     """Killed after step 5 with a checkpoint of 4; then killed after 6 without one; then after 7."""
     first_wall = read_metrics(run.path / "training_metrics.json")["summary"]["total_wall_time_sec"]
-    saved = checkpoint.read_description(run.checkpoints / "step_000004")
+    saved = read_description(run.checkpoints / "step_000004")
     second = run.train(range(5, 7), set(), start=run.begin("--resume"))
     time.sleep(0.05)
     second.write("failed", failure={"reason": "x", "step": 6})
@@ -310,7 +311,7 @@ def test_segments_count_what_was_lost_once(run):
     assert total == pytest.approx(sum(s["wall_time_s"] for s in segments), abs=0.05)
     assert [row["step"] for row in third.metrics["steps"]] == list(range(1, 8))
     assert [row["step"] for row in third.metrics["checkpoints"]] == [2, 4, 6]
-    later = checkpoint.read_description(run.checkpoints / "step_000006")
+    later = read_description(run.checkpoints / "step_000006")
     useful = total - sum(s["lost_s"] for s in segments)  # at the end, which is after step 7
     assert useful - segments[2]["wall_time_s"] <= later.useful_wall_s <= useful
 

@@ -36,11 +36,11 @@ from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.nsight_sqlite import read_export
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
-from testbed.checkpoint import resume
+from testbed.checkpoint import load
+from testbed.checkpoint.find import latest_valid
+from testbed.checkpoint.folders import read_description
 from testbed.checkpoint.manifest import write_manifest
-from testbed.checkpoint.newest import newest_whole
 from testbed.checkpoint.weights import read_initial_weights
-from testbed.checkpoint.writer import cause, read_description
 from testbed.config.deepspeed_file import read_deepspeed_file
 from testbed.config.initial_shape import shape_of_folder
 from testbed.data.corpus import CorpusError, find_corpus, read_documents
@@ -48,6 +48,7 @@ from testbed.data.pairs import read_pairs
 from testbed.data.sidecar import read_sidecar
 from testbed.data.tokenizer import load_bpe, train_bpe
 from testbed.distributed import watchdog
+from testbed.distributed.failures import root_cause
 from testbed.distributed.launch import Launch
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
@@ -129,7 +130,7 @@ class Drill:
             except errors as error:
                 outcome = "refused"
                 try:
-                    check_sentence(cause(error) if isinstance(error, CheckpointException) else str(error))
+                    check_sentence(root_cause(error) if isinstance(error, CheckpointException) else str(error))
                 except (AssertionError, UnicodeError) as wrong:
                     fault = f"no sentence: {wrong}"
             except KeyboardInterrupt:
@@ -196,7 +197,7 @@ def read_state(folder: Path) -> None:
 def read_random_state(folder: Path) -> None:
     before = torch.get_rng_state()
     try:
-        resume._restore_random_state(folder, Launch(0, 0, 1, 1))
+        load._restore_random_state(folder, Launch(0, 0, 1, 1))
     finally:
         torch.set_rng_state(before)
 
@@ -296,7 +297,9 @@ def test_what_a_state_holds_instead_of_finite_numbers_is_named(tmp_path):
         state_files.save({"model": {"w": broken}}, tmp_path / str(value), None)
         with pytest.raises(CheckpointException) as caught:
             state_files.load({"model": {"w": torch.zeros(2, 3)}}, tmp_path / str(value), None)
-        assert "model.w in " in cause(caught.value) and "__0_0.distcp holds numbers that are NaN" in cause(caught.value)
+        assert "model.w in " in root_cause(caught.value) and "__0_0.distcp holds numbers that are NaN" in root_cause(
+            caught.value
+        )
 
 
 def test_weights_that_are_no_numbers_are_named(tmp_path):
@@ -333,7 +336,7 @@ def write_checkpoint(folder: Path) -> Path:
 
 
 def look_at_checkpoint(folder: Path) -> None:
-    _, skipped = newest_whole(folder)
+    _, skipped = latest_valid(folder)
     if skipped:
         raise ValueError(next(iter(skipped.values())))
     read_description(folder / "checkpoints" / "step_000020")
@@ -424,7 +427,7 @@ def test_a_description_leads_nowhere_else(drill, file):
     (drill.given / "tensors.json").write_text(json.dumps(described))
     with pytest.raises(CheckpointException) as caught:
         state_files.load({"model": {"w": torch.zeros(2, 3)}}, drill.given, None)
-    assert "which is no file of a state" in cause(caught.value)
+    assert "which is no file of a state" in root_cause(caught.value)
     ran["description that leads out"] += 1
 
 
@@ -435,7 +438,7 @@ def test_a_state_is_not_read_through_a_link_out_of_its_folder(drill, name):
     (drill.given / name).symlink_to(drill.outside / name)
     with pytest.raises(CheckpointException) as caught:
         state_files.load({"model": {"w": torch.zeros(2, 3)}}, drill.given, None)
-    assert "is a link that leads out of the checkpoint" in cause(caught.value)
+    assert "is a link that leads out of the checkpoint" in root_cause(caught.value)
 
 
 def test_no_header_of_safetensors_breaks_its_reader(drill):

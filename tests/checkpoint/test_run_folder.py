@@ -22,8 +22,7 @@ from support.programs import REPOSITORY, python_command, run_program
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import run_files, run_lock
-from testbed.checkpoint import folder_owner, manifest, weights
-from testbed.checkpoint import writer as checkpoint
+from testbed.checkpoint import folder_owner, folders, manifest, weights
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.distributed.launch import Launch
 from testbed.experiments.fault_drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
@@ -34,6 +33,7 @@ from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.run_lock import FolderGone
 from testbed.train import ending as run_ending
+from testbed.train.other_ranks import OtherRanks
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -255,8 +255,9 @@ def test_a_folder_that_vanishes_while_a_checkpoint_is_written_leaves_nothing_in_
 
 def ending_in(held: Held, rank: int = 0) -> run_ending.RunEnding:
     ending = ending_of(held.token_files)
-    ending.launch, ending._meeting, ending.checkpoints = Launch(rank, rank, 1, 1), None, None
-    ending._owned, ending.recorder = held.path, held.recorded
+    ending.launch, ending.checkpoints, ending.recorder = Launch(rank, rank, 1, 1), None, held.recorded
+    ending._ranks = OtherRanks(ending.launch)
+    ending._ranks.directory = held.path
     return ending
 
 
@@ -435,7 +436,7 @@ def test_a_checkpoint_that_is_renamed_while_the_run_trains_keeps_its_files(token
     (checkpoints / "step_000005").rename(checkpoints / "step_000006")
     folder.train(range(5, 7), {6}, "--keep_last", "1")
     assert folder.names() == ["step_000006", "step_000006.abandoned"]
-    assert checkpoint.read_description(checkpoints / "step_000006.abandoned").step == 2
+    assert folders.read_description(checkpoints / "step_000006.abandoned").step == 2
 
 
 def test_going_back_twice_keeps_both_later_checkpoints(run):
@@ -476,7 +477,7 @@ def test_a_disk_that_is_full_when_the_best_weights_are_kept_is_one_sentence(run,
     changed = {path.name for path, content in contents(run.path).items() if before.get(path) != content}
     assert changed <= {"model.safetensors"} and set(contents(run.path)) == set(before)
     ending = ending_of(run.token_files)
-    ending._owned, ending._meeting = run.path, None
+    ending._ranks.directory = run.path
     ending._mark_failed(ending._reason_of(caught.value), 1)
     mark = (run.path / "RUN_FAILED.txt").read_text()
     assert f"{best / ('model.safetensors' if error else 'config.json')} could not be written (No space left" in mark
@@ -551,7 +552,7 @@ def test_a_run_whose_folder_is_renamed_ends_there_and_the_next_one_in_its_place_
     assert [path.name for path in moved.glob("RUN_*.txt")] == [FAILED] and "was renamed" in (moved / FAILED).read_text()
     metrics = read_metrics(moved / "training_metrics.json")
     assert metrics["status"] == "failed" and len(metrics["steps"]) >= 10
-    saved = checkpoint.step_folders(moved / "checkpoints")
+    saved = folders.step_folders(moved / "checkpoints")
     assert saved and all(manifest.why_damaged(path) is None for path in saved)
     assert len(read_metrics(folder / "training_metrics.json")["steps"]) == 3
 
@@ -639,9 +640,7 @@ def test_what_no_run_wrote_among_the_checkpoints_is_neither_deleted_nor_moved_aw
     run.train(range(5, 9), {5, 6, 7, 8}, "--keep_last", "1", start=run.begin("--resume", "--keep_last", "1"))
 
     assert {path.read_text() for path in run.checkpoints.rglob("thesis.txt")} == names
-    assert [path.name for path in checkpoint.step_folders(run.checkpoints) if checkpoint.is_own(path)] == [
-        "step_000008"
-    ]
+    assert [path.name for path in folders.step_folders(run.checkpoints) if folders.is_own(path)] == ["step_000008"]
     assert (run.checkpoints / "step_000001").read_text() == "a file"
 
 
@@ -650,12 +649,12 @@ def test_what_no_run_wrote_among_the_checkpoints_is_neither_deleted_nor_moved_aw
     [("step", -5), ("step", 0), ("elapsed_s", math.nan), ("useful_wall_s", -1e300), ("world_size", 0)],
 )
 def test_figures_that_no_checkpoint_has_are_damage(run, name, value):
-    folder = checkpoint.step_folders(run.checkpoints)[-1]
+    folder = folders.step_folders(run.checkpoints)[-1]
     content = json.loads((folder / "checkpoint.json").read_text())
     (folder / "checkpoint.json").write_text(json.dumps({**content, name: value}))
 
     with pytest.raises(ValueError, match=f"{name} is .*, which no checkpoint says"):
-        checkpoint.read_description(folder)
+        folders.read_description(folder)
 
 
 def test_no_state_is_written_into_a_folder_that_has_vanished(tmp_path):
@@ -667,7 +666,7 @@ def test_no_state_is_written_into_a_folder_that_has_vanished(tmp_path):
 
 
 def test_names_out_of_a_manifest_obey_no_terminal(run):
-    folder = checkpoint.step_folders(run.checkpoints)[-1]
+    folder = folders.step_folders(run.checkpoints)[-1]
     entry = {"bytes": 1, "sha256": ""}
     (folder / "manifest.json").write_text(json.dumps({"files": {"\x1b[31mred\n[Rank 0] RUN_COMPLETE": entry}}))
 

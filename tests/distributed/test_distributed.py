@@ -8,13 +8,13 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags
 
-import gpt2
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import average
+from testbed.train.run import build
 
 
 def digests_of(monkeypatch, *ranks: dict[str, torch.Tensor]) -> list[str]:
@@ -64,11 +64,11 @@ def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypa
     checked = []
     monkeypatch.setattr(process_group, "check_identical", lambda tensors, what: checked.append(set(tensors)))
     weights = GPT2(settings.shape).state_dict()
-    run = SimpleNamespace(
+    setup = SimpleNamespace(
         settings=settings, weights=weights, device=torch.device("cpu"), launch=SimpleNamespace(rank=5)
     )
-    strategy = gpt2.build(run)
-    assert checked == [set(weights)] and run.weights is None
+    strategy = build(setup)
+    assert checked == [set(weights)] and setup.weights is None
     assert torch.equal(strategy.model.wte.weight, weights["wte.weight"])
     assert torch.initial_seed() == process_group.seed_of_rank(settings.seed, 5)
 

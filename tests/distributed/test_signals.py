@@ -20,34 +20,34 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 LOADS = """
 import time
-from testbed import launch
-launch.end_on_signals()
+from testbed.distributed import signals as stops
+stops.end_on_signals()
 print("ready", flush=True)
 time.sleep(600)
 """
 # the interpreter puts the default handlers back before it takes its modules apart, which may take its time
 ENDS = """
 import sys, time
-from testbed import launch
+from testbed.distributed import signals as stops
 class Slow:
     def __del__(self, sleep=time.sleep):
         sleep(0.5)
 slow = Slow()
-signals = launch.StopSignals(60, print)
+signals = stops.StopSignals(60, print)
 try:
     signals.interrupt()
     print("ready", flush=True)
     time.sleep(600)
-except launch.RunStopped as stop:
+except stops.RunStopped as stop:
     signals.defer()
-    launch.end_deaf()
+    stops.end_deaf()
     sys.exit(stop.exit_code)
 """
 # It sends itself what a terminal sends, and its clock stands still until the second signal has been weighed: however
 # busy the machine is, that one comes within SAME_SIGNAL_S, and the third after it.
 TRAINS = """
 import os, signal, time
-from testbed import launch
+from testbed.distributed import signals as stops
 class Clock:
     now, looks = 0.0, 0
     def monotonic(self):
@@ -56,30 +56,30 @@ class Clock:
         return now
     def __getattr__(self, name):
         return getattr(time, name)
-clock = launch.time = Clock()
+clock = stops.time = Clock()
 def press(looks):
     os.kill(os.getpid(), signal.SIGINT)
     while clock.looks < looks:
         time.sleep(0.001)
-signals = launch.StopSignals(60, lambda stop: print(stop.reason, flush=True), is_speaking=True)
+signals = stops.StopSignals(60, lambda stop: print(stop.reason, flush=True), is_speaking=True)
 signals.interrupt()
 signals.defer()
 press(3)  # both deadlines, and how long to wait
 print("noted", signals.as_exception().exit_code, flush=True)
 press(5)  # whether it is the same stop, and how long to wait; launchers pass it on, and a terminal sends it to all
 print("the same", flush=True)
-clock.now += launch.SAME_SIGNAL_S + 1
+clock.now += stops.SAME_SIGNAL_S + 1
 press(6)
 time.sleep(600)
 """
 BEFORE = """
 import os, signal
-from testbed import launch
-signals = launch.StopSignals(60, print)
+from testbed.distributed import signals as stops
+signals = stops.StopSignals(60, print)
 os.kill(os.getpid(), signal.SIGTERM)
 try:
     signals.interrupt()
-except launch.RunStopped as stop:
+except stops.RunStopped as stop:
     os._exit(stop.exit_code)
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
+from support.metrics_examples import as_2_1, example_metrics, save, v1_metrics, v20_metrics
 
 from testbed.metrics import file
 from testbed.metrics.file import check_metrics, metrics_version, read_metrics, write_metrics
@@ -73,7 +73,7 @@ FAULTS = {
     "an unknown precision": (lambda m: m["training_config"].update(precision="fp8"), "config.precision is 'fp8'"),
     "failed without a reason": (lambda m: m.update(status="failed"), "failure is None"),
     "a reason without failure": (lambda m: m.update(failure={"reason": "x", "step": None}), "failure is {"),
-    "another version": (lambda m: m.update(schema_version="2.2"), "schema_version is '2.2'"),
+    "another version": (lambda m: m.update(schema_version="2.3"), "schema_version is '2.3'"),
     "NaN": (lambda m: m["summary"].update(best_val_loss=float("nan")), "summary.best_val_loss is nan"),
     "infinity in a row": (lambda m: m["steps"][3].update(grad_norm=float("inf")), "steps[3].grad_norm is inf"),
     "NaN of a rank": (lambda m: m["steps"][3].update(per_rank_step_time_s=[1.0, float("nan")]), "time_s[1] is nan"),
@@ -158,12 +158,27 @@ def test_the_step_schema_only_asks_what_the_quick_check_can_answer():
         (v1_metrics(4), "1"),
         (v20_metrics(), "2.0"),
         ({"schema_version": "2.0", "hardware": {}, "training_config": {}, "epochs": []}, "2.0"),
-        (example_metrics(), "2.1"),
+        (example_metrics(), "2.2"),
+        (as_2_1(example_metrics()), "2.2"),
     ],
-    ids=["v1", "v1_4", "2.0", "2.0_bare", "2.1"],
+    ids=["v1", "v1_4", "2.0", "2.0_bare", "2.2", "2.1"],
 )
 def test_every_version_is_read(tmp_path, metrics, version):
     assert metrics_version(read_metrics(save(tmp_path, metrics))) == version
+
+
+def test_a_file_of_2_1_is_read_with_the_names_of_2_2(tmp_path):
+    """A figure has one name in a file: 2.1 called the median of a step otherwise in each of two sections."""
+    metrics = example_metrics()
+    assert read_metrics(save(tmp_path, as_2_1(metrics))) == metrics
+    with pytest.raises(ValueError, match="no field 'step_time_median_s' in this version"):
+        write_metrics(tmp_path / "other.json", as_2_1(metrics))
+
+
+def test_a_damaged_file_of_2_1_is_refused_in_a_sentence(tmp_path):
+    for name, value in (("timing", None), ("steps", {"a": 1}), ("steps", [7])):
+        with pytest.raises(ValueError, match=name):
+            read_metrics(save(tmp_path, as_2_1(example_metrics()) | {name: value}))
 
 
 UNREADABLE = {
@@ -171,7 +186,7 @@ UNREADABLE = {
     "not text": (b"\xff\xfe\x00", "is not JSON"),
     "a list": ("[1, 2]", "not a training_metrics.json"),
     "other JSON": ('{"a": 1}', "not a training_metrics.json"),
-    "a later version": ('{"schema_version": "3.0"}', "schema_version is '3.0', known are 2.0 and 2.1"),
+    "a later version": ('{"schema_version": "3.0"}', "schema_version is '3.0', known are 2.0, 2.1 and 2.2"),
     "v1 of text": ('{"train_time_per_epoch": ["x"], "train_loss_per_epoch": []}', "train_time_per_epoch[0] is 'x'"),
     "2.0 without epochs": ('{"schema_version": "2.0", "hardware": {}, "training_config": {}}', "lacks 'epochs'"),
     "NaN": ('{"train_time_per_epoch": [NaN], "train_loss_per_epoch": []}', "train_time_per_epoch[0] is nan"),
@@ -197,7 +212,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
 
 
 def test_every_field_of_2_0_is_still_there():
-    """2.1 keeps each name of 2.0; what 2.0 files in the wild carry was listed from their program."""
+    """2.2 keeps each name of 2.0; what 2.0 files in the wild carry was listed from their program."""
 
     def names(metrics: dict, prefix: str = "") -> set[str]:
         found = set()
@@ -214,7 +229,7 @@ def test_every_field_of_2_0_is_still_there():
         "deepspeed_config.sha256",
     }
     assert {"path", "sha256", "selected"} <= set(
-        SCHEMA["$defs"]["v2_1"]["properties"]["deepspeed_config"]["properties"]
+        SCHEMA["$defs"]["v2_2"]["properties"]["deepspeed_config"]["properties"]
     )
 
 
@@ -237,7 +252,7 @@ def test_the_guide_names_every_field_and_no_other():
     for line in guide.splitlines():
         if line.startswith("| `"):
             documented |= set(re.findall(r"`([^`]+)`", line.split("|")[1]))
-    fields = schema_fields(SCHEMA["$defs"]["v2_1"])
+    fields = schema_fields(SCHEMA["$defs"]["v2_2"])
     assert len(fields) > 150
     assert [field for field in fields if field not in documented] == []
     assert sorted(documented - set(fields)) == []

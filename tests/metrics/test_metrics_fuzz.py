@@ -34,7 +34,7 @@ VALID = {
         v20_metrics(deepspeed_config={"selected": {"wall_clock_breakdown": True, "zero_stage": 1}}),
         v20_metrics(world_size=2, deepspeed_config=None, summary={"best_val_loss": None}),
     ],
-    "2.1": [
+    "2.2": [
         example_metrics(num_steps=3, warmup_steps=1),
         example_metrics(num_steps=2, warmup_steps=0, world_size=1, status="failed", evaluations=[],
                         failure={"reason": "loss is not finite", "step": 2}, completion=None),
@@ -48,7 +48,7 @@ VALID = {
     ],
 }  # fmt: skip
 for optional in ("per_rank_forward_s", "per_rank_backward_s", "per_rank_synchronise_s", "per_rank_optimizer_s"):
-    for row in VALID["2.1"][2]["steps"][1:]:  # not in every row
+    for row in VALID["2.2"][2]["steps"][1:]:  # not in every row
         row[optional] = [0.01, 0.02]
 REFERENCE = v1_metrics(1)
 broken_files = st.sampled_from(sorted(VALID)).flatmap(lambda name: st.sampled_from(VALID[name])).flatmap(broken_json)
@@ -163,12 +163,12 @@ def in_place(metrics: dict, path: str, value: object) -> dict:
 
 # What the fuzz has found so far, kept by name: the draws of another version of hypothesis are others.
 FOUND = {
-    "a count beyond 64 bits in a row": (in_place(VALID["2.1"][0], "steps.2.step", 2**63), "no count is that large"),
-    "a count beyond every float": (in_place(VALID["2.1"][0], "hardware.gpu_count_visible", 10**400), "is that large"),
-    "a count beyond every float in a row": (in_place(VALID["2.1"][0], "steps.1.loss", 10**400), "is that large"),
-    "settings as deep as the stack": (in_place(VALID["2.1"][0], "settings.a", ODD_VALUES[-1]), "nested more than 100"),
-    "a line break in a key": (in_place(VALID["2.1"][0], "settings.a\nb", float("nan")), "settings.'a\\nb' is nan"),
-    "half of a surrogate pair": (in_place(VALID["2.1"][0], "run_id", "\ud800"), "half of a surrogate pair"),
+    "a count beyond 64 bits in a row": (in_place(VALID["2.2"][0], "steps.2.step", 2**63), "no count is that large"),
+    "a count beyond every float": (in_place(VALID["2.2"][0], "hardware.gpu_count_visible", 10**400), "is that large"),
+    "a count beyond every float in a row": (in_place(VALID["2.2"][0], "steps.1.loss", 10**400), "is that large"),
+    "settings as deep as the stack": (in_place(VALID["2.2"][0], "settings.a", ODD_VALUES[-1]), "nested more than 100"),
+    "a line break in a key": (in_place(VALID["2.2"][0], "settings.a\nb", float("nan")), "settings.'a\\nb' is nan"),
+    "half of a surrogate pair": (in_place(VALID["2.2"][0], "run_id", "\ud800"), "half of a surrogate pair"),
     "v1 with settings of text": ({**v1_metrics(1), "settings": "all"}, "settings is 'all', it must be an object"),
     "v1 without hardware": ({**v1_metrics(1), "hardware": None}, "hardware is None, it must be an object"),
     "v1 with a command of numbers": ({**v1_metrics(1), "command_line": 5}, "command_line is 5, it must be text"),
@@ -189,9 +189,9 @@ def test_what_once_broke_a_reader_is_refused(tmp_path, metrics, words):
 def test_rows_that_differ_in_optional_fields_are_read(tmp_path):
     """A field of the cheap phase times in some rows and not in others; a list of the wrong length is still refused."""
     path = tmp_path / "training_metrics.json"
-    path.write_text(json.dumps(VALID["2.1"][2]), encoding="utf-8")
-    assert load_run(path).version == "2.1"
-    path.write_text(json.dumps(in_place(VALID["2.1"][2], "steps.1.per_rank_forward_s", [0.01])), encoding="utf-8")
+    path.write_text(json.dumps(VALID["2.2"][2]), encoding="utf-8")
+    assert load_run(path).version == "2.2"
+    path.write_text(json.dumps(in_place(VALID["2.2"][2], "steps.1.per_rank_forward_s", [0.01])), encoding="utf-8")
     with pytest.raises(ValueError, match="per_rank_forward_s has 1 entries"):
         load_run(path)
 

@@ -7,10 +7,11 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from support.checkpoint_folders import Folder
+from support.checkpoint_folders import Folder, Weights
 from support.metrics_examples import example_metrics
 
-from testbed.checkpoint.writer import CheckpointWriter, read_description
+from testbed.checkpoint.folders import read_description
+from testbed.checkpoint.writer import CheckpointWriter
 from testbed.distributed import watchdog
 from testbed.io import write_text
 from testbed.metrics import run_directory, segments
@@ -61,9 +62,9 @@ def test_lost_time_counts_in_a_time_to_a_loss(run):
     metrics["summary"]["total_wall_time_sec"] += 100.0
     write_text(run.path / "training_metrics.json", json.dumps(metrics))
     recorder = run.train(range(5, 6), set(), start=run.begin("--resume"))
-    lost_s = recorder.segment["lost_s"]
+    lost_s = recorder.starts.current["lost_s"]
     assert 100 <= lost_s < 101
-    assert recorder.elapsed_before_s == pytest.approx(saved.elapsed_s + lost_s)
+    assert recorder.starts.elapsed_before_s == pytest.approx(saved.elapsed_s + lost_s)
 
 
 def test_validation_after_the_save_is_kept_and_not_lost(run):
@@ -95,7 +96,7 @@ def test_rows_of_another_place_stay_but_are_not_measured(run, monkeypatch, secti
     def elsewhere(self, *arguments):
         recorder = recorder_of(self, *arguments)
         (recorder.metrics if section is None else recorder.metrics[section])[name] = value
-        recorder.segment |= segments.measured_where(recorder.metrics)
+        recorder.starts.current |= segments.measured_where(recorder.metrics)
         return recorder
 
     if name is not None:
@@ -156,7 +157,7 @@ def test_a_run_is_preempted_or_failed_never_both(tmp_path, monkeypatch):
 def test_a_save_in_the_background_gets_a_moment_to_end(run, monkeypatch):
     monkeypatch.setattr("testbed.checkpoint.writer.LAST_WAIT_S", 0.2)
     settings = run.settings("--async_mode", "async")
-    writer = CheckpointWriter(None, settings, None, None)
+    writer = CheckpointWriter(Weights(), settings, None, None)
     writer.let_finish()  # nothing is being written
     unfinished = Future()
     writer._pending = run.path, 6, {}, unfinished

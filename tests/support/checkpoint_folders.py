@@ -12,6 +12,7 @@ from support.metrics_examples import SHA_TRAIN, SHA_VAL, example_metrics
 from support.programs import TINY_RUN, data_flags
 from testbed import run_lock
 from testbed.checkpoint import resume
+from testbed.checkpoint.decide import Start
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
@@ -25,7 +26,7 @@ STEPS = 10
 class Weights:
     """A strategy that is one number, which says what was loaded."""
 
-    saves_in_background = True
+    saves_in_background, file_group = True, None
 
     def __init__(self, fault: Exception | None = None):
         self.number = torch.zeros(1)
@@ -82,13 +83,13 @@ class Folder:
         for step in steps:
             strategy.number += 1
             row = example_metrics(num_steps=1, world_size=world_size)["steps"][0]
-            recorder.steps.append(row | {"step": step, "is_warmup": step <= recorder.resumed_step + 1})
+            recorder.steps.append(row | {"step": step, "is_warmup": step <= recorder.starts.resumed_step + 1})
             if step in saved:
                 writer.save(step)
         recorder.write("running")
         return recorder
 
-    def begin(self, *flags: str, sha256: dict | None = None, world_size: int = 1) -> resume.Start:
+    def begin(self, *flags: str, sha256: dict | None = None, world_size: int = 1) -> Start:
         """Begin a start of the run, and let go of the folder at once, as if its process had ended."""
         settings = self.settings(*flags, world_size=world_size)
         try:

@@ -18,6 +18,7 @@ from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.store_port import free_port
 from testbed.train import ending as run_ending
+from testbed.train.other_ranks import OtherRanks
 
 ENDLESS = ["--max_train_steps", "100000", "--epochs", "99999", "--global_batch_size", "16", "--max_val_steps", "0"]
 FAILED, PREEMPTED, COMPLETE = "RUN_FAILED.txt", "RUN_PREEMPTED.txt", "RUN_COMPLETE.txt"
@@ -103,6 +104,7 @@ def ending_of(files, *flags: str) -> run_ending.RunEnding:
     arguments = [*TINY_RUN, *data_flags(files), "--micro_batch_size_per_gpu", "2", *flags]
     ending = object.__new__(run_ending.RunEnding)
     ending.settings = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1)).settings
-    ending.launch, ending._owned, ending.recorder = Launch(0, 0, 1, 1), None, None
+    ending.launch, ending.recorder = Launch(0, 0, 1, 1), None
+    ending._ranks = OtherRanks(ending.launch)
     ending.signals = SimpleNamespace(agreed=0, number=0)
     return ending

@@ -38,7 +38,7 @@ def example_metrics(
                 "is_skipped": False,
                 "loss": 9.0 - 3.0 * step / (step + 10),
                 "grad_norm": 1.5,
-                "learning_rate": 6e-4,
+                "lr": 6e-4,
                 "step_time_s": slowest,
                 "data_wait_s": 0.001,
                 "per_rank_step_time_s": per_rank,
@@ -51,7 +51,7 @@ def example_metrics(
     tokens_per_s = 512 * len(measured) / sum(measured)
     return merge(
         {
-            "schema_version": "2.1",
+            "schema_version": "2.2",
             "run_id": "20260101T120000Z-0123abcd",
             "timestamp_utc": "2026-01-01T12:00:00Z",
             "status": "complete",
@@ -173,8 +173,8 @@ def example_metrics(
             "timing": {
                 "warmup_steps": warmup_steps,
                 "num_measured_steps": len(measured),
-                "step_time_median_s": median,
-                "step_time_p95_s": p95,
+                "step_time_p50_sec": median,
+                "step_time_p95_sec": p95,
                 "step_time_p95_above_median": p95 / median - 1,
                 "data_wait_fraction": 0.005,
                 "tokens_per_sec_global": tokens_per_s,
@@ -216,6 +216,19 @@ def example_metrics(
         },
         copy.deepcopy(overrides),
     )
+
+
+def as_2_1(metrics: dict) -> dict:
+    """Return a file of today's version as 2.1 wrote it: two figures had other names."""
+    timing = dict(metrics["timing"])
+    timing["step_time_median_s"], timing["step_time_p95_s"] = (
+        timing.pop("step_time_p50_sec"),
+        timing.pop("step_time_p95_sec"),
+    )
+    steps = [
+        {"learning_rate" if name == "lr" else name: value for name, value in row.items()} for row in metrics["steps"]
+    ]
+    return metrics | {"schema_version": "2.1", "timing": timing, "steps": steps}
 
 
 def inference_fields(latencies_s: list[float]) -> dict:

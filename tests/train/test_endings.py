@@ -33,6 +33,7 @@ from testbed.metrics import run_directory
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 from testbed.strategies import deepspeed_build_locks
 from testbed.train import ending as run_ending
+from testbed.train import other_ranks
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 
@@ -332,13 +333,15 @@ def place_of(folder: Path, rank: int, phase: str, step: int, process: int | None
 def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_path, other):
     place_of(tmp_path, 0, "exchange", 12)
     file = place_of(tmp_path, 1, "exchange", 12, other.pid)
-    missing = lambda: watchdog.who_is_missing(tmp_path, 2, 0)  # noqa: E731
+    missing = lambda: watchdog.missing_ranks(tmp_path, 2, 0)  # noqa: E731
     assert missing() is None, "both wait at one place"
-    assert watchdog.who_is_level(tmp_path, 2, 0).startswith("no rank is behind, and rank 1 is in the exchange of the")
+    assert watchdog.longest_level_rank(tmp_path, 2, 0).startswith(
+        "no rank is behind, and rank 1 is in the exchange of the"
+    )
     file.enter("data_wait")
     assert re.fullmatch(r"rank 1 is in reading data of step 12 since \d s", missing())
     file.enter("forward", 13)
-    assert missing() is None is watchdog.who_is_level(tmp_path, 2, 0), "ahead is not missing"
+    assert missing() is None is watchdog.longest_level_rank(tmp_path, 2, 0), "ahead is not missing"
     file.enter("backward", 12)
     os.kill(other.pid, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
@@ -355,7 +358,9 @@ def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_p
 def waiting_for_rank_1(files, folder: Path, process: int) -> tuple[run_ending.RunEnding, watchdog.ProgressFile]:
     """Rank 0 of two in the exchange of step 12, and rank 1 in the barrier before it, where it was last seen."""
     ending = ending_of(files)
-    ending.launch, ending._owned, ending._meeting = Launch(0, 0, 2, 2), folder, None
+    ending.launch = Launch(0, 0, 2, 2)
+    ending._ranks = other_ranks.OtherRanks(ending.launch)
+    ending._ranks.directory = folder
     place_of(folder, 0, "exchange", 12)
     return ending, place_of(folder, 1, "barrier", 12, process)
 
@@ -375,7 +380,7 @@ def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp
 def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, other, monkeypatch):
     ending, file = waiting_for_rank_1(files, tmp_path, other.pid)
     looks = []
-    monkeypatch.setattr(run_ending.time, "sleep", lambda seconds: looks.append(seconds) or file.beat())
+    monkeypatch.setattr(other_ranks.time, "sleep", lambda seconds: looks.append(seconds) or file.beat())
     reason = ending._reason_of(BROKEN)
     assert re.match(r"rank 1 is in the barrier before a step of step 12 since \d s; rank 0 waited", reason), reason
     assert len(looks) == 1, "and nobody waits longer"
@@ -461,7 +466,7 @@ def test_what_is_no_lack_of_memory_gets_no_such_advice(files, capsys):
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 # where a moment is written down for people; nothing is computed from it
 TIMESTAMPS = {
-    ("src/testbed/metrics/run_directory.py", "now_utc"),
+    ("src/testbed/io.py", "now_utc"),
     ("src/testbed/metrics/facts.py", "facts_of_run"),
     ("src/testbed/distributed/launch.py", "tell_torchrun"),
     ("src/testbed/data/corpus.py", "write_corpus"),

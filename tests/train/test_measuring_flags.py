@@ -25,7 +25,7 @@ def test_tensorboard_shows_the_rows_of_the_file(tmp_path, token_files):
     for name, column in {
         "train/loss": "loss",
         "train/grad_norm": "grad_norm",
-        "train/learning_rate": "learning_rate",
+        "train/learning_rate": "lr",
         "speed/step_time_s": "step_time_s",
     }.items():
         shown = {event.step: event.value for event in events.Scalars(name)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.autotune.choices import as_decided_before
-from testbed.checkpoint.writer import Checkpoint
+from testbed.checkpoint.folders import Checkpoint
 from testbed.config.compatibility import math_changes, why_not_resharded
 from testbed.config.earlier_flags import in_todays_terms
 from testbed.config.run_types import ALL_OPTIONS

@@ -1,7 +1,7 @@
-"""Whose a folder is before a run writes into it. Rank 0's.
+"""Check that a folder is a run's own before the run writes into it. Only rank 0 does.
 
-A run gives some names to its own files, and replaces or deletes what has them. In a folder where nothing shows that a
-run of this program wrote them they are somebody's work: a model that was downloaded, another program's checkpoints.
+A run replaces or deletes files with certain names. In a folder where nothing shows that a run of this program wrote
+them, they are other work: a downloaded model, another program's checkpoints.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from testbed.checkpoint.writer import Checkpoint, read_description
+from testbed.checkpoint.folders import Checkpoint, read_description
 from testbed.io import read_json, read_text
 from testbed.metrics.file import read_metrics
 from testbed.metrics.run_directory import held_files
@@ -59,7 +59,7 @@ def refuse_stranger(directory: Path) -> None:
 
 
 def check_places(directory: Path) -> None:
-    """Refuse a folder in which a name of ours would lead a write or a deletion to somebody else's work.
+    """Refuse a folder in which one of our names would lead a write or a deletion elsewhere.
 
     Raises:
         ValueError: one sentence: a folder of ours is a link to elsewhere, or a file of ours is a folder.
@@ -80,11 +80,12 @@ def check_places(directory: Path) -> None:
 
 
 def check_link(directory: Path) -> None:
-    """A folder of checkpoints may be a link to a larger disk, but not to one that is not there: the run would begin
-    anew beside its own checkpoints.
+    """Refuse a folder of checkpoints that is a link to nothing: the run would begin again, although it has checkpoints.
+
+    A link to a larger disk is fine.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is such a link.
     """
     folder = directory / CHECKPOINTS
     if folder.is_symlink() and not folder.is_dir():
@@ -95,7 +96,7 @@ def check_link(directory: Path) -> None:
 
 
 def check_not_shared(directory: Path, checkpoint: Checkpoint, copy: dict[str, Any]) -> None:
-    """A folder of checkpoints that is a link may be another run's, whose checkpoints this one would delete.
+    """Refuse a folder of checkpoints that is a link to another run's, whose checkpoints this one would delete.
 
     Raises:
         ValueError: they are of another run than this folder's metrics; or there are none, and the checkpoint was made
@@ -117,8 +118,10 @@ def check_not_shared(directory: Path, checkpoint: Checkpoint, copy: dict[str, An
 
 
 def is_run(directory: Path) -> bool:
-    """Whether something in this folder was written by a run of this program: settings, a mark, a checkpoint, or the
-    metrics, which take longest to read. A lock is no such thing, as a start that was refused leaves one too."""
+    """Return whether a run of this program wrote something in this folder: settings, a mark, a checkpoint, metrics.
+
+    The metrics take longest to read. A lock does not count: a start that was refused leaves one too.
+    """
     if any(required <= _keys(directory / name) for name, required in _SAYS.items()):
         return True
     if any(_is_mark(directory / name) for name in (COMPLETE, FAILED, PREEMPTED)):
@@ -133,7 +136,7 @@ def is_run(directory: Path) -> bool:
 
 
 def names_of(paths: list[Path]) -> str:
-    """Names for the middle of a sentence; of a link that it is one."""
+    """Return the names for the middle of a sentence. A link is called one."""
     links = {path: " (a link: what it leads to stays)" for path in paths if path.is_symlink()}
     return ", ".join(path.name + links.get(path, "") for path in paths)
 

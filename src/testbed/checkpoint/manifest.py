@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint: size and SHA-256 of every file in its folder, and what keeps a folder from being whole.
-
-No torch.
-"""
+"""Write and check the manifest of a checkpoint: size and SHA-256 of every file in its folder. No torch."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from testbed.errors import one_line, say
 from testbed.io import is_within, open_regular, parse_json, read_regular, write_text
 
 MANIFEST = "manifest.json"
-HASHING_THREADS = 8  # hashlib lets go of the interpreter: so many files are read at once
+HASHING_THREADS = 8  # files read at once: hashlib releases the interpreter's lock
 
 
 def write_manifest(folder: Path) -> int:
-    """List every file of a folder that is finished but for this. Returns their bytes together."""
+    """List every file of a folder that is complete but for the manifest. Returns the sum of their bytes."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     files = hashes_of(folder, names)
     write_text(folder / MANIFEST, json.dumps({"files": files}, indent=1) + "\n")
@@ -29,10 +26,10 @@ def write_manifest(folder: Path) -> int:
 
 
 def why_damaged(folder: Path) -> str | None:
-    """What keeps a folder from being the one that was written, as its manifest tells; None: it is whole.
+    """Say why a folder is not the one that was written, by its manifest. None: it is whole.
 
-    Sizes first, then SHA-256, several files at a time. Whoever can write a file can write its hash too: nothing that
-    lies there, listed or not, may be a link that leads out or anything but a file.
+    Sizes first, then SHA-256, several files at a time. A manifest can be forged with its files: so nothing in the
+    folder, listed or not, may be a link that leads out or anything but a file.
 
     Raises:
         OSError: a file is there but cannot be read.
@@ -61,7 +58,7 @@ def why_damaged(folder: Path) -> str | None:
 
 
 def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """name -> {"bytes", "sha256"}. ValueError: it is no manifest. OSError: it is there but cannot be read."""
+    """Return name -> {"bytes", "sha256"}. ValueError: it is no manifest. OSError: it cannot be read."""
     try:
         content = parse_json(read_regular(path), MANIFEST)
     except FileNotFoundError:
@@ -77,7 +74,7 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def hashes_of(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of files, several at a time: name -> {"bytes", "sha256"}."""
+    """Return size and SHA-256 of files, several at a time: name -> {"bytes", "sha256"}."""
     names = list(names)
     with ThreadPoolExecutor(min(HASHING_THREADS, os.cpu_count() or 1), "hash") as pool:
         return dict(zip(names, pool.map(lambda name: _hash_of(directory / name), names), strict=True))

@@ -83,7 +83,9 @@ def launcher(variables: Mapping[str, str] = os.environ) -> str:
 
 
 def refuse(launch: Launch | None, message: str) -> int:
-    """Say on local rank 0 why the run cannot start; the others wait, lest the launcher ends rank 0 before it spoke.
+    """Say on local rank 0 why the run cannot start.
+
+    The others wait, so that the launcher does not kill rank 0 before it prints.
 
     Returns:
         2, the exit code for what the user typed.

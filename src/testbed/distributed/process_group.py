@@ -1,4 +1,4 @@
-"""The process group: start, stop, what every rank says to every other. Rank numbers come from launch.py."""
+"""Start and stop the process group, and exchange small things between ranks. Rank numbers come from launch.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.store_port import is_held_here, is_loopback, listen, where_ranks_meet
 
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
-START_TIMEOUT = datetime.timedelta(minutes=10)  # of one collective; meeting.py finds the dead sooner
+START_TIMEOUT = datetime.timedelta(minutes=10)  # of one collective; rendezvous.py finds dead ranks sooner
 
 
 def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -> str | None:
@@ -44,14 +45,14 @@ def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -
 
 
 def _store_of_this_start(launch: Launch) -> dist.Store:
-    """Where the ranks find each other. torchrun keeps one store through --max-restarts, with the addresses of the ranks
-    that died in it, so each start has names of its own there.
+    """Open the store where the ranks find each other.
 
-    Several nodes count their restarts apart and have no such name in common; docs/faults.md has what to set instead.
+    torchrun keeps one store through --max-restarts, with the addresses of ranks that died in it. So each start has its
+    own prefix there. Several nodes count their restarts apart and share none: docs/faults.md says what to set.
     """
     address, port = where_ranks_meet()
     if is_held_here(launch) and is_loopback(address) and port is not None:
-        # PyTorch alone would listen at all addresses of the machine, for anybody who reaches it
+        # PyTorch alone would listen at all addresses of the machine
         listener = listen(address, port).detach()
         place = {"host_name": address, "port": port, "world_size": launch.world_size, "is_master": True}
         store = dist.TCPStore(**place, timeout=START_TIMEOUT, multi_tenant=True, master_listen_fd=listener)
@@ -62,19 +63,19 @@ def _store_of_this_start(launch: Launch) -> dist.Store:
 
 
 def second_connection(launch: Launch) -> dist.Store:
-    """To the same store, for a thread: the first one is busy as long as this rank waits for the others.
+    """Open a second connection to the store, for a thread: the first is busy while this rank waits for the others.
 
     Raises:
-        OSError, RuntimeError: nobody holds the store yet, or any more.
+        OSError, RuntimeError: there is no store yet, or it is gone.
     """
-    address, port = _probe_store()  # PyTorch would report each vain attempt
+    address, port = _probe_store()  # PyTorch would report each failed attempt
     patience = datetime.timedelta(seconds=ASK_EVERY_S)
     store = dist.TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
     return _names_of_this_start(store, launch)
 
 
 def is_store_held() -> bool:
-    """Whether anybody, or the kernel for it, answers where the store is; without a launcher that holds it, rank 0."""
+    """Return whether a process, or the kernel for it, answers where the store is."""
     try:
         _probe_store()
     except (OSError, ValueError):
@@ -83,7 +84,7 @@ def is_store_held() -> bool:
 
 
 def _probe_store() -> tuple[str, int]:
-    """Address and port of the store; OSError, which names both, where nobody answers."""
+    """Return address and port of the store. OSError, which names both: there is no answer."""
     address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     try:
         socket.create_connection((address, port), timeout=ASK_EVERY_S).close()
@@ -98,11 +99,11 @@ def _names_of_this_start(store: dist.Store, launch: Launch) -> dist.Store:
 
 
 def limit_waiting(timeout_s: float) -> None:
-    """From now on no collective waits longer than this for another rank, in any group there is: then gloo raises in the
-    rank that waited, and NCCL's own watchdog ends its process (TORCH_NCCL_ASYNC_ERROR_HANDLING, on by default).
+    """Set the timeout of the collectives of every group there is.
 
-    Groups get their timeout when they are made, and those of meshes, pipelines and DeepSpeed would get PyTorch's own,
-    up to half an hour.
+    Afterwards gloo raises in the rank that waited, and NCCL's watchdog ends its process
+    (TORCH_NCCL_ASYNC_ERROR_HANDLING, on by default). Groups get their timeout when they are made, and those of meshes,
+    pipelines and DeepSpeed would have PyTorch's own, up to half an hour.
     """
     if dist.is_initialized():
         for group in list(dist.distributed_c10d._world.pg_map):
@@ -115,22 +116,21 @@ def stop_process_group() -> None:
 
 
 def device_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
-    """The mesh with the axes "pipeline", "data" and "tensor"; tensor ranks are neighbours."""
+    """Build the mesh with the axes "pipeline", "data" and "tensor". Tensor ranks are neighbours."""
     return init_device_mesh(
         device.type, (mesh.pipeline, mesh.data, mesh.tensor), mesh_dim_names=("pipeline", "data", "tensor")
     )
 
 
 def hybrid_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
-    """The data ranks as replicas of shards, or as shards alone; the ranks that share a copy are neighbours."""
+    """Build the mesh of replicas of shards, or of shards alone. The ranks that share a copy are neighbours."""
     if mesh.replicate == 1:
         return init_device_mesh(device.type, (mesh.shard,), mesh_dim_names=("shard",))
     return init_device_mesh(device.type, (mesh.replicate, mesh.shard), mesh_dim_names=("replicate", "shard"))
 
 
 def seed_of_rank(seed: int, rank: int) -> int:
-    """The seed of one rank's dropout: no two ranks of a run share their random numbers, and none depends on the
-    others."""
+    """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks."""
     return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
 
 
@@ -139,13 +139,12 @@ class RanksDiffer(Exception):
 
 
 def agree_on_stop(stop: int, device: torch.device) -> int:
-    """What any rank was asked to stop for, 0 for nothing; the same on every rank. All ranks call it, and not in a
-    step."""
+    """Return what any rank was asked to stop for, or 0. All ranks call it, outside a step, and get the same."""
     return int(max(row[0] for row in gather_rows(torch.tensor([float(stop)], device=device))))
 
 
 def gather_rows(mine: torch.Tensor) -> list[list[float]]:
-    """Every rank's vector of numbers, in the order of the ranks. All ranks call it."""
+    """Return every rank's vector of numbers, by rank. All ranks call it."""
     if not dist.is_initialized():
         return [mine.tolist()]
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -154,7 +153,7 @@ def gather_rows(mine: torch.Tensor) -> list[list[float]]:
 
 
 def gather_objects(mine: object) -> list:
-    """Every rank's small Python object, in the order of the ranks. All ranks call it."""
+    """Return every rank's small Python object, by rank. All ranks call it."""
     if not dist.is_initialized():
         return [mine]
     everyone: list = [None] * dist.get_world_size()
@@ -163,8 +162,10 @@ def gather_objects(mine: object) -> list:
 
 
 def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:
-    """Begin on rank 0, in a thread, what may take longer than a collective is given; `wait_for_work` waits for it. All
-    ranks call it; None on the others."""
+    """Start work on rank 0, in a thread, that may take longer than the timeout of a collective.
+
+    All ranks call it. On the others it returns None. `wait_for_work` waits for it.
+    """
     if dist.is_initialized() and dist.get_rank() > 0:
         return None
     # OpenMP keeps the number of threads per thread, and this one is new
@@ -175,10 +176,10 @@ def start_on_rank_0(work: Callable[[], Result]) -> Future[Result] | None:
 
 
 def by_rank_0(work: Callable[[], Result]) -> Result | None:
-    """What rank 0 alone does while the others wait, however long it takes. All ranks call it.
+    """Do work on rank 0 while the others wait, however long it takes. All ranks call it.
 
     Returns:
-        What the work gave, on rank 0; None on the others.
+        The result of the work on rank 0; None on the others.
     """
     mine = start_on_rank_0(work)
     wait_for_work(mine)
@@ -186,9 +187,9 @@ def by_rank_0(work: Callable[[], Result]) -> Result | None:
 
 
 def wait_for_work(mine: Future | None) -> None:
-    """Wait until the work of every rank that has any is done, well or not. All ranks call it.
+    """Wait until every rank's work has ended, with a result or an error. All ranks call it.
 
-    It may take longer than any collective is given, so the ranks ask each other every ASK_EVERY_S.
+    It may take longer than the timeout of a collective, so the ranks ask each other every ASK_EVERY_S.
     """
     is_done = False
     while not is_done:
@@ -219,11 +220,18 @@ def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
 
 
 def log_rank0(message: str) -> None:
-    """A line that one rank says for all."""
+    """Print a line on rank 0."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(message, flush=True)
 
 
-def wait_for_everyone() -> None:
+def wait_for_everyone(before_step: int | None = None) -> None:
+    """Wait until every rank has come here.
+
+    Args:
+        before_step: the optimizer step, counted from 1, that begins afterwards.
+    """
+    if before_step is not None:
+        watchdog.enter("barrier", before_step)
     if dist.is_initialized():
         dist.barrier()

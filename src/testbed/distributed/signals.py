@@ -1,4 +1,4 @@
-"""Signals that end a run: which ask it to save first, and what becomes of a launcher that dies."""
+"""Handle the signals that end a run, and the death of its launcher."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class RunStopped(BaseException):
 
 
 def stop_of(number: int) -> RunStopped:
-    """The stop that a signal's number, or LAUNCHER_DIED, asks for."""
+    """Return the stop that a signal's number, or LAUNCHER_DIED, asks for."""
     return RunStopped(STOPS[number], INTERRUPTED if number == signal.SIGINT else STOPPED)
 
 
 def end_on_signals() -> None:
-    """While PyTorch loads there is nothing to save or to mark: a stop, or the launcher's death, ends the process.
+    """End the process at a stop or the launcher's death. While PyTorch loads there is nothing to save or to mark.
 
     `StopSignals` takes over from here.
     """
@@ -55,7 +55,7 @@ def end_on_signals() -> None:
 
 
 def stop_signals() -> list[int]:
-    """The signals that ask a run to end; without SIGHUP under nohup, which ignores it."""
+    """Return the signals that ask a run to end; without SIGHUP under nohup, which ignores it."""
     numbers = sorted({*STOPS} - {LAUNCHER_DIED})
     return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -99,17 +99,22 @@ class StopSignals:
         _watch_launcher()
 
     def interrupt(self) -> None:
-        """From now on a stop raises RunStopped at once, and so does one that came before: called where it is caught."""
+        """Raise RunStopped at a stop from now on, and for one that came before. Call it where RunStopped is caught."""
         self._raises = True
         if self.number:
             raise self.as_exception()
 
     def defer(self) -> None:
-        """From now on nothing raises: a stop waits for the end of the step, or of closing down; the grace bounds it."""
+        """Raise nothing from now on: a stop waits for the end of the step, or of closing down. The grace bounds it."""
         self._raises = False
 
+    def agree(self, number: int) -> int:
+        """Note what all ranks agreed to stop for, 0 for nothing. Returns it."""
+        self.agreed = number
+        return number
+
     def as_exception(self) -> RunStopped:
-        """The stop that was agreed on, or that this rank was asked for."""
+        """Return the stop that was agreed on, or that this rank was asked for."""
         return stop_of(self.agreed or self.number)
 
     def _handle(self, number: int, frame: object) -> None:
@@ -152,7 +157,7 @@ _launcher_watch: threading.Thread | None = None
 
 
 def _watch_launcher() -> None:
-    """From the first call on the launcher's death is a SIGTERM to this rank. A person's shell is no launcher."""
+    """Send SIGTERM to this rank when its launcher dies. A person's shell is no launcher."""
     global _launcher_watch
     if launcher() == "python" or _launcher_watch is not None:
         return
@@ -171,7 +176,7 @@ def _watch_launcher() -> None:
 
 
 def _launcher_processes() -> list[psutil.Process]:
-    """The parent, and above deepspeed's per-node launcher also the `deepspeed` command itself."""
+    """Return the parent, and above deepspeed's per-node launcher also the `deepspeed` command."""
     parent = psutil.Process().parent()
     if parent is None:
         return []

@@ -1,4 +1,4 @@
-"""The port where the ranks find each other, as long as rank 0 and no launcher holds it. No torch.
+"""Check and open the port where the ranks find each other, where rank 0 and no launcher holds it. No torch.
 
 PyTorch reports a taken port after seconds, from rank 0 alone, while the others wait at whatever listens there.
 """
@@ -19,30 +19,35 @@ class PortTaken(ValueError):
 
 
 def is_held_here(launch: Launch) -> bool:
-    """Whether this rank opens the port: rank 0, unless torchrun does, whose own words say it then."""
+    """Return whether this rank opens the port: rank 0, unless torchrun does."""
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return launch.is_distributed and launch.rank == 0 and not by_launcher
 
 
 def check_port(launch: Launch) -> None:
-    """PortTaken, one sentence with a port that is free: before PyTorch is loaded, and before anybody waits there."""
+    """Check that the port is free, before PyTorch is loaded and before another rank waits there.
+
+    Raises:
+        PortTaken: one sentence with a port that is free.
+    """
     address, port = where_ranks_meet()
     if is_held_here(launch) and port is not None:
         listen(address, port).close()
 
 
 def where_ranks_meet() -> tuple[str, int | None]:
-    """Address and port as the launcher set them; None: what is set is no port, which PyTorch says in its own words."""
+    """Return address and port as the launcher set them. None: what is set is no port, which PyTorch reports."""
     port = os.environ.get("MASTER_PORT", "")
     return os.environ.get("MASTER_ADDR", ""), int(port) if port.isdigit() and int(port) < 1 << 16 else None
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens at this address where it is one of the loopback, else at all addresses of this machine: its
-    name may mean one of the loopback here and another one on other machines.
+    """Listen at this address if it is one of the loopback, else at all addresses of this machine.
+
+    A name may mean an address of the loopback here and another one on other machines.
 
     Raises:
-        PortTaken: somebody else does.
+        PortTaken: another process does.
     """
     try:
         if is_loopback(address):
@@ -60,7 +65,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody but this machine can mean it."""
+    """Return whether only this machine can mean it."""
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -68,7 +73,7 @@ def is_loopback(address: str) -> bool:
 
 
 def free_port() -> int:
-    """A port to meet at. Not one that the system gives to whoever asks for any: gloo of a run beside this one does."""
+    """Return a free port, outside those that the system hands out: gloo of another run takes such ports."""
     while True:
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as listener:

@@ -1,7 +1,7 @@
-"""Where every rank is: a small file per rank in the run's folder, from which the others tell who is dead or stuck.
+"""Keep one small file per rank that says where the rank is. The others read from it which rank is dead or stuck.
 
-A rank that waits in a collective runs no Python and cannot know for whom it waits. So each rank notes where it goes
-before it goes there, and a thread counts up beside it for as long as the process runs at all. No torch.
+A rank that waits in a collective runs no Python and cannot know which rank it waits for. So each rank notes where it
+goes before it goes there, and a thread counts up for as long as the process runs. No torch.
 
 A note is a store into mapped memory: about a microsecond, no system call, no flush, and there after kill -9. On one
 machine it is seen at once; over a network file system half a minute late, so other machines are named, never judged.
@@ -52,8 +52,7 @@ _BEAT_AT, _WHO_AT, _SIZE = _PLACE.size, _PLACE.size + _BEAT.size, _PLACE.size + 
 
 
 class ProgressFile:
-    """This rank's file, made anew. A folder that cannot hold it (a full disk) is no reason to end a run: then there is
-    none, and this rank cannot be named."""
+    """This rank's file. Where the folder cannot hold it (a full disk) there is none, and the run goes on."""
 
     def __init__(self, directory: Path, rank: int):
         self.path = path_of(directory, rank)
@@ -65,14 +64,14 @@ class ProgressFile:
         self.enter("start", 0)
 
     def enter(self, phase: str, step: int | None = None) -> None:
-        """From here on this rank is in `phase`, a key of PHASES, of `step`, counted from 1; None: the same step."""
+        """Note that this rank is now in `phase`, a key of PHASES, of `step`, counted from 1. None: the same step."""
         if step is not None:
             self._step = step
         if self._map is not None:
             _PLACE.pack_into(self._map, 0, self._step, _NUMBER[phase], time.monotonic())
 
     def beat(self) -> None:
-        """One more sign of life."""
+        """Show once more that this process runs."""
         self._beats += 1
         if self._map is not None:
             _BEAT.pack_into(self._map, _BEAT_AT, self._beats)
@@ -92,13 +91,13 @@ def begin(directory: Path, rank: int) -> None:
 
 
 def enter(phase: str, step: int | None = None) -> None:
-    """As `ProgressFile.enter`; nothing where no file is kept (a test, a program that is no run)."""
+    """Call `ProgressFile.enter` of this process's file, if there is one."""
     if _mine is not None:
         _mine.enter(phase, step)
 
 
 def end(is_good: bool) -> None:
-    """This rank ends by its own will; after a good end its file goes too."""
+    """Note that this rank ends by itself. After a good end its file is removed."""
     enter("ended")
     if _mine is not None and is_good:
         _mine.remove()
@@ -110,7 +109,7 @@ def path_of(directory: Path, rank: int) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """What a progress file says."""
+    """The content of a progress file."""
 
     rank: int
     step: int
@@ -122,22 +121,22 @@ class Place:
 
     @property
     def words(self) -> str:
-        """Where, without since when."""
+        """Name the place."""
         return PHASES[self.phase] if self.phase in _IN_NO_STEP else f"{PHASES[self.phase]} of step {self.step}"
 
     @property
     def is_here(self) -> bool:
-        """Whether its process and clock are those of this machine."""
+        """Return whether its process and clock are those of this machine."""
         return self.machine == socket.gethostname()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is there; a zombie is not, and of another machine nothing is known."""
+        """Return whether the process lives. A zombie does not; of another machine nothing is known."""
         return not self.is_here or is_process_alive(self.process)
 
 
 def read_place(directory: Path, rank: int) -> Place | None:
-    """Where a rank is; None where its file is not there or no such file."""
+    """Read where a rank is. None: its file is missing or damaged."""
     try:
         content = read_regular(path_of(directory, rank))
         step, phase, since_s = _PLACE.unpack_from(content, 0)
@@ -149,7 +148,7 @@ def read_place(directory: Path, rank: int) -> Place | None:
 
 
 def steps_done(directory: Path) -> int:
-    """Optimizer steps that the start before had done, by what rank 0 left of its progress; 0 where it left nothing."""
+    """Return the optimizer steps that the start before had done, by rank 0's progress file; 0 where there is none."""
     place = read_place(directory, 0)
     if place is None or place.phase in ("start", "ended"):  # a rank that ended itself wrote all its rows
         return 0
@@ -157,18 +156,18 @@ def steps_done(directory: Path) -> int:
 
 
 def own_place(directory: Path, rank: int) -> str:
-    """Where this rank is, in words for the end of a sentence."""
+    """Name the place where this rank is, for the end of a sentence."""
     place = read_place(directory, rank)
     return "an unknown place" if place is None else _with_seconds(place)
 
 
-def who_is_missing(directory: Path, world_size: int, rank: int) -> str | None:
-    """For whom this rank waits in vain: the dead, else the stopped, else those behind it; None where there is none."""
-    return who_is_gone(directory, world_size, rank) or _who_is_behind(directory, world_size, rank)
+def missing_ranks(directory: Path, world_size: int, rank: int) -> str | None:
+    """Describe the ranks that block this one: the dead, else the stopped, else those behind. None: there is none."""
+    return gone_ranks(directory, world_size, rank) or _ranks_behind(directory, world_size, rank)
 
 
-def who_is_gone(directory: Path, world_size: int, rank: int) -> str | None:
-    """Of the others the dead, else the stopped, else one that ended itself; None where all of them run."""
+def gone_ranks(directory: Path, world_size: int, rank: int) -> str | None:
+    """Describe the ranks that run no more: the dead, else the stopped, else one that ended itself. None: all run."""
     others = _others(directory, world_size, rank)
     dead = [place for place in others if place.phase != "ended" and not place.is_alive]
     if dead:
@@ -188,7 +187,7 @@ def who_is_gone(directory: Path, world_size: int, rank: int) -> str | None:
 
 
 def signs_of_life(directory: Path, world_size: int, rank: int) -> dict[int, int]:
-    """How often each other rank of this machine has shown that it runs. A rank whose number has grown lived then."""
+    """Return how often each other rank of this machine has shown that it runs. It lived when its number grew."""
     return {place.rank: place.beats for place in _others(directory, world_size, rank) if place.is_here}
 
 
@@ -197,7 +196,7 @@ def _others(directory: Path, world_size: int, rank: int) -> list[Place]:
     return [place for place in places if place is not None]
 
 
-def _who_is_behind(directory: Path, world_size: int, rank: int) -> str | None:
+def _ranks_behind(directory: Path, world_size: int, rank: int) -> str | None:
     mine, others = read_place(directory, rank), _others(directory, world_size, rank)
     behind = [place for place in others if mine is not None and _order(place) < _order(mine)]
     if behind:
@@ -206,9 +205,11 @@ def _who_is_behind(directory: Path, world_size: int, rank: int) -> str | None:
     return None
 
 
-def who_is_level(directory: Path, world_size: int, rank: int) -> str | None:
-    """Where nobody is missing and a collective still timed out: of the ranks of this machine that are as far as this
-    one, that which has stood there longest. Inside a step it may be in forward while the others wait in backward."""
+def longest_level_rank(directory: Path, world_size: int, rank: int) -> str | None:
+    """Describe the rank that has stood longest at the place where this one is, of the ranks of this machine.
+
+    A collective can time out with no rank missing: one rank may be in forward while the others wait in backward.
+    """
     mine, places = read_place(directory, rank), [read_place(directory, other) for other in range(world_size)]
     level = [place for place in places if mine and place and place.is_here and _order(place) == _order(mine)]
     level = sorted((place for place in level if place.rank != rank), key=lambda place: place.since_s)
@@ -216,7 +217,7 @@ def who_is_level(directory: Path, world_size: int, rank: int) -> str | None:
 
 
 def _order(place: Place) -> tuple[bool, int, int]:
-    """How far a rank has come. Inside a step the phases of micro batches alternate: they count as one."""
+    """Return how far a rank has come. Inside a step the phases of micro batches alternate: they count as one."""
     number = _NUMBER[place.phase]
     if _NUMBER["schedule"] <= number <= _NUMBER["backward"]:
         number = _NUMBER["schedule"]
@@ -228,17 +229,17 @@ def _with_seconds(place: Place) -> str:
 
 
 def is_process_alive(process: int) -> bool:
-    """Whether this machine has the process; a zombie is not alive, nor is one that the kernel takes apart already."""
+    """Return whether this machine runs the process. A zombie is not alive, nor is one that the kernel takes apart."""
     return _status(process) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and not _is_exiting(process)
 
 
 def is_process_stopped(process: int) -> bool:
-    """Whether it was sent SIGSTOP, or is held by a debugger."""
+    """Return whether it was sent SIGSTOP, or is held by a debugger."""
     return _status(process) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def _is_exiting(process: int) -> bool:
-    """Whether Linux has begun to end it: its connections break before it is a zombie, and it is listed as running."""
+    """Return whether Linux has begun to end it. Its connections break before it is listed as a zombie."""
     try:
         fields = (PROCESSES / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
         return bool(int(fields[6]) & EXITING)
@@ -254,7 +255,7 @@ def _status(process: int) -> str | None:
 
 
 class Watch:
-    """A thread that shows that this process runs, and ends it when a rank of this machine does not.
+    """Show in a thread that this process runs, and end it when another rank of this machine does not.
 
     The timeouts of collectives find most of what can go wrong. They find nothing where the host waits for a CUDA device
     or for a group that another library made, so this thread looks too: this rank has been at one place for `timeout_s`,
@@ -284,12 +285,12 @@ class Watch:
                 self._on_stuck(stuck)
 
     def look(self, seconds: float) -> str | None:
-        """Count `seconds` more; the sentence about a rank that has been missing for too long, or None."""
+        """Count `seconds` more. Returns the sentence about a rank that has been missing for too long, or None."""
         mine = read_place(self._directory, self._rank)
         if mine is None or mine.phase == "ended":
             return None
         self._count(self._rank, (mine.step, mine.phase, mine.since_s), seconds)
-        if self._still_s[self._rank] < BEAT_S:  # it goes on: nobody is waited for, and no file need be read
+        if self._still_s[self._rank] < BEAT_S:  # it goes on: it waits for no rank, and no file need be read
             self._seen = {self._rank: self._seen[self._rank]}
             return None
         for rank in range(self._world_size):
@@ -298,8 +299,8 @@ class Watch:
                 continue
             self._count(rank, (place.beats, place.process) if place.is_alive else ("dead",), seconds)
             if min(self._still_s[rank], self._still_s[self._rank]) >= self._patience_s:
-                found = who_is_missing(self._directory, self._world_size, self._rank)
-                return found or f"rank {rank} shows no sign of life: it is in {_with_seconds(place)}"
+                missing = missing_ranks(self._directory, self._world_size, self._rank)
+                return missing or f"rank {rank} shows no sign of life: it is in {_with_seconds(place)}"
         return None
 
     def _count(self, rank: int, state: tuple, seconds: float) -> None:

@@ -106,8 +106,8 @@ def epoch_figures(
         "val_loss_avg_global": validation[-1] if validation else None,
         "num_measured_steps": len(times),
         "step_time_mean_sec": statistics.fmean(times) if times else None,
-        "step_time_p50_sec": distribution["step_time_median_s"],
-        "step_time_p95_sec": distribution["step_time_p95_s"],
+        "step_time_p50_sec": distribution["step_time_p50_sec"],
+        "step_time_p95_sec": distribution["step_time_p95_sec"],
         "dataload_time_mean_sec": statistics.fmean(waits) if waits else None,
         **_peaks_of_epoch(peaks, earlier),
     }
@@ -127,6 +127,6 @@ def _peaks_of_epoch(peaks: Sequence[dict] | None, earlier: Mapping[str, Any]) ->
 
 def _distribution(times: Sequence[float]) -> dict[str, float | None]:
     if not times:
-        return {"step_time_median_s": None, "step_time_p95_s": None, "step_time_p95_above_median": None}
+        return {"step_time_p50_sec": None, "step_time_p95_sec": None, "step_time_p95_above_median": None}
     median, p95 = (float(value) for value in np.percentile(times, [50, 95]))
-    return {"step_time_median_s": median, "step_time_p95_s": p95, "step_time_p95_above_median": p95 / median - 1}
+    return {"step_time_p50_sec": median, "step_time_p95_sec": p95, "step_time_p95_above_median": p95 / median - 1}

@@ -18,12 +18,15 @@ from typing import Any
 
 from testbed.io import read_json, write_text
 
-SCHEMA_VERSION = "2.1"
+SCHEMA_VERSION = "2.2"
 
 _SCHEMA_FILE = "training_metrics.schema.json"
-_DEFINITIONS = {"1": "v1", "2.0": "v2_0", "2.1": "v2_1"}
+_DEFINITIONS = {"1": "v1", "2.0": "v2_0", SCHEMA_VERSION: "v2_2"}
+# What 2.1 called other than 2.0 had: in 2.2 a figure has one name, that of 2.0.
+_RENAMED_TIMING = {"step_time_median_s": "step_time_p50_sec", "step_time_p95_s": "step_time_p95_sec"}
+_RENAMED_STEP = {"learning_rate": "lr"}
 _ROW_LISTS = ("steps", "evaluations", "checkpoints")  # can hold thousands of rows: one line of text each
-# The parts of a file that readers of every version look into. Only 2.1's schema says what all of them are.
+# The parts of a file that readers of every version look into. Only the schema since 2.1 says what all of them are.
 _SECTIONS = ("training_config", "hardware", "settings", "summary")
 _OPTIONAL_SECTIONS = ("deepspeed_config", "scheduler")
 _TEXTS = ("run_id", "timestamp_utc", "git_commit", "command_line")
@@ -33,15 +36,15 @@ _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no ver
 
 
 def metrics_version(metrics: Any) -> str:
-    """The version of a loaded file: "1", "2.0" or "2.1". ValueError when it is none of them."""
+    """Return the version of a loaded file: "1", "2.0", "2.1" or "2.2". ValueError when it is none of them."""
     if isinstance(metrics, dict):
         version = metrics.get("schema_version")
         if version is None and all(key in metrics for key in _V1_KEYS):
             return "1"
-        if version in ("2.0", SCHEMA_VERSION):
+        if version in ("2.0", "2.1", SCHEMA_VERSION):
             return version
         if version is not None:
-            raise ValueError(f"schema_version is {reprlib.repr(version)}, known are 2.0 and {SCHEMA_VERSION}")
+            raise ValueError(f"schema_version is {reprlib.repr(version)}, known are 2.0, 2.1 and {SCHEMA_VERSION}")
     raise ValueError(
         f"no schema_version and none of v1's keys ({', '.join(_V1_KEYS)}): this is not a training_metrics.json"
     )
@@ -63,14 +66,37 @@ def write_metrics(path: Path, metrics: dict) -> None:
 
 
 def read_metrics(path: Path) -> dict:
-    """Load and check a file of any version; ValueError, one sentence that names the file and the fault."""
+    """Load and check a file of any version. One of 2.1 comes with the names of 2.2.
+
+    Raises:
+        ValueError: one sentence that names the file and the fault.
+    """
     path = Path(path)
     metrics = read_json(path)
     try:
+        if metrics_version(metrics) == "2.1":
+            metrics = _from_2_1(metrics)
         _check(metrics, metrics_version(metrics))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return metrics
+
+
+def _from_2_1(metrics: dict) -> dict:
+    """Return a file of 2.1 with the names of 2.2. What is malformed stays so, for the check to refuse."""
+    rows = metrics.get("steps")
+    if isinstance(rows, list):
+        rows = [_renamed(row, _RENAMED_STEP) for row in rows]
+    changes = {
+        "schema_version": SCHEMA_VERSION,
+        "steps": rows,
+        "timing": _renamed(metrics.get("timing"), _RENAMED_TIMING),
+    }
+    return {name: changes.get(name, value) for name, value in metrics.items()}
+
+
+def _renamed(section: Any, names: dict[str, str]) -> Any:
+    return {names.get(name, name): value for name, value in section.items()} if isinstance(section, dict) else section
 
 
 def _to_json(metrics: dict) -> str:

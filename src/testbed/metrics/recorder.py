@@ -1,10 +1,11 @@
-"""What a run writes down: every optimizer step on every rank, and training_metrics.json while it goes on.
+"""Record a run: a row for every optimizer step, and training_metrics.json while the run goes on.
 
 All ranks call the recorder alike; rank 0 alone keeps rows and writes. Nothing here runs inside the step clock.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -18,15 +19,7 @@ from testbed.metrics.derived import epoch_figures, speed, summary, timing, token
 from testbed.metrics.file import write_metrics
 from testbed.metrics.run_directory import mark_complete
 from testbed.metrics.scatter import words_on_scatter
-from testbed.metrics.segments import (
-    SPREAD_HOW,
-    kept_validation_s,
-    larger_peaks,
-    lost_steps,
-    measured_where,
-    new_segment,
-    segment_of,
-)
+from testbed.metrics.segments import Starts, larger_peaks, take_over_facts
 from testbed.profiling import utilization
 from testbed.run_files import COMPLETE, METRICS
 
@@ -35,11 +28,15 @@ if TYPE_CHECKING:
 
 WRITE_EVERY_S = 5.0
 SHARE_OF_TIME_FOR_WRITING = 0.01
-_OF_EARLIER_STARTS = ("from step ", "steps 1 to ")  # how words of note_other_mathematics begin
 
 
 class RunRecorder:
-    """Collects the rows of a run and keeps its training_metrics.json up to date."""
+    """Collects the rows of a run, and keeps its training_metrics.json up to date.
+
+    Attributes:
+        metrics: the content of the file; the rows are added when it is written.
+        starts: this start of the run and the earlier ones.
+    """
 
     def __init__(self, directory: Path, settings: RunSettings, facts: dict[str, Any], is_writer: bool):
         self.directory = directory
@@ -51,18 +48,13 @@ class RunRecorder:
         self.epoch_memory: dict[int, list[dict]] = {}
         self.startup_s: float | None = None
         self.checkpoints: list[dict] = []
-        self.earlier_segments: list[dict] = []
         self._earlier_epochs: dict[int, dict] = {}
         self._earlier_peaks: list[dict] | None = None
-        self.segment = new_segment(facts)
-        self.resumed_step = 0  # where this start of the run began: its first steps are warm-up again
-        self.elapsed_before_s = 0.0  # training time up to the checkpoint that this start resumed from
-        self.earlier_wall_s = 0.0  # wall time of all earlier starts of the run
-        self.first_step_s: float | None = None
+        self.starts = Starts(facts)
+        self.first_step_s: float | None = None  # wall moment at which this start's first step began
         self.step_end_s: list[float] = []  # wall moments, for the throughput that hides nothing between clocks
         self._epoch_wall_s: dict[int, float] = {}
         self._epoch_mark_s = 0.0
-        self._started_s = time.perf_counter()
         self._next_write_s = 0.0
         self._turn = threading.Lock()
         self._has_failed = False
@@ -81,32 +73,26 @@ class RunRecorder:
     def elapsed_s(self) -> float:
         """Wall seconds since the first step began, over all starts of the run."""
         now = time.perf_counter()
-        return self.elapsed_before_s + (now - self.first_step_s if self.first_step_s is not None else 0.0)
-
-    @property
-    def useful_wall_s(self) -> float:
-        """Wall seconds of all starts of the run, without those that were lost."""
-        lost_s = sum(segment["lost_s"] or 0.0 for segment in [*self.earlier_segments, self.segment])
-        return self.earlier_wall_s + time.perf_counter() - self._started_s - lost_s
+        return self.starts.elapsed_before_s + (now - self.first_step_s if self.first_step_s is not None else 0.0)
 
     @property
     def train_time_s(self) -> float:
         return sum(row["step_time_s"] for row in self.steps)
 
-    def add_step(self, step: int, world: WorldStep, grad_norm: float | None, learning_rate: float) -> None:
+    def add_step(self, step: int, world: WorldStep, learning_rate: float) -> None:
         """Add the row of optimizer step `step`, counted from 1."""
         if not self.is_writer:
             return
-        epoch = self._epoch_of(step)
+        epoch, is_skipped = self._epoch_of(step), not math.isfinite(world.grad_norm)  # fp16 skipped the update
         self.steps.append(
             {
                 "step": step,
                 "epoch": epoch,
-                "is_warmup": step <= self.resumed_step + self.settings.timing_warmup_steps,
-                "is_skipped": grad_norm is None,
+                "is_warmup": step <= self.starts.resumed_step + self.settings.timing_warmup_steps,
+                "is_skipped": is_skipped,
                 "loss": world.loss,
-                "grad_norm": grad_norm,
-                "learning_rate": learning_rate,
+                "grad_norm": None if is_skipped else world.grad_norm,
+                "lr": learning_rate,
                 "step_time_s": world.step_time_s,
                 "data_wait_s": max(world.per_rank_phase_s["data_wait"]),
                 "per_rank_step_time_s": world.per_rank_step_time_s,
@@ -122,7 +108,7 @@ class RunRecorder:
         return max(0, step - 1) // max(1, self.settings.steps_per_epoch) + 1
 
     def add_memory(self, step: int, per_rank: list[dict]) -> None:
-        """Every rank's peaks so far, read at the end of an epoch or of the run."""
+        """Add every rank's peaks so far, read at the end of an epoch or of the run."""
         self.epoch_memory[self._epoch_of(step)] = per_rank
         ranks = [{"rank": rank, **peaks} for rank, peaks in enumerate(per_rank)]
         if self._earlier_peaks:
@@ -147,80 +133,47 @@ class RunRecorder:
     def restore(
         self, earlier: dict[str, Any], step: int, steps_done: int, elapsed_s: float, useful_wall_s: float
     ) -> None:
-        """Take over what the run's file held up to `step`; what came later is trained again, and counts as lost.
-
-        Args:
-            steps_done: optimizer steps that the start before had done, whether or not their rows were written.
-            elapsed_s, useful_wall_s: of this recorder's properties when that step was saved.
-        """
-        self.begin_after(step)
-        self.earlier_wall_s = earlier["summary"]["total_wall_time_sec"]  # lost steps included: they took their time
-        self.earlier_segments = earlier.get("segments") or [segment_of(earlier)]
+        """Keep the rows of the run's file up to `step`. The arguments are those of `Starts.resume`."""
+        self.starts.resume(earlier, step, steps_done, elapsed_s, useful_wall_s)
+        take_over_facts(self.metrics, earlier)
         self.checkpoints = earlier.get("checkpoints", [])
-        kept_s = kept_validation_s(earlier, step, elapsed_s)
-        self.segment["lost_steps"] = lost_steps(earlier, step, steps_done)
-        self.segment["lost_s"] = max(0.0, self.useful_wall_s - useful_wall_s - kept_s)
-        # a time to a loss has what was lost on the way in it
-        self.elapsed_before_s = elapsed_s + kept_s + self.segment["lost_s"]
-        self.metrics["run_id"] = earlier["run_id"]
-        self.metrics["timestamp_utc"] = earlier["timestamp_utc"]
-        self.metrics["instrumented"] |= earlier["instrumented"]  # its rows stay in the file
-        self.metrics["instruments"] = sorted(
-            {name for each in (self.metrics, earlier) for name in each.get("instruments", [])}
-        )
+        self.evaluations = [row for row in earlier["evaluations"] if row["step"] <= step]
         self.steps = [row for row in earlier["steps"] if row["step"] <= step]
-        if self._is_as_before(earlier):
+        if self.starts.is_as_before(earlier, self.metrics):
             self._earlier_peaks = earlier["memory"]["per_rank"]
             self.metrics.setdefault("attribution", earlier.get("attribution"))  # this start may look at none
-        else:  # the headline is of what stands in the file: of this start's code, machine, ranks and settings
+        else:  # the headline is of this start's code, machine, ranks and settings
             self.steps = [row | {"is_warmup": True} for row in self.steps]
         self._earlier_epochs = {row["epoch_idx"]: row for row in earlier["epochs"]}
-        self.metrics["training_config"]["math_changes"] += [
-            words
-            for words in earlier["training_config"].get("math_changes", [])
-            if words.startswith(_OF_EARLIER_STARTS)
-        ]
-        self.evaluations = [row for row in earlier["evaluations"] if row["step"] <= step]
         for row in self.steps:  # how long the lost remainder of the epoch took is not known; its steps are
             self._epoch_wall_s[row["epoch"]] = self._epoch_wall_s.get(row["epoch"], 0.0) + row["step_time_s"]
 
-    def begin_after(self, step: int) -> None:
-        """The first step of this start is the one after `step`."""
-        self.resumed_step = step
-        self.segment["first_step"] = step + 1
-
     def note_other_mathematics(self, words: str) -> None:
-        """An earlier part of this run did other work than the settings say: it compares with no run that did theirs."""
+        """Note that an earlier part of this run did other work than the settings say."""
         self.metrics["training_config"]["math_changes"].append(words)
 
-    def _is_as_before(self, earlier: dict[str, Any]) -> bool:
-        before = self.earlier_segments[-1]
-        is_spread_alike = all(before[name] == self.segment[name] for name in SPREAD_HOW)
-        is_same_place = measured_where(earlier) == measured_where(self.metrics)
-        return is_spread_alike and is_same_place and not self.segment["setting_changes"]
-
     def add_checkpoint(self, row: dict[str, Any]) -> None:
-        """What a checkpoint cost. Filled in later where it is still being written."""
+        """Add what a checkpoint cost. The row is completed later if the checkpoint is still being written."""
         self.checkpoints.append(row)
 
     def add_measured_peak(self, flops_per_s: float, source: str) -> None:
-        """The peak of a device that no data sheet is known for."""
+        """Add the best rate of a device that no data sheet is known for."""
         self.metrics["flops"].update(peak_flops_per_s_per_device=flops_per_s, peak_source=source)
 
     def add_utilization(self, per_rank: list[dict]) -> None:
-        """How busy every rank's host and device were while training."""
-        ranks = [{"rank": rank, **found} for rank, found in enumerate(per_rank)]
+        """Add how busy every rank's host and device were while training."""
+        ranks = [{"rank": rank, **figures} for rank, figures in enumerate(per_rank)]
         self.metrics["utilization"] = {"interval_s": utilization.INTERVAL_S, "per_rank": ranks}
 
     def add_attribution(self, attribution: dict | None) -> None:
-        """Where the time of the profiled steps went."""
+        """Add where the time of the profiled steps went."""
         self.metrics["attribution"] = attribution
 
-    def add_inference(self, found: dict | None) -> None:
-        """What generation with the trained weights took, and its median under the names of v1."""
-        latency_s = statistics.median(found["latency_s"]) if found else None
-        self.metrics.update(inference=found, inference_latency=latency_s)
-        self.metrics["inference_throughput"] = found["new_tokens"] / latency_s if found else None
+    def add_inference(self, measured: dict | None) -> None:
+        """Add what generation with the trained weights took, and its median under the names of v1."""
+        latency_s = statistics.median(measured["latency_s"]) if measured else None
+        self.metrics.update(inference=measured, inference_latency=latency_s)
+        self.metrics["inference_throughput"] = measured["new_tokens"] / latency_s if measured else None
 
     def close(self, sample: dict | None) -> None:
         """Write the closed file and RUN_COMPLETE.txt."""
@@ -229,23 +182,23 @@ class RunRecorder:
         self.write("complete", completion=completion)
         world_size = self.metrics["hardware"]["world_size"]
         seconds = self.metrics["summary"]["total_wall_time_sec"]
-        self._marker = mark_complete(self.directory, world_size, self.tokens_per_s(self.steps), seconds)
+        self._marker = mark_complete(self.directory, world_size, tokens_per_s(self.steps, self.settings), seconds)
 
     def note_process_group_ended(self) -> None:
-        """Say so in the closed file: only now is it true."""
+        """Note it in the closed file: only now is it true."""
         self.metrics["shutdown"]["destroy_process_group_called"] = True
         if self.is_writer:
             with run_lock.writing_in(self.directory) as place:
                 write_metrics(place / METRICS, self.metrics)
 
     def closing_words(self) -> str:
-        """What a person wants to read at the end, and the line that older launchers look for."""
+        """Return the summary for the terminal, and the line that older launchers look for."""
         timing, summary = self.metrics["timing"], self.metrics["summary"]
         words = []
-        if timing["step_time_median_s"] is not None:
+        if timing["step_time_p50_sec"] is not None:
             words.append(
-                f"{self.last_step} steps: median step {timing['step_time_median_s']:.3f} s (p95 "
-                f"{timing['step_time_p95_s']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
+                f"{self.last_step} steps: median step {timing['step_time_p50_sec']:.3f} s (p95 "
+                f"{timing['step_time_p95_sec']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
                 f"{timing['tokens_per_sec_global']:,.0f} tokens/s"
             )
         words += filter(None, [words_on_scatter(timing)])
@@ -285,31 +238,24 @@ class RunRecorder:
             completion=completion,
             steps=self.steps,
             evaluations=self.evaluations,
-            segments=self._segments(status),
+            segments=self.starts.as_recorded(self._ended(status), self.last_step),
             checkpoints=self.checkpoints,
             epochs=[self._epoch(number) for number in sorted({row["epoch"] for row in self.steps})],
             timing=timing(self.steps, self.step_end_s, self.startup_s, self.settings),
         )
-        rate = self.tokens_per_s(self.steps)
+        rate = tokens_per_s(self.steps, self.settings)
         self.metrics["flops"].update(speed(rate, self.metrics["flops"], self.metrics["hardware"]["num_devices"]))
-        total_wall_s = self.earlier_wall_s + time.perf_counter() - self._started_s
-        self.metrics["summary"] = summary(self.evaluations, rate, total_wall_s)
+        self.metrics["summary"] = summary(self.evaluations, rate, self.starts.wall_s)
         with run_lock.writing_in(self.directory) as place:
             write_metrics(place / METRICS, self.metrics)
         now = time.perf_counter()
         self._next_write_s = now + max(WRITE_EVERY_S, (now - start_s) / SHARE_OF_TIME_FOR_WRITING)
 
-    def _segments(self, status: str) -> list[dict]:
-        """All starts of the run; how this one ended follows from the status of the file."""
-        ended = None if status == "running" else status
+    def _ended(self, status: str) -> str | None:
+        """Return how this start ended, by the status of the file; None: it goes on."""
         if status == "complete" and self.settings.last_step < self.settings.total_steps and not self.settings.eval_only:
-            ended = "stopped"
-        done = self.last_step if self.last_step > self.resumed_step else None
-        wall_time_s = time.perf_counter() - self._started_s
-        return [*self.earlier_segments, self.segment | {"last_step": done, "ended": ended, "wall_time_s": wall_time_s}]
-
-    def tokens_per_s(self, rows: list[dict]) -> float | None:
-        return tokens_per_s(rows, self.settings)
+            return "stopped"
+        return None if status == "running" else status
 
     def _epoch(self, number: int) -> dict:
         return epoch_figures(

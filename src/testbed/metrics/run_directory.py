@@ -1,4 +1,4 @@
-"""The folder of a run: what of it is whose, and the marks that say how the run ended. No torch."""
+"""Claim the folder of a run, and write the marks that say how the run ended. No torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HALF_CHECKPOINT = re.compile(r"\.step_\d+(?:\.\w+)*\.tmp")
 
 
 def claim(directory: Path, overwrite: bool) -> None:
-    """Make a locked folder a new run's own: empty it of an earlier run's files. Only rank 0 calls it.
+    """Delete an earlier run's files from a locked folder, for a new run. Only rank 0 calls it.
 
     Raises:
         ValueError: it holds a run and --overwrite was not given.
@@ -53,8 +53,7 @@ def claim(directory: Path, overwrite: bool) -> None:
 
 
 def held_files(directory: Path) -> list[Path]:
-    """What has a name here that a run gives to its own. An empty folder, or a link to one (a larger disk for the
-    checkpoints), is nobody's work yet."""
+    """Return what has the name of a run's own file or folder. An empty folder, or a link to one, does not count."""
     paths = [directory / name for name in (*OWN_FILES, *OWN_FOLDERS)]
     return [path for path in paths if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))]
 

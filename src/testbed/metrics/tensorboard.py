@@ -1,12 +1,14 @@
-"""What TensorBoard shows while a run trains. Only rank 0 writes, and outside the step clock."""
+"""Write what TensorBoard shows while a run trains. Only rank 0 writes, outside the step clock."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
+    from testbed.metrics.world_step import WorldStep
 
 FLUSH_S = 5  # what a run that dies loses at most
 
@@ -24,20 +26,18 @@ class Scalars:
             purge_step = first_step + 1 if first_step else None
             self._writer = SummaryWriter(str(directory), purge_step=purge_step, flush_secs=FLUSH_S)
 
-    def add_step(
-        self, step: int, loss: float, grad_norm: float | None, learning_rate: float, step_time_s: float
-    ) -> None:
+    def add_step(self, step: int, world: WorldStep, learning_rate: float) -> None:
         if self._writer is None:
             return
-        found = {
-            "train/loss": loss,
-            "train/grad_norm": grad_norm,
+        curves = {
+            "train/loss": world.loss,
+            "train/grad_norm": world.grad_norm,
             "train/learning_rate": learning_rate,
-            "speed/step_time_s": step_time_s,
-            "speed/tokens_per_s": self._tokens_per_step / step_time_s,
+            "speed/step_time_s": world.step_time_s,
+            "speed/tokens_per_s": self._tokens_per_step / world.step_time_s,
         }
-        for name, value in found.items():
-            if value is not None:
+        for name, value in curves.items():
+            if math.isfinite(value):  # fp16 skipped the update
                 self._writer.add_scalar(name, value, step)
 
     def add_validation(self, step: int, loss: float) -> None:

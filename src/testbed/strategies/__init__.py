@@ -1,4 +1,4 @@
-"""The seam between the loop and the ways of spreading an optimizer step over ranks.
+"""The seam between the training loop and the parallelism strategies.
 
 One step, not one micro batch, is what all strategies share: DeepSpeed counts its own accumulation boundary, a pipeline
 schedule takes all micro batches at once, DDP wants to know the last one. To add a strategy, write one file with a class
@@ -20,6 +20,7 @@ from testbed.config.run_types import STRATEGIES
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
     from testbed.config.settings import RunSettings
     from testbed.model.gpt2 import GPT2
@@ -33,6 +34,7 @@ class Strategy(Protocol):
     data_world_size: int
     optimizer: torch.optim.Optimizer  # the one that updates this rank's weights, for hooks; engines wrap it
     saves_in_background: bool  # whether `save_checkpoint` can go on writing while training does
+    file_group: dist.ProcessGroup | None  # to agree on checkpoint files; made when first read, by all ranks
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         """Forward, backward, synchronise, clip, update."""
@@ -49,11 +51,10 @@ class Strategy(Protocol):
         rank's files are written, and until then no other may begin."""
 
     def load_checkpoint(self, directory: Path) -> None:
-        """Put back what `save_checkpoint` wrote, into the same strategy on the same ranks that has done no step."""
+        """Restore what `save_checkpoint` wrote, into the same strategy on the same ranks that has done no step."""
 
     def load_full_state(self, directory: Path) -> None:
-        """Put back weights, moments and step counters by name (state_files.py), whatever strategy wrote them on
-        however many ranks."""
+        """Restore weights, moments and step counters by name (state_files.py), from any strategy and world size."""
 
     def model_states(self) -> dict[str, list[torch.Tensor]]:
         """The tensors alive on this rank by what they hold: "parameters", "gradients", "optimizer" (moments and, where

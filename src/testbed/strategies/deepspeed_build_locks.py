@@ -1,6 +1,6 @@
-"""Locks that a killed build left in PyTorch's cache of extensions: every later start waits for them without a word.
+"""Find locks that a killed build left in PyTorch's cache of extensions. Every later start waits for them silently.
 
-Seen with DeepSpeed, which builds parts of itself (cpu_adam for --offload) when a run starts. No torch.
+DeepSpeed builds parts of itself (cpu_adam for --offload) when a run starts. No torch.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ import psutil
 
 
 def cache_folder() -> Path:
-    """Where PyTorch builds extensions: $TORCH_EXTENSIONS_DIR, else the user's cache."""
+    """Return where PyTorch builds extensions: $TORCH_EXTENSIONS_DIR, else the user's cache."""
     told = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(told) if told else cache / "torch_extensions"
 
 
 def abandoned_locks(cache: Path) -> list[Path]:
-    """Locks of builds that no process of this machine has open. Its user's processes, unless it is root who asks."""
-    locks = sorted(
-        {*cache.glob("*/lock"), *cache.glob("*/*/lock")}
-    )  # one folder deeper where PyTorch names the version
+    """Return the locks that no process of this machine has open. Only root sees the processes of other users."""
+    locks = sorted({*cache.glob("*/lock"), *cache.glob("*/*/lock")})  # deeper where PyTorch names the version
     if not locks:
         return []
     held = set()
     for process in psutil.process_iter():
         try:
             held |= {file.path for file in process.open_files()}
-        except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
+        except (psutil.Error, OSError):  # gone meanwhile, or another user's
             continue
     return [lock for lock in locks if str(lock.resolve()) not in held]
 
 
 def warnings_of_locks(run_type: str) -> list[str]:
-    """A sentence for each abandoned lock that may make this run wait for ever."""
+    """Return a sentence for each abandoned lock that may make this run wait for ever."""
     if run_type != "optimized":
         return []
     return [

@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from testbed.io import holding_together, now_utc, read_json, write_text
-from testbed.metrics.file import metrics_version, read_metrics
+from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
 from testbed.run_files import METRICS
 from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, work_arguments
 
@@ -236,7 +236,7 @@ def metrics_of(cell: Cell, out_dir: Path) -> dict[str, Any] | None:
 
 def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
     """Whether the file is of a finished run that the cell's command made. Where it was started from does not matter."""
-    if metrics_version(metrics) != "2.1":  # no program of this sweep wrote it
+    if metrics_version(metrics) != SCHEMA_VERSION:  # no program of this sweep wrote it
         return False
     try:
         made_by = work_arguments(shlex.split(metrics["command_line"]))

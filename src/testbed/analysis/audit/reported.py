@@ -31,7 +31,7 @@ class Reported:
 
     path: Path
     name: str  # the path, and the place in it where one file holds several runs
-    form: str  # "2.1", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
+    form: str  # "2.2", "2.0", "v1", "timing log", "rank JSON", "wandb log", "wandb CSV", "profiler table", ...
     run: Run | None = None  # of a training_metrics.json
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
@@ -56,7 +56,7 @@ class Reported:
     @property
     def is_our_own(self) -> bool:
         """A 2.1 file: every optimizer step of every rank, on a clock that is synchronised on both sides."""
-        return self.form == "2.1"
+        return self.form == "2.2"
 
 
 def from_run(run: Run) -> Reported:
@@ -90,7 +90,7 @@ def _instruments(run: Run) -> list[str]:
     if run.instrumented and not found:
         which = f" ({', '.join(run.instruments)})" if run.instruments else ""
         found.append(f"the file marks the run as instrumented{which}")
-    if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.1":
+    if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.2":
         found.append("a profiler ran (--profile in the command)")
     folder = run.path.absolute().parent
     launcher = folder / LAUNCHER_FILE

@@ -35,7 +35,7 @@ SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
 
 def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
     """2.0: tokens / wall time of the epochs. 2.1: tokens of the measured rows / their times."""
-    if item.form not in ("2.0", "2.1") or not item.rate:
+    if item.form not in ("2.0", "2.2") or not item.rate:
         return
     tokens, seconds = _tokens_and_seconds(item)
     if not tokens or not seconds:
@@ -55,7 +55,7 @@ def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
 
 
 def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
-    if item.form == "2.1":
+    if item.form == "2.2":
         config = item.run.record["training_config"]
         per_step = config["global_batch_size"] * config["seq_len"]
         return per_step * len(item.run.step_times_s), float(item.run.step_times_s.sum())
@@ -64,10 +64,10 @@ def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
 
 def counters_agree(item: Reported) -> Iterator[Finding]:
     """global batch = micro batch x accumulation x data ranks; tokens = steps x batch x length (2.0 and 2.1)."""
-    if item.form not in ("2.0", "2.1"):
+    if item.form not in ("2.0", "2.2"):
         return
     config = item.run.record["training_config"]
-    ranks = config.get("data_world_size") if item.form == "2.1" else item.world_size
+    ranks = config.get("data_world_size") if item.form == "2.2" else item.world_size
     factors = (config.get("micro_batch_size_per_gpu"), config.get("grad_accum_steps"), ranks)
     batch = item.global_batch_size
     if batch and all(factors) and math.prod(factors) != batch:
@@ -77,7 +77,7 @@ def counters_agree(item: Reported) -> Iterator[Finding]:
             f"global_batch_size is {batch}, micro batch x accumulation x data ranks is {product}",
             FAILS, f"{math.prod(factors)} sequences per step",
         )  # fmt: skip
-    if item.form == "2.1":
+    if item.form == "2.2":
         return
     for epoch in item.run.record["epochs"]:
         steps, tokens = epoch.get("optimizer_steps"), epoch.get("tokens_processed_global")
@@ -143,7 +143,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
                 "to leave it out by", NOTE,
             )  # fmt: skip
         return
-    if item.form != "2.1" or len(item.run.step_times_s) < 10:
+    if item.form != "2.2" or len(item.run.step_times_s) < 10:
         return
     times_s, usual_s = item.run.step_times_s, float(np.median(item.run.step_times_s))
     slow = int(np.argmax(times_s <= 1.5 * usual_s))  # steps before the first that is not slow
@@ -169,7 +169,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
 
 def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
     """2.1: rows of steps k apart are samples; a step's time below a rank's own is no time of a synchronous step."""
-    if item.form != "2.1" or not len(item.run.train_steps):
+    if item.form != "2.2" or not len(item.run.train_steps):
         return
     steps, slowest_s, recorded_s = item.run.train_steps, item.run.slowest_rank_times_s, item.run.all_step_times_s
     missing = int(steps[-1] - len(steps))
@@ -214,7 +214,7 @@ def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
 
 def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
     warmup, steps = schedule_warmup_steps(item), item.optimizer_steps
-    if warmup and steps and steps <= warmup and item.form != "2.1":
+    if warmup and steps and steps <= warmup and item.form != "2.2":
         yield Finding(
             EQUAL_WORK, (item.name,),
             f"the learning rate warms up over {warmup:,} steps and the run has {steps:,}: it never reaches its "
@@ -224,7 +224,7 @@ def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
 
 def schedule_warmup_steps(item: Reported) -> int | None:
     """Steps of learning-rate warm-up, from the file, or from a DeepSpeed configuration beside it."""
-    if item.form == "2.1":
+    if item.form == "2.2":
         return item.run.record["training_config"]["warmup_steps"]
     if item.run is None:
         return None

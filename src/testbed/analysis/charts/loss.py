@@ -97,7 +97,7 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
                     markersize=size, markeredgecolor="white", markeredgewidth=0.9,
                 )  # fmt: skip
         axis.set_xlabel(x_label)
-        earlier = "\nv1 and 2.0: wall time of the training loops" * any(run.version != "2.1" for run in shown)
+        earlier = "\nv1 and 2.0: wall time of the training loops" * any(run.version != "2.2" for run in shown)
         titles = [f"Sum of step times; evaluation, saving and logging excluded{earlier}"] if by_time else []
         if with_wall_time:
             titles.append("Validation loss; evaluation, saving and logging included")

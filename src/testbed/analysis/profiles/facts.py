@@ -41,7 +41,7 @@ class Facts:
         """Steps of the run; those that fp16 skipped took part in communication, so they count."""
         if not self.metrics or metrics_version(self.metrics) == "1":
             return None
-        if metrics_version(self.metrics) == "2.1":
+        if metrics_version(self.metrics) == "2.2":
             return len(self.metrics["steps"]) or None
         counts = [epoch.get("optimizer_steps") for epoch in self.metrics["epochs"]]
         return sum(counts) or None if None not in counts else None

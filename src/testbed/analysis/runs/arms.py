@@ -233,7 +233,7 @@ def conditions(runs: Sequence[Run], name: str) -> list[str]:
 def automatic_choices(run: Run) -> dict[str, Any]:
     """Attention, compilation and reading ahead as the program, or PyTorch in its place, chose them because nobody did:
     setting -> choice. A file that does not say which kernel PyTorch took has none for attention."""
-    if run.version != "2.1":
+    if run.version != "2.2":
         return {}
     config, settings = run.section("training_config"), run.section("settings")
     recorded = config.get("automatic_choices")

@@ -79,7 +79,7 @@ def speed_ups(runs: Sequence[Run]) -> list[float | str]:
 def cores_of(run: Run) -> int | None:
     """Cores of a CPU that a run computes on, its ranks times their threads; None on GPUs, and where no file says it."""
     hardware = run.section("hardware")
-    if run.version != "2.1" or hardware.get("device_type") != "cpu":
+    if run.version != "2.2" or hardware.get("device_type") != "cpu":
         return None
     return hardware.get("num_devices", run.world_size) * hardware["cpu_threads_per_rank"]
 

@@ -29,7 +29,7 @@ _WORK_FROM_CONFIG = (
     *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
 )
-_ONLY_OF_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
+_SINCE_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
 WORK_FIELDS = (*_WORK_FROM_CONFIG, "lr_schedule", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
 
 
@@ -118,7 +118,7 @@ class Run:
     @property
     def instruments(self) -> tuple[str, ...]:
         """What slowed the run down, as its file names it; empty in files from before they did."""
-        found = self.record.get("instruments") if self.version == "2.1" else None
+        found = self.record.get("instruments") if self.version == "2.2" else None
         return tuple(found or ())
 
     @property
@@ -162,7 +162,7 @@ def load_run(path: Path) -> Run:
     if path.is_dir():
         path = path / METRICS_FILE
     metrics = read_metrics(path)
-    return {"1": _from_v1, "2.0": _from_v20, "2.1": _from_v21}[metrics_version(metrics)](path, metrics)
+    return {"1": _from_v1, "2.0": _from_v20, "2.2": _from_v22}[metrics_version(metrics)](path, metrics)
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
@@ -187,7 +187,7 @@ def find_runs(directory: Path) -> list[Path]:
     return files_of_runs(directory, METRICS_FILE)
 
 
-def _from_v21(path: Path, metrics: dict) -> Run:
+def _from_v22(path: Path, metrics: dict) -> Run:
     config, hardware, timing = metrics["training_config"], metrics["hardware"], metrics["timing"]
     rows, world_size = metrics["steps"], hardware["world_size"]
     times = np.array([row["step_time_s"] for row in rows], dtype=float)
@@ -211,7 +211,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     strategy = f"{config['run_type']}{zero}{_cut(metrics)}{_other_optimizer(config)}"
     return Run(
         path=path,
-        version="2.1",
+        version="2.2",
         label=one_line(f"{strategy}, {devices} x {device}, {config['precision']}"),
         record=_without_rows(metrics),
         status=metrics["status"],
@@ -254,7 +254,7 @@ def _without_rows(metrics: dict) -> dict[str, Any]:
 
 def _of_earlier_version(metrics: dict) -> dict[str, Any]:
     """Without what only 2.1 defines: a file of an earlier version may hold anything under these names."""
-    return {name: value for name, value in metrics.items() if name not in _ONLY_OF_21}
+    return {name: value for name, value in metrics.items() if name not in _SINCE_21}
 
 
 def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:

@@ -169,7 +169,7 @@ def _is_printed(text: str | None, value: float | None) -> bool:
 def _content_faults(metrics: dict) -> Iterator[Fault]:
     """What training_metrics.json contradicts in itself. The older versions hold too little to do so in many ways."""
     version = metrics_version(metrics)
-    if version != "2.1":
+    if version != "2.2":
         if version == "2.0":
             yield from _epoch_rate_faults(metrics["epochs"])
         return

@@ -1,4 +1,4 @@
-"""Before the ranks train: one that is dead, or never came, is missed in time; one that lives is waited for."""
+"""Heartbeats before the ranks train: a dead rank is found in time, and a rank that lives is waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.endings import FAILED, flags_of, started, wait_for
 from support.programs import PROGRAM
 
 from testbed.distributed.launch import Launch
-from testbed.distributed.rendezvous import ENDED, TRAINS, Meeting, Sign, this_machine
+from testbed.distributed.rendezvous import ENDED, TRAINS, Heartbeat, StartupHeartbeat, this_machine
 from testbed.distributed.store_port import free_port
 from testbed.train import ending as run_ending
 
@@ -52,18 +52,18 @@ class Store(dict):
             raise RuntimeError("Connection reset by peer")
 
     def says(self, rank: int, process: int, count: object, machine: str | None = None) -> None:
-        self.set(f"sign_of_rank_{rank}", str(Sign(machine or this_machine(), process, str(count))))
+        self.set(f"heartbeat_of_rank_{rank}", str(Heartbeat(machine or this_machine(), process, str(count))))
 
 
-def meeting_of(rank: int, world_size: int, store: Store, timeout_s: float = 10, nodes: int = 1) -> Meeting:
-    return Meeting(Launch(rank, 0, world_size, world_size // nodes), timeout_s, lambda: store, print)
+def meeting_of(rank: int, world_size: int, store: Store, timeout_s: float = 10, nodes: int = 1) -> StartupHeartbeat:
+    return StartupHeartbeat(Launch(rank, 0, world_size, world_size // nodes), timeout_s, lambda: store, print)
 
 
-def look(meeting: Meeting, seconds: float = 1.0) -> str | None:
+def look(meeting: StartupHeartbeat, seconds: float = 1.0) -> str | None:
     """One turn of both threads; rank 0 says what it found at its next one."""
     meeting.exchange()
     if (missing := meeting.look(seconds)) is not None:
-        meeting.tell(missing)
+        meeting.broadcast_failure(missing)
         meeting.exchange()
     return missing
 
@@ -79,10 +79,10 @@ def test_a_rank_that_lives_is_waited_for_and_one_that_died_is_missed_at_once(oth
     for count in range(100):
         store.says(1, other.pid, count)
         assert look(meeting) is None, "slow, but it lives"
-    assert meeting.who_is_dead() is None
+    assert meeting.dead_ranks() is None
     end(other)
     assert [look(meeting), look(meeting)] == [None, None], "the main thread may know more, and is first"
-    assert look(meeting).startswith("rank 1 is dead: killed from outside") and "rank 1" in meeting.who_is_dead()
+    assert look(meeting).startswith("rank 1 is dead: killed from outside") and "rank 1" in meeting.dead_ranks()
 
 
 def test_a_rank_that_never_comes_is_missed_after_the_timeout():
@@ -125,7 +125,7 @@ def test_a_sign_that_an_earlier_start_left_is_no_death():
     store = Store()
     store.says(1, 2**30, 5)
     meeting = meeting_of(0, 2, store, nodes=2)
-    assert [look(meeting) for _ in range(7)] == [None] * 7 and meeting.who_is_dead() is None
+    assert [look(meeting) for _ in range(7)] == [None] * 7 and meeting.dead_ranks() is None
     alone = meeting_of(0, 2, store)  # on one node each start has names of its own there
     assert "rank 1 is dead" in [look(alone) for _ in range(3)][-1]
 
@@ -145,11 +145,11 @@ def test_a_rank_that_ends_by_its_own_will_says_so():
     store = Store()
     theirs = meeting_of(1, 2, store).begin()
     mine = meeting_of(0, 2, store)
-    wait_for(lambda: "sign_of_rank_1" in store)
+    wait_for(lambda: "heartbeat_of_rank_1" in store)
     assert look(mine) is None
     theirs.close(ENDED)
     assert look(mine) is None
-    assert mine.who_is_dead() == "rank 1 has ended itself, its own message says why"
+    assert mine.dead_ranks() == "rank 1 has ended itself, its own message says why"
 
 
 def test_last_words_of_an_earlier_start_are_not_believed(other):
@@ -159,7 +159,7 @@ def test_last_words_of_an_earlier_start_are_not_believed(other):
     assert "rank 1" in [look(earlier) for _ in range(8)][-1]
     store.says(0, os.getpid(), ENDED)  # which is the process that said whom it missed
     meeting = meeting_of(2, 3, store, nodes=3)
-    assert look(meeting) is None and meeting.who_is_dead() is None
+    assert look(meeting) is None and meeting.dead_ranks() is None
     for count in range(20):
         store.says(0, other.pid, count)
         assert look(meeting) is None
@@ -189,7 +189,7 @@ def test_a_store_that_nobody_answers_for_is_named():
     def refused() -> Store:
         raise OSError("10.0.0.1:29500: Connection refused")
 
-    meeting = Meeting(Launch(1, 1, 2, 2), 10, refused, print)
+    meeting = StartupHeartbeat(Launch(1, 1, 2, 2), 10, refused, print)
     found = [look(meeting) for _ in range(8)][-1]
     assert found.startswith("rank 0 has not come: for --collective_timeout 10 s nobody answered")
     assert "(10.0.0.1:29500: Connection refused)" in found and "MASTER_ADDR" in found
@@ -204,13 +204,13 @@ def test_a_store_that_never_answers_does_not_hold_up_the_counting(monkeypatch):
         never.wait()
         raise OSError("gone")
 
-    Meeting(Launch(1, 1, 2, 2), 1, stopped, said.put).begin()
+    StartupHeartbeat(Launch(1, 1, 2, 2), 1, stopped, said.put).begin()
     assert said.get(timeout=10).startswith("rank 0 has not come")
     never.set()
 
 
 def test_where_a_launcher_ends_the_others_a_first_sign_may_take_longer():
-    meeting = Meeting(Launch(0, 0, 2, 2), 10, Store, print, start_patience_s=30)
+    meeting = StartupHeartbeat(Launch(0, 0, 2, 2), 10, Store, print, start_patience_s=30)
     assert [look(meeting) is None for _ in range(30)] == [True] * 29 + [False]
 
 
@@ -218,15 +218,16 @@ def test_a_first_sign_may_take_as_long_as_this_rank_needed_to_load(monkeypatch):
     """On a machine so busy that one rank loads PyTorch for half a minute, another one is not ready within 5 s of it."""
     met = []
     monkeypatch.setattr(
-        run_ending, "Meeting", lambda *words: met.append(words[-1]) or SimpleNamespace(begin=lambda: None)
+        run_ending, "StartupHeartbeat", lambda *words: met.append(words[-1]) or SimpleNamespace(begin=lambda: None)
     )
     monkeypatch.setattr(run_ending, "seconds_since_start", lambda: 27.0)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     ending = object.__new__(run_ending.RunEnding)
     ending.launch, ending.settings = Launch(0, 0, 2, 2), SimpleNamespace(collective_timeout=4)
-    ending.meets()
+    ending._ranks = SimpleNamespace(heartbeat=None)
+    ending.start_heartbeat()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    ending.meets()
+    ending.start_heartbeat()
     assert met == [27.0, run_ending.START_PATIENCE_S]
 
 
@@ -235,11 +236,13 @@ def test_a_first_sign_may_take_as_long_as_this_rank_needed_to_load(monkeypatch):
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
 import os, sys, time
-from testbed.config.settings import start
+from testbed.config.check import start
 checked, launch = start(sys.argv[1:])
 import gpt2
-owner, name = {"meeting": (gpt2.distributed, "start_process_group"), "data": (gpt2, "check_data"),
-               "model": (gpt2, "build")}[os.environ["PLACE"]]
+from testbed.distributed import process_group
+from testbed.train import run, setup
+owner, name = {"meeting": (process_group, "start_process_group"), "data": (setup, "check_data"),
+               "model": (run, "build")}[os.environ["PLACE"]]
 then = getattr(owner, name)
 def wait(*words, **named):
     if launch.rank == int(os.environ["STANDS"]):

@@ -1,0 +1,186 @@
+"""Decide how a start of a run begins: whether the checkpoint fits, what is left to do, what counts as lost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed import run_files
+from testbed.checkpoint import folder_owner
+from testbed.checkpoint.changed_settings import (
+    changes_of_data,
+    changes_of_work,
+    check_changes,
+    differences,
+    in_words,
+    is_same_form,
+    why_not_moved,
+)
+from testbed.checkpoint.find import Found, is_checkpoint_of
+from testbed.checkpoint.folders import Checkpoint, read_description
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.errors import say
+from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
+
+
+@dataclass(frozen=True)
+class Start:
+    """How this start of the run begins, as rank 0 decided."""
+
+    sha256: dict[str, str]  # of the token files
+    checkpoint: Checkpoint | None = None  # None: with the first step
+    is_complete: bool = False  # there is nothing left to do
+    is_other_run: bool = False  # the checkpoint is of a run in another folder: it begins a new one
+    setting_changes: tuple[dict[str, Any], ...] = ()  # {"name", "before", "now"}
+    best_val_loss: float = math.inf  # up to the checkpoint
+    is_validated: bool = False  # the run's file has the validation after the checkpoint's step
+    metrics: dict | None = None  # the run's file so far; only rank 0 has it
+    is_record_cut_off: bool = False  # it is known up to the checkpoint only
+    steps_done: int = 0  # of the start before this one, as far as rank 0's progress file tells
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done by earlier starts."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def decide(settings: RunSettings, launch: Launch, sha256: dict[str, str], found: Found, steps_done: int) -> Start:
+    """Decide how to begin, from the settings and from what --resume led to. Nothing is written.
+
+    Args:
+        steps_done: optimizer steps of the start before this one, as far as rank 0's progress file tells.
+
+    Raises:
+        ValueError: one sentence: what was found is other work, or does not go with what this start is to do.
+    """
+    if found.folder is None:
+        return _fresh_start(settings, sha256, found.skipped, steps_done)
+    return _fitting_start(settings, launch, sha256, found, steps_done)
+
+
+def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Path, str], steps_done: int) -> Start:
+    """Begin with the first step: there is no whole checkpoint. What an earlier start recorded counts as lost."""
+    directory = Path(settings.checkpoint_path)
+    metrics = None
+    if (directory / run_files.METRICS).exists():
+        try:
+            metrics = read_metrics(directory / run_files.METRICS)
+        except ValueError as error:
+            raise ValueError(
+                f"--resume: {directory} holds no whole checkpoint to go on from, and of its run nothing is known "
+                f"({error}); give another --checkpoint_path to begin anew"
+            ) from None
+        # Earlier versions wrote complete runs only. Of damaged checkpoints a run that was stopped begins anew; one that
+        # has done all its steps needs none.
+        is_closed = metrics.get("status", "complete") == "complete"
+        if is_closed and (not skipped or _is_complete(metrics, settings)):
+            _check_is_this_run(metrics, settings, sha256)
+            return Start(sha256, is_complete=True)
+    held = "no whole checkpoint" if skipped else "no checkpoint"
+    say(f"--resume: {directory} holds {held}, so the run begins with its first step", flush=True)
+    return Start(sha256, metrics=metrics, steps_done=steps_done)
+
+
+def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, str]) -> None:
+    """Check that a complete run without checkpoints is what this start would do.
+
+    Raises:
+        ValueError: it is another, or a shorter one, and cannot be continued.
+    """
+    directory, reason = Path(settings.checkpoint_path), "it was written by an earlier version"
+    if metrics_version(metrics) == SCHEMA_VERSION:
+        config = metrics["training_config"]
+        recorded = Checkpoint(
+            directory,
+            step=0,
+            elapsed_s=0.0,
+            useful_wall_s=0.0,
+            world_size=metrics["hardware"]["world_size"],
+            run_type=config["run_type"],
+            mesh=config.get("mesh", {}),
+            settings=metrics["settings"],
+        )
+        changes = [change for change in differences(settings, recorded) if change["before"] is not None]
+        changes = changes_of_work(changes) + changes_of_data(metrics, sha256)
+        reason = f"it was another: {in_words(changes)}" if changes else None
+        if reason is None and not _is_complete(metrics, settings):
+            reason = f"it has done fewer than {settings.last_step} steps"
+    if reason is not None:
+        raise ValueError(
+            f"--resume: {directory} holds a complete run without a checkpoint to go on from, and {reason}; give "
+            "--overwrite instead to replace it, or another --checkpoint_path"
+        )
+
+
+def _is_complete(metrics: dict, settings: RunSettings) -> bool:
+    """Return whether a run's file says that all was done that this start would do."""
+    done = metrics["steps"][-1]["step"] if metrics.get("steps") else 0
+    return metrics.get("status") == "complete" and done >= settings.last_step
+
+
+def _fitting_start(
+    settings: RunSettings, launch: Launch, sha256: dict[str, str], found: Found, steps_done: int
+) -> Start:
+    """Go on from a whole checkpoint.
+
+    Raises:
+        ValueError: it belongs to other work, or does not go with what this start is to do.
+    """
+    folder, directory = found.folder, Path(settings.checkpoint_path)
+    checkpoint = read_description(folder)
+    copy = read_metrics(folder / run_files.METRICS)
+    is_other_run = not is_checkpoint_of(directory, folder)
+    if not is_other_run:
+        folder_owner.check_not_shared(directory, checkpoint, copy)
+    metrics = copy if is_other_run else _metrics_of_run(directory, checkpoint, copy)
+    changes = differences(settings, checkpoint) + changes_of_data(copy, sha256)
+    check_changes(changes_of_work(changes), settings, folder)
+    reason = None if is_same_form(checkpoint, settings, launch) else why_not_moved(checkpoint, settings)
+    if reason is not None:
+        raise ValueError(f"--resume: {folder} cannot be continued in this way: {reason}")
+    if not found.is_named and _is_complete(metrics, settings):
+        return Start(sha256, is_complete=True)
+    _check_steps_left(checkpoint, settings)
+    evaluations = [row for row in metrics["evaluations"] if row["step"] <= checkpoint.step]  # those that stay
+    return Start(
+        sha256,
+        checkpoint,
+        is_other_run=is_other_run,
+        setting_changes=tuple(changes),
+        best_val_loss=math.inf if is_other_run else min((row["val_loss"] for row in evaluations), default=math.inf),
+        is_validated=not is_other_run and any(row["step"] == checkpoint.step for row in evaluations),
+        metrics=metrics,
+        is_record_cut_off=metrics is copy,
+        steps_done=steps_done,
+    )
+
+
+def _metrics_of_run(directory: Path, checkpoint: Checkpoint, copy: dict) -> dict:
+    """Return the run's own file, which has what came after the checkpoint, or the checkpoint's copy of it."""
+    try:
+        metrics = read_metrics(directory / run_files.METRICS)
+        rows = [row["step"] for row in metrics["steps"] if row["step"] <= checkpoint.step]
+        if metrics["run_id"] != copy["run_id"] or rows != [row["step"] for row in copy["steps"]]:
+            raise ValueError(f"{run_files.METRICS} lacks rows of steps that {checkpoint.directory} has done")
+        return metrics
+    except (KeyError, ValueError) as error:
+        say(f"--resume: {error}; the copy in the checkpoint is used, and what came after it is not known", flush=True)
+        return copy
+
+
+def _check_steps_left(checkpoint: Checkpoint, settings: RunSettings) -> None:
+    if settings.last_step < checkpoint.step:
+        raise ValueError(
+            f"--resume: {checkpoint.directory} is past the last step of this start, {settings.last_step}; raise "
+            "--stop_at_step or --max_train_steps"
+        )
+    left, needed = settings.last_step - checkpoint.step, max(1, settings.timing_warmup_steps) + settings.profile_steps
+    if settings.profile and left < needed:
+        raise ValueError(
+            f"--profile looks at {settings.profile_steps} steps after {needed - settings.profile_steps} of warm-up, "
+            f"but after {checkpoint.directory} {left} are left; give a smaller --profile_steps, or --resume an earlier "
+            "checkpoint"
+        )

@@ -1,0 +1,174 @@
+"""Find the checkpoint that a start of a run goes on from. Only rank 0 does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed import run_files, run_lock
+from testbed.checkpoint.folders import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, step_folders
+from testbed.checkpoint.manifest import MANIFEST, why_damaged
+from testbed.config.settings import RunSettings
+from testbed.errors import say
+from testbed.metrics.file import read_metrics
+
+PERHAPS_WHOLE = "perhaps whole, but "  # how the reason for a checkpoint begins that cannot be read
+
+
+@dataclass(frozen=True)
+class Found:
+    """What --resume led to."""
+
+    folder: Path | None  # a whole checkpoint; None: the run begins with its first step
+    skipped: dict[Path, str]  # later checkpoints that are not whole, with the reason
+    is_named: bool  # --resume gave a path, and this run has not begun with it before
+    is_repeated: bool  # --resume gave a path, and the unfinished run in the folder began with it
+
+
+def find(settings: RunSettings) -> Found:
+    """Find the checkpoint that --resume asks for, and lock the run's folder.
+
+    Raises:
+        ValueError: one sentence: there is none under that name, it is damaged, or another run writes into the folder.
+    """
+    directory = Path(settings.checkpoint_path)
+    if settings.resume == "auto":
+        lock(directory)
+        return Found(*latest_valid(directory), is_named=False, is_repeated=False)
+    path = Path(settings.resume)
+    if _is_begun_with(directory, path):
+        lock(directory)
+        folder, skipped = latest_valid(directory)
+        if folder is None:  # it was ended before its first checkpoint
+            folder, skipped = resolve(path)
+        return Found(folder, skipped, is_named=False, is_repeated=True)
+    folder, skipped = resolve(path)
+    lock(directory)
+    return Found(folder, skipped, is_named=True, is_repeated=False)
+
+
+def lock(directory: Path) -> None:
+    """Lock the run's folder, and the one that its checkpoints are a link to.
+
+    Raises:
+        ValueError: another run writes into one of them.
+    """
+    run_lock.keep_others_out(directory)
+    run_lock.lock_linked(directory / run_files.CHECKPOINTS)
+
+
+def _is_begun_with(directory: Path, other: Path) -> bool:
+    """Return whether the folder holds an unfinished run that began with this checkpoint of another run.
+
+    A launcher (--max-restarts) or a queue repeats commands: then the run itself is gone on with.
+    """
+    try:
+        metrics = read_metrics(directory / run_files.METRICS)
+    except ValueError:
+        return False
+    begun_with = (metrics.get("segments") or [{}])[0].get("resumed_from")
+    if begun_with is None or metrics["status"] == "complete":
+        return False
+    begun = Path(begun_with)  # it, or the folder of checkpoints above it, may be a link
+    return other.resolve() in (begun.resolve(), begun.resolve().parent.parent, begun.parent.parent.resolve())
+
+
+def latest_valid(directory: Path) -> tuple[Path | None, dict[Path, str]]:
+    """Return the last checkpoint in a run's folder that is whole, or None, and the later ones that are not.
+
+    Each of those comes with the reason, which is also printed.
+
+    Raises:
+        ValueError: none is whole, and one cannot be read: it may be whole, so the run must not begin again. Or a whole
+            one has the name of another step: what follows would rename or delete it.
+    """
+    for folder in step_folders(directory / run_files.CHECKPOINTS):
+        _check_name(folder)
+    skipped: dict[Path, str] = {}
+    unreadable = None
+    for folder in reversed(step_folders(directory / run_files.CHECKPOINTS)):
+        try:
+            reason = why_damaged(folder)
+        except OSError as error:
+            unreadable = f"{error.filename or folder} cannot be read ({error.strerror or error})"
+            reason = PERHAPS_WHOLE + unreadable
+        if reason is None:
+            return folder, skipped
+        skipped[folder] = reason
+        say(f"--resume: {folder} is skipped: {reason}", flush=True)
+    if unreadable is not None:
+        raise ValueError(
+            f"--resume: no whole checkpoint in {directory}, and {unreadable}; make it readable, or give another "
+            "--checkpoint_path to begin anew"
+        )
+    return None, skipped
+
+
+def resolve(path: Path) -> tuple[Path, dict[Path, str]]:
+    """Return the checkpoint that --resume PATH names, and the ones that were skipped.
+
+    PATH is a checkpoint, or a run's folder: then its last whole checkpoint is meant.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    if not (path / DESCRIPTION).exists() and not (path / MANIFEST).exists():
+        folder, skipped = latest_valid(path)
+        if folder is None:
+            raise ValueError(
+                f"--resume {path} holds no whole checkpoint; give a folder such as {path}/checkpoints/step_000020, a "
+                "run's folder, or auto"
+            )
+        return folder, skipped
+    try:
+        reason = why_damaged(path)
+    except OSError as error:
+        reason = f"{error.filename or path} cannot be read ({error.strerror or error})"
+    if reason is not None:
+        raise ValueError(f"--resume {path} is damaged: {reason}; give another checkpoint, or auto")
+    _check_name(path)
+    return path, {}
+
+
+def _check_name(folder: Path) -> None:
+    """Refuse a whole checkpoint that has another step's name. A damaged one fails its manifest.
+
+    Raises:
+        ValueError: one sentence with both steps.
+    """
+    step = other_step(folder)
+    if step is None or _is_damaged(folder):
+        return
+    raise ValueError(
+        f"--resume: {folder} is named as a checkpoint of another step than the {step} that its {DESCRIPTION} says; "
+        f"nothing was touched: name it step_{step:06d}, or move it out of the run's folder"
+    )
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        return why_damaged(folder) is not None
+    except OSError:  # perhaps whole
+        return False
+
+
+def is_checkpoint_of(directory: Path, folder: Path) -> bool:
+    """Return whether a checkpoint is one of the run in `directory`.
+
+    Links are followed: the folder of checkpoints may be on a larger disk, and so may one of them.
+    """
+    own = [*(directory / run_files.CHECKPOINTS).glob("step_*")]
+    return any(path.samefile(folder) for path in own if path.exists())
+
+
+def quarantine(directory: Path, step: int, skipped: dict[Path, str]) -> None:
+    """Rename later checkpoints: damaged ones, and those of steps that are now trained again.
+
+    Only the damaged ones are deleted later on.
+    """
+    for folder in step_folders(directory / run_files.CHECKPOINTS):
+        ending = DAMAGED if not skipped.get(folder, PERHAPS_WHOLE).startswith(PERHAPS_WHOLE) else ABANDONED
+        if folder in skipped or int(folder.name.removeprefix("step_")) > step:
+            aside = free_name(folder.with_name(folder.name + ending))
+            folder.replace(aside)
+            say(f"--resume: {folder} is now {aside.name}", flush=True)

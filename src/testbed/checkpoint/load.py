@@ -1,0 +1,75 @@
+"""Load a checkpoint: the strategy's state and this rank's random numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from testbed.checkpoint.changed_settings import is_same_form
+from testbed.checkpoint.folders import FULL_STATE, Checkpoint, CheckpointFailed, random_state_file
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.failures import raise_on_any_rank, root_cause
+from testbed.distributed.launch import Launch
+from testbed.io import open_regular
+from testbed.model.tensor_archive import load_tensors
+
+if TYPE_CHECKING:
+    from testbed.strategies import Strategy
+
+
+def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, launch: Launch) -> bool:
+    """Restore the strategy and this rank's random numbers. All ranks call it.
+
+    Returns:
+        Whether the random numbers go on where they were. With another number of ranks they cannot: each rank then draws
+        from a new seed, made of the run's seed, its rank and the step.
+
+    Raises:
+        CheckpointFailed: a file is missing or damaged.
+    """
+    directory, cause, is_restored = checkpoint.directory, None, False
+    try:
+        if is_same_form(checkpoint, settings, launch):
+            strategy.load_checkpoint(directory)
+        else:
+            full_state = directory / FULL_STATE
+            strategy.load_full_state(full_state if full_state.exists() else directory)
+        if checkpoint.world_size == launch.world_size:
+            is_restored = _restore_random_state(directory, launch)
+    except (Exception, CheckpointException) as error:  # PyTorch's own is no Exception
+        cause = error
+    failed = None
+    if cause is not None:
+        failed = CheckpointFailed(
+            f"{directory} cannot be read (rank {launch.rank}: {root_cause(cause)}); give another to --resume"
+        )
+    raise_on_any_rank(failed, cause)
+    if not all(process_group.gather_objects(is_restored)):
+        torch.manual_seed(seed_of_step(settings.seed, launch.rank, checkpoint.step))
+        return False
+    return True
+
+
+def seed_of_step(seed: int, rank: int, step: int) -> int:
+    """Return the seed of a rank that goes on from a step at which it had no random numbers."""
+    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0])
+
+
+def _restore_random_state(directory: Path, launch: Launch) -> bool:
+    """Restore this rank's random numbers. Returns whether the file has those of its device."""
+    path = directory / random_state_file(launch.rank)
+    with open_regular(path) as file:
+        state = load_tensors(file, str(path))
+    if not isinstance(state, dict) or not all(isinstance(state.get(kind), torch.Tensor) for kind in {"cpu", *state}):
+        raise ValueError(f"{path} holds something else than a rank's random numbers")
+    if torch.cuda.is_available() != ("cuda" in state):
+        return False
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+    return True

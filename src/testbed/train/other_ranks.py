@@ -1,0 +1,87 @@
+"""Find out which rank blocks this one: dead, stopped or behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed import run_lock
+from testbed.distributed import process_group, watchdog
+from testbed.distributed.launch import Launch
+from testbed.distributed.rendezvous import StartupHeartbeat
+
+SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
+
+
+class OtherRanks:
+    """What this rank knows of the others, from their progress files and, until they train, from their heartbeats.
+
+    Attributes:
+        directory: the run's folder, once this start has claimed it.
+        heartbeat: from before the ranks join until they train.
+    """
+
+    def __init__(self, launch: Launch):
+        self.launch = launch
+        self.directory: Path | None = None
+        self.heartbeat: StartupHeartbeat | None = None
+
+    @property
+    def places(self) -> Path:
+        """Folder of the ranks' progress files: the held one, not one that took its name."""
+        return run_lock.by_handle(self.directory)
+
+    def missing(self, describe: Callable[[Path, int, int], str | None] = watchdog.missing_ranks) -> str | None:
+        """Describe the ranks that block this one, or return None where none is known."""
+        if not self.launch.is_distributed:
+            return None
+        if self.heartbeat is not None and self.heartbeat.received:
+            return self.heartbeat.received  # from rank 0, which has ended by now, and is not the cause
+        words = describe(self.places, self.launch.world_size, self.launch.rank) if self.directory else None
+        if self.heartbeat is not None:
+            words = words or self.heartbeat.dead_ranks()
+            if words:
+                self.heartbeat.broadcast_failure(words)
+        return words
+
+    def blocking(self) -> str:
+        """Describe the rank for which a collective broke or timed out."""
+        return self._missing_soon() or self._level() or self._unknown()
+
+    def waited(self) -> str:
+        """Say where this rank waited."""
+        if self.directory is None:
+            return f"rank {self.launch.rank} waited for the others to start"
+        return f"rank {self.launch.rank} waited in {watchdog.own_place(self.places, self.launch.rank)}"
+
+    def _missing_soon(self) -> str | None:
+        """Look until a rank is known to be gone, or until each of the others has shown that it lives.
+
+        A connection breaks a moment before the kernel shows that the process at its other end is dead. Until then that
+        rank seems to be where it was last, perhaps behind.
+        """
+        lived = self._signs_of_life()
+        deadline_s = time.monotonic() + SURE_WITHIN_S
+        while (gone := self.missing(watchdog.gone_ranks)) is None and time.monotonic() < deadline_s:
+            lives = self._signs_of_life()
+            if lived and all(lives.get(rank, beats) > beats for rank, beats in lived.items()):
+                break
+            time.sleep(0.05)
+        return gone or self.missing()
+
+    def _signs_of_life(self) -> dict[int, int]:
+        if self.directory is None:
+            return {}
+        return watchdog.signs_of_life(self.places, self.launch.world_size, self.launch.rank)
+
+    def _level(self) -> str | None:
+        if self.directory is None or not self.launch.is_distributed:
+            return None
+        return watchdog.longest_level_rank(self.places, self.launch.world_size, self.launch.rank)
+
+    def _unknown(self) -> str:
+        if self.launch.rank > 0 and self.heartbeat is not None and not process_group.is_store_held():
+            return "rank 0, or the launcher that holds the store where the ranks find each other, is gone"
+        other = f"rank {1 - self.launch.rank}" if self.launch.world_size == 2 else "another rank"
+        return f"{other} is gone or does not answer"

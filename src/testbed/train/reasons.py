@@ -1,0 +1,63 @@
+"""Say in one sentence why a start of a run ended, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import torch
+
+from testbed import run_files, run_lock
+from testbed.autotune.choices import ChoiceContradicts
+from testbed.checkpoint.folders import CheckpointFailed, step_folders
+from testbed.checkpoint.weights import WeightsUnavailable
+from testbed.config.settings import RunSettings
+from testbed.data.disk_array import FileChanged
+from testbed.distributed.process_group import RanksDiffer
+from testbed.distributed.store_port import PortTaken
+from testbed.errors import first_line
+from testbed.metrics.run_directory import RunAlreadyFailed
+from testbed.train.divergence import TrainingDiverged
+
+# errors that are one sentence already
+EXPECTED = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed, ChoiceContradicts, RunAlreadyFailed)
+EXPECTED += (run_lock.FolderGone, FileChanged, PortTaken)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
+BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out, of the device or of the host. PyTorch says so in three ways, NumPy in a fourth."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def is_broken_collective(error: Exception) -> bool:
+    """Return whether a collective broke or timed out: another rank is gone, or does not come."""
+    is_named = isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE)
+    return is_named or isinstance(error, torch.distributed.DistError)
+
+
+def no_room_advice(error: OSError) -> str:
+    """Describe a file that the disk did not take. The files before it are whole."""
+    name = f"{error.filename} could not be written" if error.filename else "a file could not be written"
+    return f"{name} ({error.strerror}); make room or make it writable, then go on with --resume"
+
+
+def last_checkpoint(folder: Path) -> str:
+    """Name the checkpoint to resume from. --resume checks that it is whole."""
+    saved = step_folders(folder / run_files.CHECKPOINTS)
+    return f"last checkpoint: {saved[-1]}" if saved else "no checkpoint was saved"
+
+
+def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
+    """Name the micro batch that was too large, and what to give instead."""
+    advice = "give a smaller one, or auto; the global batch stays the same"
+    if settings.micro_batch_size_per_gpu == 1:
+        advice = "give --activation_checkpointing block, or shard the model with --run_type fsdp"
+    return (
+        f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; {advice} "
+        f"({first_line(error)})"
+    )

@@ -1,0 +1,112 @@
+"""Pass each step to everything that records or shows it. Nothing here runs inside the step clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from testbed import run_files
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.metrics.recorder import RunRecorder
+from testbed.metrics.tensorboard import Scalars
+from testbed.metrics.world_step import WorldStep
+from testbed.profiling.attribution import attribution
+from testbed.profiling.device_limits import PeakRate, peak_memory
+from testbed.profiling.profiler import profiler_window
+from testbed.profiling.utilization import UtilizationSampler
+from testbed.train.progress import Progress
+
+
+class Report:
+    """The metrics file, the progress lines, TensorBoard, the profiler and the measurements of the device.
+
+    All ranks call it alike.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        launch: Launch,
+        device: torch.device,
+        recorder: RunRecorder,
+        progress: Progress,
+        scalars: Scalars,
+        peak: PeakRate | None,
+    ):
+        """Args: peak: None where a data sheet gives the device's best rate."""
+        self.settings, self.launch, self.device = settings, launch, device
+        self.recorder, self.progress, self.scalars = recorder, progress, scalars
+        self._peak, self._sampler = peak, UtilizationSampler(device)
+        self._profile_step = lambda: None
+        self._traces = recorder.directory / run_files.PROFILER_LOGS
+
+    def begin_training(self, startup_s: float) -> None:
+        """Start the clocks of the run. Call it right before the first step."""
+        self._sampler.start()
+        self.recorder.begin_training(startup_s)
+
+    @contextlib.contextmanager
+    def profiled(self) -> Iterator[None]:
+        """Trace the steps inside that --profile asks for."""
+        with profiler_window(self.settings, self._traces, self.launch.rank) as self._profile_step:
+            yield
+
+    def step(self, step: int, world: WorldStep, learning_rate: float) -> None:
+        """Record and show optimizer step `step`, counted from 1."""
+        self.recorder.add_step(step, world, learning_rate)
+        self.progress.show_step(step, world.loss, learning_rate, world.step_time_s)
+        self.scalars.add_step(step, world, learning_rate)
+        self._profile_step()
+        if not world.stop:  # a run that ends here is written by the checkpoint
+            self.recorder.write_if_due()
+            if self._peak is not None:
+                self._peak.measure_if_due(world.step_time_s)
+
+    def validation(self, step: int, loss: float, num_tokens: int, num_sequences: int, wall_time_s: float) -> None:
+        """Record and show the validation after `step`."""
+        self.recorder.add_evaluation(step, loss, num_tokens, num_sequences, wall_time_s)
+        self.scalars.add_validation(step, loss)
+        self.progress.say(f"step {step:>5}  validation loss {loss:.4f}  ({wall_time_s:.1f} s)")
+        self.recorder.write_if_due()
+
+    def memory(self, step: int) -> None:
+        """Record every rank's peak memory up to `step`."""
+        self.recorder.add_memory(step, process_group.gather_objects(peak_memory(self.device)))
+
+    def end_training(self) -> None:
+        """Stop the sampler of utilization and record what it saw."""
+        utilization = process_group.gather_objects(self._sampler.stop())
+        if not self.settings.eval_only:
+            self.recorder.add_utilization(utilization)
+
+    def measure_device(self, first_step: int) -> None:
+        """Record the device's best rate, and with --profile where the time of the traced steps went.
+
+        Args:
+            first_step: optimizer steps done before this start of the run.
+        """
+        if self._peak is not None:
+            process_group.wait_for_everyone()
+            self._peak.measure(repeats=2)
+            rates = process_group.gather_objects(self._peak.flops_per_s())
+            self.recorder.add_measured_peak(sum(rates) / len(rates), self._peak.source(len(rates)))
+        if self.settings.profile:
+            found = attribution(self.settings, self._traces, self.launch.rank, first_step, self.device)
+            self.recorder.add_attribution(found)
+
+    def inference(self, measured: dict | None, line: str) -> None:
+        """Record and show what generation with the trained weights took."""
+        self.recorder.add_inference(measured)
+        self.progress.say(line)
+
+    def close(self, sample: dict | None, line: str) -> None:
+        """Close the files of the run and show the summary. Only rank 0 calls it."""
+        if line:
+            self.progress.say(line)
+        self.scalars.close()
+        self.recorder.close(sample)
+        self.progress.say(self.recorder.closing_words())

@@ -1,0 +1,174 @@
+"""Put the parts of a run together, from the model to the first batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from testbed import run_files
+from testbed.checkpoint import resume
+from testbed.checkpoint.load import load
+from testbed.checkpoint.weights import export_weights
+from testbed.checkpoint.writer import CheckpointWriter
+from testbed.config.settings import CheckedRun, RunSettings
+from testbed.config.trained_run import of_the_run
+from testbed.data.token_file import TokenFile
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.distributed.signals import StopSignals
+from testbed.io import write_text
+from testbed.metrics import run_directory
+from testbed.metrics.facts import facts_of_run
+from testbed.metrics.recorder import RunRecorder
+from testbed.metrics.tensorboard import Scalars
+from testbed.model.float8 import convert_to_float8_
+from testbed.model.gpt2 import GPT2
+from testbed.profiling.device_limits import begin_peak_rate
+from testbed.profiling.step_clock import StepClock
+from testbed.run_lock import by_handle, check_held
+from testbed.strategies import Strategy, build_strategy
+from testbed.strategies.deepspeed_build_locks import warnings_of_locks
+from testbed.train.batches import TrainingBatches, ValidationBatches
+from testbed.train.ending import RunEnding
+from testbed.train.progress import Progress, notes_of_place, say_what_runs
+from testbed.train.report import Report
+from testbed.train.setup import Setup
+
+
+@dataclass
+class Run:
+    """The parts of a run that train and validate."""
+
+    checked: CheckedRun
+    settings: RunSettings
+    launch: Launch
+    device: torch.device
+    directory: Path
+    first_step: int  # optimizer steps done by earlier starts of this run
+    strategy: Strategy
+    batches: TrainingBatches
+    validation: ValidationBatches
+    clock: StepClock
+    report: Report
+    checkpoints: CheckpointWriter
+    ending: RunEnding
+    tokenizer_text: str | None  # rank 0: the file of the data's BPE
+    best_val_loss: float
+    owes_validation: bool  # an earlier start was stopped after its last save and before the validation that follows
+
+    @property
+    def signals(self) -> StopSignals:
+        return self.ending.signals
+
+    def saves_after(self, step: int) -> bool:
+        """Return whether a checkpoint follows `step`, counted from 1."""
+        return _is_due(step, self.settings.save_every) or step == self.settings.stop_at_step
+
+    def validates_after(self, step: int) -> bool:
+        """Return whether validation follows `step`, counted from 1."""
+        return validates_after(step, self.settings)
+
+    def export(self, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
+        """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that train apart none."""
+        if self.launch.rank == 0 and not self.settings.skip_gradient_sync:
+            check_held(self.directory)
+            data = self.checked.train_file
+            export_weights(
+                directory, state_dict, self.settings, data.end_of_text_id, data.tokenizer, self.tokenizer_text
+            )
+
+
+def validates_after(step: int, settings: RunSettings) -> bool:
+    """Return whether validation follows `step`, counted from 1."""
+    return step == settings.last_step or _is_due(step, settings.eval_every) or _is_due(step, settings.steps_per_epoch)
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def open_run(setup: Setup, ending: RunEnding) -> Run:
+    """Build the run, and load the checkpoint that it goes on from. All ranks call it."""
+    settings, launch, device, start = setup.settings, setup.launch, setup.device, setup.start
+    directory, is_rank_0 = Path(settings.checkpoint_path), setup.launch.rank == 0
+    facts = facts_of_run(setup.checked, start.sha256, launch, device, setup.backend)
+    recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=is_rank_0)
+    resume.record(start, recorder)  # before anything can fail: what was recorded must not be lost
+    progress = Progress(settings, start.step, is_speaking=is_rank_0)
+    _say_notes(progress, setup)
+    if is_rank_0:
+        run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
+        write_text(directory / run_files.EFFECTIVE_CONFIG, json.dumps(settings.as_config(), indent=2) + "\n")
+    curves = by_handle(directory) / run_files.TENSORBOARD  # the library opens it again at every flush
+    scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
+    tokenizer_text = tokenizer_of_data(setup.checked.train_file) if is_rank_0 else None
+
+    strategy = build(setup)
+    if start.checkpoint is not None:
+        is_continued = load(start.checkpoint, strategy, settings, launch)
+        recorder.starts.current["random_numbers"] = "continued" if is_continued else "drawn anew"
+    checkpoints = ending.checkpoints = CheckpointWriter(
+        strategy, settings, launch, recorder, resumed_step=start.step if start.checkpoint else None
+    )
+    batches = TrainingBatches(setup.checked.train_file, settings, strategy.data_rank, device)
+    validation = ValidationBatches(setup.checked.val_file, settings, strategy.data_rank, device)
+    say_what_runs(progress, settings, batches.windows, launch.world_size, device.type, start.step, directory)
+    peak = begin_peak_rate(device, settings.precision)
+    ending.arm_timeouts()
+    return Run(
+        checked=setup.checked,
+        settings=settings,
+        launch=launch,
+        device=device,
+        directory=directory,
+        first_step=start.step,
+        strategy=strategy,
+        batches=batches,
+        validation=validation,
+        clock=StepClock(device, emits_nvtx=settings.profile_mode),
+        report=Report(settings, launch, device, recorder, progress, scalars, peak),
+        checkpoints=checkpoints,
+        ending=ending,
+        tokenizer_text=tokenizer_text,
+        best_val_loss=start.best_val_loss if start.checkpoint is not None else math.inf,
+        owes_validation=start.step > 0 and validates_after(start.step, settings) and not start.is_validated,
+    )
+
+
+def build(setup: Setup) -> Strategy:
+    """Build the model that every rank begins with, and around it the strategy, which may keep only a part of it."""
+    settings = setup.settings
+    torch.manual_seed(settings.seed)  # every rank draws the same weights ...
+    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+    if setup.weights is not None:
+        model.load_state_dict(setup.weights)
+        setup.weights = None  # a rank that trains a part of the model must not keep the whole
+    if settings.matmul == "fp8":
+        convert_to_float8_(model)
+    process_group.check_identical(model.state_dict(), "initial weights")
+    strategy = build_strategy(settings, model, setup.device)
+    torch.manual_seed(process_group.seed_of_rank(settings.seed, setup.launch.rank))  # ... and its own dropout
+    return strategy
+
+
+def tokenizer_of_data(token_file: TokenFile) -> str | None:
+    """Return the file of the BPE that the data was made with, or None where there is none.
+
+    It is read before the first step: preprocess_small.py may replace it while the run trains.
+    """
+    file = token_file.tokenizer_file
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # a run needs none
+        return None
+
+
+def _say_notes(progress: Progress, setup: Setup) -> None:
+    settings = setup.settings
+    notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.run_type)]
+    for line in notes + notes_of_place(settings, setup.launch):
+        progress.say(line)

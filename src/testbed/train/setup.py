@@ -1,0 +1,102 @@
+"""Set a run up: choose the device, join the other ranks, check the data, find the checkpoint, settle the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from testbed.autotune.choices import decide
+from testbed.autotune.device import choose_device
+from testbed.checkpoint import resume
+from testbed.checkpoint.changed_settings import settings_to_go_on
+from testbed.checkpoint.decide import Start
+from testbed.checkpoint.weights import read_initial_weights
+from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import CheckedRun, RunSettings
+from testbed.data.token_file import check_token_file
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.profiling.collective_log import log_collectives
+from testbed.train.ending import Refused, RunEnding
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class Setup:
+    """What a start of a run knows before its model is built."""
+
+    checked: CheckedRun  # with settings in which nothing is left open
+    launch: Launch
+    device: torch.device
+    backend: str | None  # of the process group; None: there is none
+    start: Start
+    weights: Weights | None = None  # to begin with; None: drawn from the seed, or the model has them by now
+    notes: list[str] = dataclasses.field(default_factory=list)  # what to say about the settings that were left open
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.checked.settings
+
+
+def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
+    """Bring this rank to where its model can be built. All ranks call it.
+
+    Raises:
+        Refused: on every rank: what was typed does not fit the device, the data, the weights or the checkpoint.
+    """
+    ending.signals.interrupt()
+    settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
+    try:
+        device = choose_device(settings, launch)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    settings = dataclasses.replace(settings, device=device.type)
+    if settings.quiet_nccl_monitor:
+        os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
+    ending.start_heartbeat()
+    backend = process_group.start_process_group(device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed)
+    if settings.log_collectives:
+        log_collectives(directory, launch, backend)
+    weights, refusal = (None, None) if settings.resume else initial_weights(settings)
+    try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
+        start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    if start.is_complete:
+        return Setup(checked, launch, device, backend, start)
+    ending.claim_directory(directory)
+    if settings.resume and start.checkpoint is None:
+        weights, refusal = initial_weights(settings)
+        if refusal is not None:
+            raise Refused(refusal)
+    checked.train_file.data_sha256, checked.val_file.data_sha256 = start.sha256["train"], start.sha256["val"]
+    settings, notes = decide(settings_to_go_on(settings, start.checkpoint), launch, device)
+    return Setup(dataclasses.replace(checked, settings=settings), launch, device, backend, start, weights, notes)
+
+
+def check_data(checked: CheckedRun) -> dict[str, str]:
+    """Read both token files once: every id is in the vocabulary, and the bytes are those that were written.
+
+    Returns:
+        The SHA-256 of each file's tokens and targets, under "train" and "val".
+    """
+    is_one = checked.train_file is checked.val_file  # --eval_only without a training file
+    files = ({} if is_one else {"train": checked.train_file}) | {"val": checked.val_file}
+    sha256 = {
+        name: check_token_file(token_file, checked.settings.vocab_size, f"--{name}_data_path").data_sha256
+        for name, token_file in files.items()
+    }
+    return {"train": sha256["val"], **sha256}
+
+
+def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
+    """Return the weights that --init_from names, or None and why they cannot be used."""
+    try:
+        return read_initial_weights(settings.init_from, settings.shape), None
+    except ValueError as error:
+        return None, str(error)

@@ -1,0 +1,85 @@
+"""The order of things in the training loop, with parts that only note that they were called."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+import gpt2
+from testbed.distributed.signals import RunStopped
+from testbed.train.ending import RunPreempted
+
+
+class Noted:
+    """A run of four steps that saves after step 2 and validates after steps 2 and 4. It notes each call."""
+
+    def __init__(self, monkeypatch, stop_at: int = 0):
+        self.calls: list[str] = []
+        note = self.calls.append
+        self.settings = SimpleNamespace(last_step=4, precision="fp32", eval_only=False, skip_gradient_sync=None)
+        self.first_step, self.owes_validation, self.device = 0, False, None
+        self.strategy = SimpleNamespace(train_step=lambda micro_batches, learning_rate: note("step"))
+        self.batches = SimpleNamespace(of_step=lambda step: None)
+        self.clock = contextlib.nullcontext()
+        self.clock.data_wait = lambda read, step: read(step)
+        self.report = SimpleNamespace(
+            begin_training=lambda startup_s: None,
+            profiled=contextlib.nullcontext,
+            step=lambda step, world, learning_rate: note(f"report {step}"),
+        )
+        self.signals = SimpleNamespace(
+            number=0, defer=lambda: None, agree=lambda number: number, as_exception=lambda: RunStopped("stopped", 143)
+        )
+        self.checkpoints = SimpleNamespace(save=lambda step: note(f"save {step}"), wait=lambda: note("wait"))
+        self.saves_after, self.validates_after = lambda step: step == 2, lambda step: step in (2, 4)
+        worlds = iter(range(1, 5))
+        monkeypatch.setattr(gpt2, "gather_step", lambda *_: SimpleNamespace(stop=15 * (next(worlds) == stop_at)))
+        monkeypatch.setattr(gpt2, "check_step", lambda *_: None)
+        monkeypatch.setattr(gpt2, "learning_rate_at", lambda *_: 1.0)
+        monkeypatch.setattr(gpt2, "validate", lambda run, step: note(f"validate {step}") or 0)
+        monkeypatch.setattr(gpt2, "finish", lambda run: note("finish"))
+
+
+def test_a_step_is_reported_then_saved_then_validated(monkeypatch):
+    run = Noted(monkeypatch)
+    gpt2.train(run)
+    assert run.calls == [
+        *("step", "report 1"),
+        *("step", "report 2", "save 2", "validate 2"),
+        *("step", "report 3"),
+        *("step", "report 4", "validate 4", "finish"),
+    ]
+
+
+@pytest.mark.parametrize("stop_at", [1, 2])
+def test_a_run_that_is_stopped_saves_the_step_and_does_nothing_else(monkeypatch, stop_at):
+    run = Noted(monkeypatch, stop_at)
+    with pytest.raises(RunPreempted):
+        gpt2.train(run)
+    assert run.calls[-3:] == [f"report {stop_at}", f"save {stop_at}", "wait"]
+    assert len(run.calls) == 2 * stop_at + 2, "each step, its report, and the checkpoint once"
+
+
+def test_a_stop_during_validation_saves_the_step(monkeypatch):
+    run = Noted(monkeypatch)
+    monkeypatch.setattr(gpt2, "validate", lambda run, step: 15)
+    with pytest.raises(RunPreempted):
+        gpt2.train(run)
+    assert run.calls[-3:] == ["save 2", "save 2", "wait"]  # the writer knows that it has saved this step
+
+
+def test_ranks_that_train_apart_save_nothing(monkeypatch):
+    run = Noted(monkeypatch, stop_at=1)
+    run.settings.skip_gradient_sync = "all"
+    with pytest.raises(RunStopped):
+        gpt2.train(run)
+    assert run.calls == ["step", "report 1"]
+
+
+def test_a_validation_that_an_earlier_start_was_stopped_in_comes_first(monkeypatch):
+    run = Noted(monkeypatch)
+    run.first_step, run.owes_validation = 2, True
+    gpt2.train(run)
+    assert run.calls[:2] == ["validate 2", "step"]
