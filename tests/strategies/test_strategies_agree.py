@@ -16,7 +16,7 @@ from support.agreement import CLIPPING, PAIRS, STEPS, TOLERANCE, case_flags, dis
 from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
-from support.variants import BF16, VARIANTS
+from support.variants import BF16, VARIANTS, slow_but
 
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
@@ -26,6 +26,8 @@ from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.train.batches import TrainingBatches
+
+pytestmark = pytest.mark.launches
 
 RECIPES = ("", "--optimizer muon", PAIRS)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
@@ -71,35 +73,30 @@ WITH_CHECKPOINT = [
 
 
 @pytest.fixture(scope="module")
-def train(token_files, pair_files, tmp_path_factory):
-    """One launch for all variants of a run type on a number of ranks, each with clipping active and inactive."""
+def train(ranks, token_files, pair_files, tmp_path_factory):
+    """Train a run type with clipping active or inactive, once for all tests that ask for it."""
 
     @functools.cache
-    def launch(run_type: str, ranks: int, further: tuple[str, ...]) -> dict[tuple[str, str], dict]:
+    def both(run_type: str, number: int, flags: str) -> dict[str, dict]:
         # what is only compared roughly is trained once
-        keys = [(flags, clipping) for flags in further for clipping in list(CLIPPING)[: 1 if "bf16" in flags else 2]]
+        limits = list(CLIPPING)[: 1 if "bf16" in flags else 2]
+        tries_checkpoint = (run_type, number, flags) in {VARIANTS[name][:3] for name in WITH_CHECKPOINT}
+        command = ["--run_type", run_type, *flags.split()]
         cases = [
             (
-                case_flags(token_files, pair_files, ["--run_type", run_type, *flags.split()], CLIPPING[clipping]),
+                case_flags(token_files, pair_files, command, CLIPPING[limit]),
                 None,
-                clipping == "clipping" and (run_type, ranks, flags) in {VARIANTS[v][:3] for v in WITH_CHECKPOINT},
+                tries_checkpoint and limit == limits[0],
             )
-            for flags, clipping in keys
+            for limit in limits
         ]
-        results = run_cases(tmp_path_factory.mktemp(run_type), cases, ranks)
-        return dict(zip(keys, results, strict=True))
+        return dict(zip(limits, run_cases(ranks, tmp_path_factory.mktemp(run_type), cases, number), strict=True))
 
-    def result_of(run_type: str, ranks: int, flags: str, clipping: str) -> dict:
-        fp32 = RECIPES if run_type == "baseline" else [v[2] for v in VARIANTS.values() if v[:2] == (run_type, ranks)]
-        bf16 = [v[1] for v in BF16.values() if v[0] == run_type]
-        group = next((flags_of for flags_of in (fp32, bf16) if flags in flags_of), [flags])
-        return launch(run_type, ranks, tuple(dict.fromkeys(group)))[flags, clipping]
-
-    return result_of
+    return lambda run_type, number, flags, clipping: both(run_type, number, flags)[clipping]
 
 
 @pytest.mark.parametrize("clipping", CLIPPING)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(STRATEGIES, VARIANTS))
 def test_every_strategy_follows_the_single_process(train, variant, clipping):
     run_type, ranks, flags, mesh = VARIANTS[variant]
     recipe = next((recipe for recipe in RECIPES if recipe and recipe in flags), "")
@@ -124,7 +121,7 @@ RECOMPUTED = [
 ]
 
 
-@pytest.mark.parametrize("variant", RECOMPUTED)
+@pytest.mark.parametrize("variant", slow_but(["ddp, blocks recomputed"], RECOMPUTED))
 def test_blocks_are_computed_again_where_that_was_asked_for(train, variant):
     run_type, ranks, flags, _ = VARIANTS[variant]
     plain = flags.partition("--activation_checkpointing")[0].strip()
@@ -134,14 +131,14 @@ def test_blocks_are_computed_again_where_that_was_asked_for(train, variant):
     assert train(run_type, ranks, flags, "clipping")["block_passes"] == 2 * once
 
 
-@pytest.mark.parametrize("variant", WITH_CHECKPOINT)
+@pytest.mark.parametrize("variant", slow_but(STRATEGIES, WITH_CHECKPOINT))
 def test_a_strategy_goes_on_from_its_checkpoint_bit_for_bit(train, variant):
     run_type, ranks, flags, _ = VARIANTS[variant]
     resumed, uninterrupted = train(run_type, ranks, flags, "clipping")["continued"]
     assert resumed == uninterrupted
 
 
-@pytest.mark.parametrize("name", BF16)
+@pytest.mark.parametrize("name", slow_but(["ddp"], BF16))
 def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(train, name):
     """bf16 keeps 8 bits, and a rank that rounds its part of a sum rounds elsewhere than one that computes all of it:
     two bf16 runs cannot agree more closely than each does with fp32. So the yardstick is the single process: how far
@@ -157,28 +154,12 @@ def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(tra
     assert ("compiled" in actual["built"]) == ("--compile" in flags)
 
 
-@pytest.fixture(scope="module")
-def train_with_bugs(token_files, pair_files, tmp_path_factory):
-    """One launch for all bugs on a number of ranks: for each bug, the runs with clipping active and inactive."""
-
-    @functools.cache
-    def launch(ranks: int) -> dict[str, list[dict]]:
-        bugs = [bug for bug in PLANTED_BUGS if WHERE[bug][1] == ranks]
-        cases = [
-            (case_flags(token_files, pair_files, WHERE[bug][0], limit), bug, False)
-            for bug in bugs
-            for limit in CLIPPING.values()
-        ]
-        results = iter(run_cases(tmp_path_factory.mktemp("bugs"), cases, ranks))
-        return {bug: [next(results) for _ in CLIPPING] for bug in bugs}
-
-    return launch
-
-
 @pytest.mark.parametrize("bug", PLANTED_BUGS)
-def test_a_planted_bug_is_found(train, train_with_bugs, bug):
-    broken = train_with_bugs(WHERE[bug][1])[bug]
-    sound = [train("baseline", 1, PAIRS if PAIRS in WHERE[bug][0] else "", clipping) for clipping in CLIPPING]
+def test_a_planted_bug_is_found(train, ranks, token_files, pair_files, tmp_path, bug):
+    flags, number = WHERE[bug]
+    cases = [(case_flags(token_files, pair_files, flags, limit), bug, False) for limit in CLIPPING.values()]
+    broken = run_cases(ranks, tmp_path, cases, number)
+    sound = [train("baseline", 1, PAIRS if PAIRS in flags else "", clipping) for clipping in CLIPPING]
     assert any(disagreements(expected, actual) for expected, actual in zip(sound, broken, strict=True))
 
 

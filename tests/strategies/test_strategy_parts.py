@@ -113,6 +113,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "gathered", "reduced"),
     [("", 2 * (1 + 2 + 2), 0), ("--reshard_after_forward off", 2 * (1 + 2), 0), ("--shard_size 2", 2 * (1 + 2 + 2), 3)],
