@@ -11,14 +11,12 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags, python_command, run_program, torchrun_command
 from support.ranks import RanksFailed
+from support.settings import typed
 from support.variants import slow_but
 from torch.distributed.checkpoint import FileSystemReader
 
-from testbed.config.check import check_run
 from testbed.config.compatibility import why_not_resharded
-from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
-from testbed.distributed.launch import Launch
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import state_files
@@ -218,7 +216,7 @@ def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(token_files, tmp
 
 
 def strategy_alone(token_files, *flags: str) -> Baseline:
-    checked = check_run(parse_command_line(flags_of(token_files, " ".join(flags), 1)), Launch(0, 0, 1, 1))
+    checked = typed(flags_of(token_files, " ".join(flags), 1))
     return Baseline(checked.settings, GPT2(checked.settings.shape), CPU)
 
 

@@ -16,12 +16,10 @@ from support.agreement import CLIPPING, PAIRS, STEPS, TOLERANCE, case_flags, dis
 from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
+from support.settings import typed
 from support.variants import BF16, VARIANTS, slow_but
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
-from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.optim.lr_schedule import learning_rate_at
@@ -168,7 +166,7 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
     """The same initial weights in GPT2LMHeadModel, its own loss, the whole batch at once, PyTorch's plain AdamW and
     clipping: no part of the step is ours. This is what a broken tie, scale or data order fails on."""
     flags = case_flags(token_files, None, ["--run_type", "baseline"], CLIPPING[clipping])
-    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    checked = typed(flags)
     settings = checked.settings
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
     model = reference_model(shape).train()
@@ -201,7 +199,7 @@ def test_of_pairs_the_single_process_learns_what_transformers_does_of_each_pair_
     """The first step: each pair goes through GPT2LMHeadModel by itself, without filling, and every token behind its
     prompt counts once. So filling changes nothing, and no pair sees another."""
     flags = case_flags(None, pair_files, ["--run_type", "baseline", PAIRS], CLIPPING["clipping"])
-    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    checked = typed(flags)
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
     model = reference_model(shape)
     torch.manual_seed(checked.settings.seed)
