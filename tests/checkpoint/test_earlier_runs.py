@@ -18,6 +18,8 @@ from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import load_run
 from testbed.metrics.file import read_metrics
 
+pytestmark = [pytest.mark.launches, pytest.mark.slow]
+
 ARCHIVE = Path(__file__).parents[1] / "earlier_runs" / "53ea84c.tar.xz"
 RANKS = {"baseline": 1, "allreduce": 2, "ddp": 2, "fsdp": 2, "optimized": 2, "model_parallel": 2, "pipeline": 2}
 RANKS |= {"tensor": 2}

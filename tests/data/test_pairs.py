@@ -94,6 +94,7 @@ def pairs_in(path):
     return found
 
 
+@pytest.mark.launches
 def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(tmp_path):
     other = {"prompt": PAIRS[0]["prompt"], "reference": ["eine andere Antwort", "noch eine"]}
     several = [{"prompt": pair["prompt"], "reference": [pair["reference"], "auch gut"]} for pair in PAIRS]
@@ -119,6 +120,7 @@ def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(tmp
     assert source["name"] == "all.jsonl" and len(source["sha256"]) == 64
 
 
+@pytest.mark.launches
 def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tmp_path):
     """To train a model further, its own ids are needed: another BPE of the same size has the same name."""
     text = "".join(f"{pair['prompt']} {pair['reference']}\n" for pair in PAIRS)
@@ -136,6 +138,7 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tm
     assert file.tokens[start:].tolist()[: len(tokenizer.encode(prompt))] == tokenizer.encode(prompt)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -20,6 +20,7 @@ from testbed.experiments.network_lab.links import Link, parse_rate, set_connecte
 from testbed.metrics.file import read_metrics
 
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.alone,
     pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}"),
 ]

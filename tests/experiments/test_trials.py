@@ -220,6 +220,8 @@ def test_what_the_page_concludes_of_the_trials_is_what_their_verdicts_say():
     assert measured["least_bytes_per_step"] / rates[1] / step_s == pytest.approx(1 / 8, abs=0.02)
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_file_is_measured_and_read_again(tmp_path, token_files):
     out = tmp_path / "trials.json"
     work = [*TINY_RUN, *data_flags(token_files), "--global_batch_size", "4"]
@@ -236,6 +238,7 @@ def test_a_file_is_measured_and_read_again(tmp_path, token_files):
     assert again.returncode == 0 and again.stdout == done.stdout
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -27,6 +27,7 @@ def script():
     return module
 
 
+@pytest.mark.launches
 def test_both_encoders_are_measured_on_the_same_ids(tmp_path):
     corpus = write_jsonl(tmp_path / "documents.jsonl", TEXTS)
     train_bpe(iter(TEXTS), 280, tmp_path / "bpe_280.json")
@@ -56,6 +57,7 @@ def test_the_table_gives_the_ratio_of_rates_and_cries_out_when_ids_differ(script
     assert "Ratio 1.50 (" in text and "preprocess_small.py: faster" in text and "DIFFERENT ids" in text
 
 
+@pytest.mark.launches
 def test_what_cannot_be_measured_is_one_sentence(tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPT, "--out", tmp_path / "a.json", "--tokenizer_file", tmp_path / "none.json"],
