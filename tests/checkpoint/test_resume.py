@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from support.programs import TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from support.programs import TINY_RUN, data_flags
 from support.ranks import RanksFailed
 from support.settings import typed
 from support.variants import slow_but
@@ -178,22 +179,29 @@ def test_a_run_passes_through_four_strategies(ranks, token_files, tmp_path):
     assert losses == pytest.approx(uninterrupted["losses"], abs=TOLERANCE)
 
 
-def run_program_to_its_end(launcher: list[str], token_files, directory: Path, flags: str) -> dict:
-    """The metrics of a run of gpt2.py."""
-    arguments = [*flags_of(token_files, flags, 1), "--checkpoint_path", str(directory), "--timing_warmup_steps", "1"]
-    done = run_program([*launcher, *arguments, "--max_train_steps", "6"])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return read_metrics(directory / "training_metrics.json")
+@pytest.fixture
+def run_to_its_end(ranks, token_files, tmp_path):
+    """Run gpt2.py on a number of ranks and return the run's metrics."""
+    numbers = itertools.count()
+
+    def run(number: int, directory: Path, flags: str) -> dict:
+        arguments = [*flags_of(token_files, flags, 1), "--checkpoint_path", str(directory)]
+        arguments += ["--timing_warmup_steps", "1", "--max_train_steps", "6"]
+        done = ranks.run_program(arguments, tmp_path / f"ranks_{next(numbers)}", number)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return read_metrics(directory / "training_metrics.json")
+
+    return run
 
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_the_program_goes_on_bit_for_bit_on_two_ranks(token_files, tmp_path):
+def test_the_program_goes_on_bit_for_bit_on_two_ranks(run_to_its_end, tmp_path):
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     ddp = f"--run_type ddp {DROPOUT} --save_every 3"
-    expected = run_program_to_its_end(torchrun_command(2), token_files, whole, f"{ddp} --async_mode async")
+    expected = run_to_its_end(2, whole, f"{ddp} --async_mode async")
     saved = whole / "checkpoints" / "step_000003"
-    resumed = run_program_to_its_end(torchrun_command(2), token_files, rest, f"{ddp} --resume {saved}")
+    resumed = run_to_its_end(2, rest, f"{ddp} --resume {saved}")
     assert [row["step"] for row in resumed["steps"]] == [4, 5, 6], "it began at the step that was saved"
     assert [row["loss"] for row in resumed["steps"]] == [row["loss"] for row in expected["steps"][3:]]
     assert (rest / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
@@ -201,14 +209,14 @@ def test_the_program_goes_on_bit_for_bit_on_two_ranks(token_files, tmp_path):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(token_files, tmp_path):
+def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(run_to_its_end, tmp_path):
     """The metrics stay one file: a segment for each start, and rows without a seam."""
     whole, moved = tmp_path / "whole", tmp_path / "moved"
-    expected = run_program_to_its_end(python_command(), token_files, whole, "--run_type baseline")
-    run_program_to_its_end(torchrun_command(2), token_files, moved, "--run_type ddp --stop_at_step 2")
-    run_program_to_its_end(python_command(), token_files, moved, "--run_type baseline --resume --stop_at_step 4")
+    expected = run_to_its_end(1, whole, "--run_type baseline")
+    run_to_its_end(2, moved, "--run_type ddp --stop_at_step 2")
+    run_to_its_end(1, moved, "--run_type baseline --resume --stop_at_step 4")
     zero = "--run_type optimized --zero_stage 2 --resume"
-    metrics = run_program_to_its_end(torchrun_command(2), token_files, moved, zero)
+    metrics = run_to_its_end(2, moved, zero)
     starts = [(segment["run_type"], segment["world_size"], segment["first_step"]) for segment in metrics["segments"]]
     assert starts == [("ddp", 2, 1), ("baseline", 1, 3), ("optimized", 2, 5)]
     losses = [row["loss"] for row in metrics["steps"]]

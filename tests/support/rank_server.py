@@ -2,10 +2,11 @@
 
 Usage: python -m support.rank_server, by support/ranks.py. Each line on stdin is a request, a JSON object with
     worker      the module whose `main(folder)` each rank calls
-    folder      where the rank reads its task and writes its result; what a rank prints goes to rank_N.txt there
+    folder      where the rank reads its task and writes its result; it prints into rank_N.out and rank_N.err there
     ranks       the number of ranks
     preload     further modules to import before the fork
     timeout_s   after this time the ranks are killed
+    grace_s     after the first failure the other ranks have this long to end by themselves
 Each line on stdout is the answer: the exit codes of the ranks, null where a rank was killed for the timeout.
 A rank that dies takes the others of its request with it, and nothing else.
 """
@@ -48,9 +49,8 @@ def be_rank(request: dict, rank: int, port: int) -> None:
     """Run the worker in this process, which was forked for it, and end the process."""
     end_with_parent()
     folder, code = Path(request["folder"]), 1
-    output = os.open(folder / f"rank_{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(output, stream)
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"rank_{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     if request["ranks"] > 1:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["ranks"], "MASTER_PORT": port}
         os.environ.update({name: str(number) for name, number in place.items()}, MASTER_ADDR="127.0.0.1")
@@ -58,7 +58,9 @@ def be_rank(request: dict, rank: int, port: int) -> None:
     try:
         importlib.import_module(request["worker"]).main(folder)
         code = 0
-    except BaseException:  # also SystemExit: the parent learns of it by the exit code
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:  # the parent learns of it by the exit code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -66,8 +68,8 @@ def be_rank(request: dict, rank: int, port: int) -> None:
         os._exit(code)
 
 
-def wait_for(processes: list[int], timeout_s: float) -> list[int | None]:
-    """Wait until all have ended; after the first failure or the timeout, kill what is left."""
+def wait_for(processes: list[int], timeout_s: float, grace_s: float) -> list[int | None]:
+    """Wait until all have ended; a while after the first failure, or at the timeout, kill what is left."""
     codes: dict[int, int | None] = {}
     killed_at = time.monotonic() + timeout_s
     while len(codes) < len(processes):
@@ -75,7 +77,9 @@ def wait_for(processes: list[int], timeout_s: float) -> list[int | None]:
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
                 codes[process] = os.waitstatus_to_exitcode(status)
-        if any(codes.values()) or time.monotonic() > killed_at:
+                if codes[process] != 0:
+                    killed_at = min(killed_at, time.monotonic() + grace_s)
+        if time.monotonic() > killed_at:
             for process in (each for each in processes if each not in codes):
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
@@ -100,7 +104,7 @@ def serve() -> None:
             if process == 0:
                 be_rank(request, rank, port)
             processes.append(process)
-        answers.write(json.dumps(wait_for(processes, request["timeout_s"])) + "\n")
+        answers.write(json.dumps(wait_for(processes, request["timeout_s"], request["grace_s"])) + "\n")
         answers.flush()
 
 

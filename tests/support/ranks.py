@@ -17,7 +17,10 @@ from support.programs import REPOSITORY
 TIMEOUT_S = 400.0  # a first start builds DeepSpeed's Adam
 AUDIT_EVENT = "support.ranks"  # what tests/conftest.py takes for the start of a process
 # a word of the tasks -> what a rank would import for it, seconds long
-PRELOADED = {"optimized": ["deepspeed", "deepspeed.ops.adam"], "--compile": ["torch._inductor.compile_fx"]}
+PRELOADED = {
+    "optimized": ["deepspeed.ops.adam", "deepspeed.runtime.zero.muon.muon_optimizer"],
+    "--compile": ["torch._inductor.compile_fx"],
+}
 
 
 class RanksFailed(AssertionError):
@@ -36,23 +39,39 @@ class Ranks:
         Raises:
             RanksFailed: with the output of the first rank that failed.
         """
-        sys.audit(AUDIT_EVENT, worker, ranks)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(tasks)
-        (folder / "tasks.json").write_text(text)
-        request = {"worker": worker, "folder": str(folder), "ranks": ranks, "timeout_s": timeout_s}
-        request["preload"] = [
-            module for word, modules in PRELOADED.items() if f'"{word}"' in text for module in modules
-        ]
-        codes = self._ask(request)
+        codes = self._carry_out(worker, folder, tasks, ranks, timeout_s, grace_s=0)
         failed = [rank for rank, code in enumerate(codes) if code != 0]
         if failed:
             # a rank that was killed for another's failure says nothing
             first = min(failed, key=lambda rank: (codes[rank] is None, rank))
             end = "did not end in time" if codes[first] is None else f"ended with {codes[first]}"
-            output = (folder / f"rank_{first}.txt").read_text(errors="replace")
+            output = "".join((folder / f"rank_{first}.{name}").read_text(errors="replace") for name in ("out", "err"))
             raise RanksFailed(f"rank {first} of {ranks} {end}: {output[-4000:]}")
         return json.loads((folder / "results.json").read_text())
+
+    def run_program(
+        self, arguments: list[str], folder: Path, ranks: int = 1, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess:
+        """Run gpt2.py to its end and return what a launcher would: the first exit code but 0, what all ranks said."""
+        task = {"arguments": arguments, "cwd": str(cwd or folder.parent)}
+        codes = self._carry_out("support.program_worker", folder, task, ranks, TIMEOUT_S, grace_s=30)
+        code = next((code for code in codes if code), 1 if None in codes else 0)
+        said = [
+            "".join((folder / f"rank_{rank}.{name}").read_text(errors="replace") for rank in range(ranks))
+            for name in ("out", "err")
+        ]
+        return subprocess.CompletedProcess(arguments, code, *said)
+
+    def _carry_out(
+        self, worker: str, folder: Path, tasks: object, ranks: int, timeout_s: float, grace_s: float
+    ) -> list[int | None]:
+        sys.audit(AUDIT_EVENT, worker, ranks)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(tasks)
+        (folder / "tasks.json").write_text(text)
+        preload = [module for word, modules in PRELOADED.items() if f'"{word}"' in text for module in modules]
+        request = {"worker": worker, "folder": str(folder), "ranks": ranks, "preload": preload}
+        return self._ask({**request, "timeout_s": timeout_s, "grace_s": grace_s})
 
     def _ask(self, request: dict) -> list[int | None]:
         if self.server is None or self.server.poll() is not None:
