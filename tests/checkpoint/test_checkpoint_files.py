@@ -23,6 +23,8 @@ from testbed.checkpoint import writer as checkpoint
 from testbed.checkpoint.writer import CheckpointFailed
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 def test_the_manifest_has_every_file_with_its_size_and_hash(run):
     folder = run.checkpoints / "step_000004"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from support.checkpoint_folders import Folder, Weights, contents, launch, one_process, refusal, run
+from support.checkpoint_folders import Folder, Weights, contents, launch, refusal
 from support.endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, ranks, started
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY, python_command, run_program
@@ -35,7 +35,7 @@ from testbed.model.gpt2 import GPT2
 from testbed.run_lock import FolderGone
 from testbed.train import ending as run_ending
 
-__all__ = ["one_process", "run"]  # fixtures
+pytestmark = pytest.mark.usefixtures("one_process")
 
 # --- whose files these are
 

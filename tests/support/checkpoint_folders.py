@@ -100,20 +100,6 @@ class Folder:
         return sorted(path.name for path in self.checkpoints.iterdir())
 
 
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch):
-    """A made-up launch of two ranks is one process here: only rank 0 and its words are looked at."""
-    monkeypatch.setattr(run_lock, "LOCK_WAIT_S", 0.3)
-
-
-@pytest.fixture
-def run(token_files, tmp_path) -> Folder:
-    """Killed after step 5, with checkpoints of steps 2 and 4."""
-    folder = Folder(token_files, tmp_path / "run")
-    folder.train(range(1, 6), {2, 4})
-    return folder
-
-
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
