@@ -123,12 +123,13 @@ ALL_REDUCE = f"""
 import sys
 sys.path.insert(0, {str(REPOSITORY / "src")!r})
 import torch
-from testbed import distributed
+from testbed.distributed import process_group
 from testbed.distributed.launch import read_launch
+from testbed.profiling.attribution import measured_bus_bandwidth
 torch.set_num_threads(1)
-distributed.start_process_group(torch.device("cpu"), read_launch(), True)
-print("bus bytes/s", distributed.measured_bus_bandwidth({NANO_BYTES}, torch.device("cpu"), repeats=4), flush=True)
-distributed.stop_process_group()
+process_group.start_process_group(torch.device("cpu"), read_launch(), True)
+print("bus bytes/s", measured_bus_bandwidth({NANO_BYTES}, torch.device("cpu"), repeats=4), flush=True)
+process_group.stop_process_group()
 """
 
 
