@@ -1,4 +1,4 @@
-"""A run that was cut and goes on: bit for bit where it was, and within rounding under other strategies and ranks."""
+"""Resume runs: bit for bit with the same strategy and ranks, within rounding with others."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def test_a_run_goes_on_bit_for_bit(starts, name):
 @pytest.mark.launches
 @pytest.mark.parametrize("name", slow_but(["ddp", "fsdp"], READERS))
 def test_every_strategy_reads_and_writes_the_same_state(starts, states, name):
-    """What one process wrote, read by others and written again, is what it was, to the last bit: weights, moments and
-    step counters, under the same names."""
+    """A state that one process wrote is the same to the last bit after others have read and written it: weights,
+    moments and step counters, under the same names."""
     _, flags = READERS[name]
     *_, result, folder = starts(name)
     state, hash_of_weights = states["muon" if "muon" in flags else "adamw"]
@@ -240,7 +240,7 @@ def test_the_loss_scale_of_fp16_comes_back(token_files, tmp_path):
 
 
 @pytest.mark.parametrize("known", [{}, {"scale": 512.0}], ids=["none, as of fp32", "the scale alone, as of DeepSpeed"])
-def test_what_a_state_lacks_of_the_loss_scale_begins_anew(token_files, tmp_path, known):
+def test_a_loss_scale_that_a_state_lacks_is_the_default(token_files, tmp_path, known):
     writer, reader = (strategy_alone(token_files, "--precision fp16") for _ in range(2))
     state = writer.state()
     state["scaler"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in known.items()}

@@ -99,7 +99,7 @@ def test_matrices_pass_together_up_to_a_limit(monkeypatch):
     assert found == [[(24, 8), (8, 24)], [(8, 24)], [(8, 8)], [(16, 8)]]
 
 
-def test_only_matrices_inside_the_blocks_are_muons_and_the_rest_is_adamws_bit_for_bit():
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
     (ours, settings), (theirs, _) = tiny_model(), tiny_model()
     optimizer = build_optimizer(ours, settings)
     reference = build_optimizer(theirs, SimpleNamespace(**{**vars(settings), "optimizer": "adamw"}))

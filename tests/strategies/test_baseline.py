@@ -1,4 +1,4 @@
-"""What the plain step does not do twice."""
+"""Check what the plain step does only once."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_casts_are_not_kept_where_that_takes_memory(token_files):
 
 
 @pytest.mark.parametrize(("size", "keeps"), [("1", True), (str(MICRO_BATCHES), False)])
-def test_the_only_micro_batch_of_a_step_keeps_no_casts_beside_its_gradients(token_files, size, keeps):
-    """What is held where the last gradient is there, of the first layer."""
+def test_the_only_micro_batch_of_a_step_keeps_no_casts(token_files, size, keeps):
+    """Held bytes are read when the last gradient, the first layer's, is there."""
     seen = []
     for keeps_casts in (None, False):
         strategy, batches = build(token_files, keeps_casts, "--micro_batch_size_per_gpu", size)

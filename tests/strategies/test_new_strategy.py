@@ -1,4 +1,4 @@
-"""A strategy is one file and one line: --help lists it and the agreement test trains it, without another change."""
+"""Add a strategy with one file and one line: --help lists it and the agreement test trains it."""
 
 from __future__ import annotations
 

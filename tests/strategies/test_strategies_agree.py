@@ -1,7 +1,8 @@
-"""Every strategy computes what one process computes, and one process computes what transformers does.
+"""Check that every strategy computes what one process computes, and one process what transformers computes.
 
-Loss and unclipped gradient norm, with clipping active and inactive: AdamW hides a wrong gradient scale while clipping
-is active, and a wrong norm does nothing while it is not. Run types come from the registry: a new one is tested unasked.
+Losses and unclipped gradient norms are compared with clipping active and inactive: AdamW hides a wrong gradient scale
+while clipping is active, and a wrong norm has no effect while it is not. Run types come from the registry, so a new one
+is tested without another line here.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def test_a_strategy_goes_on_from_its_checkpoint_bit_for_bit(train, variant):
 
 
 @pytest.mark.parametrize("name", slow_but(["ddp"], BF16))
-def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(train, name):
+def test_bf16_is_as_near_to_fp32_as_on_one_process(train, name):
     """bf16 keeps 8 bits, and a rank that rounds its part of a sum rounds elsewhere than one that computes all of it:
     two bf16 runs cannot agree more closely than each does with fp32. So the yardstick is the single process: how far
     its bf16 run is from its fp32 run."""
@@ -195,7 +196,7 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
         assert norm.item() == pytest.approx(expected["grad_norms"][step], abs=TOLERANCE), f"norm of step {step}"
 
 
-def test_of_pairs_the_single_process_learns_what_transformers_does_of_each_pair_alone(train, pair_files):
+def test_pairs_follow_transformers_pair_by_pair(train, pair_files):
     """The first step: each pair goes through GPT2LMHeadModel by itself, without filling, and every token behind its
     prompt counts once. So filling changes nothing, and no pair sees another."""
     flags = case_flags(None, pair_files, ["--run_type", "baseline", PAIRS], CLIPPING["clipping"])

@@ -1,4 +1,4 @@
-"""Parts of strategies that two CPU ranks cannot show: several devices in one process, three data ranks and more."""
+"""Check parts of strategies that two CPU ranks cannot show: several devices in one process, three data ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running strategies beside the single process, and what counts as a disagreement."""
+"""Run strategies and the single process, and list their disagreements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def distances(expected: dict, actual: dict) -> dict[str, float]:
 
 
 def disagreements(expected: dict, actual: dict) -> list[str]:
-    """What a run does not share with the single process, in words with the size of the difference; empty: equal."""
+    """List what differs from the single process, with the size of each difference."""
     found = [
         f"{name} differ by {difference:.1e}"
         for name, difference in distances(expected, actual).items()

@@ -1,4 +1,4 @@
-"""One rank of an agreement run: trains a few steps as gpt2.py does and writes down what came out.
+"""Be one rank of an agreement run: train a few steps as gpt2.py does and write the results.
 
 Usage, by support/ranks.py or a launcher: agreement_worker.py FOLDER, with FOLDER/tasks.json, a list of
 [arguments of gpt2.py, bug, whether to try a checkpoint]; rank 0 writes FOLDER/results.json.
@@ -101,7 +101,7 @@ def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) 
 
 
 def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, folder: Path) -> list[list[float]]:
-    """Losses of two more steps: from a checkpoint in a strategy built anew, and without a break."""
+    """Return the losses of two more steps: from a checkpoint in a new strategy, and without a break."""
     last = batches.settings.last_step
     if read_launch().rank == 0:
         folder.mkdir()

@@ -75,7 +75,7 @@ def kept_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Whoever asks for gigabytes gets MemoryError, which no program expects."""
+    """Raise MemoryError, which no program expects, where gigabytes are asked for."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, before[1]))
@@ -144,7 +144,7 @@ def refused(code: object, out: str, err: str, name: str) -> str:
 
 
 def gpt2_accepts(words: list[str], ranks: int | None = 1) -> CheckedRun:
-    """The run that src/gpt2.py would make of a command line on so many ranks; None: as many as the environment says.
+    """Return the run that src/gpt2.py would make of a command line; `ranks` None: as many as the environment says.
 
     Raises:
         Refused: it says one sentence and ends with exit code 2.

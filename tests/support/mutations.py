@@ -94,7 +94,7 @@ def flip_a_bit(text: bytes, draw) -> bytes:
 
 
 def zero_a_block(text: bytes, draw) -> bytes:
-    """What a file system leaves of a file that was being written when the power went."""
+    """Write what a file system leaves of a file when the power fails."""
     at, length = draw(st.integers(0, max(0, len(text) - 1))), draw(st.sampled_from([1, 16, 512, 4096]))
     return text[:at] + bytes(len(text[at : at + length])) + text[at + length :]
 

@@ -1,4 +1,4 @@
-"""One rank of a run that is cut into starts: trains some steps, saves, is built anew, reads and goes on.
+"""Be one rank of a run in several starts: train some steps, save, build a new strategy, read and go on.
 
 Started by support/ranks.py. The tasks are objects with
     flags       of gpt2.py
@@ -34,7 +34,7 @@ def hash_of(weights: dict[str, torch.Tensor]) -> str:
 
 
 def save(strategy: Strategy, folder: Path, in_background: bool) -> list:
-    """What is still to be waited for."""
+    """Save a checkpoint and return the writes that are still going on."""
     rank = read_launch().rank
     if rank == 0:
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Settings and refusals as a command line gives them."""
+"""Make settings and refusals from a command line."""
 
 from __future__ import annotations
 
