@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold: environment, ruff, the whole test suite. Arguments go to pytest.
+# What judges a change: environment, ruff, and the tests that take no more than seconds each. With --all as its first
+# argument: every test. Other arguments go to pytest.
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 use_environment -r requirements.txt -e '.[test]'
 ruff check .
@@ -12,9 +13,21 @@ run_tests() {
     [ "$code" -eq 0 ] || [ "$code" -eq "$NO_TESTS" ] || exit "$code"
     return "$code"
 }
-# A file stays in one process, because its tests share launches. What measures time runs afterwards, with nothing beside it.
-run_tests -n auto --maxprocesses 8 --dist loadfile -m "not alone" "$@" && found=yes || found=no
-run_tests -m alone "$@" && found=yes
+# A file stays in one process, because its tests share launches.
+in_parallel() { run_tests -n auto --maxprocesses 8 --dist loadfile "$@"; }
+
+found=no
+if [ "${1:-}" = --all ]; then
+    shift
+    in_parallel --hypothesis-profile all -m "not alone" "$@" && found=yes
+    # What measures time runs afterwards, with nothing at the same time.
+    run_tests --hypothesis-profile all -m alone "$@" && found=yes
+else
+    in_parallel -m "not slow and not alone" "$@" && found=yes
+    echo "Left out: the tests marked slow or alone, counted by file below; fuzz drew a tenth of its examples."
+    python -m pytest --collect-only -qq -m "slow or alone" "$@" || true
+    echo "Run them with \`bash scripts/test.sh --all\`, or those of one file with \`bash scripts/test.sh --all FILE\`."
+fi
 if [ "$found" = no ]; then
     echo "no test was selected" >&2
     exit "$NO_TESTS"

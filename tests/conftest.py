@@ -1,25 +1,76 @@
-"""What the tests of the trainer share: tiny token files, and gpt2.py started as a person would."""
+"""Share tiny token files and ranks among the tests, and hold the marker `launches`."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support.programs import write_pair_files, write_token_files
+from support.ranks import AUDIT_EVENT, Ranks
+
+settings.register_profile("all")  # support/fuzz.py draws a tenth without it
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", AUDIT_EVENT)
+FREE = ("git",)  # every record of a run asks it for the commit
+started: list[str] = []  # by the test that runs now
+starting_fixtures: set[tuple[str, str]] = set()  # below which folder or file, name
+
+
+def note_start(event: str, arguments: tuple) -> None:
+    if event not in STARTS:
+        return
+    command = arguments[1] if event == "subprocess.Popen" else [event]
+    if isinstance(command, str) or str(command[0]) not in FREE:
+        started.append(str(command)[:200])
+
+
+sys.addaudithook(note_start)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    before = len(started)
+    try:
+        return (yield)
+    finally:
+        if len(started) > before:
+            starting_fixtures.add((fixturedef.baseid, fixturedef.argname))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    started.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test that starts a process, itself or by a fixture of any scope, and is not marked `launches`."""
+    result = yield
+    if item.get_closest_marker("launches") is None:
+        causes = [f"fixture {name}" for base, name in sorted(starting_fixtures)
+                  if name in item.fixturenames and item.nodeid.startswith(base)]  # fmt: skip
+        for cause in [*started[:1], *causes]:
+            pytest.fail(f"{item.nodeid} starts a process and is not marked `launches`: {cause}", pytrace=False)
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_environment(tmp_path_factory):
-    """One thread per process, no network, and a build cache that a killed run cannot leave locked for others. Ctrl-C
-    works in what tests start: a suite in the background of a script would hand down that it is ignored."""
+    """Set one thread per process, no network, and a build cache of this run of the suite, which a killed run cannot
+    leave locked for others. Ctrl-C works in what tests start: a suite in the background of a script would hand down
+    that it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))
+    folder = tmp_path_factory.getbasetemp()
+    of_all_workers = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(of_all_workers / "torch_extensions")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
 
@@ -31,6 +82,14 @@ def other():
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    """Ranks that share their imports; each request gets fresh ones."""
+    ranks = Ranks(tmp_path_factory.mktemp("ranks") / "server.txt")
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture(scope="session")

@@ -255,18 +255,24 @@ def _validator(schema_file: str) -> Any:
 
 def not_a_folder(path: Path) -> str | None:
     """What is wrong with a path that should be a folder, to follow its name; None where it is one."""
-    if path.is_dir():
-        return None
-    return "is a file, not a folder" if path.exists() else missing(path)
+    try:
+        if path.is_dir():
+            return None
+        return "is a file, not a folder" if path.exists() else missing(path)
+    except OSError as error:  # a name longer than any file system takes
+        return f"cannot be looked at ({error.strerror})"
 
 
 def not_a_file(path: Path) -> str | None:
     """What is wrong with a path that should lead to a file, to follow its name; None where it does."""
-    if path.is_dir():
-        return "is a folder, not a file"
-    if not path.exists():
-        return missing(path)
-    return None if path.is_file() else f"is {name_of_kind(path.stat())}, not a file"
+    try:
+        if path.is_dir():
+            return "is a folder, not a file"
+        if not path.exists():
+            return missing(path)
+        return None if path.is_file() else f"is {name_of_kind(path.stat())}, not a file"
+    except OSError as error:  # a name longer than any file system takes
+        return f"cannot be looked at ({error.strerror})"
 
 
 def missing(path: Path) -> str:

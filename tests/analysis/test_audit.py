@@ -229,6 +229,7 @@ def run_script(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
 
 
+@pytest.mark.launches
 def test_the_script_prints_rule_runs_and_figure_and_exits_1(tmp_path):
     paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
     done = run_script(*paths, "--json", tmp_path / "findings.json")
@@ -239,6 +240,7 @@ def test_the_script_prints_rule_runs_and_figure_and_exits_1(tmp_path):
     assert Finding(**{**written[0], "runs": tuple(written[0]["runs"])}) in audit(paths)
 
 
+@pytest.mark.launches
 def test_the_script_is_short_where_nothing_is_wrong(tmp_path):
     """A strong-scaling sweep of ours: five strategies x 1 and 2 ranks x two batch sizes x five repeats."""
     done = run_script(foreign.sweep(tmp_path))
@@ -266,6 +268,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, c
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.launches
 def test_the_script_exits_2_for_what_cannot_be_read(tmp_path):
     done = run_script(tmp_path / "nothing.json")
     assert done.returncode == 2
@@ -273,6 +276,7 @@ def test_the_script_exits_2_for_what_cannot_be_read(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.launches
 def test_findings_that_cannot_be_written_are_one_sentence_and_exit_code_1(tmp_path):
     run = foreign.arm(tmp_path / "run", 1)[0]
     for place in (tmp_path / "none" / "f.json", "."):

@@ -115,6 +115,7 @@ def program(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env=environment)
 
 
+@pytest.mark.launches
 def test_the_program_prints_the_table_and_the_paths(tmp_path):
     one = save(tmp_path / "baseline", v1_metrics(1), "baseline_metrics.json")
     two = save(tmp_path / "optimized", v1_metrics(4))
@@ -126,6 +127,7 @@ def test_the_program_prints_the_table_and_the_paths(tmp_path):
     assert "Warning: Equal work cannot be shown" in done.stderr
 
 
+@pytest.mark.launches
 def test_without_arguments_it_takes_every_run_under_checkpoint(tmp_path):
     save(tmp_path / "checkpoint" / "a", example_metrics())
     save(tmp_path / "checkpoint" / "b", example_metrics(settings={"bucket_cap_mb": 50}))
@@ -138,6 +140,7 @@ def test_without_arguments_it_takes_every_run_under_checkpoint(tmp_path):
     assert {path.name for path in (tmp_path / "docs/charts").iterdir()} == EVERY_CHART
 
 
+@pytest.mark.launches
 def test_a_folder_of_runs_is_searched_and_reported_on(repeated, tmp_path):
     """The --out_dir of a sweep is enough; each run counts once, however often it is named."""
     report, text = tmp_path / "new" / "report.html", tmp_path / "new" / "report.md"
@@ -187,6 +190,7 @@ BAD_CALLS = [
 ]
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("case", BAD_CALLS)
 def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, case):
     arguments, sentence = bad_calls(tmp_path)[case]
@@ -199,6 +203,7 @@ def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, case)
     assert not (tmp_path / "docs").exists()
 
 
+@pytest.mark.launches
 def test_help_does_not_wait_for_matplotlib():
     """The promise is 1.5 s; the check of the modules does not depend on the machine."""
     times_s = []

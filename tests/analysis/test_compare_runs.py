@@ -340,6 +340,7 @@ def test_arms_of_a_report_compare_under_their_names(tmp_path):
     assert all("not more than" in sentence for sentence in comparison.loss_sentences())
 
 
+@pytest.mark.launches
 def test_the_program_runs_on_its_own_and_help_loads_no_numpy(tmp_path):
     code = "import sys, runpy; sys.argv[1:] = ['--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
     code += "except SystemExit: print(sorted({'numpy', 'scipy', 'torch'} & set(sys.modules)))"

@@ -19,6 +19,8 @@ from testbed.analysis.runs.load import load_run
 from testbed.config.environment_variables import instruments_in
 from testbed.metrics.file import read_metrics
 
+pytestmark = pytest.mark.launches
+
 SCRIPT = REPOSITORY / "scripts" / "slurm" / "evidence.sh"
 TOGGLES = ("NCCL_LOGS", "TORCHRUN_LOGS", "DIST_DEBUG", "NSYS")
 ARRAYS = ("EVIDENCE_TORCHRUN_FLAGS", "EVIDENCE_RANK_PREFIX", "EVIDENCE_GPT2_FLAGS")
@@ -308,6 +310,7 @@ def all_on(tmp_path_factory, token_files, fake_nsys) -> Trained:
     return Trained(folder, token_files, THROUGH_THE_SCRIPT, **variables)
 
 
+@pytest.mark.slow
 def test_with_all_off_the_run_is_a_plain_one(plain, all_off):
     """Command line, environment, files and numbers; only the folder has another name."""
     one, other = (run.metrics["command_line"].replace(str(run.folder), "RUN") for run in (plain, all_off))
@@ -323,6 +326,7 @@ def test_with_all_off_the_run_is_a_plain_one(plain, all_off):
         assert run.metrics["instrumented"] is False and run.metrics["instruments"] == []
 
 
+@pytest.mark.slow
 def test_with_all_on_the_run_trains_the_same_and_is_marked(plain, all_on):
     assert all_on.losses == plain.losses
     assert all_on.metrics["instrumented"] is True

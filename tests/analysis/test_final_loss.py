@@ -41,6 +41,7 @@ def test_each_seed_has_a_target_of_its_own(tmp_path):
     assert "Median over 5 seeds: 0.500 [0.500, 0.500] of the tokens, 0.750 [0.750, 0.750] of the time." in text
 
 
+@pytest.mark.launches
 def test_a_run_that_never_gets_there_makes_no_median_and_exit_code_1(tmp_path):
     write_arms(tmp_path)
     run_with_losses(tmp_path / "a" / "5", [6.0, 5.9, 5.8], 0.3, seed=5)
@@ -50,6 +51,7 @@ def test_a_run_that_never_gets_there_makes_no_median_and_exit_code_1(tmp_path):
     assert done.returncode == 1 and "never" in done.stdout and "Median" not in done.stdout
 
 
+@pytest.mark.launches
 def test_a_run_that_did_not_end_is_no_reference(tmp_path):
     write_arms(tmp_path)
     failed = {"status": "failed", "failure": {"reason": "killed", "step": 30}, "completion": None}

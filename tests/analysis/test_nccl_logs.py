@@ -145,6 +145,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.launches
 def test_the_program(tmp_path):
     folder = write_logs(tmp_path / "start_1", [two_hosts(0), two_hosts(1)])
     done = run(folder, "--json", tmp_path / "summary.json")
@@ -160,6 +161,7 @@ def test_the_program(tmp_path):
     assert run(folder, "--json", tmp_path).returncode == 1
 
 
+@pytest.mark.launches
 def test_the_program_refuses_what_is_no_log(tmp_path):
     missing = run(tmp_path)
     assert missing.returncode == 2 and "gloo, which has no such log" in missing.stderr

@@ -124,6 +124,7 @@ def test_files_of_one_trace_that_differ_are_refused(tmp_path):
         summarize(folder)
 
 
+@pytest.mark.launches
 def test_diff_profiles_prints_and_writes_json(before, after, tmp_path):
     for folder in (before, after):
         write_summary(folder)
@@ -143,6 +144,7 @@ def test_a_summary_that_lacks_what_is_compared_is_one_sentence(tmp_path):
             read_summary(path)
 
 
+@pytest.mark.launches
 def test_changes_that_cannot_be_written_are_one_sentence_and_exit_code_1(before, tmp_path):
     write_summary(before)
     for place in (tmp_path / "none" / "changes.json", "."):

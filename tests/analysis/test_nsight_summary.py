@@ -236,6 +236,7 @@ def test_a_torch_trace_that_is_none_is_refused(tmp_path, content, message):
         summarize(tmp_path)
 
 
+@pytest.mark.launches
 def test_parse_nsys_stats_writes_or_leaves_everything_as_it_was(tmp_path):
     folder = run_folder(tmp_path / "run", metrics=example_metrics())
     done = ran(PARSE, "--run_dir", folder)
@@ -252,6 +253,7 @@ def test_parse_nsys_stats_writes_or_leaves_everything_as_it_was(tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["nsys_stats_node0.txt", "profile_summary.json"]
 
 
+@pytest.mark.launches
 def test_wrong_flags_and_empty_folders_are_one_sentence(tmp_path):
     for command, said in (
         ((PARSE, "--run_dir", tmp_path / "none"), "is not a folder"),

@@ -259,6 +259,7 @@ def test_a_folder_and_a_tree_of_runs_are_found(tmp_path):
         load_run(tmp_path / "a")
 
 
+@pytest.mark.launches
 def test_analysis_never_imports_torch():
     """In a process of its own, because other tests of this one import torch."""
     code = (

@@ -327,6 +327,7 @@ def program(capsys, monkeypatch):
     return call
 
 
+@pytest.mark.launches
 def test_the_program_prints_the_same_table_from_runs_and_from_the_report(tmp_path, program):
     strong_sweep(tmp_path)
     code, table, said = program("--dir", tmp_path)

@@ -229,6 +229,7 @@ def program(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
 
 
+@pytest.mark.launches
 def test_the_exit_code_says_whether_all_runs_passed(tmp_path):
     write_sweep(tmp_path)
     assert program("--dir", tmp_path).returncode == 0

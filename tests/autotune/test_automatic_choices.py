@@ -196,6 +196,8 @@ def test_what_sharding_saves_is_in_the_prediction(token_files, optimizer):
     assert more_than_alone(ddp, alone) == 4 * parameters
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_files, tmp_path):
     """On two ranks with dropout: weights, random numbers and the order of the data are those of the plain run."""
     work = [*TINY_RUN, *data_flags(token_files), "--run_type", "ddp", "--max_train_steps", "3", "--dropout", "0.1"]
@@ -536,6 +538,7 @@ def test_exactly_the_linear_layers_of_the_blocks_multiply_in_8_bits():
 # --- what a GPU machine runs
 
 
+@pytest.mark.launches
 def test_the_gpu_benchmark_prints_its_plan_and_runs_nothing(tmp_path):
     script = REPOSITORY / "scripts" / "benchmark_gpu.sh"
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
@@ -556,6 +559,7 @@ def test_the_gpu_benchmark_prints_its_plan_and_runs_nothing(tmp_path):
     assert wrong.returncode == 2 and "--dry_run" in wrong.stderr
 
 
+@pytest.mark.launches
 def test_a_failed_step_or_a_loss_that_does_not_agree_fails_the_benchmark(tmp_path):
     (tmp_path / "steps.tsv").write_text("a\tdone\t3\t0\t\tpython a\nb\tskipped\t0\t-\tno time\tpython b\n")
     (tmp_path / "checks.tsv").write_text("a\tb\t1e-4\n")

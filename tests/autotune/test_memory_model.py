@@ -90,6 +90,8 @@ def test_both_ends_of_a_pipeline_hold_the_embedding_and_a_rank_with_both_ends_on
     assert model_state_bytes(SHAPE, MeshSizes(pipeline=2), stages=[last]) == expected
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_live_tensors_of_two_ranks_are_what_the_formulas_say(tmp_path):
     """The default model, of 10 million parameters. The test would fail with the paper's gradients of ZeRO 1 and 2."""
     names = ["ZeRO 1", "ZeRO 2", "ZeRO 3", "FSDP", "FSDP Muon"]

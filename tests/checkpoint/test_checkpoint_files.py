@@ -406,6 +406,7 @@ def test_what_is_saved_in_the_background_is_recorded_when_it_is_on_disk(token_fi
     assert row["bytes"] == size - (folder.checkpoints / "step_000002" / "manifest.json").stat().st_size
 
 
+@pytest.mark.launches
 def test_the_page_says_how_much_saving_is_hidden(tmp_path):
     """Its program, run on two made-up runs: 2 x 1 s without, 0.1 s and 0.3 s of 2 x 1.25 s with."""
     page = (REPOSITORY / "docs" / "checkpoints.md").read_text()
@@ -435,6 +436,7 @@ def test_a_save_that_fails_in_the_background_is_not_passed_over(token_files, tmp
     assert folder.names() == []
 
 
+@pytest.mark.launches
 def test_two_runs_cannot_write_into_one_folder_and_a_killed_one_locks_nothing(run):
     code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(run.path)!r}))"
     holder = subprocess.Popen(
@@ -476,6 +478,8 @@ def flags_of(token_files, directory: Path, *more: str) -> list[str]:
     return [*TINY_RUN, *data_flags(token_files), *batch, "--checkpoint_path", str(directory), *more]
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_the_program_skips_what_is_damaged_and_ends_with_the_same_weights(token_files, tmp_path):
     """Begun by --resume itself, its last checkpoint damaged, resumed, and started once more when complete."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -503,6 +507,7 @@ def test_the_program_skips_what_is_damaged_and_ends_with_the_same_weights(token_
     assert held == {path: path.stat().st_mtime_ns for path in held}
 
 
+@pytest.mark.launches
 def test_a_refusal_reaches_all_ranks(token_files, tmp_path):
     """One sentence, no traceback, no rank left waiting."""
     flags = flags_of(token_files, tmp_path / "run", "--run_type", "ddp", "--resume", str(tmp_path))
@@ -515,6 +520,8 @@ def test_a_refusal_reaches_all_ranks(token_files, tmp_path):
     )
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "recipe"),
     [

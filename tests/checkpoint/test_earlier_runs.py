@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.agreement import TOLERANCE
-from support.programs import REPOSITORY, python_command, run_program, torchrun_command
+from support.programs import REPOSITORY
 
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import load_run
 from testbed.metrics.file import read_metrics
+
+pytestmark = [pytest.mark.launches, pytest.mark.slow]
 
 ARCHIVE = Path(__file__).parents[1] / "earlier_runs" / "53ea84c.tar.xz"
 RANKS = {"baseline": 1, "allreduce": 2, "ddp": 2, "fsdp": 2, "optimized": 2, "model_parallel": 2, "pipeline": 2}
@@ -32,14 +34,13 @@ def earlier(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("run_type", RANKS)
-def test_a_run_of_an_earlier_program_is_gone_on_with(earlier, run_type):
+def test_a_run_of_an_earlier_program_is_gone_on_with(ranks, tmp_path, earlier, run_type):
     run = earlier / "runs" / run_type
-    command = python_command() if RANKS[run_type] == 1 else torchrun_command(RANKS[run_type])
     flags = ["--config", str(run / "effective_config.json"), "--resume", "auto", "--stop_at_step", "6"]
     if run_type == "optimized":
         flags += ["--deepspeed_config", str(REPOSITORY / "src" / "deepspeed_config.json")]
 
-    result = run_program([*command, *flags], cwd=earlier)
+    result = ranks.run_program(flags, tmp_path, RANKS[run_type], cwd=earlier)
 
     assert result.returncode == 0, result.stderr[-3000:]
     before, now = (read_metrics(run / name)["steps"] for name in ("to_step_6.json", "training_metrics.json"))

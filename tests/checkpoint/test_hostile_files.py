@@ -548,6 +548,8 @@ def resealed(folder: Path, change: Callable[[Path], None]) -> None:
     write_manifest(directory)
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_the_program_runs_nothing_of_a_resealed_checkpoint(token_files, tmp_path, monkeypatch):
     """The attack on 53ea84c: the description of an earlier checkpoint gives the class of all paths another text, so
     that every later write goes into a file of the user's home. And a checkpoint that nobody could go on from."""

@@ -1,32 +1,30 @@
-"""A run that was cut and goes on: bit for bit where it was, and within rounding under other strategies and ranks."""
+"""Resume runs: bit for bit with the same strategy and ranks, within rounding with others."""
 
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from support.programs import TINY_RUN, data_flags
+from support.ranks import RanksFailed
+from support.settings import typed
+from support.variants import slow_but
 from torch.distributed.checkpoint import FileSystemReader
 
-from testbed.config.check import check_run
 from testbed.config.compatibility import why_not_resharded
-from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
-from testbed.distributed.launch import Launch
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import state_files
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.description import read_description
 
-WORKER = REPOSITORY / "tests/support/resume_worker.py"
+WORKER = "support.resume_worker"
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5  # of a loss: float32 sums in another order
 DROPOUT = "--dropout 0.1"
@@ -82,17 +80,6 @@ def flags_of(token_files, flags: str, ranks: int) -> list[str]:
     return [*TINY_RUN, *data_flags(token_files), *work, *recipe, *flags.split()]
 
 
-def start(folder: Path, tasks: list[dict], ranks: int) -> list[dict]:
-    """All tasks in one start of so many ranks; a rank that fails shows what it said."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tasks.json").write_text(json.dumps(tasks))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(WORKER), str(folder / "out.json"), str(folder / "tasks.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)  # a first start builds DeepSpeed's Adam
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((folder / "out.json").read_text())
-
-
 def task(flags: list[str], steps: tuple[int, int], load=None, save=None) -> dict:
     paths = [[str(given[0]), *given[1:]] if given else None for given in (load, save)]
     return {"flags": flags, "steps": list(steps), "load": paths[0], "save": paths[1]}
@@ -113,63 +100,55 @@ def contents(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def states(token_files, tmp_path_factory) -> dict[str, tuple[Path, str]]:
+def states(ranks, token_files, tmp_path_factory) -> dict[str, tuple[Path, str]]:
     """A state after two steps of the single process, for each optimizer: its folder, and the hash of its weights."""
     folder = tmp_path_factory.mktemp("states")
     runs = {"adamw": "", "muon": "--optimizer muon"}
-    results = start(
-        folder,
-        [
-            task(flags_of(token_files, f"--run_type baseline {recipe}", 1), (0, 2), save=(folder / name, 2, False))
-            for name, recipe in runs.items()
-        ],
-        ranks=1,
-    )
+    tasks = [
+        task(flags_of(token_files, f"--run_type baseline {recipe}", 1), (0, 2), save=(folder / name, 2, False))
+        for name, recipe in runs.items()
+    ]
+    results = ranks.run(WORKER, folder, tasks, 1)
     return {name: (folder / name, result["saved"]) for name, result in zip(runs, results, strict=True)}
 
 
 @pytest.fixture(scope="module")
-def starts(token_files, states, tmp_path_factory):
-    """What the runs of a number of ranks did, in one start: name -> the whole run, its second half, what only read
-    another's state and wrote it again, and the folder that this wrote."""
+def starts(ranks, token_files, states, tmp_path_factory):
+    """Return for a name: the whole run, its second half, what only read another's state and wrote it again, and the
+    folder that this wrote. Each name is run once for all tests that ask for it."""
 
     @functools.cache
-    def of_ranks(ranks: int) -> dict[str, tuple]:
-        folder = tmp_path_factory.mktemp(f"ranks_{ranks}")
-        tasks, names = [], []
-        for name, (needed, flags) in READERS.items():
-            if needed != ranks:
-                continue
-            arguments, at = flags_of(token_files, flags, ranks), folder / str(len(names))
-            state, _ = states["muon" if "muon" in flags else "adamw"]
-            tasks.append(task(arguments, (0, 4), save=(at / "own", 2, True)))
-            tasks.append(task(arguments, (2, 4), load=(at / "own", "load_checkpoint")))
-            tasks.append(task(arguments, (2, 2), load=(state, "load_full_state"), save=(at / "full", 2, True)))
-            names.append(name)
-        results = start(folder, tasks, ranks)
-        return {
-            name: (*results[3 * place : 3 * place + 3], folder / str(place) / "full")
-            for place, name in enumerate(names)
-        }
+    def start(name: str) -> tuple:
+        (number, flags), folder = READERS[name], tmp_path_factory.mktemp("start")
+        arguments = flags_of(token_files, flags, number)
+        state, _ = states["muon" if "muon" in flags else "adamw"]
+        tasks = [
+            task(arguments, (0, 4), save=(folder / "own", 2, True)),
+            task(arguments, (2, 4), load=(folder / "own", "load_checkpoint")),
+            task(arguments, (2, 2), load=(state, "load_full_state"), save=(folder / "full", 2, True)),
+        ]
+        return (*ranks.run(WORKER, folder, tasks, number), folder / "full")
 
-    return of_ranks
+    return start
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.launches
+@pytest.mark.parametrize("name", slow_but(["ddp", "fsdp"], RUNS))
 def test_a_run_goes_on_bit_for_bit(starts, name):
     """Saved after two steps, in the background where the strategy can; the second start draws other weights first."""
-    whole, second, *_ = starts(RUNS[name][0])[name]
+    whole, second, *_ = starts(name)
     assert second["losses"] == whole["losses"][2:]
     assert second["weights"] == whole["weights"]
     assert second["begins_with"] == whole["saved"] != whole["begins_with"], "it began where the first had saved"
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.launches
+@pytest.mark.parametrize("name", slow_but(["ddp", "fsdp"], READERS))
 def test_every_strategy_reads_and_writes_the_same_state(starts, states, name):
-    """What one process wrote, read by others and written again, is what it was, to the last bit: weights, moments and
-    step counters, under the same names."""
-    ranks, flags = READERS[name]
-    *_, result, folder = starts(ranks)[name]
+    """A state that one process wrote is the same to the last bit after others have read and written it: weights,
+    moments and step counters, under the same names."""
+    _, flags = READERS[name]
+    *_, result, folder = starts(name)
     state, hash_of_weights = states["muon" if "muon" in flags else "adamw"]
     assert result["begins_with"] == hash_of_weights, "the weights that it computes with, not only what it writes"
     written, expected = contents(folder), contents(state)
@@ -181,7 +160,9 @@ def test_every_strategy_reads_and_writes_the_same_state(starts, states, name):
         assert expected["optimizer.state.h.0.attn.c_attn.weight.exp_avg"].abs().sum() > 0
 
 
-def test_a_run_passes_through_four_strategies(token_files, tmp_path):
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_run_passes_through_four_strategies(ranks, token_files, tmp_path):
     """ddp -> fsdp -> ZeRO 3 on two ranks, then one process: every loss within 1e-5 of the run that one process did."""
     relay = ["--run_type ddp", "--run_type fsdp", "--run_type optimized --zero_stage 3"]
     tasks = []
@@ -189,42 +170,53 @@ def test_a_run_passes_through_four_strategies(token_files, tmp_path):
         load = (tmp_path / str(leg - 1), "load_full_state") if leg else None
         save = (tmp_path / str(leg), 2 * leg + 2, False)
         tasks.append(task(flags_of(token_files, flags, 2), (2 * leg, 2 * leg + 2), load, save))
-    on_two = start(tmp_path / "two", tasks, ranks=2)
+    on_two = ranks.run(WORKER, tmp_path / "two", tasks, 2)
     alone = flags_of(token_files, "--run_type baseline", 1)
     last = task(alone, (6, 8), load=(tmp_path / "2" / "full_state", "load_full_state"))
     # the first task's weights are those that the ranks of the relay began with
-    uninterrupted, passed_on = start(tmp_path / "one", [task(alone, (0, 8)), last], ranks=1)
+    uninterrupted, passed_on = ranks.run(WORKER, tmp_path / "one", [task(alone, (0, 8)), last], 1)
     losses = [loss for result in [*on_two, passed_on] for loss in result["losses"]]
     assert losses == pytest.approx(uninterrupted["losses"], abs=TOLERANCE)
 
 
-def run_program_to_its_end(launcher: list[str], token_files, directory: Path, flags: str) -> dict:
-    """The metrics of a run of gpt2.py."""
-    arguments = [*flags_of(token_files, flags, 1), "--checkpoint_path", str(directory), "--timing_warmup_steps", "1"]
-    done = run_program([*launcher, *arguments, "--max_train_steps", "6"])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return read_metrics(directory / "training_metrics.json")
+@pytest.fixture
+def run_to_its_end(ranks, token_files, tmp_path):
+    """Run gpt2.py on a number of ranks and return the run's metrics."""
+    numbers = itertools.count()
+
+    def run(number: int, directory: Path, flags: str) -> dict:
+        arguments = [*flags_of(token_files, flags, 1), "--checkpoint_path", str(directory)]
+        arguments += ["--timing_warmup_steps", "1", "--max_train_steps", "6"]
+        done = ranks.run_program(arguments, tmp_path / f"ranks_{next(numbers)}", number)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return read_metrics(directory / "training_metrics.json")
+
+    return run
 
 
-def test_the_program_goes_on_bit_for_bit_on_two_ranks(token_files, tmp_path):
+@pytest.mark.launches
+@pytest.mark.slow
+def test_the_program_goes_on_bit_for_bit_on_two_ranks(run_to_its_end, tmp_path):
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     ddp = f"--run_type ddp {DROPOUT} --save_every 3"
-    expected = run_program_to_its_end(torchrun_command(2), token_files, whole, f"{ddp} --async_mode async")
+    expected = run_to_its_end(2, whole, f"{ddp} --async_mode async")
     saved = whole / "checkpoints" / "step_000003"
-    resumed = run_program_to_its_end(torchrun_command(2), token_files, rest, f"{ddp} --resume {saved}")
+    resumed = run_to_its_end(2, rest, f"{ddp} --resume {saved}")
     assert [row["step"] for row in resumed["steps"]] == [4, 5, 6], "it began at the step that was saved"
     assert [row["loss"] for row in resumed["steps"]] == [row["loss"] for row in expected["steps"][3:]]
     assert (rest / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(token_files, tmp_path):
+@pytest.mark.launches
+@pytest.mark.slow
+def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(run_to_its_end, tmp_path):
     """The metrics stay one file: a segment for each start, and rows without a seam."""
     whole, moved = tmp_path / "whole", tmp_path / "moved"
-    expected = run_program_to_its_end(python_command(), token_files, whole, "--run_type baseline")
-    run_program_to_its_end(torchrun_command(2), token_files, moved, "--run_type ddp --stop_at_step 2")
-    run_program_to_its_end(python_command(), token_files, moved, "--run_type baseline --resume --stop_at_step 4")
+    expected = run_to_its_end(1, whole, "--run_type baseline")
+    run_to_its_end(2, moved, "--run_type ddp --stop_at_step 2")
+    run_to_its_end(1, moved, "--run_type baseline --resume --stop_at_step 4")
     zero = "--run_type optimized --zero_stage 2 --resume"
-    metrics = run_program_to_its_end(torchrun_command(2), token_files, moved, zero)
+    metrics = run_to_its_end(2, moved, zero)
     starts = [(segment["run_type"], segment["world_size"], segment["first_step"]) for segment in metrics["segments"]]
     assert starts == [("ddp", 2, 1), ("baseline", 1, 3), ("optimized", 2, 5)]
     losses = [row["loss"] for row in metrics["steps"]]
@@ -232,7 +224,7 @@ def test_the_program_moves_a_run_from_two_ranks_to_one_and_back(token_files, tmp
 
 
 def strategy_alone(token_files, *flags: str) -> Baseline:
-    checked = check_run(parse_command_line(flags_of(token_files, " ".join(flags), 1)), Launch(0, 0, 1, 1))
+    checked = typed(flags_of(token_files, " ".join(flags), 1))
     return Baseline(checked.settings, GPT2(checked.settings.shape), CPU)
 
 
@@ -248,7 +240,7 @@ def test_the_loss_scale_of_fp16_comes_back(token_files, tmp_path):
 
 
 @pytest.mark.parametrize("known", [{}, {"scale": 512.0}], ids=["none, as of fp32", "the scale alone, as of DeepSpeed"])
-def test_what_a_state_lacks_of_the_loss_scale_begins_anew(token_files, tmp_path, known):
+def test_a_loss_scale_that_a_state_lacks_is_the_default(token_files, tmp_path, known):
     writer, reader = (strategy_alone(token_files, "--precision fp16") for _ in range(2))
     state = writer.state()
     state["scaler"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in known.items()}
@@ -294,28 +286,32 @@ class Planted:
         return os.mkdir, (str(self.trace),)
 
 
-def test_a_planted_pickle_is_not_run_by_deepspeeds_reader(token_files, starts, tmp_path):
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_planted_pickle_is_not_run_by_deepspeeds_reader(ranks, token_files, starts, tmp_path):
     """In place of its own file of the optimizer's state, which it reads with every other resume."""
-    *_, folder = starts(1)["ZeRO 1, 1 rank"]
+    *_, folder = starts("ZeRO 1, 1 rank")
     checkpoint = shutil.copytree(folder.parent / "own", tmp_path / "checkpoint")
     (file,) = checkpoint.glob("deepspeed/*optim_states.pt")
     torch.save({"optimizer_state_dict": Planted(tmp_path / "ran")}, file)
     flags = flags_of(token_files, READERS["ZeRO 1, 1 rank"][1], 1)
-    with pytest.raises(AssertionError, match="mkdir"):
-        start(tmp_path, [task(flags, (2, 3), load=(checkpoint, "load_checkpoint"))], ranks=1)
+    with pytest.raises(RanksFailed, match="mkdir"):
+        ranks.run(WORKER, tmp_path, [task(flags, (2, 3), load=(checkpoint, "load_checkpoint"))], 1)
     assert not (tmp_path / "ran").exists()
 
 
-def test_deepspeeds_own_weights_that_are_no_numbers_are_named(token_files, starts, tmp_path):
-    *_, folder = starts(1)["ZeRO 1, 1 rank"]
+@pytest.mark.launches
+@pytest.mark.slow
+def test_deepspeeds_own_weights_that_are_no_numbers_are_named(ranks, token_files, starts, tmp_path):
+    *_, folder = starts("ZeRO 1, 1 rank")
     checkpoint = shutil.copytree(folder.parent / "own", tmp_path / "checkpoint")
     (file,) = checkpoint.glob("deepspeed/*optim_states.pt")
     content = torch.load(file, weights_only=False)
     content["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].data[0] = float("nan")
     torch.save(content, file)
     flags = flags_of(token_files, READERS["ZeRO 1, 1 rank"][1], 1)
-    with pytest.raises(AssertionError, match=r"wte.weight in .*deepspeed holds numbers that are NaN or infinite"):
-        start(tmp_path, [task(flags, (2, 3), load=(checkpoint, "load_checkpoint"))], ranks=1)
+    with pytest.raises(RanksFailed, match=r"wte.weight in .*deepspeed holds numbers that are NaN or infinite"):
+        ranks.run(WORKER, tmp_path, [task(flags, (2, 3), load=(checkpoint, "load_checkpoint"))], 1)
 
 
 def test_a_folder_without_a_state_is_refused(token_files, tmp_path):

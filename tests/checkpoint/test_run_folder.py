@@ -282,6 +282,7 @@ def test_the_mark_goes_where_the_files_are(held, tmp_path, capsys, vanish, said,
         assert metrics["status"] == "failed" and said in metrics["failure"]["reason"]
 
 
+@pytest.mark.launches
 @pytest.mark.skipif(way_to_fill_a_disk() != TMPFS, reason="nobody here may mount a disk")
 def test_a_disk_that_is_unmounted_under_a_run_is_not_written_beside(token_files, tmp_path):
     path = tmp_path / "run"
@@ -321,6 +322,7 @@ def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(h
     assert (run_lock.by_handle(held.path) / ".rank0.progress").read_text() == "mine"
 
 
+@pytest.mark.launches
 def test_a_second_run_is_kept_out_though_the_lock_file_is_deleted(held):
     (held.path / ".lock").unlink()
     code = f"from pathlib import Path; from testbed.run_lock import *; keep_others_out(Path({str(held.path)!r}))"
@@ -536,6 +538,8 @@ def test_a_rank_says_in_rank_0s_stead_how_the_run_ended(run, tmp_path):
 # --- the program itself
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_run_whose_folder_is_renamed_ends_there_and_the_next_one_in_its_place_is_its_own(token_files, tmp_path):
     folder, moved = tmp_path / "run", tmp_path / "renamed"
     with started(
@@ -557,6 +561,8 @@ def test_a_run_whose_folder_is_renamed_ends_there_and_the_next_one_in_its_place_
     assert len(read_metrics(folder / "training_metrics.json")["steps"]) == 3
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_under_two_ranks_is_not_made_again(token_files, tmp_path):
     folder = tmp_path / "run"
     flags = flags_of(token_files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "10")
@@ -573,6 +579,8 @@ def test_a_folder_that_is_deleted_under_two_ranks_is_not_made_again(token_files,
     assert not folder.exists()
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_rank_0_killed_is_a_failure_in_the_metrics_too(token_files, tmp_path):
     folder = tmp_path / "run"
     with ranks(folder, flags_of(token_files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "5")) as run:

@@ -64,6 +64,7 @@ SAME_IN_BOTH = [
 ]
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(("zero", "flag", "value", "other"), SAME_IN_BOTH)
 def test_a_value_in_the_file_counts_as_typed_and_may_be_typed_too(settings_of, zero, flag, value, other):
     assert getattr(settings_of(zero=zero), flag) == value
@@ -71,6 +72,7 @@ def test_a_value_in_the_file_counts_as_typed_and_may_be_typed_too(settings_of, z
     assert getattr(settings_of(zero=zero, run_type="baseline"), flag) is None
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(("zero", "flag", "value", "other"), SAME_IN_BOTH)
 def test_a_flag_that_contradicts_the_file_is_refused_and_both_are_named(settings_of, zero, flag, value, other):
     message = refusal(settings_of, f"--{flag}", other, zero=zero)

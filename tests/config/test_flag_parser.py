@@ -147,6 +147,7 @@ def test_no_program_has_a_parser_of_its_own():
         assert "ArgumentParser" not in made, path
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("program", ["scripts/verify_run_artifacts.py", "generate_charts.py", "preprocess_small.py"])
 def test_a_program_answers_a_flag_that_does_not_exist(program):
     done = run_program([sys.executable, str(REPOSITORY / program), "--output_dirr", "x"])

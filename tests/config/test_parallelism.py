@@ -135,6 +135,7 @@ SAID_BY_A_RANK = (
 )
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("case", SAID_BY_A_RANK)
 def test_a_rank_says_it_and_exits_with_2_before_any_process_group(token_files, tmp_path, case):
     """One rank alone: had it begun to look for the others, it would wait for them."""
@@ -147,6 +148,7 @@ def test_a_rank_says_it_and_exits_with_2_before_any_process_group(token_files, t
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.launches
 def test_data_parallel_without_two_devices_is_refused(token_files, tmp_path):
     flags = ["--run_type", "dp", "--checkpoint_path", str(tmp_path / "run")]
     done = run_program([*python_command(), *TINY_RUN, *data_flags(token_files), *flags])

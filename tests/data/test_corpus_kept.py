@@ -172,6 +172,7 @@ def test_the_newest_manifest_is_the_default(tmp_path):
     assert find_corpus(None, tmp_path / "dataset").documents == tmp_path / "dataset" / "new" / "documents.jsonl"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("dataset", ["Salesforce/wikitext", "openwebtext", "oscar", "shakespeare"])
 def test_offline_is_one_sentence_soon_and_leaves_nothing(tmp_path, dataset):
     start_s = time.perf_counter()
@@ -182,6 +183,7 @@ def test_offline_is_one_sentence_soon_and_leaves_nothing(tmp_path, dataset):
     assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "dataset").exists()
 
 
+@pytest.mark.launches
 def test_the_program_skips_what_is_whole_and_refuses_other_limits(tmp_path):
     first = run_program("download_data.py", "--max_docs", 5, cwd=tmp_path)
     manifest = tmp_path / "dataset" / "stdlib" / "manifest.json"
@@ -197,12 +199,14 @@ def test_the_program_skips_what_is_whole_and_refuses_other_limits(tmp_path):
     assert run_program("download_data.py", "--max_docs", 6, cwd=tmp_path).returncode == 1
 
 
+@pytest.mark.launches
 def test_the_bar_is_full_when_the_source_has_ended(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", ["x" * 1000])
     done = run_program("download_data.py", "--dataset", "a.jsonl", cwd=tmp_path)
     assert done.returncode == 0 and "100%" in done.stderr and "all there is" in done.stdout
 
 
+@pytest.mark.launches
 def test_a_download_without_text_ends_with_2_and_leaves_no_folder(tmp_path):
     (tmp_path / "a.jsonl").touch()
     done = run_program("download_data.py", "--dataset", "a.jsonl", cwd=tmp_path)
@@ -210,6 +214,7 @@ def test_a_download_without_text_ends_with_2_and_leaves_no_folder(tmp_path):
     assert not (tmp_path / "dataset").exists()
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing_under_a_final_name(tmp_path, ending):
     (tmp_path / "long.txt").write_text("A line of text.\n\n" * 2_000_000)
@@ -232,6 +237,7 @@ def test_a_signal_leaves_nothing_under_a_final_name(tmp_path, ending):
     assert not (tmp_path / "dataset" / "long").exists()
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("program", ["download_data.py", "preprocess_small.py"])
 def test_help_is_quick(tmp_path, program):
     times_s = []
@@ -242,6 +248,7 @@ def test_help_is_quick(tmp_path, program):
     assert min(times_s) < 1.5
 
 
+@pytest.mark.launches
 def test_the_modules_can_be_imported_without_the_heavy_libraries():
     heavy = ("torch", "datasets", "tiktoken", "tokenizers", "requests")
     code = "import sys, testbed.data.corpus, testbed.data.preprocess; "

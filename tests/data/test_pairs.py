@@ -8,15 +8,12 @@ import os
 import numpy as np
 import pytest
 from support.data_fixtures import run_program
-from support.programs import TINY_RUN, data_flags
+from support.settings import checked_run
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.data.pairs import Pair, encode_pair, encode_prompt, read_pairs
 from testbed.data.sidecar import targets_path
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file
 from testbed.data.tokenizer import load_bpe, load_tokenizer, train_bpe
-from testbed.distributed.launch import Launch
 from testbed.experiments.peers import PEERS
 from testbed.experiments.peers.plan import why_missing
 
@@ -97,6 +94,7 @@ def pairs_in(path):
     return found
 
 
+@pytest.mark.launches
 def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(tmp_path):
     other = {"prompt": PAIRS[0]["prompt"], "reference": ["eine andere Antwort", "noch eine"]}
     several = [{"prompt": pair["prompt"], "reference": [pair["reference"], "auch gut"]} for pair in PAIRS]
@@ -122,6 +120,7 @@ def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(tmp
     assert source["name"] == "all.jsonl" and len(source["sha256"]) == 64
 
 
+@pytest.mark.launches
 def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tmp_path):
     """To train a model further, its own ids are needed: another BPE of the same size has the same name."""
     text = "".join(f"{pair['prompt']} {pair['reference']}\n" for pair in PAIRS)
@@ -139,6 +138,7 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tm
     assert file.tokens[start:].tolist()[: len(tokenizer.encode(prompt))] == tokenizer.encode(prompt)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -191,18 +191,14 @@ def test_what_is_wrong_with_a_file_of_pairs_is_mended_with_pairs(tmp_path, pair_
         open_token_file(other)
 
 
-def checked(files, *flags):
-    return check_run(parse_command_line([*TINY_RUN, *data_flags(files), *flags]), Launch(0, 0, 1, 1))
-
-
 def test_a_sequence_that_holds_no_pairs_is_refused_with_the_length_that_holds_all(pair_files):
     documents = [open_token_file(path).documents for path in pair_files]
     train, val = (max(ends - starts) - 1 for starts, ends in documents)
     with pytest.raises(ValueError, match=f"no pair that fits whole into --seq_length 1; the longest needs {val}:"):
-        checked(pair_files, "--seq_length", "1")
+        checked_run(pair_files, "--seq_length", "1")
     with pytest.raises(ValueError, match=rf"holds 0 pairs that fit whole .* \(the longest pair needs {train}\)"):
-        checked(pair_files, "--seq_length", "1", "--max_val_steps", "0")
-    assert checked(pair_files, "--seq_length", str(train)).settings.steps_per_epoch == 170 // 32
+        checked_run(pair_files, "--seq_length", "1", "--max_val_steps", "0")
+    assert checked_run(pair_files, "--seq_length", str(train)).settings.steps_per_epoch == 170 // 32
 
 
 def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_name(tmp_path):
@@ -220,12 +216,12 @@ def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_na
     bpe_file = tmp_path / "bpe_300.json"
     bpe_file.write_text("another")
     with pytest.raises(ValueError, match=r"reads ids of its own tokenizer.json, .* written with another bpe:300"):
-        checked(files, "--init_from", str(start))
+        checked_run(files, "--init_from", str(start))
     bpe_file.write_text("its own")
-    assert checked(files, "--init_from", str(start)).settings.vocab_size == 300
+    assert checked_run(files, "--init_from", str(start)).settings.vocab_size == 300
     os.truncate(start / "tokenizer.json", 1 << 42)  # it takes no room on the disk, and no memory holds it
     with pytest.raises(ValueError, match=r"^--init_from .*/tokenizer.json cannot be read \(it holds more than [^\n]*$"):
-        checked(files, "--init_from", str(start))
+        checked_run(files, "--init_from", str(start))
 
 
 def test_no_other_trainer_is_compared_on_pairs(token_files, pair_files, tmp_path):

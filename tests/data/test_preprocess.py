@@ -34,6 +34,7 @@ def documents_of(path, tokenizer):
     return [tokenizer.decode(token_file.tokens[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("name", ["bpe:1024", "gpt2"])
 def test_token_files_give_every_document_back_once_and_in_order(tmp_path, documents, name, monkeypatch):
     texts = [*documents, *(random_unicode(seed, 400) for seed in range(30)), documents[3], "a<|endoftext|>b"]
@@ -62,6 +63,7 @@ def test_token_files_give_every_document_back_once_and_in_order(tmp_path, docume
     assert f"tokenizer: {name}" in result.stdout and "bytes per token" in result.stdout
 
 
+@pytest.mark.launches
 def test_workers_and_repetition_do_not_change_a_byte(tmp_path, documents):
     write_documents(tmp_path / "documents.jsonl", documents)
     contents = []
@@ -72,6 +74,7 @@ def test_workers_and_repetition_do_not_change_a_byte(tmp_path, documents):
     assert contents[0] == contents[1] and len(contents[0]) == 4
 
 
+@pytest.mark.launches
 def test_stdlib_to_exactly_forty_and_ten_documents_without_a_network(tmp_path):
     assert run_program("download_data.py", cwd=tmp_path).returncode == 0
     result = run_program("preprocess_small.py", "--max_train_docs", 40, "--max_val_docs", 10, cwd=tmp_path)
@@ -156,6 +159,7 @@ def test_only_a_bounded_number_of_documents_is_in_flight():
     assert written == 400 and ahead <= 2 * 2 + 1
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "sentence", "code"),
     [
@@ -190,6 +194,7 @@ def test_what_cannot_work_is_one_sentence_and_leaves_no_file(tmp_path, arguments
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_the_earlier_files_as_they_were(tmp_path, documents, ending):
     write_documents(tmp_path / "documents.jsonl", documents)

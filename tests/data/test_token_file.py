@@ -33,7 +33,7 @@ def write(path, documents, vocab_size=300, tokenizer="bpe:300"):
     return path
 
 
-def test_the_bytes_are_little_endian_uint16_with_end_of_text_after_every_document(tmp_path):
+def test_the_bytes_are_little_endian_uint16(tmp_path):
     path = write(tmp_path / "train_small.bin", [[1, 258], np.array([7], dtype=np.uint32), []])
     assert path.read_bytes() == bytes([1, 0, 2, 1, 43, 1, 7, 0, 43, 1, 43, 1])  # 258 = 0x0102, 299 = 0x012b
     sidecar = json.loads((tmp_path / "train_small.json").read_text())
@@ -182,7 +182,7 @@ def write_pairs(path):
     return path
 
 
-def test_targets_are_a_byte_per_token_and_the_sidecar_is_one_that_readers_of_version_1_refuse(tmp_path):
+def test_targets_are_a_byte_per_token_in_version_2(tmp_path):
     path = write_pairs(tmp_path / "a.bin")
     assert targets_path(path).read_bytes() == bytes([0, 0, 1, 1, 1, 0, 1, 1])
     sidecar = json.loads((tmp_path / "a.json").read_text())

@@ -36,6 +36,7 @@ def test_ranks_with_the_same_weights_may_train(monkeypatch):
 OTHER = {"a bit": {"wte": torch.tensor([1.0, 1.0, 1.0000001])}, "a name": {"wpe": torch.ones(3)}, "nothing": {}}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("other", OTHER.values(), ids=OTHER)
 def test_a_rank_with_other_weights_ends_the_run_with_a_way_out(monkeypatch, other):
     with pytest.raises(process_group.RanksDiffer, match=r"initial weights of rank 1.*--init_from"):

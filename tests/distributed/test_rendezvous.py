@@ -73,6 +73,7 @@ def end(process: subprocess.Popen) -> None:
     wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.launches
 def test_a_rank_that_lives_is_waited_for_and_one_that_died_is_missed_at_once(other):
     store = Store()
     meeting = meeting_of(0, 2, store)
@@ -93,6 +94,7 @@ def test_a_rank_that_never_comes_is_missed_after_the_timeout():
     assert found[7].startswith("rank 1 (and 2 more) has not come: for --collective_timeout 10 s there was no sign")
 
 
+@pytest.mark.launches
 def test_what_rank_0_misses_the_others_say_too(other):
     store = Store()
     first, last = meeting_of(0, 3, store), meeting_of(2, 3, store)
@@ -107,6 +109,7 @@ def test_what_rank_0_misses_the_others_say_too(other):
     assert look(meeting_of(2, 3, again)) is None, "what a rank 0 said that is no more"
 
 
+@pytest.mark.launches
 def test_a_rank_of_another_machine_and_one_that_stands_still_have_the_timeout(other):
     store = Store()
     meeting = meeting_of(0, 3, store)
@@ -130,6 +133,7 @@ def test_a_sign_that_an_earlier_start_left_is_no_death():
     assert "rank 1 is dead" in [look(alone) for _ in range(3)][-1]
 
 
+@pytest.mark.launches
 def test_a_store_that_goes_with_rank_0_is_no_way_to_hang(other):
     store = Store()
     meeting = meeting_of(1, 2, store)
@@ -152,6 +156,7 @@ def test_a_rank_that_ends_by_its_own_will_says_so():
     assert mine.dead_ranks() == "rank 1 has ended itself, its own message says why"
 
 
+@pytest.mark.launches
 def test_last_words_of_an_earlier_start_are_not_believed(other):
     """Over several nodes the store keeps what rank 0 and the others said in the start before."""
     store = Store()
@@ -165,6 +170,7 @@ def test_last_words_of_an_earlier_start_are_not_believed(other):
         assert look(meeting) is None
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("timeout_s", [0.5, 2, 4])
 def test_a_small_timeout_ends_no_rank_that_lives(other, timeout_s):
     """A busy machine may delay every other sign."""
@@ -176,6 +182,7 @@ def test_a_small_timeout_ends_no_rank_that_lives(other, timeout_s):
         assert look(meeting) is None
 
 
+@pytest.mark.launches
 def test_a_rank_that_trains_already_is_not_missed(other):
     store = Store()
     meeting = meeting_of(0, 2, store)
@@ -268,6 +275,8 @@ def standing(token_files, folder: Path, timeout_s: float, place: str, rank: int,
         yield run
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_killed_while_pytorch_loads_is_missed_within_the_timeout(token_files, tmp_path, killed):
     """No launcher ends the other. It begins to wait when it has loaded PyTorch itself."""
@@ -285,6 +294,8 @@ def test_a_rank_killed_while_pytorch_loads_is_missed_within_the_timeout(token_fi
     assert not folder.exists(), "it was not the run's yet"
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "killed"), [("meeting", 1), ("data", 0), ("model", 1)], ids=["meeting", "reading data", "building"]
 )
@@ -306,6 +317,8 @@ def test_a_rank_killed_while_the_run_starts_is_missed_at_once(token_files, tmp_p
             assert f"[Rank 0] RUN_FAILED reason=rank {killed} is dead" in run.mark(FAILED)
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_slow_rank_that_lives_is_waited_for_beyond_the_timeout(token_files, tmp_path):
     folder = tmp_path / "run"
     with standing(token_files, folder, 4, "meeting", rank=1, seconds=10) as run:
@@ -314,6 +327,8 @@ def test_a_slow_rank_that_lives_is_waited_for_beyond_the_timeout(token_files, tm
         run.mark("RUN_COMPLETE.txt")
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_stopped_rank_that_holds_the_store_is_missed_too(token_files, tmp_path):
     """Its kernel takes connections for it, so nothing breaks."""
     with standing(token_files, tmp_path / "run", 6, "data", rank=0, seconds=600) as run:
@@ -327,6 +342,8 @@ def test_a_stopped_rank_that_holds_the_store_is_missed_too(token_files, tmp_path
         assert "rank 1 failed: rank 0 is stopped (SIGSTOP): for --collective_timeout 6 s" in run.text
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_of_three_ranks_the_dead_one_is_named_by_both_others(token_files, tmp_path):
     """Rank 0 ends a moment before rank 2, which does not take it for the cause."""
     with standing(token_files, tmp_path / "run", 120, "data", rank=0, seconds=600, world_size=3) as run:

@@ -15,7 +15,7 @@ from support.programs import REPOSITORY
 
 from testbed.distributed.signals import INTERRUPT_HEARD
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals as Linux has them")
+pytestmark = [pytest.mark.launches, pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals as Linux has them")]
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 LOADS = """

@@ -66,6 +66,7 @@ def test_what_is_no_port_is_left_to_pytorch(meets_at, port):
     check_port(TWO)
 
 
+@pytest.mark.launches
 def test_the_program_says_so_before_pytorch_is_loaded(taken, token_files, tmp_path):
     """It said after a while that rank 1 was gone."""
     folder = tmp_path / "run"

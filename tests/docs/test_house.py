@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.programs import REPOSITORY
 
 PACKAGE = REPOSITORY / "src" / "testbed"
@@ -102,6 +103,7 @@ TORCH_FREE_MODULES = (
 ).split()
 
 
+@pytest.mark.launches
 def test_what_answers_help_and_reads_files_loads_no_torch():
     """torch costs seconds. Asked of the interpreter itself, so that no import hides."""
     names = [name for name in modules() if room_of(name) in TORCH_FREE] + TORCH_FREE_MODULES

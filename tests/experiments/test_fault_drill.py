@@ -185,6 +185,7 @@ def test_nothing_there_to_damage_is_said(tmp_path):
     assert strike_files(fault("corrupt_metrics"), tmp_path) is None
 
 
+@pytest.mark.launches
 @pytest.mark.skipif(way_to_fill_a_disk() != TMPFS, reason="this process may not mount a tmpfs")
 def test_a_small_disk_is_full_until_there_is_room(tmp_path):
     file = tmp_path / "disk" / "file"
@@ -196,6 +197,7 @@ def test_a_small_disk_is_full_until_there_is_room(tmp_path):
     assert not (tmp_path / "disk").is_mount() and not file.exists()
 
 
+@pytest.mark.launches
 def test_the_fallback_limits_the_length_of_files(tmp_path):
     with SmallDisk(tmp_path / "disk", 100_000, FILE_SIZE_LIMIT) as disk:
         limit = disk.file_size_limit
@@ -244,6 +246,8 @@ def honest(tmp_path_factory) -> Drills:
     return stand_in(tmp_path_factory.mktemp("honest"), jobs=2)
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_program_that_keeps_its_word_survives(honest):
     """One fault of every kind that needs no launcher, and some moments more; all strike, nothing is left of them."""
     one = {"target": "rank 1"}
@@ -288,6 +292,8 @@ FLAWS = {
 }
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_what_a_program_loses_is_found(flaw, honest, monkeypatch, tmp_path):
     """Planted flaws: each is found, by its name."""
@@ -325,6 +331,8 @@ def test_a_run_that_torchrun_started_again_went_on(begun, first_step, found):
     assert problems_of_resuming([start], [{"first_step": 1}, {"first_step": first_step}]) == found
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize("flaw", ["", "waits_for_the_dead"])
 def test_a_rank_whose_other_never_came_must_end_by_itself(flaw, honest, tmp_path, monkeypatch):
     """Killed at once, before they could meet: no launcher stands above the two, and the drill helps nobody."""
@@ -344,6 +352,7 @@ def test_a_rank_whose_other_never_came_must_end_by_itself(flaw, honest, tmp_path
     assert row["starts"][1]["begun"] == 1
 
 
+@pytest.mark.launches
 def test_a_fault_that_comes_too_late_is_neither_survived_nor_lost(honest, tmp_path, monkeypatch):
     monkeypatch.setattr(drills_module, "TRIES", 1)
     (tmp_path / "torch_extensions").mkdir()
@@ -417,6 +426,7 @@ def test_a_drill_is_continued_only_as_it_began(rows, tmp_path):
         read_drill(file)
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -435,6 +445,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words, said, tmp_path):
     assert done.stderr.startswith("fault_drill.py: error: ") and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.launches
 def test_the_plan_is_printed_and_nothing_runs(tmp_path):
     done = fault_drill("--dry_run", "--faults", "24", "--out_dir", tmp_path / "drill")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 26 and not (tmp_path / "drill").exists()
@@ -449,6 +460,7 @@ def test_the_plan_is_printed_and_nothing_runs(tmp_path):
 # the program itself
 
 
+@pytest.mark.launches
 @pytest.mark.alone  # what must end in time is held to it, so nothing else may take the time
 def test_twelve_faults_lose_nothing(tmp_path):
     """The short form: one fault of every kind on real runs of two ranks. The long form is in docs/fault_drill.md."""

@@ -20,6 +20,7 @@ from testbed.experiments.network_lab.links import Link, parse_rate, set_connecte
 from testbed.metrics.file import read_metrics
 
 pytestmark = [
+    pytest.mark.launches,
     pytest.mark.alone,
     pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}"),
 ]
@@ -77,7 +78,7 @@ def baseline_losses(token_files, tmp_path_factory) -> list[float]:
     return losses(folder)
 
 
-def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, token_files, tmp_path):
+def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, ranks, token_files, tmp_path):
     """Loss, norm, validation and weights to the tolerances of test_strategies_agree.py, with clipping and without."""
     names = [(name, clipping) for name in STRATEGIES_OVER_HOSTS for clipping in CLIPPING]
     cases = []
@@ -88,13 +89,11 @@ def test_strategies_over_two_hosts_follow_the_single_process(two_hosts, token_fi
     alone = [
         (case_flags(token_files, None, ["--run_type", "baseline"], norm), None, False) for norm in CLIPPING.values()
     ]
-    expected = dict(zip(CLIPPING, run_cases(tmp_path, alone, 1), strict=True))
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    ends, said = run(
-        two_hosts, [*TORCHRUN, str(WORKER), str(tmp_path / "out.json"), str(tmp_path / "cases.json")], tmp_path / "logs"
-    )
+    expected = dict(zip(CLIPPING, run_cases(ranks, tmp_path / "alone", alone, 1), strict=True))
+    (tmp_path / "tasks.json").write_text(json.dumps(cases))
+    ends, said = run(two_hosts, [*TORCHRUN, str(WORKER), str(tmp_path)], tmp_path / "logs")
     assert codes(ends) == [0, 0], said[-3000:]
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = json.loads((tmp_path / "results.json").read_text())
     for (name, clipping), actual in zip(names, found, strict=True):
         assert actual["world_size"] == 2
         assert disagreements(expected[clipping], actual) == [], (name, clipping)
@@ -124,12 +123,13 @@ ALL_REDUCE = f"""
 import sys
 sys.path.insert(0, {str(REPOSITORY / "src")!r})
 import torch
-from testbed import distributed
+from testbed.distributed import process_group
 from testbed.distributed.launch import read_launch
+from testbed.profiling.attribution import measured_bus_bandwidth
 torch.set_num_threads(1)
-distributed.start_process_group(torch.device("cpu"), read_launch(), True)
-print("bus bytes/s", distributed.measured_bus_bandwidth({NANO_BYTES}, torch.device("cpu"), repeats=4), flush=True)
-distributed.stop_process_group()
+process_group.start_process_group(torch.device("cpu"), read_launch(), True)
+print("bus bytes/s", measured_bus_bandwidth({NANO_BYTES}, torch.device("cpu"), repeats=4), flush=True)
+process_group.stop_process_group()
 """
 
 

@@ -40,7 +40,7 @@ PING = ["ping", "-c", "3", "-i", "0.05", "-W", "1"]
 def needs_lab(test):
     """Labs are seen by the whole machine, so nothing that makes others may run beside these tests."""
     is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
-    return pytest.mark.alone(is_missing(test))
+    return pytest.mark.launches(pytest.mark.alone(is_missing(test)))
 
 
 NO_SWITCH = pytest.mark.skipif(why_no_switch() is not None, reason=f"no lab with a delay here: {why_no_switch()}")
@@ -124,12 +124,14 @@ def test_without_the_capability_the_reason_is_the_kernels():
         assert said.stdout.count("Operation not permitted") == 2, (capability, said.stdout)
 
 
+@pytest.mark.launches
 def test_a_tool_that_hangs_is_ended_and_named(monkeypatch):
     monkeypatch.setattr(links, "TOOL_S", 0.1)
     with pytest.raises(LabError, match="sleep 30 did not end within"):
         links.run_tool("sleep", "30")
 
 
+@pytest.mark.launches
 def test_what_is_typed_wrong_is_one_sentence():
     for words, telling in (
         (["run", "--rate", "5", "--", "true"], "--rate"),

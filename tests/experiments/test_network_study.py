@@ -98,6 +98,7 @@ def test_levers_alone_bring_what_they_are_compared_to():
     assert len(arms_of(asked(is_whole=True, parts=("strategies",)))) == 7 * 2 * 5
 
 
+@pytest.mark.launches
 def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
     said = network_study("--dry_run", "--out_dir", tmp_path / "none")
     assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 51 and "51 arms" in said.stdout
@@ -324,6 +325,7 @@ def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
         read_study(tmp_path / "other.json")
 
 
+@pytest.mark.launches
 def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     write_study(tmp_path / study_file.STUDY_FILE, made_up())
     page = tmp_path / "page.md"
@@ -340,6 +342,7 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     assert len(plot_study({**made_up(), "arms": made_up()["arms"][:1]}, tmp_path)) == 1, "without levers one picture"
 
 
+@pytest.mark.launches
 @pytest.mark.alone  # labs are seen by the whole machine
 @pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
 def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):

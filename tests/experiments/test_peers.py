@@ -108,6 +108,7 @@ def test_a_loss_without_weights_is_named_as_such():
     assert "5.5000 (training) |" in peers_table(content) and "could not be had" in peers_table(content)
 
 
+@pytest.mark.launches
 def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
     write_peers(tmp_path / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
     content = read_peers(tmp_path)
@@ -169,6 +170,8 @@ def test_bf16_that_would_be_emulated_is_measured_only_when_asked_for():
     assert list(map(str, asked.sets["bf16"])) == ["ours bf16", "nanogpt-bf16 bf16"] and not asked.not_measured
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
     words = ["--quick", "--dry_run", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path]
     done = compare_peers(*words, "--peers", "ours,transformers,nanogpt")
@@ -178,6 +181,7 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
     assert compare_peers(*words, "--peers", "ours,transformers").returncode == 0
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -240,6 +244,7 @@ def test_on_cuda_the_other_trainer_is_compiled_too():
     assert not WORKERS["transformers"][1]["compile"]
 
 
+@pytest.mark.launches
 @pytest.mark.alone
 def test_a_quick_comparison_from_beginning_to_end(tmp_path, token_files):
     """The same weights and batches: the losses of both trainers agree step by step, which no table could promise."""
@@ -271,6 +276,7 @@ raise ValueError("it fell over before it saved")
 """
 
 
+@pytest.mark.launches
 @pytest.mark.alone
 def test_a_trainer_that_fails_is_named_with_its_last_words_and_the_rest_goes_on(tmp_path, token_files):
     """A stand-in for nanoGPT that looks at what it is given, and dies."""

@@ -137,6 +137,8 @@ ENGLISH = ["red", "blue", "old", "new", "big", "small"], ["cat", "dog", "bird", 
 GERMAN = ["rot", "blau", "alt", "neu", "gross", "klein"], ["katze", "hund", "vogel", "fisch", "pferd", "kuh"]
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_model_that_was_trained_on_pairs_translates_what_it_has_not_seen(tmp_path):
     """From the text to the score through the programs, in seconds: a tiny model learns a dictionary of 12 words."""
     words = [list(zip(*sides, strict=True)) for sides in zip(ENGLISH, GERMAN, strict=True)]

@@ -196,6 +196,8 @@ def evaluate(files, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_the_whole_program(files):
     """All parts of it, as a user starts it; what the file says is computed a second time from what it holds."""
     words = "--checkpoint run --data_path data.bin --quantize all --load --wrapped --quick --threads 1 --device cpu"

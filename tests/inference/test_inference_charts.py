@@ -380,6 +380,7 @@ def program(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=cwd, env=environment)
 
 
+@pytest.mark.launches
 def test_one_command_draws_all_of_several_checkpoints(tmp_path):
     small = {"load": None, "schemes": {name: scheme(name) for name in ("none", "bf16")}}
     for name in ("one", "two"):
@@ -395,6 +396,7 @@ def test_one_command_draws_all_of_several_checkpoints(tmp_path):
     assert "Saved decode rate chart to docs/charts/one/decode_rate.png" in done.stdout
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -103,6 +103,7 @@ def test_a_stall_counts_for_everybody_who_arrived_in_it(model):
     assert point["latency_s"]["p95"] > 0.3
 
 
+@pytest.mark.slow
 def test_arrivals_are_poisson_and_drawn_from_the_seed(model):
     def arrivals(seed: int, rate: float) -> np.ndarray:
         engine = BatchingEngine(model, max_batch=16, max_queue=1000)

@@ -41,6 +41,8 @@ def pair(token_files, tmp_path_factory):
     return folder
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize("run_type", ["baseline", "optimized"])
 def test_a_run_measures_the_generation_of_its_own_weights(pair, token_files, run_type):
     """The new ids are those that transformers writes with the exported weights after the same prompt."""
@@ -62,6 +64,7 @@ def test_a_run_measures_the_generation_of_its_own_weights(pair, token_files, run
     assert metrics["status"] == "complete" and metrics["settings"]["run_inference_benchmark"] is True
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("run_type", ["baseline", "optimized"])
 def test_v1_s_names_hold_the_median_of_the_repeats(pair, run_type):
     metrics = read_metrics(pair / run_type / "training_metrics.json")
@@ -74,6 +77,8 @@ def test_v1_s_names_hold_the_median_of_the_repeats(pair, run_type):
     assert metrics["inference_throughput"] == pytest.approx(100 / metrics["inference_latency"])
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_seed_000_s_command_draws_both_of_its_pictures(pair, tmp_path):
     """And nothing in them suggests a difference where none was detected."""
     program = [sys.executable, str(REPOSITORY / "generate_charts.py")]
@@ -205,6 +210,7 @@ def test_a_model_that_does_not_fit_beside_its_training_costs_the_number_not_the_
     assert found is None and line.startswith("no inference benchmark: the whole model does not fit onto cpu")
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

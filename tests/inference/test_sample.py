@@ -98,6 +98,8 @@ def run_sample(sample_program, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
     """gpt2.py with a BPE of its own, in whose place another corpus's of the same size is put while it trains; the run's
     folder continues a prompt with the one that its ids belong to."""
@@ -330,6 +332,7 @@ def test_published_weights_that_cannot_be_had_are_no_mistake_of_the_user(run_sam
     assert said.count("\n") == 1 and "--from_pretrained gpt2: the published weights could not be fetched" in said
 
 
+@pytest.mark.launches
 def test_text_streams_and_ctrl_c_ends_it(tmp_path, data):
     """The first characters are there long before the last, and an interrupted program leaves no traceback."""
     folder = exported(tmp_path / "run", data, positions=100_000)
@@ -350,6 +353,7 @@ def test_text_streams_and_ctrl_c_ends_it(tmp_path, data):
     assert set((got + rest).decode().removeprefix("def")) == {"x"}
 
 
+@pytest.mark.launches
 def test_no_torch_before_what_was_typed_is_checked(tmp_path, data):
     folder = exported(tmp_path / "run", data)
     code = (

@@ -28,6 +28,7 @@ def test_threads_wait_briefly_unless_the_user_said_how(given, spins):
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
+@pytest.mark.launches
 @pytest.mark.skipif(not torch.backends.openmp.is_available() or sys.platform != "linux", reason="no libgomp here")
 def test_the_library_reads_what_a_start_sets():
     """libgomp looks once, as it is loaded: a start that sets it later sets nothing."""
@@ -50,6 +51,7 @@ def test_the_library_reads_what_a_start_sets():
     assert f"GOMP_SPINCOUNT = '{SPINS}'" in said.stderr
 
 
+@pytest.mark.launches
 def test_what_measures_a_model_sets_it_too_before_it_loads_the_library():
     code = (
         "import os, runpy, sys\n"

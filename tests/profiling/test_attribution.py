@@ -11,7 +11,7 @@ from support.programs import REPOSITORY, TINY_RUN, data_flags, run_program
 
 from testbed.metrics.file import read_metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.launches, pytest.mark.alone]
 PROGRAM = REPOSITORY / "tests/support/planted_slowdowns.py"
 PAUSE_S = 0.5
 WITHIN = 0.1 * PAUSE_S

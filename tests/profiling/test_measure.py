@@ -205,6 +205,7 @@ print({is_bf16_faster(torch.device("cpu")) for _ in range(12)})
 """
 
 
+@pytest.mark.launches
 @pytest.mark.alone
 @pytest.mark.skipif(
     not any(torch.cpu.get_capabilities().get(name) for name in BF16_INSTRUCTIONS),

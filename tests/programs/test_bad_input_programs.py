@@ -18,6 +18,8 @@ from support.fuzz import content_of
 from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY, write_token_files
 
+pytestmark = pytest.mark.launches
+
 DEEP = b"[" * 100_000
 
 

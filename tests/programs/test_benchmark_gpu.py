@@ -39,6 +39,7 @@ def plan(**changes: str) -> dict[str, tuple[int, list[str]]]:
     return {**found, "": (int(re.search(r"estimated: (\d+) s of 520 s", said).group(1)), [])}
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("changes", [{}, {"NANOGPT_DIR": "nanoGPT"}, {"ONLY": "peers", "PEER_ROUNDS": "5"}])
 def test_the_estimates_fit_into_the_deadline(changes):
     steps = plan(DEVICE="cuda", **changes)
@@ -46,6 +47,7 @@ def test_the_estimates_fit_into_the_deadline(changes):
     assert total == sum(seconds for seconds, _ in steps.values()) <= 520
 
 
+@pytest.mark.launches
 def test_the_plan_puts_first_what_matters_and_leaves_nothing_to_a_default():
     steps = plan(DEVICE="cuda")
     names = list(steps)
@@ -61,6 +63,7 @@ def test_the_plan_puts_first_what_matters_and_leaves_nothing_to_a_default():
     assert "transformers-compiled" in " ".join(steps["peers"][1])
 
 
+@pytest.mark.launches
 def test_what_no_longer_fits_is_named_and_is_no_pass(tmp_path):
     done = subprocess.run(
         ["bash", str(SCRIPT), str(tmp_path / "out")],
@@ -70,6 +73,7 @@ def test_what_no_longer_fits_is_named_and_is_no_pass(tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["failed"] == ["corpus"]
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_at_once_and_leaves_what_there_is_in_one_file(tmp_path, number, code):
     """The first step would take 100 s and is ended by its limit after 42; nothing of it is left."""

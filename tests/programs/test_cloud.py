@@ -127,6 +127,7 @@ def test_the_packages_are_those_of_requirements_without_this_project(launcher):
     assert any(line.startswith("torch==") for line in packages) and not any(line.startswith("-") for line in packages)
 
 
+@pytest.mark.launches
 def test_called_as_a_program_it_says_how_it_is_started():
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True)
     assert done.returncode == 2 and "modal run" in done.stderr
@@ -146,6 +147,8 @@ def request(tmp_path: Path, name: str) -> dict:
     }  # fmt: skip
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_what_the_rented_machine_does_runs_here(launcher, tmp_path):
     """The body of the remote function, in this process: the run's files are in the results folder."""
     said = launcher.train_here(request(tmp_path, "modal/run"), str(REPOSITORY), str(tmp_path))
@@ -193,6 +196,7 @@ def test_the_task_has_the_fields_that_skypilot_documents():
         jsonschema.validate(task | {"recources": {}}, SKYPILOT_TASK)
 
 
+@pytest.mark.launches
 @needs_yaml
 def test_the_commands_of_the_task_start_a_run(tmp_path):
     """Its `run`, by bash, with a torchrun that says how it was called: the words are gpt2.py's own."""

@@ -58,6 +58,7 @@ def test_pages_and_pictures_hold_letters_alone(runs, tmp_path):
     write_agreement_figure(whole[:1] * 2, tmp_path / "agreement.png")
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     "words",
     [

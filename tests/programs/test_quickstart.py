@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.programs import REPOSITORY
 
+pytestmark = pytest.mark.launches
+
 NOTING = """#!/usr/bin/env bash
 echo "OMP_NUM_THREADS=${OMP_NUM_THREADS:-} $*" >>"$NOTED"
 case "$*" in

@@ -428,6 +428,8 @@ def secretive_runs(tmp_path_factory, token_files) -> tuple[Path, str]:
     return folder, "".join(said)
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_no_secret_of_the_environment_lands_in_a_file(secretive_runs):
     folder, said = secretive_runs
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -442,6 +444,7 @@ def test_no_secret_of_the_environment_lands_in_a_file(secretive_runs):
         assert holders == [], f"{name} is in {holders}"
 
 
+@pytest.mark.launches
 def test_the_search_for_secrets_finds_one(secretive_runs, tmp_path):
     """The same search, with a value that does stand in the files."""
     folder, _ = secretive_runs

@@ -19,6 +19,8 @@ from support.programs import REPOSITORY
 from testbed.config.environment_variables import slurm_facts
 from testbed.config.flags import parse_command_line
 
+pytestmark = pytest.mark.launches
+
 SCRIPTS = REPOSITORY / "scripts" / "slurm"
 CALLERS = sorted(path.name for path in SCRIPTS.iterdir() if path.suffix in (".slurm", ".sbatch"))
 IN_A_JOB = {

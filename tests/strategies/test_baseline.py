@@ -1,17 +1,14 @@
-"""What the plain step does not do twice."""
+"""Check what the plain step does only once."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from support.programs import TINY_RUN, data_flags
+from support.settings import checked_run
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.autotune.micro_batch import HeldBytes
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.ddp import DDP
@@ -39,8 +36,7 @@ class CastsOfWeights(TorchDispatchMode):
 def build(token_files, keeps_casts: bool | None, *more: str, kind: type[Baseline] = Baseline):
     """A strategy that keeps casts, does not, or (None) decides by itself; and its batches."""
     flags = ["--global_batch_size", str(MICRO_BATCHES), "--micro_batch_size_per_gpu", "1", "--max_train_steps", "3"]
-    arguments = [*TINY_RUN, *data_flags(token_files), *flags, "--precision", "bf16", *more]
-    checked = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1))
+    checked = checked_run(token_files, *flags, "--precision", "bf16", *more)
     torch.manual_seed(0)
     shape, recomputed = checked.settings.shape, checked.settings.activation_checkpointing
     strategy = kind(checked.settings, GPT2(shape, checked.settings.dropout, "auto", recomputed), CPU)
@@ -82,8 +78,8 @@ def test_casts_are_not_kept_where_that_takes_memory(token_files):
 
 
 @pytest.mark.parametrize(("size", "keeps"), [("1", True), (str(MICRO_BATCHES), False)])
-def test_the_only_micro_batch_of_a_step_keeps_no_casts_beside_its_gradients(token_files, size, keeps):
-    """What is held where the last gradient is there, of the first layer."""
+def test_the_only_micro_batch_of_a_step_keeps_no_casts(token_files, size, keeps):
+    """Held bytes are read when the last gradient, the first layer's, is there."""
     seen = []
     for keeps_casts in (None, False):
         strategy, batches = build(token_files, keeps_casts, "--micro_batch_size_per_gpu", size)

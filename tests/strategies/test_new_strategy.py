@@ -1,4 +1,4 @@
-"""A strategy is one file and one line: --help lists it and the agreement test trains it, without another change."""
+"""Add a strategy with one file and one line: --help lists it and the agreement test trains it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from support.programs import REPOSITORY
 
 FILE = '''"""Gradients summed in one flat vector, then divided."""
@@ -32,6 +33,8 @@ class FlatSum(Baseline):
 LINE = '    "flat_sum": StrategyEntry("flat_sum", "FlatSum", "one vector, summed and divided"),\n'
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_file_and_a_line_make_a_strategy_that_agrees(tmp_path):
     for name in ("src", "tests", "docs"):
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))

@@ -1,7 +1,8 @@
-"""Every strategy computes what one process computes, and one process computes what transformers does.
+"""Check that every strategy computes what one process computes, and one process what transformers computes.
 
-Loss and unclipped gradient norm, with clipping active and inactive: AdamW hides a wrong gradient scale while clipping
-is active, and a wrong norm does nothing while it is not. Run types come from the registry: a new one is tested unasked.
+Losses and unclipped gradient norms are compared with clipping active and inactive: AdamW hides a wrong gradient scale
+while clipping is active, and a wrong norm has no effect while it is not. Run types come from the registry, so a new one
+is tested without another line here.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from support.agreement import CLIPPING, PAIRS, STEPS, TOLERANCE, case_flags, dis
 from support.planted_bugs import PLANTED_BUGS, WHERE
 from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
-from support.variants import BF16, VARIANTS
+from support.settings import typed
+from support.variants import BF16, VARIANTS, slow_but
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
-from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.train.batches import TrainingBatches
+
+pytestmark = pytest.mark.launches
 
 RECIPES = ("", "--optimizer muon", PAIRS)  # what the single process has to be trained with
 # of the whole model's bytes, this share lies on the fullest rank; 1 where nothing is said
@@ -71,35 +72,30 @@ WITH_CHECKPOINT = [
 
 
 @pytest.fixture(scope="module")
-def train(token_files, pair_files, tmp_path_factory):
-    """One launch for all variants of a run type on a number of ranks, each with clipping active and inactive."""
+def train(ranks, token_files, pair_files, tmp_path_factory):
+    """Train a run type with clipping active or inactive, once for all tests that ask for it."""
 
     @functools.cache
-    def launch(run_type: str, ranks: int, further: tuple[str, ...]) -> dict[tuple[str, str], dict]:
+    def both(run_type: str, number: int, flags: str) -> dict[str, dict]:
         # what is only compared roughly is trained once
-        keys = [(flags, clipping) for flags in further for clipping in list(CLIPPING)[: 1 if "bf16" in flags else 2]]
+        limits = list(CLIPPING)[: 1 if "bf16" in flags else 2]
+        tries_checkpoint = (run_type, number, flags) in {VARIANTS[name][:3] for name in WITH_CHECKPOINT}
+        command = ["--run_type", run_type, *flags.split()]
         cases = [
             (
-                case_flags(token_files, pair_files, ["--run_type", run_type, *flags.split()], CLIPPING[clipping]),
+                case_flags(token_files, pair_files, command, CLIPPING[limit]),
                 None,
-                clipping == "clipping" and (run_type, ranks, flags) in {VARIANTS[v][:3] for v in WITH_CHECKPOINT},
+                tries_checkpoint and limit == limits[0],
             )
-            for flags, clipping in keys
+            for limit in limits
         ]
-        results = run_cases(tmp_path_factory.mktemp(run_type), cases, ranks)
-        return dict(zip(keys, results, strict=True))
+        return dict(zip(limits, run_cases(ranks, tmp_path_factory.mktemp(run_type), cases, number), strict=True))
 
-    def result_of(run_type: str, ranks: int, flags: str, clipping: str) -> dict:
-        fp32 = RECIPES if run_type == "baseline" else [v[2] for v in VARIANTS.values() if v[:2] == (run_type, ranks)]
-        bf16 = [v[1] for v in BF16.values() if v[0] == run_type]
-        group = next((flags_of for flags_of in (fp32, bf16) if flags in flags_of), [flags])
-        return launch(run_type, ranks, tuple(dict.fromkeys(group)))[flags, clipping]
-
-    return result_of
+    return lambda run_type, number, flags, clipping: both(run_type, number, flags)[clipping]
 
 
 @pytest.mark.parametrize("clipping", CLIPPING)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(STRATEGIES, VARIANTS))
 def test_every_strategy_follows_the_single_process(train, variant, clipping):
     run_type, ranks, flags, mesh = VARIANTS[variant]
     recipe = next((recipe for recipe in RECIPES if recipe and recipe in flags), "")
@@ -124,7 +120,7 @@ RECOMPUTED = [
 ]
 
 
-@pytest.mark.parametrize("variant", RECOMPUTED)
+@pytest.mark.parametrize("variant", slow_but(["ddp, blocks recomputed"], RECOMPUTED))
 def test_blocks_are_computed_again_where_that_was_asked_for(train, variant):
     run_type, ranks, flags, _ = VARIANTS[variant]
     plain = flags.partition("--activation_checkpointing")[0].strip()
@@ -134,15 +130,15 @@ def test_blocks_are_computed_again_where_that_was_asked_for(train, variant):
     assert train(run_type, ranks, flags, "clipping")["block_passes"] == 2 * once
 
 
-@pytest.mark.parametrize("variant", WITH_CHECKPOINT)
+@pytest.mark.parametrize("variant", slow_but(STRATEGIES, WITH_CHECKPOINT))
 def test_a_strategy_goes_on_from_its_checkpoint_bit_for_bit(train, variant):
     run_type, ranks, flags, _ = VARIANTS[variant]
     resumed, uninterrupted = train(run_type, ranks, flags, "clipping")["continued"]
     assert resumed == uninterrupted
 
 
-@pytest.mark.parametrize("name", BF16)
-def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(train, name):
+@pytest.mark.parametrize("name", slow_but(["ddp"], BF16))
+def test_bf16_is_as_near_to_fp32_as_on_one_process(train, name):
     """bf16 keeps 8 bits, and a rank that rounds its part of a sum rounds elsewhere than one that computes all of it:
     two bf16 runs cannot agree more closely than each does with fp32. So the yardstick is the single process: how far
     its bf16 run is from its fp32 run."""
@@ -157,28 +153,12 @@ def test_in_bf16_a_strategy_is_as_near_to_fp32_as_the_single_process_in_bf16(tra
     assert ("compiled" in actual["built"]) == ("--compile" in flags)
 
 
-@pytest.fixture(scope="module")
-def train_with_bugs(token_files, pair_files, tmp_path_factory):
-    """One launch for all bugs on a number of ranks: for each bug, the runs with clipping active and inactive."""
-
-    @functools.cache
-    def launch(ranks: int) -> dict[str, list[dict]]:
-        bugs = [bug for bug in PLANTED_BUGS if WHERE[bug][1] == ranks]
-        cases = [
-            (case_flags(token_files, pair_files, WHERE[bug][0], limit), bug, False)
-            for bug in bugs
-            for limit in CLIPPING.values()
-        ]
-        results = iter(run_cases(tmp_path_factory.mktemp("bugs"), cases, ranks))
-        return {bug: [next(results) for _ in CLIPPING] for bug in bugs}
-
-    return launch
-
-
 @pytest.mark.parametrize("bug", PLANTED_BUGS)
-def test_a_planted_bug_is_found(train, train_with_bugs, bug):
-    broken = train_with_bugs(WHERE[bug][1])[bug]
-    sound = [train("baseline", 1, PAIRS if PAIRS in WHERE[bug][0] else "", clipping) for clipping in CLIPPING]
+def test_a_planted_bug_is_found(train, ranks, token_files, pair_files, tmp_path, bug):
+    flags, number = WHERE[bug]
+    cases = [(case_flags(token_files, pair_files, flags, limit), bug, False) for limit in CLIPPING.values()]
+    broken = run_cases(ranks, tmp_path, cases, number)
+    sound = [train("baseline", 1, PAIRS if PAIRS in flags else "", clipping) for clipping in CLIPPING]
     assert any(disagreements(expected, actual) for expected, actual in zip(sound, broken, strict=True))
 
 
@@ -187,7 +167,7 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
     """The same initial weights in GPT2LMHeadModel, its own loss, the whole batch at once, PyTorch's plain AdamW and
     clipping: no part of the step is ours. This is what a broken tie, scale or data order fails on."""
     flags = case_flags(token_files, None, ["--run_type", "baseline"], CLIPPING[clipping])
-    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    checked = typed(flags)
     settings = checked.settings
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
     model = reference_model(shape).train()
@@ -216,11 +196,11 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
         assert norm.item() == pytest.approx(expected["grad_norms"][step], abs=TOLERANCE), f"norm of step {step}"
 
 
-def test_of_pairs_the_single_process_learns_what_transformers_does_of_each_pair_alone(train, pair_files):
+def test_pairs_follow_transformers_pair_by_pair(train, pair_files):
     """The first step: each pair goes through GPT2LMHeadModel by itself, without filling, and every token behind its
     prompt counts once. So filling changes nothing, and no pair sees another."""
     flags = case_flags(None, pair_files, ["--run_type", "baseline", PAIRS], CLIPPING["clipping"])
-    checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
+    checked = typed(flags)
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
     model = reference_model(shape)
     torch.manual_seed(checked.settings.seed)

@@ -1,20 +1,15 @@
-"""Parts of strategies that two CPU ranks cannot show: several devices in one process, three data ranks and more."""
+"""Check parts of strategies that two CPU ranks cannot show: several devices in one process, three data ranks."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.programs import REPOSITORY, TINY_RUN, data_flags
+from support.programs import TINY_RUN, data_flags
+from support.settings import checked_run
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import pipeline
 from testbed.strategies.baseline import Baseline
@@ -26,8 +21,7 @@ CPU = torch.device("cpu")
 
 def one_step(token_files, strategy_class, precision: str = "fp32", num_devices: int = 1):
     flags = ["--global_batch_size", "8", "--micro_batch_size_per_gpu", "1", "--max_train_steps", "1"]
-    arguments = [*TINY_RUN, *data_flags(token_files), *flags, "--precision", precision]
-    checked = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1))
+    checked = checked_run(token_files, *flags, "--precision", precision)
     torch.manual_seed(0)
     strategy = strategy_class(checked.settings, GPT2(checked.settings.shape), CPU)
     strategy.num_devices = num_devices
@@ -63,8 +57,7 @@ def test_a_thread_of_dataparallel_computes_in_the_precision_of_the_run(token_fil
 def test_dataparallel_on_all_devices_makes_the_step_of_one(token_files):
     _, expected, _ = one_step(token_files, Baseline)
     flags = ["--global_batch_size", "8", "--micro_batch_size_per_gpu", "1", "--max_train_steps", "1"]
-    arguments = [*TINY_RUN, *data_flags(token_files), *flags, "--device", "cuda"]
-    checked = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1))
+    checked = checked_run(token_files, *flags, "--device", "cuda")
     torch.manual_seed(0)
     device = torch.device("cuda", 0)
     strategy = DataParallel(checked.settings, GPT2(checked.settings.shape), device)
@@ -87,44 +80,15 @@ def test_the_tied_gradients_are_added_after_the_average_over_data_ranks(monkeypa
     assert done == ["average", "add the two ends"]
 
 
-FSDP_TRAFFIC = """
-import os, torch, torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
-import torch.distributed.fsdp._fully_shard._fsdp_param_group as of_groups
-from support.agreement_worker import build
-from testbed.train.batches import TrainingBatches
-from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch
-from testbed.config.settings import check_run
-
-import sys
-dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-checked = check_run(parse_command_line(sys.argv[1:]), Launch(0, 0, 4, 4))
-strategy = build(checked.settings)
-traffic = []
-gather, reduce = of_groups.foreach_all_gather, dist.all_reduce
-of_groups.foreach_all_gather = lambda params, *a, **k: traffic.append(len(params)) or gather(params, *a, **k)
-dist.all_reduce = lambda tensor, *a, **k: traffic.append("all-reduce") or reduce(tensor, *a, **k)
-strategy.train_step(TrainingBatches(checked.train_file, checked.settings, 0, torch.device("cpu")).of_step(0), 0.01)
-# of the gradient norm: one sum over the shards
-reduced = traffic.count("all-reduce")
-print("gathered:", len(traffic) - reduced, "reduced:", reduced - 1, flush=True)
-os._exit(0)
-"""
-
-
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "gathered", "reduced"),
     [("", 2 * (1 + 2 + 2), 0), ("--reshard_after_forward off", 2 * (1 + 2), 0), ("--shard_size 2", 2 * (1 + 2 + 2), 3)],
     ids=["on", "off", "hybrid"],
 )
-def test_fsdp_moves_what_the_guide_says(token_files, flags, gathered, reduced):
+def test_fsdp_moves_what_the_guide_says(ranks, token_files, tmp_path, flags, gathered, reduced):
     """Two micro batches, a root group and two blocks. The root's weights are gathered once per micro batch, a block's
-    twice, or once when they are kept; copies of a hybrid mesh exchange gradients once per step and group. Counted in a
-    process group that sends nothing."""
+    twice, or once when they are kept; copies of a hybrid mesh exchange gradients once per step and group."""
     work = ["--global_batch_size", "16", "--micro_batch_size_per_gpu", "2", "--max_train_steps", "1"]
     arguments = [*TINY_RUN, *data_flags(token_files), *work, "--run_type", "fsdp", *flags.split()]
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY / 'tests'}"}
-    command = [sys.executable, "-c", FSDP_TRAFFIC, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert f"gathered: {gathered} reduced: {reduced}" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert ranks.run("support.fsdp_traffic", tmp_path, arguments, 1) == {"gathered": gathered, "reduced": reduced}

@@ -1,15 +1,13 @@
-"""Running strategies beside the single process, and what counts as a disagreement."""
+"""Run strategies and the single process, and list their disagreements."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from support.programs import TINY_RUN, data_flags
+from support.ranks import Ranks
 
 WORKER = Path(__file__).parent / "agreement_worker.py"
 PAIRS = "PAIRS"  # among the flags of a case: it trains on pairs, of which only the references are learned
@@ -30,15 +28,9 @@ def case_flags(token_files, pair_files, variant_flags: list[str], max_grad_norm:
     ]
 
 
-def run_cases(folder: Path, cases: list[tuple[list[str], str | None, bool]], ranks: int) -> list[dict]:
-    """Train every case (flags, bug, whether to try a checkpoint) in one launch of the worker; a rank that fails shows
-    what it said."""
-    (folder / "cases.json").write_text(json.dumps(cases))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, str(WORKER), str(folder / "out.json"), str(folder / "cases.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "out.json").read_text())
+def run_cases(ranks: Ranks, folder: Path, cases: list[tuple[list[str], str | None, bool]], number: int) -> list[dict]:
+    """Train every case (flags, bug, whether to try a checkpoint) on this number of ranks, in one process group."""
+    return ranks.run("support.agreement_worker", folder, cases, number)
 
 
 def distances(expected: dict, actual: dict) -> dict[str, float]:
@@ -53,7 +45,7 @@ def distances(expected: dict, actual: dict) -> dict[str, float]:
 
 
 def disagreements(expected: dict, actual: dict) -> list[str]:
-    """What a run does not share with the single process, in words with the size of the difference; empty: equal."""
+    """List what differs from the single process, with the size of each difference."""
     found = [
         f"{name} differ by {difference:.1e}"
         for name, difference in distances(expected, actual).items()

@@ -1,7 +1,7 @@
-"""One rank of an agreement run: trains a few steps as gpt2.py does and writes down what came out.
+"""Be one rank of an agreement run: train a few steps as gpt2.py does and write the results.
 
-Usage, by python or torchrun: agreement_worker.py OUTPUT.json CASES.json, CASES: a list of
-[arguments of gpt2.py, bug, whether to try a checkpoint].
+Usage, by support/ranks.py or a launcher: agreement_worker.py FOLDER, with FOLDER/tasks.json, a list of
+[arguments of gpt2.py, bug, whether to try a checkpoint]; rank 0 writes FOLDER/results.json.
 It goes through the program's own parts (settings, data, seam), so that a fault in any of them shows. A bug is null, or
 the name of a mistake of tests/support/planted_bugs.py that is made on purpose, to see that the comparison finds it.
 """
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, as this file is started by itself
@@ -36,6 +37,18 @@ from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches, ValidationBatches
 
 CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def all_tasks_done(folder: Path, is_needed: bool) -> Iterator[list]:
+    """Join the other ranks, and write what the tasks have put into the list once all of them are done."""
+    torch.set_num_threads(1)
+    process_group.start_process_group(CPU, read_launch(), is_needed)
+    results: list = []
+    yield results
+    if read_launch().rank == 0:
+        (folder / "results.json").write_text(json.dumps(results))
+    process_group.wait_for_everyone()
 
 
 def build(settings: RunSettings) -> Strategy:
@@ -88,7 +101,7 @@ def losses_of_steps(strategy: Strategy, batches: TrainingBatches, steps: range) 
 
 
 def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, folder: Path) -> list[list[float]]:
-    """Losses of two more steps: from a checkpoint in a strategy built anew, and without a break."""
+    """Return the losses of two more steps: from a checkpoint in a new strategy, and without a break."""
     last = batches.settings.last_step
     if read_launch().rank == 0:
         folder.mkdir()
@@ -161,22 +174,14 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     }
 
 
-def main() -> None:
-    output, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
-    torch.set_num_threads(1)
-    launch = read_launch()
-    is_needed = not all("baseline" in arguments for arguments, *_ in cases)
-    process_group.start_process_group(CPU, launch, is_needed)
-    results = []
-    for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
-        with making(bug):
-            results.append(run_case(arguments, output.parent / f"checkpoint_{number}" if tries_checkpoint else None))
-    if launch.rank == 0:
-        output.write_text(json.dumps(results))
-    process_group.wait_for_everyone()
-    sys.stdout.flush()
-    os._exit(0)
+def main(folder: Path) -> None:
+    cases = json.loads((folder / "tasks.json").read_text())
+    with all_tasks_done(folder, is_needed=not all("baseline" in arguments for arguments, *_ in cases)) as results:
+        for number, (arguments, bug, tries_checkpoint) in enumerate(cases):
+            with making(bug):
+                results.append(run_case(arguments, folder / f"checkpoint_{number}" if tries_checkpoint else None))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
+    os._exit(0)

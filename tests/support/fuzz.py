@@ -1,7 +1,8 @@
-"""How a fuzz is run: many draws, each in a clock, its inputs hashed before and after, its outcome counted.
+"""Run a fuzz: many draws, each under a clock and with bounded memory, its inputs hashed before and after.
 
-Every fault of a fuzz is kept with the first input that showed it, one per place in the code, so that one run of the
-test tells all of them.
+Every fault is kept with the first input that showed it, one per place in the code, so that one run of a test tells all
+of them. The draws are the same on every machine. The hypothesis profile "all", which `bash scripts/test.sh --all` sets,
+draws the whole number; without it a fuzz draws a tenth.
 """
 
 from __future__ import annotations
@@ -9,29 +10,34 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import resource
 import runpy
+import shutil
 import signal
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from support.mutations import broken_json
 from testbed.config.check import start
 from testbed.config.settings import CheckedRun
 
 LONGEST_S = 20.0
 LONGEST_SENTENCE = 1500
 MEMORY_BYTES = 4 << 30  # that a reader may take beyond what the process has: a damaged size must not fill the machine
-READ, REFUSED = "read", "refused"
-ran: dict[str, Counter] = {}  # fuzz -> outcome -> cases
+READ, REFUSED, FAULT = "read", "refused", "fault"
+LEAST_SHARE = 0.02  # of the draws that an outcome must have: a fuzz that is always refused tests one line
+EVERY_DAY = 10  # one draw in this many
+OS_ERRORS = (FileNotFoundError, IsADirectoryError, OSError)  # what opening a file raises
 
 
 class Refused(Exception):
@@ -69,7 +75,7 @@ def kept_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Whoever asks for gigabytes gets MemoryError, which no program expects."""
+    """Raise MemoryError, which no program expects, where gigabytes are asked for."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, before[1]))
@@ -138,7 +144,7 @@ def refused(code: object, out: str, err: str, name: str) -> str:
 
 
 def gpt2_accepts(words: list[str], ranks: int | None = 1) -> CheckedRun:
-    """The run that src/gpt2.py would make of a command line on so many ranks; None: as many as the environment says.
+    """Return the run that src/gpt2.py would make of a command line; `ranks` None: as many as the environment says.
 
     Raises:
         Refused: it says one sentence and ends with exit code 2.
@@ -164,15 +170,38 @@ def gpt2_accepts(words: list[str], ranks: int | None = 1) -> CheckedRun:
     raise Refused(sentence)
 
 
-class Fuzz:
-    """Cases of one kind and what became of them."""
+def draws_all() -> bool:
+    return settings.get_current_profile_name() == "all"
 
-    def __init__(self, name: str, folder: Path | None = None, names_file: str | None = None) -> None:
-        self.name, self.folder, self.names_file = name, folder, names_file
-        self.counts = ran.setdefault(name, Counter())
+
+class Fuzz:
+    """Cases of one kind and what became of them.
+
+    `allowed`: what a case may raise, with one sentence. `folder`: left as it is by each case. `names_file`: a word that
+    the sentence must have.
+    """
+
+    def __init__(
+        self, name: str, allowed: tuple[type, ...], folder: Path | None = None, names_file: str | None = None
+    ) -> None:
+        self.name, self.allowed, self.folder, self.names_file = name, allowed, folder, names_file
+        self.counts: Counter[str] = Counter()
         self.faults: dict[str, str] = {}
 
-    def case(self, action: Callable[[], object], shown: Callable[[], str], allowed: tuple[type, ...]) -> None:
+    def draw(self, strategy: Any, number: int, one_case: Callable[[Any], None]) -> None:
+        """Call `one_case` with this number of draws, or a tenth; it calls `case`. Nothing is shrunk."""
+        drawn = number if draws_all() else max(10, number // EVERY_DAY)
+
+        @settings(max_examples=drawn, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+                  suppress_health_check=list(HealthCheck))  # fmt: skip
+        @given(strategy)
+        def test(value: Any) -> None:
+            one_case(value)
+
+        with bounded_memory():
+            test()
+
+    def case(self, action: Callable[[], object], shown: object) -> None:
         """Run `action` once. It returns, or raises one of exactly `allowed` with one sentence."""
         before = content_of(self.folder) if self.folder else {}
         try:
@@ -180,81 +209,96 @@ class Fuzz:
                 try:
                     action()
                     outcome = READ
-                except allowed as error:
+                except self.allowed as error:
                     outcome = REFUSED
-                    assert type(error) in allowed, f"{type(error).__name__} is no sentence of ours: {error}"
+                    assert type(error) in self.allowed, f"{type(error).__name__} is no sentence of ours: {error}"
                     check_sentence(str(error))
                     assert self.names_file is None or self.names_file in str(error), f"no file is named: {error}"
             assert (content_of(self.folder) if self.folder else {}) == before, "a file was changed"
         except KeyboardInterrupt:
             raise
         except BaseException as fault:  # a panic of a Rust library is no Exception
-            outcome = "FAULT"
-            last = traceback.extract_tb(fault.__traceback__)
-            ours = [frame for frame in last if "testbed" in frame.filename] or last
-            place = f"{type(fault).__name__} at {Path(ours[-1].filename).name}:{ours[-1].lineno}"
-            key = place if not isinstance(fault, AssertionError) else f"{place}: {str(fault)[:40]}"
-            self.faults.setdefault(key, f"{str(fault)[:300]}\n      input: {shown()[:400]}")
+            outcome = FAULT
+            self._keep(fault, shown)
         self.counts[outcome] += 1
 
-    def check(self, least_read: float = 0.0, least_refused: float = 0.0) -> None:
-        """Fail with every fault; also when nearly all cases had one outcome, for such a fuzz tests one line."""
+    def _keep(self, fault: BaseException, shown: object) -> None:
+        frames = traceback.extract_tb(fault.__traceback__)
+        ours = [frame for frame in frames if "testbed" in frame.filename] or frames
+        place = f"{type(fault).__name__} at {Path(ours[-1].filename).name}:{ours[-1].lineno}"
+        key = place if not isinstance(fault, AssertionError) else f"{place}: {str(fault)[:40]}"
+        self.faults.setdefault(key, f"{str(fault)[:300]}\n      input: {repr(shown)[:400]}")
+
+    def check(self, *outcomes: str) -> None:
+        """Fail with every fault; where all was drawn, also when one of these outcomes is too rare."""
         told = "\n".join(f"  {place}: {words}" for place, words in self.faults.items())
         assert not self.faults, f"{self.name}: {len(self.faults)} kinds of faults in {self.counts.total()}\n{told}"
-        total = self.counts.total()
-        assert self.counts[READ] >= least_read * total, (self.name, self.counts)
-        assert self.counts[REFUSED] >= least_refused * total, (self.name, self.counts)
+        if draws_all():
+            assert all(self.counts[each] >= LEAST_SHARE * self.counts.total() for each in outcomes), self.counts
 
 
-def draw_many(strategy: Any, number: int, one_case: Callable[[Any], None]) -> None:
-    """`number` draws, the same on every machine; a fault is collected by the case, so nothing is shrunk."""
+@dataclass
+class Reader:
+    """A file and what reads it.
 
-    @settings(max_examples=number, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(strategy)
-    def test(value: Any) -> None:
-        one_case(value)
+    Attributes:
+        prepare: puts whole files into a folder.
+        subject: the one of them that is broken.
+        read: does with the folder what the program does with it, not only parse.
+        broken: makes the strategy from the file's whole content.
+        errors: what may be raised, with one sentence.
+        os_errors: what also may, where something else stands in the file's place; the program says it in a sentence.
+        is_named: the sentence must name the file; not where its values are held to the rules of flags.
+        outcomes: those that must not be rare; a file under a hash is always refused.
+    """
 
-    with bounded_memory():
-        test()
-
-
-def say_how_many(capsys: Any, names: list[str], at_least: int) -> None:
-    """Print the counts of these fuzzes. Where all of them ran, they must be `at_least` cases; else it is skipped."""
-    told = {name: ran[name] for name in names if name in ran}
-    total = sum(counts.total() for counts in told.values())
-    with capsys.disabled():
-        for name, counts in told.items():
-            print(f"\n  {counts.total():>5} {name}: " + ", ".join(f"{n} {what}" for what, n in counts.items()), end="")
-        print(f"\n  {total:>5} cases\n", end="", flush=True)
-    if missing := sorted(set(names) - set(told)):
-        pytest.skip(f"not counted: {', '.join(missing)} did not run")
-    assert total >= at_least
+    prepare: Callable[[Path], object]
+    subject: str
+    read: Callable[[Path], object]
+    broken: Callable[[bytes], Any] = lambda content: broken_json(json.loads(content))
+    errors: tuple[type, ...] = (ValueError,)
+    os_errors: tuple[type, ...] = ()
+    is_named: bool = True
+    outcomes: tuple[str, ...] = (READ, REFUSED)
 
 
-def bad_places(folder: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """What can stand in the place of a file, and how it comes there."""
+DRAWS = 180  # of each file that is read
 
-    def put_folder(path: Path) -> None:
-        path.mkdir()
 
-    def put_circle(path: Path) -> None:
-        path.symlink_to(path.name)
+def break_in_every_way(name: str, reader: Reader, folder: Path) -> None:
+    """Check that the reader takes each broken file or refuses it in one sentence, and leaves all files as they are."""
+    folder.mkdir()
+    reader.prepare(folder)
+    subject = folder / reader.subject
+    reader.read(folder)  # the whole file is read
+    fuzz = Fuzz(name, reader.errors, folder, subject.name if reader.is_named else None)
 
-    def put_broken_link(path: Path) -> None:
-        path.symlink_to(folder / "nowhere")
+    def one_file(content: bytes) -> None:
+        subject.write_bytes(content)
+        fuzz.case(lambda: reader.read(folder), content)
 
-    def put_empty(path: Path) -> None:
-        path.write_bytes(b"")
+    fuzz.draw(reader.broken(subject.read_bytes()), DRAWS, one_file)
+    fuzz.allowed += reader.os_errors
+    for place, put in BAD_PLACES.items():
+        remove(subject)
+        put(subject)
+        fuzz.case(lambda: reader.read(folder), place)
+    fuzz.check(*reader.outcomes)
 
-    def put_a_byte(path: Path) -> None:
-        path.write_bytes(b"\x00")
 
-    yield from {
-        "nothing": lambda path: None,
-        "a folder": put_folder,
-        "a link to itself": put_circle,
-        "a link to nowhere": put_broken_link,
-        "an empty file": put_empty,
-        "one byte": put_a_byte,
-    }.items()
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# what can stand in the place of a file
+BAD_PLACES: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda path: None,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "an empty file": lambda path: path.write_bytes(b""),
+    "one byte": lambda path: path.write_bytes(b"\x00"),
+}

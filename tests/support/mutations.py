@@ -1,4 +1,4 @@
-"""Broken files as hypothesis strategies: what other programs, full disks, editors and people do to a file."""
+"""Draw broken files by hypothesis: what other programs, full disks, editors and people do to a file."""
 
 from __future__ import annotations
 
@@ -11,39 +11,14 @@ from hypothesis import strategies as st
 
 ODD_VALUES = [
     *(None, True, False, 0, -1, 1, 0.0, -0.0, 0.5, -2.5, 1e-320, 1e300, 10**18, -(10**18), 10**400, 2**63),
-    *(
-        float("nan"),
-        float("inf"),
-        float("-inf"),
-        "",
-        "text",
-        "2.1",
-        "unknown",
-        "\n",
-        "a\nb",
-        "\x00",
-        "\ud800",
-        "ü" * 40,
-    ),
-    *("--run_type", "n_layer=x, n_head=" + "9" * 30, [], [None], [[]], [1, "a", None], {}, {"": None}, {"a\nb": 1}),
+    *(float("nan"), float("inf"), float("-inf"), "", "text", "2.1", "unknown", "\n", "a\nb", "\x00", "\ud800"),
+    *("ü" * 40, "--run_type", "n_layer=x, n_head=" + "9" * 30, [], [None], [[]], [1, "a", None], {}, {"": None}),
+    {"a\nb": 1},
     json.loads("[" * 150 + "]" * 150),
-]
+]  # fmt: skip
 ODD_KEYS = ["", "status", "steps", "a\nb", "schema_version", "ü", "\ud800", "x" * 300, "training_config"]
 ODD_WORDS = [
-    b"",
-    b"-",
-    b"nan",
-    b"inf",
-    b"-1",
-    b"0",
-    b"1e400",
-    b"9" * 5000,
-    b"0.1.2",
-    b"\xff",
-    b'"',
-    b"\n",
-    b"null",
-    b"[]",
+    *(b"", b"-", b"nan", b"inf", b"-1", b"0", b"1e400", b"9" * 5000, b"0.1.2", b"\xff", b'"', b"\n", b"null", b"[]")
 ]
 
 
@@ -119,7 +94,7 @@ def flip_a_bit(text: bytes, draw) -> bytes:
 
 
 def zero_a_block(text: bytes, draw) -> bytes:
-    """What a file system leaves of a file that was being written when the power went."""
+    """Write what a file system leaves of a file when the power fails."""
     at, length = draw(st.integers(0, max(0, len(text) - 1))), draw(st.sampled_from([1, 16, 512, 4096]))
     return text[:at] + bytes(len(text[at : at + length])) + text[at + length :]
 

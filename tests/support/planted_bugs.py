@@ -1,5 +1,4 @@
-"""Mistakes that strategies of other programs really made, to be made here on purpose: each must turn the agreement
-red."""
+"""Plant mistakes that strategies of other programs really made: the agreement test must find each."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ def sum_instead_of_mean() -> None:
 
 @planted
 def no_division_by_accumulation() -> None:
-    """Each micro batch brings the mean over its own tokens, and nobody divides by their number."""
+    """Each micro batch brings the mean over its own tokens, and the step does not divide by their number."""
     from testbed.strategies.baseline import Baseline
 
     whole_step = Baseline.loss_sum

@@ -1,4 +1,4 @@
-"""How the tests start the programs, and the tiny model and token files that they start them with."""
+"""Start the programs, with a tiny model and tiny token files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One rank of a run that is cut into starts: trains some steps, saves, is built anew, reads and goes on.
+"""Be one rank of a run in several starts: train some steps, save, build a new strategy, read and go on.
 
-Usage, by python or torchrun: resume_worker.py OUTPUT.json TASKS.json, TASKS: a list of objects with
+Started by support/ranks.py. The tasks are objects with
     flags       of gpt2.py
     steps       [first, last]: the optimizer steps to do
     load        null, or [folder, "load_checkpoint" or "load_full_state"]
@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, as this file is started by itself
 
 import torch
 
-from support.agreement_worker import CPU, losses_of_steps
+from support.agreement_worker import CPU, all_tasks_done, losses_of_steps
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed import process_group
@@ -38,7 +34,7 @@ def hash_of(weights: dict[str, torch.Tensor]) -> str:
 
 
 def save(strategy: Strategy, folder: Path, in_background: bool) -> list:
-    """What is still to be waited for."""
+    """Save a checkpoint and return the writes that are still going on."""
     rank = read_launch().rank
     if rank == 0:
         folder.mkdir(parents=True)
@@ -85,18 +81,7 @@ def run(task: dict, number: int) -> dict:
     return {"losses": losses, "begins_with": begins_with, "saved": saved, "weights": weights}
 
 
-def main() -> None:
-    output, tasks = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
-    torch.set_num_threads(1)
-    launch = read_launch()
-    process_group.start_process_group(CPU, launch, is_needed=True)
-    results = [run(task, number) for number, task in enumerate(tasks)]
-    if launch.rank == 0:
-        output.write_text(json.dumps(results))
-    process_group.wait_for_everyone()
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+def main(folder: Path) -> None:
+    tasks = json.loads((folder / "tasks.json").read_text())
+    with all_tasks_done(folder, is_needed=True) as results:
+        results += [run(task, number) for number, task in enumerate(tasks)]

@@ -1,4 +1,4 @@
-"""Settings and refusals as a command line gives them."""
+"""Make settings and refusals from a command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from support.programs import TINY_RUN, data_flags
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
+from testbed.config.settings import CheckedRun, RunSettings
 from testbed.distributed.launch import Launch
 
 
@@ -14,9 +15,17 @@ def launch(world_size: int = 1) -> Launch:
     return Launch(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size)
 
 
-def settings_of(token_files, *flags: str, world_size: int = 1):
-    arguments = [*TINY_RUN, *data_flags(token_files), *flags]
-    return check_run(parse_command_line(arguments), launch(world_size)).settings
+def typed(arguments: list[str], world_size: int = 1) -> CheckedRun:
+    """Return what gpt2.py would run for this command line."""
+    return check_run(parse_command_line(arguments), launch(world_size))
+
+
+def checked_run(token_files, *flags: str, world_size: int = 1) -> CheckedRun:
+    return typed([*TINY_RUN, *data_flags(token_files), *flags], world_size)
+
+
+def settings_of(token_files, *flags: str, world_size: int = 1) -> RunSettings:
+    return checked_run(token_files, *flags, world_size=world_size).settings
 
 
 def refusal(token_files, *flags: str, world_size: int = 1) -> str:

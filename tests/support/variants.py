@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
+import pytest
+
 from support.agreement import PAIRS
 from testbed.config.run_types import STRATEGIES
+
+
+def slow_but(every_day: Collection[str], names: Iterable[str]) -> list:
+    """Return the names as parameters of a test, marked slow but for those that judge every change."""
+    return [name if name in every_day else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
 
 # name -> run type, ranks, further flags, the mesh that must come out
 VARIANTS = {

@@ -314,6 +314,7 @@ def test_what_was_typed_wrong_is_one_sentence_and_exit_code_2(
     assert said in output.err and output.err.count("\n") == 1 and output.out == ""
 
 
+@pytest.mark.launches
 def test_help_answers_before_anything_heavy_is_loaded():
     code = (
         "import sys, runpy\n"

@@ -96,6 +96,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.launches
 def test_a_failed_run_is_recorded_with_its_reason_and_the_sweep_goes_on(stand_in, capsys):
     with a_runner(stand_in, "baseline,allreduce,ddp,fsdp") as runner:
         runner.run_all(warmup_runs=1)
@@ -118,6 +119,7 @@ def test_a_failed_run_is_recorded_with_its_reason_and_the_sweep_goes_on(stand_in
     assert "nothing left" in capsys.readouterr().out
 
 
+@pytest.mark.launches
 def test_warming_up_removes_nothing_that_was_there(stand_in):
     with a_runner(stand_in, "baseline") as runner:
         note = runner.out_dir / "warmup" / "notes.txt"
@@ -127,6 +129,7 @@ def test_warming_up_removes_nothing_that_was_there(stand_in):
     assert note.read_text() == "mine"
 
 
+@pytest.mark.launches
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE_S", 1.0)
     with a_runner(stand_in, "optimized", timeout_s=1.0) as runner:
@@ -137,6 +140,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, mon
     assert not is_alive(int((runner.out_dir / cell.folder / "pids").read_text()))
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("number, exit_code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_and_leaves_a_sweep_to_go_on_with(stand_in, monkeypatch, request, number, exit_code):
     monkeypatch.setattr(processes, "PATIENCE_S", 1.0)
@@ -195,6 +199,8 @@ def test_a_report_that_is_not_ok_says_so_and_where(tmp_path):
     assert disagreements(path) == []
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_real_sweep_of_two_runs(token_files, tmp_path):
     """A single process and a pipeline of two, on real data: both learn the same, and the report is there."""
     out_dir = tmp_path / "sweep"

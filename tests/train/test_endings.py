@@ -47,6 +47,8 @@ def files(tmp_path_factory) -> tuple[Path, Path]:
 # --- asked to end
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_stop_in_validation_loses_nothing(files, tmp_path):
     """SIGTERM in the validation after step 4, and again while the resumed start writes its last files: weights, rows
     and validations are those of the run that nobody disturbed."""
@@ -80,6 +82,8 @@ def test_a_stop_in_validation_loses_nothing(files, tmp_path):
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_ranks_stop_after_the_same_step_when_one_alone_is_asked(files, tmp_path):
     folder = tmp_path / "run"
     with ranks(folder, flags_of(files, folder, *ENDLESS, "--run_type", "ddp")) as run:
@@ -97,6 +101,8 @@ def test_ranks_stop_after_the_same_step_when_one_alone_is_asked(files, tmp_path)
     }
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_signal_again_within_two_seconds_is_the_same_and_later_ends_at_once(files, tmp_path):
     """Rank 1 is stopped, so rank 0 cannot finish its step: only the third signal, or the grace of 60 s, ends it."""
     folder = tmp_path / "run"
@@ -116,6 +122,7 @@ def test_a_signal_again_within_two_seconds_is_the_same_and_later_ends_at_once(fi
     assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
 
 
+@pytest.mark.launches
 def test_the_grace_bounds_a_stop_that_does_not_come_to_an_end(files, tmp_path):
     folder = tmp_path / "run"
     flags = flags_of(files, folder, *ENDLESS[:-2], "--eval_every", "2", "--grace_seconds", "0.01")
@@ -130,6 +137,7 @@ def test_the_grace_bounds_a_stop_that_does_not_come_to_an_end(files, tmp_path):
     assert watchdog.read_place(folder, 0).step == 2, "after a bad end the last place stays"
 
 
+@pytest.mark.launches
 def test_a_stop_that_cannot_save_is_a_failure_with_the_signals_exit_code(files, tmp_path):
     folder = tmp_path / "run"
     with started(folder, [[*python_command(), *flags_of(files, folder, *ENDLESS)]]) as run:
@@ -141,6 +149,8 @@ def test_a_stop_that_cannot_save_is_a_failure_with_the_signals_exit_code(files, 
     assert "terminated (SIGTERM), and nothing could be saved: the checkpoint of step" in mark
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code", "mark"), [(signal.SIGINT, 130, PREEMPTED), (signal.SIGHUP, 143, PREEMPTED)])
 def test_that_nobody_reads_any_more_costs_no_mark(files, tmp_path, sent, code, mark):
     """As after Ctrl-C with `2>&1 | tee`, or when a terminal is closed: the reader is gone before the run is."""
@@ -161,6 +171,7 @@ def test_that_nobody_reads_any_more_costs_no_mark(files, tmp_path, sent, code, m
     assert read_metrics(folder / "training_metrics.json")["status"] == mark.removesuffix(".txt")[4:].lower()
 
 
+@pytest.mark.launches
 def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
     folder = tmp_path / "run"
     with started(folder, [[*python_command(), *flags_of(files, folder, *ENDLESS)]]) as run:
@@ -170,6 +181,7 @@ def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
     assert not folder.exists() and "Traceback" not in run.text
 
 
+@pytest.mark.launches
 def test_a_token_file_that_is_cut_off_ends_the_run_with_a_sentence(tmp_path):
     """Mapped into memory it ended it by SIGBUS: no mark, no sentence, status `running`."""
     folder, files = tmp_path / "run", write_token_files(tmp_path)
@@ -183,6 +195,8 @@ def test_a_token_file_that_is_cut_off_ends_the_run_with_a_sentence(tmp_path):
     assert read_metrics(folder / "training_metrics.json")["status"] == "failed"
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_token_file_that_is_touched_trains_on_and_one_with_other_ids_does_not(tmp_path):
     """On all ranks, of which the first alone read the file before the first step. The old time is put back after."""
     folder, files = tmp_path / "run", write_token_files(tmp_path)
@@ -203,6 +217,8 @@ def test_a_token_file_that_is_touched_trains_on_and_one_with_other_ids_does_not(
 # --- without another rank
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_within_the_timeout(files, tmp_path):
     """And the rank that waited goes, though nobody tells it to. The progress file has the place to the step."""
     folder = tmp_path / "run"
@@ -232,6 +248,8 @@ for number in (signal.SIGUSR2, signal.SIGALRM):
 """
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_rank_that_runs_and_does_not_come_is_named_when_the_collective_times_out(files, tmp_path):
     """Its progress file shows signs of life, so the watch leaves it alone."""
     folder, patch = tmp_path / "run", tmp_path / "patch"
@@ -248,6 +266,8 @@ def test_a_rank_that_runs_and_does_not_come_is_named_when_the_collective_times_o
     assert f"rank 1 is in {place.words} since" in mark and "rank 0 waited in" in mark and "imed out" in mark
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_dead_rank_is_named_at_once(files, tmp_path):
     folder = tmp_path / "run"
     with ranks(folder, flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "5")) as run:
@@ -261,6 +281,8 @@ def test_a_dead_rank_is_named_at_once(files, tmp_path):
     assert "last checkpoint: " in mark and "step_0000" in mark
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
     """Rank 1 alone reads a token that the model does not know; rank 0 checks its own files only."""
     beyond = tmp_path / "beyond.bin"
@@ -275,6 +297,8 @@ def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
     assert "rank 0 failed: rank 1 has ended itself, its own message says why; rank 0 waited in" in run.text
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 def test_the_documented_torchrun_starts_again_without_a_rank_and_saves_when_told_to_make_room(files, tmp_path):
     """Rank 1 is killed: all start again from the last checkpoint. Then SIGUSR1 to the launcher, which passes it on."""
     guide = (REPOSITORY / "docs" / "faults.md").read_text(encoding="utf-8")
@@ -330,6 +354,7 @@ def place_of(folder: Path, rank: int, phase: str, step: int, process: int | None
     return file
 
 
+@pytest.mark.launches
 def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_path, other):
     place_of(tmp_path, 0, "exchange", 12)
     file = place_of(tmp_path, 1, "exchange", 12, other.pid)
@@ -368,6 +393,7 @@ def waiting_for_rank_1(files, folder: Path, process: int) -> tuple[run_ending.Ru
 BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1024")
 
 
+@pytest.mark.launches
 def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp_path, other, monkeypatch):
     """Its connections break before. A table of processes that shows the death at the third look."""
     ending, _ = waiting_for_rank_1(files, tmp_path, other.pid)
@@ -377,6 +403,7 @@ def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp
     assert reason.startswith("rank 1 is dead, its last sign was from the barrier before a step of step 12"), reason
 
 
+@pytest.mark.launches
 def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, other, monkeypatch):
     ending, file = waiting_for_rank_1(files, tmp_path, other.pid)
     looks = []
@@ -386,6 +413,7 @@ def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, oth
     assert len(looks) == 1, "and nobody waits longer"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(("flags", "lives"), [(0x400040, True), (0x400044, False)])
 def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other, monkeypatch, flags, lives):
     """It is listed as running while its memory goes, after its connections have broken. Names may hold brackets."""
@@ -395,6 +423,7 @@ def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other, monkeypa
     assert watchdog.is_process_alive(other.pid) is lives
 
 
+@pytest.mark.launches
 def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, monkeypatch):
     monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
     mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other.pid)
@@ -527,6 +556,7 @@ def test_a_time_to_wait_is_positive(files, flag):
         parse_command_line([*TINY_RUN, *data_flags(files), flag, "0"])
 
 
+@pytest.mark.launches
 def test_a_lock_of_a_killed_build_is_told_from_one_that_is_held(tmp_path, monkeypatch):
     """As PyTorch makes it: created and kept open by the process that builds."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

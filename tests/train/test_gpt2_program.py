@@ -27,6 +27,8 @@ from support.programs import (
 from testbed.distributed.store_port import free_port
 from testbed.metrics.file import read_metrics
 
+pytestmark = pytest.mark.launches
+
 SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
 
 
@@ -119,6 +121,7 @@ def test_transformers_opens_the_weights_and_finds_our_validation_loss(which, req
     assert np.mean(losses) == pytest.approx(recorded, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_exported_weights_start_another_run(baseline_run, token_files, tmp_path):
     """--eval_only on our own export, and on the best weights, gives the losses that were recorded: length and data are
     the run's, though the defaults are 512 tokens of val_small.bin."""
@@ -130,6 +133,7 @@ def test_exported_weights_start_another_run(baseline_run, token_files, tmp_path)
         assert again["summary"]["final_val_loss"] == metrics["summary"][expected]
 
 
+@pytest.mark.slow
 def test_eval_only_gives_exactly_the_loss_of_a_run_that_validated_on_a_part(token_files, tmp_path):
     """From another folder: the run's relative path leads nowhere there, or to other tokens."""
     flags = [*TINY_RUN, *SHORT_RUN, "--train_data_path", "train.bin", "--val_data_path", "val.bin"]
@@ -172,6 +176,7 @@ def test_a_held_folder_is_refused_unless_overwritten(baseline_run, token_files):
     assert (baseline_run / "training_metrics.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_bit_for_bit(token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
     more = ["--run_type", "optimized", "--dropout", "0.1", "--timing_warmup_steps", "1"]
@@ -246,6 +251,7 @@ BAD_INPUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BAD_INPUTS)
 def test_bad_input_is_one_sentence_and_exit_code_2(what, tmp_path):
     flags = [*TINY_RUN, *SHORT_RUN, "--checkpoint_path", str(tmp_path / "run"), *bad_files(tmp_path)[what]]
@@ -306,6 +312,7 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for left processes in /proc, which this system lacks")
 @pytest.mark.parametrize(
     ("launcher", "sent"),

@@ -14,11 +14,13 @@ from testbed.metrics.recorder import RunRecorder
 SHORT = ["--max_train_steps", "4", "--timing_warmup_steps", "1", "--global_batch_size", "4", "--sample_tokens", "0"]
 
 
-def test_tensorboard_shows_the_rows_of_the_file(tmp_path, token_files):
+@pytest.mark.launches
+@pytest.mark.slow
+def test_tensorboard_shows_the_rows_of_the_file(ranks, tmp_path, token_files):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     flags = [*TINY_RUN, *SHORT, *data_flags(token_files), "--eval_every", "2", "--max_val_steps", "1", "--tensorboard"]
-    done = run_program([*python_command(), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    done = ranks.run_program([*flags, "--checkpoint_path", str(tmp_path / "run")], tmp_path / "ranks")
     assert done.returncode == 0, done.stderr[-2000:]
     metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
@@ -36,13 +38,15 @@ def test_tensorboard_shows_the_rows_of_the_file(tmp_path, token_files):
     assert losses == pytest.approx({row["step"]: row["val_loss"] for row in metrics["evaluations"]}, rel=1e-6)
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize("run_type", ["allreduce", "ddp"])
 def test_without_synchronisation_nothing_travels_and_the_run_says_that_it_is_no_training(
-    tmp_path, token_files, run_type
+    ranks, tmp_path, token_files, run_type
 ):
     flags = ["--run_type", run_type, *TINY_RUN, *SHORT, *data_flags(token_files), "--skip_gradient_sync", "--profile"]
-    command = [*torchrun_command(2), *flags, "--profile_steps", "3", "--checkpoint_path", str(tmp_path / "run")]
-    done = run_program(command)
+    flags += ["--profile_steps", "3", "--checkpoint_path", str(tmp_path / "run")]
+    done = ranks.run_program(flags, tmp_path / "ranks", 2)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "is no training" in done.stdout
     metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
@@ -55,12 +59,14 @@ def test_without_synchronisation_nothing_travels_and_the_run_says_that_it_is_no_
     assert metrics["attribution"]["bound"] is None
 
 
+@pytest.mark.launches
+@pytest.mark.slow
 @pytest.mark.parametrize("run_type", ["allreduce", "ddp"])
-def test_every_other_step_is_left_alone(tmp_path, token_files, run_type):
+def test_every_other_step_is_left_alone(ranks, tmp_path, token_files, run_type):
     flags = ["--run_type", run_type, *TINY_RUN, *SHORT, *data_flags(token_files), "--global_batch_size", "8"]
     flags += ["--timing_warmup_steps", "2"]  # in step 2 DDP agrees on its buckets, once, with a small broadcast
     flags += ["--skip_gradient_sync", "alternate", "--profile", "--profile_steps", "2"]
-    done = run_program([*torchrun_command(2), *flags, "--checkpoint_path", str(tmp_path / "run")])
+    done = ranks.run_program([*flags, "--checkpoint_path", str(tmp_path / "run")], tmp_path / "ranks", 2)
     assert done.returncode == 0, done.stderr[-2000:]
     metrics = read_metrics(tmp_path / "run" / "training_metrics.json")
     changes = ["gradients of every even step are not synchronised: this is no training"]
@@ -70,6 +76,7 @@ def test_every_other_step_is_left_alone(tmp_path, token_files, run_type):
         assert travels == {3: True, 4: False}
 
 
+@pytest.mark.launches
 def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_files):
     flags = ["--run_type", "ddp", *TINY_RUN, *SHORT, *data_flags(token_files), "--profile", "--profile_steps", "3"]
     done = run_program([*torchrun_command(1), *flags, "--checkpoint_path", str(tmp_path / "run")])
@@ -89,6 +96,7 @@ def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
         assert recorder.metrics["instrumented"] is expected
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -1,0 +1,144 @@
+"""Break every file that a run reads when it starts, but for its data (tests/data/test_fuzz_data.py).
+
+Each is read, or refused in one sentence, and left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from support.fuzz import (
+    Reader,
+    Refused,
+    break_in_every_way,
+    gpt2_accepts,
+)
+from support.mutations import broken_bytes, broken_json
+from support.programs import REPOSITORY, TINY_RUN, VOCABULARY, write_token_files
+
+from testbed.checkpoint import folders as checkpoint
+from testbed.checkpoint.find import latest_valid
+from testbed.checkpoint.manifest import write_manifest
+from testbed.checkpoint.weights import export_weights, read_initial_weights
+from testbed.config.initial_shape import shape_of_folder
+from testbed.model.gpt2 import GPT2
+from testbed.model.shape import ModelShape
+from testbed.strategies.deepspeed_config import effective_config, sha256_of
+
+SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=VOCABULARY, max_position_embeddings=64)
+
+
+def data_in(folder: Path) -> list[str]:
+    return ["--train_data_path", str(folder / "train.bin"), "--val_data_path", str(folder / "val.bin")]
+
+
+def tiny_tokens(folder: Path) -> None:
+    write_token_files(folder, train_tokens=2000, val_tokens=400)
+
+
+def config_file(folder: Path) -> None:
+    tiny_tokens(folder)
+    checked = gpt2_accepts([*TINY_RUN, *data_in(folder), "--optimizer", "muon", "--lr_schedule", "wsd", "--seed", "7"])
+    (folder / "run.json").write_text(json.dumps(checked.settings.as_config()))
+
+
+def deepspeed_file(folder: Path) -> None:
+    tiny_tokens(folder)
+    content = json.loads((REPOSITORY / "src" / "deepspeed_config.json").read_text())
+    content |= {"train_batch_size": 32, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}}}
+    content["zero_optimization"] = {
+        **content.get("zero_optimization", {}), "stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": True,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False},
+    }  # fmt: skip
+    content["bf16"], content["fp16"] = {"enabled": "auto"}, {"enabled": False, "loss_scale": 0}
+    (folder / "ds.json").write_text(json.dumps(content))
+
+
+def accept_deepspeed(folder: Path) -> None:
+    words = ["--run_type", "optimized", "--deepspeed_config", str(folder / "ds.json"), *TINY_RUN[:-4]]
+    checked = gpt2_accepts([*words, *data_in(folder)])
+    sha256_of(effective_config(checked.deepspeed_file, checked.settings))
+
+
+def weights_folder(folder: Path) -> None:
+    tiny_tokens(folder)
+    flags = ["--num_layers", "1", "--num_heads", "2", "--embedding_size", "8", "--max_position_embeddings", "64"]
+    settings = gpt2_accepts([*flags, "--seq_length", "16", *data_in(folder)]).settings
+    export_weights(folder / "start", GPT2(SHAPE).state_dict(), settings, VOCABULARY - 1, f"bpe:{VOCABULARY}")
+
+
+def accept_weights(folder: Path) -> None:
+    words = ["--init_from", str(folder / "start"), "--seq_length", "16", "--checkpoint_path", str(folder / "run")]
+    gpt2_accepts([*words, *data_in(folder)])
+
+
+def load_weights(folder: Path) -> None:
+    GPT2(SHAPE).load_state_dict(read_initial_weights(str(folder / "start"), shape_of_folder(folder / "start")))
+
+
+def broken_safetensors(content: bytes) -> Any:
+    """The bytes, or the header's JSON under a length that fits it again, or the length."""
+    length = int.from_bytes(content[:8], "little")
+    header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
+    lengths = st.sampled_from([0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1])
+    return st.one_of(
+        broken_bytes(content),
+        broken_json(header).map(lambda text: len(text).to_bytes(8, "little") + text + tensors),
+        lengths.map(lambda number: number.to_bytes(8, "little") + content[8:]),
+    )
+
+
+def checkpoint_folder(folder: Path) -> None:
+    directory = folder / "checkpoints" / "step_000020"
+    directory.mkdir(parents=True)
+    content = {
+        "step": 20, "elapsed_s": 1.5, "useful_wall_s": 1.5, "world_size": 2, "run_type": "ddp", "mesh": {"data": 2},
+        "settings": {"seed": 1, "run_type": "ddp"},
+    }  # fmt: skip
+    (directory / checkpoint.DESCRIPTION).write_text(json.dumps(content))
+    (directory / "weights.bin").write_bytes(b"weights" * 10)
+    write_manifest(directory)
+
+
+def look_at_checkpoint(folder: Path) -> None:
+    """As --resume auto does. A checkpoint that is skipped is refused, with the reason."""
+    _, skipped = latest_valid(folder)
+    if skipped:
+        raise ValueError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}")
+
+
+def describe_checkpoint(folder: Path) -> None:
+    checkpoint.read_description(folder / "checkpoints" / "step_000020")
+
+
+READERS = {
+    "--config": Reader(
+        config_file,
+        "run.json",
+        lambda folder: gpt2_accepts(["--config", str(folder / "run.json")]),
+        errors=(Refused,),
+        is_named=False,
+    ),
+    "--deepspeed_config": Reader(deepspeed_file, "ds.json", accept_deepspeed, errors=(Refused,), is_named=False),
+    "config.json of --init_from": Reader(
+        weights_folder, "start/config.json", accept_weights, errors=(Refused,), is_named=False
+    ),
+    "model.safetensors of --init_from": Reader(
+        weights_folder, "start/model.safetensors", load_weights, broken=broken_safetensors
+    ),
+    "manifest.json of a checkpoint": Reader(
+        checkpoint_folder, "checkpoints/step_000020/manifest.json", look_at_checkpoint, is_named=False
+    ),
+    "checkpoint.json of a checkpoint": Reader(
+        checkpoint_folder, "checkpoints/step_000020/checkpoint.json", describe_checkpoint
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_file_breaks_its_reader(tmp_path, name):
+    break_in_every_way(name, READERS[name], tmp_path / "files")
