@@ -17,16 +17,15 @@ from matplotlib.figure import Figure
 
 from testbed.analysis.charts.style import (
     COLOURS,
-    DPI,
     LABEL_CHARACTERS,
     STYLE,
     digits,
     figure_with_footer,
     rows_on,
+    save_png,
     wrapped,
 )
 from testbed.analysis.runs.load import Run, load_run
-from testbed.io import replacing
 
 # What plot_results draws: title, axis, the Run's number and the Run's words for what that number means.
 QUANTITIES = {
@@ -152,8 +151,7 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         axis.set_title("".join(meanings), fontsize=9, color="#555555", loc="left")
         axis.set_xlabel(axis_label)
     if path is not None:
-        with replacing(Path(path)) as temporary:
-            figure.savefig(temporary, dpi=DPI, format="png")
+        save_png(figure, Path(path))
     return figure
 
 

@@ -4,7 +4,9 @@ import bisect
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import get_hinting_flag
 from matplotlib.figure import Figure
@@ -13,6 +15,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from testbed.analysis.runs.comparability import note_on_cores, warnings
 from testbed.analysis.runs.load import Run
 from testbed.errors import printable
+from testbed.io import replacing
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -73,6 +76,12 @@ def figure_with_footer(
         figure.text(FOOTER_MARGIN, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
     rows = len(panel_inches)
     return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write the figure to a PNG file that appears whole. OSError names the file."""
+    with replacing(path) as temporary, rc_context(STYLE):
+        figure.savefig(temporary, format="png", dpi=DPI)
 
 
 def _footer_lines(note: str, weight: str) -> list[str]:

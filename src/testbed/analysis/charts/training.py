@@ -29,11 +29,11 @@ from testbed.analysis.charts.style import (
     name_rows,
     not_shown,
     rate,
+    save_png,
 )
 from testbed.analysis.report.entries import Entry, subject_of
 from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_ups
 from testbed.analysis.runs.load import Run
-from testbed.io import replacing
 
 __all__ = [
     "CHARTS",
@@ -213,8 +213,7 @@ def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
         if figure is None:
             path.unlink(missing_ok=True)
             continue
-        with replacing(path) as temporary, rc_context(STYLE):
-            figure.savefig(temporary, format="png", dpi=DPI)
+        save_png(figure, path)
         saved[name] = path
     return saved
 
