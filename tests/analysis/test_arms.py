@@ -14,10 +14,10 @@ from testbed.analysis.audit.claims import FAILS, NOTE, audit
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
 from testbed.analysis.comparison.terminal import comparison_text
 from testbed.analysis.comparison.two_arms import compare_arms
-from testbed.analysis.report.cautions import warnings_of
-from testbed.analysis.report.entries import subject_of
-from testbed.analysis.report.page import report_of as page_of
+from testbed.analysis.report.build import report_of as page_of
+from testbed.analysis.report.cautions import cautions
 from testbed.analysis.runs.arms import Arm, arm_names, group_into_arms, strategies_of
+from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.scaling.tables import scaling_table, table_004
 
@@ -225,7 +225,7 @@ def test_choices_that_differ_in_an_arm_or_between_arms_are_warned_of(tmp_path):
     assert said(alike, other) == ["automatically chosen compile differs: True against False; it may explain the ratio"]
     assert said(alike, by_hand) == [], "what was set on one side is what is compared"
     assert "compile auto (True) / off" in compare_arms(alike, by_hand).settings
-    titles = [caution.text for caution in warnings_of(subject_of([*alike.runs, *odd.runs]))]
+    titles = [caution.text for caution in cautions(subject_of([*alike.runs, *odd.runs]))]
     assert any("automatically chosen attention differs: cudnn and flash" in text for text in titles)
     warned = report_of(tmp_path / "b")["warnings"]
     assert any("fsdp: automatically chosen attention differs from run to run (cudnn, flash)" in text for text in warned)

@@ -23,10 +23,10 @@ from testbed.analysis.charts.style import (
     MARKERS,
     STYLE,
     figure_with_footer,
-    rate,
     rows_on,
     save_png,
 )
+from testbed.analysis.document.words import rate
 from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
 from testbed.inference.report import (
     REFERENCE,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from testbed.analysis.audit.comparison_rules import pair_findings
+from testbed.analysis.audit.comparison_rules import claim_findings
 from testbed.analysis.audit.finding import (
     EQUAL_WORK,
     FAILS,
@@ -19,8 +19,8 @@ from testbed.analysis.audit.finding import (
     NOTE,
     ONE_RUN,
     TRACEABLE,
+    Claim,
     Finding,
-    Pair,
     Side,
 )
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
@@ -78,7 +78,7 @@ def audit_runs(
             ]
         sides = plain
         for side in sides[1:]:
-            findings += pair_findings(Pair(sides[0], side, protocol))
+            findings += claim_findings(Claim(sides[0], side, protocol))
         findings += [finding for side in sides for finding in _arm_findings(side, len(sides) > 1)]
         if len(sides) > 1 and (few := [side for side in sides if len(side.runs) < ENOUGH_REPEATS]):
             counts = ", ".join(sorted({str(len(side.runs)) for side in few}))

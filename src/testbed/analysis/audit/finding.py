@@ -57,7 +57,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Claim:
     """What is compared, and under which protocol (strong, weak, time_to_loss; None: nobody said)."""
 
     baseline: Side
@@ -69,8 +69,8 @@ class Pair:
         return (self.baseline.name, self.other.name)
 
     @property
-    def turned(self) -> Pair:
-        return Pair(self.other, self.baseline, self.protocol)
+    def turned(self) -> Claim:
+        return Claim(self.other, self.baseline, self.protocol)
 
     @property
     def measured_runs(self) -> tuple[list[Run], list[Run]]:

@@ -19,12 +19,12 @@ from testbed.analysis.charts.style import (
     COLOURS,
     LABEL_CHARACTERS,
     STYLE,
-    digits,
     figure_with_footer,
     rows_on,
     save_png,
     wrapped,
 )
+from testbed.analysis.document.words import digits
 from testbed.analysis.runs.load import Run, load_run
 
 # What plot_results draws: title, axis, the Run's number and the Run's words for what that number means.

@@ -34,6 +34,7 @@ STYLE = {
     "grid.color": "#E4E4E4",
     "figure.facecolor": "white",
 }
+_STRATEGIES = (*COLOURS, "#222222", "#999999")  # from the eleventh on a hatch tells them apart
 WIDTH_INCHES = 10.0
 DPI = 150
 LABEL_CHARACTERS = 34
@@ -130,17 +131,13 @@ def colour_of(runs: Sequence[Run], run: Run) -> str:
     return COLOURS[runs.index(run) % len(COLOURS)]
 
 
-def digits(value: float) -> str:
-    """Four significant digits, zeros kept: 13.80, 8.000, 1,364; all of a larger number's: 61,440."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}".rstrip(".")
+def strategy_colour(look: int) -> str:
+    """Return the colour of a strategy, the same in all pictures of a report; `look` as `runs.entries` numbers it."""
+    return _STRATEGIES[look % len(_STRATEGIES)]
 
 
-def rate(tokens_per_s: float | None) -> str:
-    return "n/a" if tokens_per_s is None else format(tokens_per_s, ",.0f" if tokens_per_s >= 10 else ".3g")
-
-
-def counted(steps: int | None) -> str:
-    return f"  (n = {steps:,} step{'s' * (steps > 1)})" if steps else ""
+def strategy_hatch(look: int) -> str | None:
+    return "//" if look >= len(_STRATEGIES) else None
 
 
 def not_shown(runs: Sequence[Run], shown: Sequence[Run]) -> list[str]:

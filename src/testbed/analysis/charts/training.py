@@ -23,16 +23,14 @@ from testbed.analysis.charts.style import (
     WARNING_COLOUR,
     WIDTH_INCHES,
     colour_of,
-    counted,
-    digits,
     figure_with_footer,
     name_rows,
     not_shown,
-    rate,
     save_png,
 )
-from testbed.analysis.report.entries import Entry, subject_of
+from testbed.analysis.document.words import digits, rate
 from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_ups
+from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
 
 __all__ = [
@@ -70,11 +68,15 @@ def training_time_figure(runs: Sequence[Run]) -> Figure | None:
     """Time spent in optimizer steps (2.1) or in the training loop (v1, 2.0) as bars."""
 
     def text(run: Run, unit: str, size: float) -> str:
-        return f"{digits(run.training_time_s / size)} {unit}{counted(run.work.get('optimizer_steps'))}"
+        return f"{digits(run.training_time_s / size)} {unit}{_steps(run.work.get('optimizer_steps'))}"
 
     bars = [(run, run.training_time_meaning, run.training_time_s) for run in runs if run.training_time_s]
     units = (("s", 1, 0), ("min", 60, 180), ("h", 3600, 3 * 3600))
     return _bars_by_meaning(runs, "Training time", "training time ({unit}), lower is better", bars, text, units)
+
+
+def _steps(number: int | None) -> str:
+    return f"  (n = {number:,} step{'s' * (number > 1)})" if number else ""
 
 
 def throughput_figure(runs: Sequence[Run]) -> Figure | None:
@@ -86,7 +88,7 @@ def throughput_figure(runs: Sequence[Run]) -> Figure | None:
         compared = f"  {speed_up:.2f}x" if isinstance(speed_up, float) and run is not runs[0] else ""
         if compared and note_on_cores((runs[0], run)):
             compared += f" on {cores_of(run)} cores for {cores_of(runs[0])}"
-        return f"{rate(run.tokens_per_s)}{compared}{counted(len(run.step_times_s))}"
+        return f"{rate(run.tokens_per_s)}{compared}{_steps(len(run.step_times_s))}"
 
     bars = [(run, run.tokens_per_s_meaning, run.tokens_per_s) for run in runs if run.tokens_per_s]
     return _bars_by_meaning(runs, "Training throughput", "{unit}, higher is better", bars, text, (("tokens/s", 1, 0),))

@@ -17,7 +17,7 @@ from testbed.analysis.statistics import median_interval
 
 
 @dataclass(frozen=True)
-class Pair:
+class SeedPair:
     """Two runs of one seed: where the reference ended, and when the other was there; None: never."""
 
     seed: int
@@ -35,7 +35,7 @@ class Pair:
         return None if self.reached is None else self.reached.train_time_s / self.ended.train_time_s
 
 
-def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]:
+def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedPair]:
     """One pair per seed, in the order of the seeds.
 
     Raises:
@@ -52,7 +52,7 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]
     return [_pair(seed, by_seed[0][seed], by_seed[1][seed]) for seed in sorted(by_seed[0])]
 
 
-def _pair(seed: int, run: Run, reference: Run) -> Pair:
+def _pair(seed: int, run: Run, reference: Run) -> SeedPair:
     for name in (*TASK_FIELDS, "global_batch_size"):
         known = [{**each.work, **each.validation}.get(name) for each in (run, reference)]
         if known[0] != known[1] or None in known:
@@ -64,10 +64,10 @@ def _pair(seed: int, run: Run, reference: Run) -> Pair:
         ):
             raise ValueError(f"{each.path} records no validation loss with its step and time (--eval_every STEPS)")
     ended = reference.validation_losses[-1]
-    return Pair(seed, ended, time_to_loss(run, ended.loss))
+    return SeedPair(seed, ended, time_to_loss(run, ended.loss))
 
 
-def final_loss_table(pairs: Sequence[Pair], name: str, reference: str) -> str:
+def final_loss_table(pairs: Sequence[SeedPair], name: str, reference: str) -> str:
     """Markdown: a row per seed, and the medians of the shares with 95 % intervals where every run got there."""
     header = ["seed", f"{reference} ends at", "after steps", f"{name} is there after"]
     header += ["share of the tokens", "share of the time"]
