@@ -50,8 +50,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
+    from testbed.analysis.comparison.document import comparison_text
     from testbed.analysis.comparison.files import arms_from, unreadable_text
-    from testbed.analysis.comparison.terminal import comparison_text
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
     try:

@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.scaling.tables import TABLES, scaling_table
+    from testbed.analysis.scaling.tables import scaling_table
     from testbed.io import holding_together
 
     try:
@@ -59,10 +59,7 @@ def main() -> int:
         if arguments.variants and arguments.table != "004":
             raise ValueError("--variants is for --table 004")
         with holding_together(f"--report {arguments.report}") if arguments.report else contextlib.nullcontext():
-            if arguments.table == "004":
-                table = TABLES["004"](report, arguments.variants)
-            else:
-                table = TABLES.get(arguments.table, scaling_table)(report)
+            table = scaling_table(report, arguments.table, arguments.variants)
         say(table)
     except ValueError as error:
         say(f"generate_scaling_table.py: error: {error}", file=sys.stderr)

@@ -16,7 +16,6 @@ from testbed.analysis.document.model import (
     Statement,
     Table,
     Text,
-    plain,
 )
 from testbed.analysis.document.words import Number, ranges
 from testbed.errors import printable
@@ -117,4 +116,4 @@ def _cell(cell: Cell) -> str:
         return ", ".join(f"[{part}](#run-{part.split('-')[0]})" for part in ranges(cell.numbers).split(", "))
     if isinstance(cell, Link):
         return f"[{escaped(cell.name)}](#configuration-{cell.number})"
-    return plain(cell) if isinstance(cell, Number) else escaped(cell)
+    return escaped(cell)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from testbed.analysis.document.words import Number
+from testbed.analysis.document.words import Number, ranges
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ class RunLinks:
     numbers: tuple[int, ...]
 
 
-Text = str | tuple[str | Number, ...]  # a sentence may hold numbers
-Cell = str | Number | Link | RunLinks
+Text = str | Number | tuple[str | Number, ...]  # a sentence may hold numbers
+Cell = Text | Link | RunLinks
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,10 @@ class Document:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
 
 
-def plain(text: Text | Cell) -> str:
+def plain(cell: Cell) -> str:
     """Return a cell or a sentence as it reads."""
-    if isinstance(text, tuple):
-        return "".join(map(str, text))
-    return text.name if isinstance(text, Link) else str(text)
+    if isinstance(cell, tuple):
+        return "".join(map(str, cell))
+    if isinstance(cell, RunLinks):
+        return ranges(cell.numbers)
+    return cell.name if isinstance(cell, Link) else str(cell)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from testbed.analysis.document.model import Block, Document, Statement, Table, plain
 
+WIDTH = 110  # of wrapped sentences
+
 
 def text(document: Document, width: int | None = None) -> str:
     """Return sections, then headlines, verdicts and cautions, then notes; `width` is where sentences are wrapped."""

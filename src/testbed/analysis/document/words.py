@@ -23,8 +23,6 @@ class Number:
     high: float | None = None
     unit: str = ""
     interval: str = " ({} to {})"
-    before: str = ""
-    after: str = ""
 
     def __str__(self) -> str:
         if self.value is None:
@@ -32,7 +30,7 @@ class Number:
         text = self._spelled(self.value) + self.unit
         if self.low is not None and self.high is not None:
             text += self.interval.format(self._spelled(self.low), self._spelled(self.high))
-        return f"{self.before}{text}{self.after}"
+        return text
 
     def _spelled(self, value: float) -> str:
         return self.form(value) if callable(self.form) else format(value, self.form)

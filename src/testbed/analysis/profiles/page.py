@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from testbed.analysis.document import terminal
+from testbed.analysis.document.model import Table
 from testbed.analysis.profiles.summary import PER_STEP
 
 _TITLES = {
@@ -71,9 +73,4 @@ def number(value: float | None) -> str:
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns in line, the first to the left and the others to the right; long names are cut."""
     cut = [[name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…", *rest] for name, *rest in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cut, strict=True)]
-    lines = []
-    for first, *rest in [header, *cut]:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+    return ["  " + line for line in terminal.table_lines(Table(header, cut, text_columns=(0,)), gap="  ")]

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.analysis.document import markdown
+from testbed.analysis.document.model import Document, Section, Table, Text
+from testbed.analysis.document.words import BRACKETS, Number
 from testbed.analysis.runs.comparability import TASK_FIELDS
 from testbed.analysis.runs.load import Point, Run
-from testbed.analysis.scaling.tables import markdown_table
 from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
 from testbed.analysis.statistics import median_interval
 
@@ -80,14 +82,15 @@ def final_loss_table(pairs: Sequence[SeedPair], name: str, reference: str) -> st
             found = [f"{pair.reached.step:,.0f}", f"{pair.share_of_steps:.3f}", f"{pair.share_of_time:.3f}"]
             found = [at_most + text for text in found]
         rows.append(row + found)
-    lines = [markdown_table(header, rows), ""]
     if any(pair.reached is None for pair in pairs):
-        return "\n".join([*lines, f"{name} did not get there in every run, so no median is claimed."])
-    shares = ([pair.share_of_steps for pair in pairs], [pair.share_of_time for pair in pairs])
-    tokens, time = (_with_interval(values) for values in shares)
-    return "\n".join([*lines, f"Median over {len(pairs)} seeds: {tokens} of the tokens, {time} of the time."])
-
-
-def _with_interval(shares: Sequence[float]) -> str:
-    median, low, high = median_interval(shares)
-    return f"{median:.3f}" if low is None else f"{median:.3f} [{low:.3f}, {high:.3f}]"
+        outcome: Text = f"{name} did not get there in every run, so no median is claimed."
+    else:
+        tokens, time = (
+            Number(median, ".3f", low, high, interval=BRACKETS)
+            for median, low, high in (
+                median_interval([pair.share_of_steps for pair in pairs]),
+                median_interval([pair.share_of_time for pair in pairs]),
+            )
+        )
+        outcome = f"Median over {len(pairs)} seeds: ", tokens, " of the tokens, ", time, " of the time."
+    return markdown.text(Document(sections=[Section(blocks=[Table(header, rows)])], notes=[[outcome]]))
