@@ -14,11 +14,11 @@ from testbed.analysis.audit.finding import (
     ONE_RUN,
     STEP_CLOCK,
     THROUGHPUT,
-    Claim,
     Finding,
 )
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
+from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import made_first
 from testbed.analysis.runs.comparability import (
     IN_PROPORTION,
@@ -37,11 +37,6 @@ OWN_LINEAR_TOLERANCE = 0.05
 LEFT_OUT_OF_WORK = {"weak": set(IN_PROPORTION), "time_to_loss": set(WORK_FIELDS) - set(TASK_FIELDS)}
 
 
-def claim_findings(claim: Claim) -> list[Finding]:
-    """What speaks against comparing the two arms."""
-    return [finding for rule in CLAIM_RULES for finding in rule(claim)]
-
-
 def work_is_equal(claim: Claim) -> Iterator[Finding]:
     base, other = claim.baseline.first, claim.other.first
     unknown: list[str] = []
@@ -53,11 +48,11 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
         unknown = [name for name, values in pairs.items() if None in values]
     if differing:
         words = "; ".join(_against(name, values) for name, values in differing.items())
-        yield Finding(EQUAL_WORK, claim.names, f"not equal work: {words}", FAILS, _at_equal_updates(claim))
+        yield claim.fails(EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
     elif unknown:
         shown = ", ".join(name.replace("_", " ") for name in unknown[:6])
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
-        yield Finding(EQUAL_WORK, claim.names, f"equal work cannot be shown, not in every file: {shown}{more}", NOTE)
+        yield claim.notes(EQUAL_WORK, f"equal work cannot be shown, not in every file: {shown}{more}")
 
 
 def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
@@ -127,16 +122,15 @@ def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
         f"{other.time_s:,.2f} s = {tokens[1] * epochs[1]:,.0f}"
     )
     if ranks < 2 or abs(ratio / ranks - 1) > RATE_TOLERANCE:
-        yield Finding(EQUAL_WORK, claim.names, f"rate x time gives other tokens: {arithmetic}", FAILS)
+        yield claim.fails(EQUAL_WORK, f"rate x time gives other tokens: {arithmetic}")
         return
-    yield Finding(
-        THROUGHPUT, claim.names,
+    yield claim.fails(
+        THROUGHPUT,
         f"throughput of one rank against another number of ranks: {arithmetic}, 1/{ranks} per epoch, so over the same "
         f"data the second ran on {ranks} times as many ranks",
-        FAILS,
         f"{ranks} x {other.rate:,.1f} = {ranks * other.rate:,.0f} tokens/s over all ranks, "
         f"{ranks * other.rate / base.rate:.2f}x the first instead of {other.rate / base.rate:.2f}x",
-    )  # fmt: skip
+    )
 
 
 def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
@@ -157,19 +151,23 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
             f"instead of {speed_up:.2f}x"
         )
     if linear > 1 and speed_up > linear * (1 + (OWN_LINEAR_TOLERANCE if own else FOREIGN_LINEAR_TOLERANCE)):
-        yield Finding(
-            STEP_CLOCK, claim.names,
+        yield claim.finds(
+            STEP_CLOCK,
+            NOTE if own else FAILS,
             f"{speed_up:.2f}x ({by}) on {linear:g} times the ranks is more than linear: "
-            + ("both clocks cover every rank, so look for caches, clocks of the devices, or noise" if own else
-               "look for work that the clock leaves out, or that was not done"),
-            NOTE if own else FAILS, corrected,
-        )  # fmt: skip
+            + (
+                "both clocks cover every rank, so look for caches, clocks of the devices, or noise"
+                if own
+                else "look for work that the clock leaves out, or that was not done"
+            ),
+            corrected,
+        )
     elif corrected and slowest[0] / slowest[1] < speed_up * (1 - RATE_TOLERANCE):
-        yield Finding(
-            STEP_CLOCK, claim.names,
+        yield claim.fails(
+            STEP_CLOCK,
             f"{speed_up:.2f}x is of times averaged over ranks: an epoch is done when its slowest rank is",
-            FAILS, corrected,
-        )  # fmt: skip
+            corrected,
+        )
 
 
 def _speed_up(claim: Claim) -> tuple[float | None, str]:
@@ -199,17 +197,17 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
         return
     runs = [side.first.run for side in (claim.baseline, claim.other)]
     if all(runs) and any(not item.is_unknown_only for item in differing_validation(runs)):
-        yield Finding(LOSSES, claim.names, "validation losses are over different data or numbers of tokens", NOTE)
+        yield claim.notes(LOSSES, "validation losses are over different data or numbers of tokens")
         return
     losses = [[run.val_loss for run in side.runs] for side in (claim.baseline, claim.other)]
     spread, _ = loss_noise(*losses)
     if after - before > spread:
-        yield Finding(
-            LOSSES, claim.names,
+        yield claim.fails(
+            LOSSES,
             f"{speed_up:.2f}x ({by}) with validation loss {after:.3f} against {before:.3f}: worse by "
             f"{after - before:.3f}, more than the {spread:.3g} between seeds",
-            FAILS, "no speed-up at equal loss; time to a loss was not compared",
-        )  # fmt: skip
+            "no speed-up at equal loss; time to a loss was not compared",
+        )
 
 
 def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
@@ -227,7 +225,7 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     said = f"{equal.replace('_', ' ')} {getattr(other, equal)!r} on {base.world_size} and on {other.world_size} ranks"
     if None in work or abs(work[1] / work[0] - 1) > RATE_TOLERANCE:
         unknown = "the batch per rank is not in the files" if None in work else "though not at one batch per rank"
-        yield Finding(EQUAL_WORK, claim.names, f"the same {said}, {unknown}", NOTE)
+        yield claim.notes(EQUAL_WORK, f"the same {said}, {unknown}")
         return
     corrected = None
     if base.rate and other.rate and base.rate_unit == other.rate_unit:
@@ -237,11 +235,12 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
             f"counted once, {useful:,.4g} {other.rate_unit} are useful: {ratio:.2f}x the first instead of "
             f"{ratio * other.world_size / base.world_size:.2f}x"
         )
-    yield Finding(
-        EQUAL_WORK, claim.names,
+    yield claim.fails(
+        EQUAL_WORK,
         f"the same {said} at the same batch per rank: every rank trained on identical batches, so the added ranks "
-        "repeat the first one's work", FAILS, corrected,
-    )  # fmt: skip
+        "repeat the first one's work",
+        corrected,
+    )
 
 
 def _is_same(before: float | None, after: float | None) -> bool:
@@ -266,14 +265,14 @@ def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     if base.world_size != 1 or abs(work[1] / work[0] - 1) > 5 * RATE_TOLERANCE:
         return
     claimed = other.rate * other.world_size / base.rate
-    yield Finding(
-        THROUGHPUT, claim.names,
+    yield claim.fails(
+        THROUGHPUT,
         f"DataParallel splits one batch over {other.world_size} devices, but {other.rate:.2f} {other.rate_unit} is "
         f"credited to each of them: rate x time per device, {work[1]:.2f}, is that of the whole batch on one device, "
-        f"{work[0]:.2f}", FAILS,
+        f"{work[0]:.2f}",
         f"{other.rate:.2f} {other.rate_unit} over all devices, {base.time_s / other.time_s:.2f}x = "
         f"{base.time_s:.4f} s / {other.time_s:.4f} s instead of {claimed:.2f}x",
-    )  # fmt: skip
+    )
 
 
 def both_leave_the_warm_up_of_the_learning_rate(claim: Claim) -> Iterator[Finding]:
@@ -285,21 +284,16 @@ def both_leave_the_warm_up_of_the_learning_rate(claim: Claim) -> Iterator[Findin
         left.append((steps > warmup, steps, warmup))
     if left and left[0][0] != left[1][0]:
         words = " against ".join(f"{steps:,} steps with {warmup:,} of warm-up" for _, steps, warmup in left)
-        yield Finding(
-            EQUAL_WORK,
-            claim.names,
-            f"one run leaves the warm-up of the learning rate, the other never does: {words}",
-            FAILS,
-        )
+        yield claim.fails(EQUAL_WORK, f"one run leaves the warm-up of the learning rate, the other never does: {words}")
 
 
 def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
     if made_first(*claim.measured_runs):
-        yield Finding(
-            ONE_RUN, claim.names,
+        yield claim.notes(
+            ONE_RUN,
             "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "
-            "difference (interleave them, A B A B)", NOTE,
-        )  # fmt: skip
+            "difference (interleave them, A B A B)",
+        )
 
 
 CLAIM_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.analysis.audit.finding import DEVICES, FAILS, NOTE, TRACEABLE, Claim, Finding
+from testbed.analysis.audit.finding import DEVICES, FAILS, NOTE, TRACEABLE, Finding
+from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, Confounder, confounders
 from testbed.analysis.runs.arms import hardware_of
 
@@ -27,7 +28,7 @@ def code_is_the_same(claim: Claim) -> Iterator[Finding]:
     is_two_changes = _configuration(next(records)) != _configuration(next(records))
     if is_two_changes:
         message += ", and other settings: two changes at once, so neither explains the difference"
-    yield Finding(TRACEABLE, claim.names, message, FAILS if is_two_changes else NOTE)
+    yield claim.finds(TRACEABLE, FAILS if is_two_changes else NOTE, message)
 
 
 def _configuration(record: dict) -> dict:
@@ -46,12 +47,12 @@ def devices_are_the_same(claim: Claim) -> Iterator[Finding]:
     for item in confounders(*claim.measured_runs):
         if item.kind == DEVICE and item.a != item.b:
             if item.what != _THREADS:
-                yield Finding(DEVICES, claim.names, f"{item.what} {item.against}", FAILS)
+                yield claim.fails(DEVICES, f"{item.what} {item.against}")
             elif not _cores_are_equal(claim):
                 yield _other_threads(claim, item)
         elif item.kind not in (COMMIT, CHANGED_FILES):
             said = f"{item.what} {item.against}: it may explain the difference"
-            yield Finding(DEVICES, claim.names, said, NOTE)
+            yield claim.notes(DEVICES, said)
 
 
 def _cores_are_equal(claim: Claim) -> bool:
@@ -73,5 +74,5 @@ def _other_threads(claim: Claim, item: Confounder) -> Finding:
     configurations = [_configuration(side.first.run.record) for side in (claim.baseline, claim.other)]
     message = f"{item.what} {item.against}"
     if configurations[0] == configurations[1]:
-        return Finding(DEVICES, claim.names, f"{message}: a ratio of the two is what more cores do", NOTE)
-    return Finding(DEVICES, claim.names, message, FAILS)
+        return claim.notes(DEVICES, f"{message}: a ratio of the two is what more cores do")
+    return claim.fails(DEVICES, message)
