@@ -34,7 +34,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.profiles.diff import diff, diff_text, read_summary
+    from testbed.analysis.profiles.diff import diff, read_summary
+    from testbed.analysis.profiles.document import diff_text
     from testbed.io import holding_together, write_text
 
     try:

@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.profiles.page import summary_text
+    from testbed.analysis.profiles.document import summary_text
     from testbed.analysis.profiles.summary import write_summary
 
     try:

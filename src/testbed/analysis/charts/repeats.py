@@ -65,7 +65,7 @@ def _interval(values: tuple[float, ...]) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def draw_bars(axis: Axes, bars: Sequence[Bar], *, font_size: float = 9.5) -> None:
+def draw_bars(axis: Axes, bars: Sequence[Bar]) -> None:
     """Draw the rows from the top; the caller names the rows and the axis. Bars begin at zero."""
     largest = max(max([*bar.values, *(bar.interval or ())]) for bar in bars)
     for row, bar in enumerate(bars):
@@ -86,7 +86,7 @@ def draw_bars(axis: Axes, bars: Sequence[Bar], *, font_size: float = 9.5) -> Non
             reach = max(reach, interval[1])
         axis.annotate(
             bar.text, (reach, row), xytext=(8, 0), textcoords="offset points", va="center",
-            fontsize=font_size, color="#222222",
+            fontsize=9.5, color="#222222",
         )  # fmt: skip
     axis.set_xlim(0, largest * 1.02 or 1)
     axis.xaxis.set_major_formatter("{x:,g}")

@@ -37,7 +37,7 @@ def table_lines(table: Table, gap: str = "   ") -> list[str]:
 
 def _block(block: Block, width: int | None) -> list[list[str]]:
     if isinstance(block, Table):
-        return [*([[block.title]] if block.title else []), table_lines(block)]
+        return [*([[block.title]] if block.title else []), [*table_lines(block), *([block.note] if block.note else [])]]
     if isinstance(block, tuple):
         return [_statements(block, width)]
     return [[block]] if isinstance(block, str) else []
