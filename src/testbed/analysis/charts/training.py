@@ -17,11 +17,7 @@ from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figu
 from testbed.analysis.charts.repeats import plot_results
 from testbed.analysis.charts.style import (
     COLOURS,
-    DPI,
-    LINE_STYLES,
     STYLE,
-    WARNING_COLOUR,
-    WIDTH_INCHES,
     colour_of,
     figure_with_footer,
     name_rows,
@@ -34,26 +30,6 @@ from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_ups
 from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
-
-__all__ = [
-    "CHARTS",
-    "COLOURS",
-    "DPI",
-    "LINE_STYLES",
-    "STYLE",
-    "WARNING_COLOUR",
-    "WIDTH_INCHES",
-    "comparison_table",
-    "inference_figure",
-    "loss_vs_steps_figure",
-    "loss_vs_time_figure",
-    "memory_figure",
-    "plot_results",
-    "step_time_figure",
-    "throughput_figure",
-    "training_time_figure",
-    "write_charts",
-]
 
 QUANTITY_OF = {
     "training time": "training_time",
