@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from testbed.analysis.document.model import Block, Document, Statement, Table, plain
 
 WIDTH = 110  # of wrapped sentences
+GAP = "   "  # between columns
 
 
 def text(document: Document, width: int | None = None) -> str:
@@ -23,7 +24,7 @@ def text(document: Document, width: int | None = None) -> str:
     return "\n\n".join("\n".join(lines) for lines in groups)
 
 
-def table_lines(table: Table, gap: str = "   ") -> list[str]:
+def table_lines(table: Table) -> list[str]:
     """Return the header and the rows in columns."""
     rows = [list(table.columns), *([plain(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -31,7 +32,7 @@ def table_lines(table: Table, gap: str = "   ") -> list[str]:
     for row in rows:
         cells = zip(range(len(row)), row, widths, strict=True)
         aligned = (cell.ljust(width) if table.is_text(column) else cell.rjust(width) for column, cell, width in cells)
-        lines.append(gap.join(aligned).rstrip())
+        lines.append(GAP.join(aligned).rstrip())
     return lines
 
 
