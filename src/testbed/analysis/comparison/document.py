@@ -6,7 +6,7 @@ import numpy as np
 
 from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.document import terminal
-from testbed.analysis.document.model import Cell, Document, Section, Statement, Statements, Table
+from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Statements, Table
 from testbed.analysis.document.words import Number, counted
 from testbed.analysis.runs.arms import arm_names, device_of
 from testbed.analysis.statistics import median_interval
@@ -24,7 +24,7 @@ def document_of(comparison: Comparison) -> Document:
     verdict = (Statement("Verdict: ", comparison.verdict_sentence()),)
     power = (Statement("Power:   ", comparison.power_sentence()),)
     losses = tuple(Statement("Losses:  ", text) for text in comparison.loss_sentences())
-    blocks = [_legend(comparison), _table(comparison), verdict, power, *([losses] if losses else [])]
+    blocks: list[Block] = [_legend(comparison), _table(comparison), verdict, power, *([losses] if losses else [])]
     not_counted = [f"  {run.path}: {reason}" for run, reason in comparison.not_counted]
     return Document(
         sections=[Section(blocks=blocks)], notes=[["Not counted:", *not_counted]] if comparison.not_counted else ()

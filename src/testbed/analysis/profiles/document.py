@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from testbed.analysis.document import terminal
-from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Table
+from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Table, plain
 from testbed.analysis.document.words import Number
 from testbed.analysis.profiles.diff import COMPARED
 from testbed.analysis.profiles.summary import PER_STEP
@@ -99,8 +99,11 @@ def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Cell]], title: str, note: str = "") -> Table:
     """A table of names and numbers; long names are cut."""
-    cut = [[name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…", *rest] for name, *rest in rows]
-    return Table(header, cut, title, (0,), note)
+    return Table(header, [[_cut(plain(name)), *rest] for name, *rest in rows], title, (0,), note)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
 
 
 def _milliseconds(nanoseconds: float | None) -> Number:
@@ -113,4 +116,5 @@ def _count(value: float | None) -> Number:
 
 
 def _change(values: Sequence[float | None], factor: float = 1, form: str = "+,.3f") -> Number:
-    return Number(None if None in values else (values[1] - values[0]) * factor, form)
+    before, after = values
+    return Number(None if before is None or after is None else (after - before) * factor, form)

@@ -21,7 +21,8 @@ FIRST_ATTRIBUTED = "Of each configuration the first profiled run; the bars of a 
 def communication(subject: Subject) -> Section | None:
     """Collectives per optimizer step: number, bytes, time, and their bus bandwidth against the bound."""
     parts: list[Block] = []
-    rows, totals = [], []
+    rows: list[list[Cell]] = []
+    totals: list[list[Cell]] = []
     for entry, attribution in _attributions(subject):
         for item in attribution["collectives"]:
             seconds = item["seconds_per_step"]
@@ -76,7 +77,8 @@ def communication(subject: Subject) -> Section | None:
 
 def pipelines(subject: Subject) -> Section | None:
     """Measured bubble against the ideal of stages of equal cost."""
-    rows, words = [], []
+    rows: list[list[Cell]] = []
+    words: list[str] = []
     for entry, attribution in _attributions(subject):
         found = attribution["pipeline"]
         if not found:
@@ -104,7 +106,7 @@ def pipelines(subject: Subject) -> Section | None:
 def machine_use(subject: Subject) -> Section | None:
     """MFU with the source of its peak, and what was sampled of processors and memory while training."""
     parts: list[Block] = []
-    rows = []
+    rows: list[list[Cell]] = []
     for entry in subject.measured:
         mfu = entry.values("mfu")
         if not mfu or not entry.example.section("flops").get("peak_flops_per_s_per_device"):
@@ -141,7 +143,7 @@ def environment(subject: Subject) -> Section:
     runs_on: dict[tuple[str, ...], list[Run]] = {}
     for run in subject.runs:
         runs_on.setdefault((machine(run), _spread(run), _versions(run)), []).append(run)
-    rows = []
+    rows: list[list[Cell]] = []
     for (where, spread, versions), runs in runs_on.items():
         numbers = [subject.number_of(run) for run in runs]
         backends = sorted({str(run.section("hardware").get("backend") or "none") for run in runs})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.charts.style import strategy_colour
-from testbed.analysis.document.model import Block, Picture, RunLinks, Section, Table, Verdict
+from testbed.analysis.document.model import Block, Cell, Picture, RunLinks, Section, Table, Verdict
 from testbed.analysis.document.words import Number, between, joined, times
 from testbed.analysis.report.details import without_unknown
 from testbed.analysis.report.figures import link_to, links_to, scaling_figure
@@ -90,7 +90,7 @@ def scaling(subject: Subject, of_studies: Sequence[ScalingStudy]) -> Section | N
         picture = _scaling_picture(report, rows, shown, protocol, number)
         parts += [picture] if picture else []
         columns = ["configuration", "n", "speed-up", "95 % interval", "efficiency", "against"]
-        table = [
+        table: list[list[Cell]] = [
             [
                 link_to(shown[id(row)]),
                 str(row["n"]),

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts.repeats import MEANING_OF_MARKS
-from testbed.analysis.document.model import Block, Look, Picture, Section, Table
+from testbed.analysis.document.model import Block, Cell, Look, Picture, Section, Table
 from testbed.analysis.document.words import Number, digits, joined, rate, times
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.figures import (
@@ -33,7 +33,7 @@ def overview(subject: Subject) -> Section | None:
     for workload in subject.workloads:
         pair_of = _pairs(workload)
         reference = workload.reference
-        rows = [
+        rows: list[list[Cell]] = [
             [
                 link_to(entry),
                 str(len(entry.tokens_per_s)),
@@ -107,7 +107,7 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
             continue
         reached = {entry: time_to_loss_of_arm(entry.measured, chosen) for entry in entries}
         timed = tuple(entry for entry in entries if reached[entry]["train_time_s"]["values"])
-        rows = [
+        rows: list[list[Cell]] = [
             [
                 link_to(entry),
                 f"{reached[entry]['num_reached']} of {reached[entry]['n']}",
@@ -203,7 +203,7 @@ def memory(subject: Subject) -> Section | None:
     if ranked:
         most = max(len(run.memory_bytes_per_rank) for entry in ranked for run in entry.measured)
         shown = min(most, 8)
-        rows = [[link_to(entry), *_memory_cells(entry, shown)] for entry in ranked]
+        rows: list[list[Cell]] = [[link_to(entry), *_memory_cells(entry, shown)] for entry in ranked]
         left = f"; of {most} ranks the first {shown}" if most > shown else ""
         parts.append(
             Table(

@@ -33,7 +33,7 @@ def document_of(report: dict, layout: str | None = None, variants: Sequence[str]
     if layout == "004":
         blocks = [_two_variants(report, variants)]
     else:
-        blocks = {None: _every_arm, **LAYOUTS}[layout](report)
+        blocks = (LAYOUTS[layout] if layout else _every_arm)(report)
     fits = [line for strategy in report["strategies"] if not layout and (line := _fit_line(strategy))]
     notes = [group for group in (fits, _footnotes(report)) if group]
     return Document(lead=_about(report), sections=[Section(blocks=blocks)], notes=notes)
@@ -58,7 +58,7 @@ def _every_arm(report: dict) -> list[Block]:
 
 def _table_001(report: dict) -> list[Block]:
     """GPUs x batch size: time and speed-up side by side for each batch, then compute and communication."""
-    blocks = []
+    blocks: list[Block] = []
     for strategy in _strategies(report):
         arms = [arm for arm in report["arms"] if arm["strategy"] == strategy]
         batches = _in_order(arm["batch_size"] for arm in arms)
@@ -92,11 +92,11 @@ def _table_002(report: dict) -> list[Block]:
         for arm in report["arms"]
         if arm["strategy"] in of_data or arm["ranks"] == 1
     ]
-    cuts = {name: _first_named(report, name) for name in CUTS}
-    missing = " and ".join(name for name, found in cuts.items() if found is None)
-    if missing:
+    first, second = (_first_named(report, name) for name in CUTS)
+    if first is None or second is None:
+        missing = " and ".join(name for name, found in zip(CUTS, (first, second), strict=True) if found is None)
         return [Table(header, rows), f"model_parallel against pipeline: not measured, the sweep has no {missing}."]
-    return [Table(header, rows), _against(report, *cuts.values())]
+    return [Table(header, rows), _against(report, first, second)]
 
 
 def _table_003(report: dict) -> list[Block]:
@@ -167,8 +167,8 @@ def _verdict(arm: dict) -> str:
 
 def _speed_up_of(report: dict, strategy: str, batch: Any, ranks: int) -> Cell:
     arm = _arm(report, strategy, batch, ranks)
-    is_another = arm is not None and arm["strategy"] != strategy
-    return _speed_up(arm, f" ({arm['strategy_name']})" if is_another else "")
+    note = f" ({arm['strategy_name']})" if arm is not None and arm["strategy"] != strategy else ""
+    return _speed_up(arm, note)
 
 
 def _against(report: dict, first: str, second: str) -> Block:
@@ -225,7 +225,7 @@ def _fit_line(strategy: dict) -> Text | None:
 
 
 def _footnotes(report: dict) -> list[Text]:
-    notes = [f"Warning: {text}." for text in report["warnings"]]
+    notes: list[Text] = [f"Warning: {text}." for text in report["warnings"]]
     if report["mismatches"]:
         notes.append(f"Status {report['status']}. Work that is not equal:")
         notes += [
