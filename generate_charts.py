@@ -162,12 +162,12 @@ def write(arguments: argparse.Namespace, runs: list) -> None:
         for name, path in write_charts(single, arguments.output_dir).items():
             say(f"Saved {name} chart to {path}")
     if arguments.report:
-        from testbed.analysis.report.page import write_html
+        from testbed.analysis.report.build import write_html
 
         write_html(runs, arguments.report, arguments.target_val_loss)
         say(f"Saved the report to {arguments.report}")
     if arguments.markdown:
-        from testbed.analysis.report.markdown import write_markdown
+        from testbed.analysis.report.build import write_markdown
 
         write_markdown(runs, arguments.markdown, arguments.target_val_loss)
         say(f"Saved the report to {arguments.markdown}")
@@ -199,7 +199,7 @@ def main() -> None:
         for warning in comparability.warnings(labelled):
             say(f"Warning: {warning}", file=sys.stderr)
     if has_repeats(runs) or len(runs) > COLUMNS:
-        from testbed.analysis.report.markdown import summary
+        from testbed.analysis.report.build import summary
 
         say(summary(runs) + "\n")
     write(arguments, runs)

@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         raise ValueError(f"--json {arguments.json} must be a file in a folder that exists")
     if arguments.to_final_loss:
         return show_way_to_final_loss(arguments, a, b, unreadable)
-    from testbed.analysis.comparison.terminal import comparison_text
+    from testbed.analysis.comparison.document import comparison_text
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
     comparison = compare_arms(a, b, names=("A", "B"))

@@ -52,17 +52,14 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.scaling.tables import TABLES, scaling_table
+    from testbed.analysis.scaling.tables import scaling_table
     from testbed.io import holding_together
 
     report = read_report(arguments)
     if arguments.variants and arguments.table != "004":
         raise ValueError("--variants is for --table 004")
     with holding_together(f"--report {arguments.report}") if arguments.report else contextlib.nullcontext():
-        if arguments.table == "004":
-            table = TABLES["004"](report, arguments.variants)
-        else:
-            table = TABLES.get(arguments.table, scaling_table)(report)
+        table = scaling_table(report, arguments.table, arguments.variants)
     say(table)
     return 1 if report["status"] == "invalid_comparison" else 0
 

@@ -11,15 +11,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
+from testbed.analysis.runs.arms import rank_count
+from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative
 from testbed.errors import Failure, say
+from testbed.io import holding_together, read_json, write_text
+from testbed.metrics.file import read_metrics
+from testbed.model.flops import mfu
 from testbed.program import program
+
+NOT_PASSED = ("failed", "late", "interrupted")
+FIELDS = ("name", "status", "seconds", "exit_code", "reason", "command")
 
 
 @program
@@ -32,9 +44,6 @@ def main() -> int:
         "--deadline_s", type=not_negative, required=True, metavar="SECONDS", help="how long it might have taken"
     )
     arguments = parser.parse_args()
-    from testbed.analysis.benchmark_summary import summary
-    from testbed.io import write_text
-
     if not (arguments.folder / "steps.tsv").exists():
         raise ValueError(f"{arguments.folder} holds no steps.tsv of a benchmark")
     found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
@@ -48,6 +57,109 @@ def main() -> int:
     for name in found["failed"]:
         say(f"did not pass: {name}")
     return 1 if found["failed"] else 0
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Everything that the folder tells.
+
+    `failed`: what did not pass, by name: steps that failed, were interrupted or no longer fitted before the deadline,
+    and checks that do not hold. A check of runs that are not there holds or fails nothing (its step says why), and what
+    was left out because it cannot be had here is no failure.
+    """
+    with holding_together(folder / "steps.tsv"):
+        steps = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
+        for step in steps:
+            step["seconds"] = int(step["seconds"])
+            step["exit_code"] = None if step["exit_code"] == "-" else int(step["exit_code"])
+            step["reason"] = step["reason"] or None
+    runs = {path.parent.name: load_run(path) for path in find_runs(folder / "runs")}
+    with holding_together(folder / "checks.tsv"):
+        asked = [(reference, name, float(most)) for reference, name, most in _rows(folder / "checks.tsv")]
+        if not all(0 <= most < math.inf for *_, most in asked):
+            raise ValueError("a tolerance is no number")
+    checks = [agreement(runs, *each) for each in asked]
+    rates = matrix_rates(folder / "matrix_rate.json")
+    failed = [step["name"] for step in steps if step["status"] in NOT_PASSED]
+    failed += [f"{check['run']} against {check['reference']}" for check in checks if check["holds"] is False]
+    return {
+        "steps": steps,
+        "matrix_rate": rates,
+        "runs": {name: facts(run, rates) for name, run in runs.items()},
+        "agreement": checks,
+        "time_to_loss": time_to_loss(runs.get("time_to_loss_adamw"), runs.get("time_to_loss_muon")),
+        "failed": failed,
+    }
+
+
+def matrix_rates(path: Path) -> dict[str, Any]:
+    """{precision: {"flops_per_s", "source"}} of a large matrix product here; empty where none was measured."""
+    if not path.exists():
+        return {}
+    rates = read_json(path)
+    with holding_together(path):
+        for rate in rates.values():
+            if not 0 < rate["flops_per_s"] < math.inf:
+                raise ValueError(f"flops_per_s is {rate['flops_per_s']}")
+    return rates
+
+
+def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:
+    """What a reader of the summary asks of a run; its own file has the rest.
+
+    Two shares of the device: `mfu` of the peak that `mfu_peak_source` names (on a GPU that is known, the data sheet's),
+    and `mfu_of_matrix_rate` of what a large matrix product in the same precision reached here.
+    """
+    metrics = read_metrics(run.path)
+    config, speed = metrics["training_config"], metrics["flops"]
+    rate = rates.get(config["precision"])
+    return {
+        "status": run.status,
+        "tokens_per_s": run.tokens_per_s,
+        "step_time_median_s": run.step_time_median_s,
+        "mfu": run.mfu,
+        "mfu_peak_source": speed["peak_source"],
+        "mfu_of_matrix_rate": mfu(
+            run.tokens_per_s, speed["per_token_palm"], rate and rate["flops_per_s"], rank_count(run)
+        ),
+        "peak_memory_bytes": run.peak_memory_bytes,
+        "final_train_loss": run.final_train_loss,
+        "final_validation_loss": run.final_validation_loss,
+        "first_step_s": float(run.all_step_times_s[0]) if len(run.all_step_times_s) else None,
+        **{name: config.get(name) for name in ("precision", "compile", "matmul", "attention", "optimizer")},
+        "micro_batch_size_per_gpu": config["micro_batch_size_per_gpu"],
+    }
+
+
+def agreement(runs: dict[str, Run], reference: str, name: str, most: float) -> dict[str, Any]:
+    """Whether no step's loss differs by more than `most` nats; None where a run is missing or broke off."""
+    check = {"reference": reference, "run": name, "tolerance": most, "largest_difference": None, "holds": None}
+    pair = [runs.get(reference), runs.get(name)]
+    if all(run is not None and run.status == "complete" for run in pair):
+        ours, theirs = (run.train_losses for run in pair)
+        is_equal_length = len(ours) == len(theirs) > 0
+        check["largest_difference"] = float(np.max(np.abs(ours - theirs))) if is_equal_length else None
+        check["holds"] = is_equal_length and check["largest_difference"] <= most
+    return check
+
+
+def time_to_loss(adamw: Run | None, muon: Run | None) -> dict[str, Any] | None:
+    """When Muon's validation loss first is as low as AdamW's last one; None where a run has no validation."""
+    if adamw is None or muon is None or not adamw.validation_losses or not muon.validation_losses:
+        return None
+    last = adamw.validation_losses[-1]
+    reached = next((point for point in muon.validation_losses if point.loss <= last.loss), None)
+    return {
+        "loss": last.loss,
+        "adamw_step": last.step,
+        "adamw_train_time_s": last.train_time_s,
+        "muon_step": reached.step if reached else None,
+        "muon_train_time_s": reached.train_time_s if reached else None,
+        "muon_final_loss": muon.validation_losses[-1].loss,
+    }
+
+
+def _rows(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def print_summary(found: dict) -> None:

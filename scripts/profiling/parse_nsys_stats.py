@@ -39,7 +39,7 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> None:
     arguments = parse_arguments()
-    from testbed.analysis.profiles.page import summary_text
+    from testbed.analysis.profiles.document import summary_text
     from testbed.analysis.profiles.summary import write_summary
 
     try:

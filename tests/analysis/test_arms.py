@@ -12,14 +12,14 @@ from support.scaling_examples import metrics_of, report_of, write_arm
 
 from testbed.analysis.audit.claims import FAILS, NOTE, audit
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
-from testbed.analysis.comparison.terminal import comparison_text
+from testbed.analysis.comparison.document import comparison_text
 from testbed.analysis.comparison.two_arms import compare_arms
-from testbed.analysis.report.cautions import warnings_of
-from testbed.analysis.report.entries import subject_of
-from testbed.analysis.report.page import report_of as page_of
+from testbed.analysis.report.build import report_of as page_of
+from testbed.analysis.report.cautions import cautions
 from testbed.analysis.runs.arms import Arm, arm_names, group_into_arms, strategies_of
+from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.runs.load import Run, find_runs, load_run
-from testbed.analysis.scaling.tables import scaling_table, table_004
+from testbed.analysis.scaling.tables import scaling_table
 
 
 def load(folder: Path) -> list[Run]:
@@ -58,9 +58,8 @@ def test_report_scaling_table_and_comparison_call_an_arm_the_same(tmp_path):
     pair = [by_name[name] for name in ("ddp, bucket_cap_mb 25 on 2 ranks", "ddp, bucket_cap_mb 1, compile on 2 ranks")]
     comparison = compare_arms(*pair)
     assert "ddp, bucket_cap_mb 25 on 2 ranks" in comparison.verdict_sentence()
-    assert "A  ddp, bucket_cap_mb 25 on 2 ranks (CPU (1 thread), fp32): 5 runs" in comparison_text(
-        compare_arms(*pair, names=("A", "B"))
-    )
+    said = comparison_text(compare_arms(*pair, names=("A", "B")))
+    assert "A  ddp, bucket_cap_mb 25 on 2 ranks (CPU (1 thread), fp32): 5 runs" in said
     table = scaling_table(report)
     assert all(f"| {name.rpartition(' on ')[0]} | 8 | {name.split()[-2]} |" in table for name in NAMES)
 
@@ -79,8 +78,8 @@ def test_a_plan_changes_what_is_typed_and_not_what_is_read(tmp_path):
     report = report_of(tmp_path, cells=cells)
     assert {row["name"] for row in report["arms"]} == NAMES
     assert {row["strategy"] for row in report["arms"]} >= set(variants.values())
-    named = table_004(report, ["ddp, bucket_cap_mb 25", "ddp, bucket_cap_mb 1, compile"])
-    assert named == table_004(report, ["ddp", "ddp:bucket_cap_mb=1+compile"])
+    named = scaling_table(report, "004", ["ddp, bucket_cap_mb 25", "ddp, bucket_cap_mb 1, compile"])
+    assert named == scaling_table(report, "004", ["ddp", "ddp:bucket_cap_mb=1+compile"])
 
 
 def test_variants_that_differ_in_work_alone_keep_their_own_names(tmp_path):
@@ -225,7 +224,7 @@ def test_choices_that_differ_in_an_arm_or_between_arms_are_warned_of(tmp_path):
     assert said(alike, other) == ["automatically chosen compile differs: True against False; it may explain the ratio"]
     assert said(alike, by_hand) == [], "what was set on one side is what is compared"
     assert "compile auto (True) / off" in compare_arms(alike, by_hand).settings
-    titles = [caution.text for caution in warnings_of(subject_of([*alike.runs, *odd.runs]))]
+    titles = [caution.text for caution in cautions(subject_of([*alike.runs, *odd.runs]))]
     assert any("automatically chosen attention differs: cudnn and flash" in text for text in titles)
     warned = report_of(tmp_path / "b")["warnings"]
     assert any("fsdp: automatically chosen attention differs from run to run (cudnn, flash)" in text for text in warned)

@@ -9,7 +9,7 @@ from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 
 from testbed.analysis.charts import training
-from testbed.analysis.charts.style import DPI, STYLE, figure_with_footer
+from testbed.analysis.charts.style import DPI, STYLE, WARNING_COLOUR, WIDTH_INCHES, figure_with_footer
 from testbed.analysis.runs.load import load_runs
 
 
@@ -43,7 +43,7 @@ def test_every_chart_is_a_png_of_the_stated_width(load, tmp_path, count):
     for path in saved.values():
         with Image.open(path) as image:
             assert image.format == "PNG"
-            assert image.width == training.WIDTH_INCHES * training.DPI
+            assert image.width == WIDTH_INCHES * DPI
             assert 300 < image.height < 2000
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50  # something is drawn
 
@@ -79,7 +79,7 @@ def test_every_picture_of_unequal_work_says_so(load):
         assert "Not equal work: seq len" not in text_of(figure)
         assert "global batch size 8 / 16" in text_of(figure), name
         loud = [text for text in figure.texts if "Not equal work" in text.get_text()]
-        assert [text.get_color() for text in loud] == [training.WARNING_COLOUR], name
+        assert [text.get_color() for text in loud] == [WARNING_COLOUR], name
     assert "x (n =" not in text_of(training.throughput_figure(runs))
 
 

@@ -36,9 +36,9 @@ from support.peers_examples import NANOGPT, OURS, THREE, TRAINER, example, one_s
 from support.programs import REPOSITORY
 from support.sweep_cases import as_sweep, finish, request
 
+from testbed.analysis.profiles.document import summary_text
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.nsight_sqlite import read_export
-from testbed.analysis.profiles.page import summary_text
 from testbed.analysis.profiles.summary import write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify

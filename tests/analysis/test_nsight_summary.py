@@ -15,10 +15,10 @@ from support.nsys_examples import UNIT
 from support.programs import REPOSITORY
 
 from testbed.analysis.profiles.diff import diff, read_summary
+from testbed.analysis.profiles.document import summary_text
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import REPORTS, read_stats
 from testbed.analysis.profiles.nsight_sqlite import read_export
-from testbed.analysis.profiles.page import summary_text
 from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 

@@ -6,13 +6,13 @@ import statistics
 import numpy as np
 import pytest
 from support.metrics_examples import example_metrics, save
-from support.report_cases import arms, load, repeats, run_metrics, write_sweep
+from support.report_cases import arms, load, markdown, repeats, run_metrics, write_sweep
 
+from testbed.analysis.document.model import NARROW, WIDE
 from testbed.analysis.report import scaling
 from testbed.analysis.report.breakdown import Breakdown, breakdown
-from testbed.analysis.report.figures import NARROW, WIDE, breakdown_figure, loss_figure, scaling_figure
-from testbed.analysis.report.markdown import markdown
-from testbed.analysis.report.page import report_of
+from testbed.analysis.report.build import report_of
+from testbed.analysis.report.figures import breakdown_figure, loss_figure, scaling_figure
 from testbed.analysis.runs.comparability import LOSS_NOISE
 from testbed.analysis.runs.load import load_run
 from testbed.metrics.file import read_metrics
@@ -122,6 +122,6 @@ def test_the_losses_are_drawn_as_differences_from_the_reference(tmp_path):
 
 def test_the_limit_of_a_speed_up_needs_a_serial_fraction_above_0():
     fit = {"serial_fraction": 0.25, "limit_of_speedup": 4.0, "low": 0.2, "high": 0.5}
-    assert scaling._limit(fit) == "4.0x (2.0 to 5.0)"
-    assert scaling._limit(fit | {"low": -0.01}) == "n/a"
-    assert scaling._limit(fit | {"low": None, "high": None}) == "n/a"
+    assert str(scaling._limit(fit)) == "4.0x (2.0 to 5.0)"
+    assert str(scaling._limit(fit | {"low": -0.01})) == "n/a"
+    assert str(scaling._limit(fit | {"low": None, "high": None})) == "n/a"

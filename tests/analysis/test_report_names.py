@@ -4,9 +4,10 @@ import pytest
 from support.metrics_examples import example_metrics, save
 from support.report_cases import arms, load, repeats, write_sweep
 
-from testbed.analysis.report.cautions import warnings_of
-from testbed.analysis.report.entries import subject_of
-from testbed.analysis.report.words import WORSE, compared
+from testbed.analysis.charts.style import strategy_colour
+from testbed.analysis.report.cautions import cautions
+from testbed.analysis.report.verdicts import WORSE, compared
+from testbed.analysis.runs.entries import subject_of
 
 WARNINGS = {
     "Instrumented": {"instrumented": True},
@@ -30,10 +31,10 @@ def test_what_spoils_a_run_is_told_with_its_number(tmp_path, title):
         for number in range(5)
     ]
     save(tmp_path / "twin", example_metrics(num_steps=8, run_id="20260101T120000Z-0123abcd", **quiet))
-    clean = warnings_of(arms(tmp_path, a=files))
+    clean = cautions(arms(tmp_path, a=files))
     assert [warning.title for warning in clean] == []
     save(tmp_path / "spoilt", example_metrics(num_steps=8, **({"run_id": "spoilt", **quiet} | WARNINGS[title])))
-    found = {warning.title: warning for warning in warnings_of(subject_of(load(tmp_path)))}
+    found = {warning.title: warning for warning in cautions(subject_of(load(tmp_path)))}
     assert title in found
     number = next(n for n, run in enumerate(subject_of(load(tmp_path)).runs, 1) if "spoilt" in str(run.path))
     assert not found[title].runs or number in found[title].runs
@@ -42,7 +43,7 @@ def test_what_spoils_a_run_is_told_with_its_number(tmp_path, title):
 def test_one_strategy_has_one_colour_and_a_name_of_its_own(tmp_path):
     write_sweep(tmp_path, ("baseline", "allreduce", "ddp"), repeats=2)
     subject = subject_of(load(tmp_path))
-    colours = {(entry.strategy, entry.colour) for entry in subject.entries}
+    colours = {(entry.strategy, strategy_colour(entry.look)) for entry in subject.entries}
     assert len(colours) == 3 == len({colour for _, colour in colours})
     names = [entry.name for entry in subject.entries]
     assert len(set(names)) == len(names)
@@ -65,7 +66,7 @@ def test_the_same_strategy_on_other_work_has_a_name_of_its_own(tmp_path):
         "ddp on 2 ranks, global batch size 8",
         "ddp on 2 ranks, global batch size 16",
     ]
-    assert len({entry.colour for entry in subject.entries}) == 1
+    assert len({entry.look for entry in subject.entries}) == 1
 
 
 def test_arms_that_only_the_micro_batch_tells_apart_are_accused_by_side(tmp_path):

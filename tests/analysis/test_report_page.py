@@ -13,12 +13,11 @@ import pytest
 from PIL import Image
 from support.browser import BROWSER, Page
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
-from support.report_cases import STEP_TIME_S, load, table, write_sweep
+from support.report_cases import STEP_TIME_S, load, markdown, table, write_sweep
 
-from testbed.analysis.report.entries import subject_of
-from testbed.analysis.report.markdown import markdown, write_markdown
-from testbed.analysis.report.page import report_of, write_html
-from testbed.analysis.report.words import verdicts
+from testbed.analysis.report.build import report_of, write_html, write_markdown
+from testbed.analysis.report.verdicts import verdicts
+from testbed.analysis.runs.entries import subject_of
 from testbed.analysis.statistics import compare
 
 
@@ -276,8 +275,8 @@ def test_a_known_row_of_each_table(page):
     assert ranks[1] == of_ddp[9] and int(ranks[1]) - int(ranks[2]) == 40
     assert row("Model FLOPs", "ddp on 2 ranks")[1:4] == [of_ddp[7], f"{3.8e6 * two / 1e9:#.4g}", "100.0"]
     assert row("Processors", "ddp on 2 ranks")[1:] == ["0", "98", "640", "700", "12"]
-    bubble = next(part for part in report_of(subject.runs, folder).sections if part.anchor == "pipeline").parts[0]
-    assert bubble.rows[0][1:] == ["2", "4", "20.0%", "25.5%", "24.0%, 27.0%"]
+    bubble = next(part for part in report_of(subject.runs, folder).sections if part.anchor == "pipeline").blocks[-1]
+    assert list(map(str, bubble.rows[0][1:])) == ["2", "4", "20.0%", "25.5%", "24.0%, 27.0%"]
 
 
 def test_captions_name_what_exposed_communication_contains(page):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from support.report_cases import arms, load, repeats, table
 
-from testbed.analysis.report.cautions import warnings_of
-from testbed.analysis.report.entries import Subject, subject_of
+from testbed.analysis.report.cautions import cautions
 from testbed.analysis.report.headlines import headlines
-from testbed.analysis.report.words import NO_CLAIM, NOT_COMPARED, WORSE, compared, verdicts
+from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, WORSE, compared, verdicts
 from testbed.analysis.runs.comparability import LOSS_NOISE
+from testbed.analysis.runs.entries import Subject, subject_of
 
 
 def kinds(subject: Subject) -> list[str]:
@@ -37,7 +37,7 @@ def test_four_repeats_make_no_claim(tmp_path):
     subject = arms(tmp_path, a=repeats("baseline", 0.3), b=repeats("ddp", 0.2, count=4))
     assert kinds(subject) == [NO_CLAIM]
     assert "n = 4 and 5; a claim takes 5 each" in verdicts(subject)[0].sentence
-    assert [warning.title for warning in warnings_of(subject)] == ["Unquiet machine", "n < 5"][::-1]
+    assert [warning.title for warning in cautions(subject)] == ["Unquiet machine", "n < 5"][::-1]
 
 
 def test_faster_but_learns_worse_is_not_faster(tmp_path):
@@ -55,7 +55,7 @@ def test_unequal_work_is_not_compared(tmp_path):
     subject = arms(tmp_path, a=repeats("baseline", 0.3), b=repeats("ddp", 0.2, **other_batch))
     assert kinds(subject) == ["not compared"]
     assert [workload.title for workload in subject.workloads] == ["global batch size 8", "global batch size 16"]
-    assert "global batch size 8 / 16" in next(w.text for w in warnings_of(subject) if w.title == "Unequal work")
+    assert "global batch size 8 / 16" in next(w.text for w in cautions(subject) if w.title == "Unequal work")
 
 
 def test_one_configuration_has_nothing_to_compare(tmp_path):

@@ -17,7 +17,7 @@ from support.programs import REPOSITORY
 from support.scaling_examples import NOISE, arm_of, metrics_of, report_of, write_arm
 
 from testbed.analysis.scaling.report import amdahl_fit, gustafson_fit, write_scaling_report
-from testbed.analysis.scaling.tables import scaling_table, table_001, table_002, table_003, table_004
+from testbed.analysis.scaling.tables import scaling_table
 
 
 def strong_sweep(root: Path) -> dict:
@@ -167,7 +167,7 @@ def test_batch_sizes_with_a_reference_of_their_own_are_series_of_their_own(tmp_p
     assert report["status"] == "ok"
     assert arm_of(report, "ddp", 2, batch=8)["speedup"]["ratio"] == pytest.approx(1.8)
     assert arm_of(report, "ddp", 2, batch=16)["speedup"]["ratio"] == pytest.approx(1.9)
-    table = table_001(report)
+    table = scaling_table(report, "001")
     assert "batch 8: time (s) | batch 8: speed-up | batch 16: time (s) | batch 16: speed-up" in table
     assert "1.80x" in table and "1.90x" in table and "not measured (run with --profile)" in table
 
@@ -182,9 +182,9 @@ def test_variants_of_a_run_type_are_strategies_of_their_own(tmp_path):
         "ddp:bucket_cap_mb=25",
         "ddp:bucket_cap_mb=50",
     }
-    table = table_004(report)
+    table = scaling_table(report, "004")
     assert "A: ddp, bucket_cap_mb 25 " in table and "B: ddp, bucket_cap_mb 50 " in table
-    assert table_004(report, ["ddp, bucket_cap_mb 25", "ddp:bucket_cap_mb=50"]) == table
+    assert scaling_table(report, "004", ["ddp, bucket_cap_mb 25", "ddp:bucket_cap_mb=50"]) == table
     assert "1.014x [" in table  # 1850 / 1825
 
 
@@ -222,8 +222,8 @@ def test_instrumented_and_broken_runs_never_enter_throughput_but_give_the_attrib
         "instrumented",
         "not complete",
     ]
-    assert "155.0" in table_001(report) and "70.0, 30.0 exposed" in table_001(report)
-    assert "70.0, 30.0 exposed" in table_003(report)
+    assert "155.0" in scaling_table(report, "001") and "70.0, 30.0 exposed" in scaling_table(report, "001")
+    assert "70.0, 30.0 exposed" in scaling_table(report, "003")
 
 
 def amdahl(ranks: float, share: float) -> float:
@@ -377,10 +377,10 @@ def test_unequal_work_is_exit_code_1(tmp_path, program):
 
 def test_data_parallel_stands_beside_the_layer_cuts(tmp_path):
     strong_sweep(tmp_path)
-    assert "the sweep has no model_parallel and pipeline" in table_002(report_of(tmp_path))
+    assert "the sweep has no model_parallel and pipeline" in scaling_table(report_of(tmp_path), "002")
     write_arm(tmp_path, "model_parallel", 2, 900)
     write_arm(tmp_path, "pipeline", 2, 1350)
-    table = table_002(report_of(tmp_path))
+    table = scaling_table(report_of(tmp_path), "002")
     assert "1.500x [" in table and "B is faster" in table
 
 
@@ -388,7 +388,7 @@ def test_two_variants_are_compared_only_where_both_were_run(tmp_path):
     """The baseline stands in at one rank for speed-ups; it is no run of the other variant."""
     for run_type, ranks, rate in (("baseline", 1, 1000), ("ddp", 1, 950), ("ddp", 2, 1800), ("fsdp", 2, 1500)):
         write_arm(tmp_path, run_type, ranks, rate)
-    rows = table_004(report_of(tmp_path), ["ddp", "fsdp"]).splitlines()
+    rows = scaling_table(report_of(tmp_path), "004", ["ddp", "fsdp"]).splitlines()
     assert [row.split(" | ")[:3] for row in rows if row.startswith(("| A", "| B"))] == [
         ["| A: ddp", "8", "2"],
         ["| B: fsdp", "8", "2"],

@@ -14,7 +14,7 @@ from support.scaling_examples import arm_of, metrics_of, report_of, run_with_los
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.report import report_on_directory
-from testbed.analysis.scaling.tables import table_001, table_003
+from testbed.analysis.scaling.tables import scaling_table
 
 
 def on_gpus(ranks: int) -> dict:
@@ -159,7 +159,7 @@ def test_the_reference_has_the_settings_that_are_not_the_strategys_own(tmp_path)
     assert arm_of(report, "baseline:compile", 1)["speedup"]["ratio"] == pytest.approx(1.25)
     fits = {row["strategy"]: row["fits"]["amdahl"]["serial_fraction"] for row in report["strategies"]}
     assert fits["ddp:compile"] == pytest.approx(0.25, abs=1e-3)  # 1 / 1.6 = s + (1 - s) / 2
-    assert "1.60x" in table_003(report) and "| 1 | " in table_001(report)
+    assert "1.60x" in scaling_table(report, "003") and "| 1 | " in scaling_table(report, "001")
     shutil.rmtree(tmp_path / "compiled_1")
     report = report_of(tmp_path)
     alone = arm_of(report, "ddp:compile", 2)

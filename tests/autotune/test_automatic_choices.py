@@ -12,11 +12,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.programs import REPOSITORY, SEQUENCE, TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from support.programs import (
+    REPOSITORY,
+    SEQUENCE,
+    TINY_RUN,
+    data_flags,
+    python_command,
+    run_program,
+    script,
+    torchrun_command,
+)
 from support.settings import refusal, settings_of
 from support.variants import BF16, VARIANTS
 
-from testbed.analysis.benchmark_summary import agreement
 from testbed.autotune import attention, choices, micro_batch
 from testbed.autotune.attention import Trial, check_backend, fastest_backend, own_choice, why_not
 from testbed.autotune.choices import ChoiceContradicts, as_decided_before, decide
@@ -575,7 +583,7 @@ def test_a_failed_step_or_a_loss_that_does_not_agree_fails_the_benchmark(tmp_pat
         name: SimpleNamespace(status="complete", train_losses=np.array([3.0, last]))
         for name, last in (("a", 2.0), ("b", 2.00005), ("c", 2.1), ("d", float("nan")))
     }
-    held = [agreement(runs, "a", name, 1e-4)["holds"] for name in ("b", "c", "d", "e")]
+    held = [script("summarise_benchmark.py").agreement(runs, "a", name, 1e-4)["holds"] for name in ("b", "c", "d", "e")]
     assert held == [True, False, False, None]
 
 

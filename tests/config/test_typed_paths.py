@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -139,9 +138,3 @@ def test_a_sidecar_is_no_token_file(tmp_path):
     train, _ = write_token_files(tmp_path)
     assert "is not a token file: it holds text" in refusal(open_token_file, train.with_suffix(".json"))
     assert json.loads(train.with_suffix(".json").read_text())["num_tokens"] == len(open_token_file(train).tokens)
-
-
-def test_a_module_that_is_run_names_its_program(capsys):
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "src" / "testbed" / "sweep.py"), run_name="__main__")
-    assert ended.value.code == 2 and "scripts/run_scaling_benchmarks.py --help" in capsys.readouterr().err

@@ -11,8 +11,8 @@ from support.scaling_examples import report_of as scaling_report_of
 
 from testbed.analysis.audit.claims import FAILS, audit
 from testbed.analysis.comparison.two_arms import compare_arms
-from testbed.analysis.report.page import report_of
-from testbed.analysis.report.sections import Picture
+from testbed.analysis.document.model import Picture, Table
+from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import find_runs, load_run
 
@@ -42,22 +42,23 @@ def test_they_enter_no_number_and_are_named_for_what_they_are(tmp_path, skipped)
     before = report_of(load(tmp_path), tmp_path)
     write_skipped(tmp_path / "skipped", skipped)
     report = report_of(load(tmp_path), tmp_path)
-    entries = [entry for entry in report.subject.entries if "skipped" in str(entry.example.path)]
+    entries = [link for link, sources in report.sources if any("skipped" in source.file for source in sources)]
     assert {entry.name for entry in entries} == {NAMES[skipped], f"{NAMES[skipped]}, instrumented"}
-    headlines = [{each.text.partition(" (")[0] for each in of.headlines} for of in (before, report)]
+    headlines = [{each.text.partition(" (")[0].rstrip(".") for each in of.headlines} for of in (before, report)]
     assert len(headlines[0]) == 3 and headlines[0] == headlines[1]
     for section in report.sections:
         if section.anchor in ("overview", "throughput", "scaling", "breakdown", "communication", "loss", "memory"):
-            for part in section.parts:
-                shown = part.entries if isinstance(part, Picture) else [cell for row in part.rows for cell in row]
-                assert not any(each in entries for each in shown), (section.anchor, part.title)
+            for block in section.blocks:
+                shown = block.links if isinstance(block, Picture) else ()
+                shown = [cell for row in block.rows for cell in row] if isinstance(block, Table) else shown
+                assert not any(each in entries for each in shown), (section.anchor, block)
     assert {section.anchor for section in report.sections} >= {"overview", "scaling", "breakdown", "communication"}
     claims = [verdict for verdict in report.verdicts if verdict.kind != "not compared"]
     assert not any("synchronis" in verdict.sentence for verdict in claims)
-    said = [caution for caution in report.warnings if "scripts/exposed_communication.py" in caution.text]
+    said = [caution for caution in report.cautions if "scripts/exposed_communication.py" in caution.text]
     assert len(said) == 1 and len(said[0].runs) == 10
     assert "left out" in said[0].text and "breakdown" in said[0].text
-    instrumented = next(caution for caution in report.warnings if caution.title == "Instrumented")
+    instrumented = next(caution for caution in report.cautions if caution.title == "Instrumented")
     assert not set(instrumented.runs) & set(said[0].runs), "they are faster than the real ones, not slower"
 
 

@@ -14,9 +14,8 @@ import tarfile
 import time
 
 import pytest
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, script
 
-from testbed.analysis.benchmark_summary import summary
 from testbed.config.flags import parse_command_line
 from testbed.metrics import file
 from testbed.metrics.file import read_metrics, write_metrics
@@ -111,12 +110,12 @@ def test_the_summary_sets_each_run_beside_the_measured_matrix_rate(tmp_path):
     metrics = read_metrics(RUN / "training_metrics.json")
     precision, speed = metrics["training_config"]["precision"], metrics["flops"]
     (tmp_path / "matrix_rate.json").write_text(json.dumps({precision: {"flops_per_s": 4e11, "source": "measured"}}))
-    (run,) = summary(tmp_path)["runs"].values()
+    (run,) = script("summarise_benchmark.py").summary(tmp_path)["runs"].values()
     tokens_per_s = metrics["timing"]["tokens_per_sec_global"]
     assert run["mfu_of_matrix_rate"] == pytest.approx(tokens_per_s * speed["per_token_palm"] / 4e11)
     assert run["mfu"] == pytest.approx(speed["mfu"]) and run["mfu_peak_source"] == speed["peak_source"]
     (tmp_path / "matrix_rate.json").unlink()
-    assert summary(tmp_path)["runs"]["baseline"]["mfu_of_matrix_rate"] is None
+    assert script("summarise_benchmark.py").summary(tmp_path)["runs"]["baseline"]["mfu_of_matrix_rate"] is None
 
 
 def test_a_bare_machine_writes_its_runs_unchecked_and_says_so_but_reads_none(tmp_path, monkeypatch, capsys):

@@ -18,8 +18,7 @@ from support.report_cases import load, run_metrics
 
 from testbed.analysis.charts.agreement import write_agreement_figure
 from testbed.analysis.charts.training import plot_results, write_charts
-from testbed.analysis.report.markdown import write_markdown
-from testbed.analysis.report.page import write_html
+from testbed.analysis.report.build import write_html, write_markdown
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch, refuse

@@ -25,8 +25,7 @@ from support.report_cases import load, run_metrics
 
 from testbed import run_files, run_lock
 from testbed.analysis.charts.training import write_charts
-from testbed.analysis.report.markdown import write_markdown
-from testbed.analysis.report.page import write_html
+from testbed.analysis.report.build import write_html, write_markdown
 from testbed.analysis.runs.verify import verify
 from testbed.config.check import check_run
 from testbed.config.environment_variables import nccl_variables, recorded_variables, secret_in

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -51,6 +53,14 @@ def write_pair_files(folder: Path, train_pairs: int = 170, val_pairs: int = 21) 
 
 def data_flags(token_files: tuple[Path, Path]) -> list[str]:
     return ["--train_data_path", str(token_files[0]), "--val_data_path", str(token_files[1])]
+
+
+def script(path: str) -> ModuleType:
+    """Return a program of scripts/ as a module."""
+    specification = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / "scripts" / path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def python_command() -> list[str]:

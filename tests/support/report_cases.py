@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from support.metrics_examples import example_metrics, save
-from testbed.analysis.report.entries import Subject, subject_of
-from testbed.analysis.report.page import report_of
-from testbed.analysis.report.sections import Table
+from testbed.analysis.document.markdown import text
+from testbed.analysis.document.model import Table, plain
+from testbed.analysis.report.build import report_of
+from testbed.analysis.runs.entries import Subject, subject_of
 from testbed.analysis.runs.load import Run, find_runs, load_run
 
 STEP_TIME_S = {"baseline": 0.3, "allreduce": 0.2, "ddp": 0.187, "fsdp": 0.215, "pipeline": 0.29}
@@ -193,6 +194,12 @@ def repeats(run_type: str, step_time_s: float, count: int = 5, loss: float = 0.0
 
 def table(subject: Subject, folder: Path, title: str) -> list[list[str]]:
     """The rows of the first table whose title begins with `title`, names as text."""
-    parts = [part for section in report_of(subject.runs, folder).sections for part in section.parts]
+    parts = [part for section in report_of(subject.runs, folder).sections for part in section.blocks]
     found = next(part for part in parts if isinstance(part, Table) and part.title.startswith(title))
-    return [[getattr(cell, "name", cell) for cell in row] for row in found.rows]
+    return [list(map(plain, row)) for row in found.rows]
+
+
+def markdown(
+    runs: list[Run], folder: Path = Path(), pictures: str | None = None, target_val_loss: float | None = None
+) -> str:
+    return text(report_of(runs, folder, target_val_loss), pictures) + "\n"

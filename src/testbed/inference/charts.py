@@ -17,7 +17,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from testbed.analysis.charts.repeats import Bar, draw_bars
-from testbed.analysis.charts.style import COLOURS, DPI, LINE_STYLES, MARKERS, STYLE, figure_with_footer, rate, rows_on
+from testbed.analysis.charts.style import (
+    COLOURS,
+    LINE_STYLES,
+    MARKERS,
+    STYLE,
+    figure_with_footer,
+    rows_on,
+    save_png,
+)
+from testbed.analysis.document.words import rate
 from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, SLOWER
 from testbed.inference.report import (
     REFERENCE,
@@ -39,7 +48,7 @@ from testbed.inference.report import (
     speed_notes,
     unmeasured,
 )
-from testbed.io import replacing, write_text
+from testbed.io import write_text
 
 TABLES_FILE = "inference_tables.md"
 MEANING_OF_MARKS = "Bar: median. Dot: one repeat. Whisker: 95 % interval of the median, from five repeats on."
@@ -324,8 +333,7 @@ def write_inference_charts(content: Mapping[str, Any], output_dir: Path) -> dict
         if figure is None:
             path.unlink(missing_ok=True)
             continue
-        with replacing(path) as temporary, rc_context(STYLE):
-            figure.savefig(temporary, format="png", dpi=DPI)
+        save_png(figure, path)
         saved[name] = path
     saved["tables"] = output_dir / TABLES_FILE
     write_text(saved["tables"], report(content) + "\n")

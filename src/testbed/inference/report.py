@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.charts.style import digits, rate
+from testbed.analysis.document.words import digits, rate
 from testbed.analysis.runs.comparability import LOSS_NOISE
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 from testbed.errors import one_line

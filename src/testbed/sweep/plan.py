@@ -8,7 +8,6 @@ a file, sweep_run.py carries it out.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,11 +250,3 @@ def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], f
                     f"{field} {value_text(ours)} instead of {value_text(theirs)}, so no time of one compares with the "
                     "other's; give it to all of them, or --allow_mismatch"
                 )
-
-
-if __name__ == "__main__":
-    print(
-        "testbed.sweep.plan plans sweeps for a program: python scripts/run_scaling_benchmarks.py --help",
-        file=sys.stderr,
-    )
-    sys.exit(2)

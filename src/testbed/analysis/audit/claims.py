@@ -7,25 +7,17 @@ compared only where no arm has a single rank at that batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from testbed.analysis.audit.comparison_rules import pair_findings
-from testbed.analysis.audit.finding import (
-    EQUAL_WORK,
-    FAILS,
-    INSTRUMENTED,
-    NOTE,
-    ONE_RUN,
-    TRACEABLE,
-    Finding,
-    Pair,
-    Side,
-)
+from testbed.analysis.audit import foreign
+from testbed.analysis.audit.comparison_rules import CLAIM_RULES
+from testbed.analysis.audit.finding import EQUAL_WORK, FAILS, INSTRUMENTED, NOTE, ONE_RUN, TRACEABLE, Finding
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
 from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, SCALING_REPORT, TEXT_SUFFIXES, Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
+from testbed.analysis.audit.sides import Claim, Side
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import METRICS_FILE, load_run
 from testbed.analysis.runs.search import files_of_runs
@@ -58,61 +50,59 @@ def audit_runs(
     """The same for runs that were read; `baselines` stand for the first arm, `prefer_baseline` looks for one."""
     given = {item.path.absolute() for item in baselines}
     items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
-    rules = METRICS_RULES + FOREIGN_RULES
-    findings = [finding for item in items for rule in rules for finding in rule(item)]
+    findings = [finding for item in items for rule in (*METRICS_RULES, *FOREIGN_RULES) for finding in rule(item)]
     finished = []
     for item in items:
         if item.run and item.run.status != "complete":
-            message = f"left out of every comparison: the run is {item.run.status}"
-            findings.append(Finding(TRACEABLE, (item.name,), message, NOTE))
+            findings.append(item.notes(TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
         elif item.form not in ("profiler table", "scaling report"):
             finished.append(item)
-    tables = _tables(finished, bool(baselines), prefer_baseline)
-    for protocol, sides in tables:
-        plain = _without_marked_instrumented(sides, is_planned=protocol is not None)
+    for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
+        compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
         if protocol is None:  # a plan has its profiled runs beside the others on purpose
             findings += [
-                Finding(INSTRUMENTED, (side.name,), f"left out of every comparison: {side.first.instruments[0]}", NOTE)
+                side.notes(INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
                 for side in sides
-                if side not in plain
+                if side not in compared
             ]
-        sides = plain
-        for side in sides[1:]:
-            findings += pair_findings(Pair(sides[0], side, protocol))
-        findings += [finding for side in sides for finding in _arm_findings(side, len(sides) > 1)]
-        if len(sides) > 1 and (few := [side for side in sides if len(side.runs) < ENOUGH_REPEATS]):
-            counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
-            message = (
-                f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
-                "between them is what these runs did, no claim about the configurations"
-            )
-            findings.append(Finding(ONE_RUN, tuple(side.name for side in few), message, NOTE))
-        if dirty := [
-            side.name for side in sides if any(run.run and run.run.record.get("git_dirty") for run in side.runs)
-        ]:
-            message = "ran with changed files: the commit does not name the code"
-            findings.append(Finding(TRACEABLE, tuple(dirty), message, NOTE))
+        findings += _findings_of_table(compared, protocol)
     unique = list(dict.fromkeys(findings))
-    return [finding for finding in unique if finding.severity == FAILS] + [
-        finding for finding in unique if finding.severity != FAILS
-    ]
+    return sorted(unique, key=lambda finding: finding.severity != FAILS)
 
 
-def _arm_findings(side: Side, is_compared: bool) -> list[Finding]:
+def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:
+    """Every arm against the first, then each arm by itself, then what they have in common."""
+    claims = [Claim(sides[0], side, protocol) for side in sides[1:]]
+    found = [finding for claim in claims for rule in CLAIM_RULES for finding in rule(claim)]
+    found += [finding for side in sides for finding in _findings_of_arm(side, is_compared=len(sides) > 1)]
+    if len(sides) > 1 and (few := [side for side in sides if len(side.runs) < ENOUGH_REPEATS]):
+        counts = ", ".join(sorted({str(len(side.runs)) for side in few}))
+        message = (
+            f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
+            "between them is what these runs did, no claim about the configurations"
+        )
+        found.append(Finding(ONE_RUN, tuple(side.name for side in few), message, NOTE))
+    if dirty := [
+        side.name for side in sides if any(item.run and item.run.record.get("git_dirty") for item in side.runs)
+    ]:
+        message = "ran with changed files: the commit does not name the code"
+        found.append(Finding(TRACEABLE, tuple(dirty), message, NOTE))
+    return found
+
+
+def _findings_of_arm(side: Side, is_compared: bool) -> Iterator[Finding]:
     """What one arm brings into a comparison: instruments, and repeats that did not do the same work."""
-    found = []
     for item in side.runs:
         if item.instruments:
             message = f"instrumented: {'; '.join(item.instruments)}. Its times are not those of the plain program"
-            found.append(Finding(INSTRUMENTED, (item.name,), message, FAILS if is_compared else NOTE))
+            yield item.finds(INSTRUMENTED, FAILS if is_compared else NOTE, message)
     commits = sorted({str(item.run.git_commit)[:10] for item in side.runs if item.run and item.run.git_commit})
     if len(commits) > 1:
-        found.append(Finding(TRACEABLE, (side.name,), f"repeats of one arm ran commits {' / '.join(commits)}", FAILS))
+        yield side.fails(TRACEABLE, f"repeats of one arm ran commits {' / '.join(commits)}")
     steps = sorted({item.optimizer_steps for item in side.runs if item.optimizer_steps is not None})
     if len(steps) > 1:
-        message = f"repeats of one arm did {' / '.join(f'{count:,}' for count in steps)} optimizer steps"
-        found.append(Finding(EQUAL_WORK, (side.name,), message, FAILS))
-    return found
+        counts = " / ".join(f"{count:,}" for count in steps)
+        yield side.fails(EQUAL_WORK, f"repeats of one arm did {counts} optimizer steps")
 
 
 def _without_marked_instrumented(sides: list[Side], is_planned: bool) -> list[Side]:
@@ -196,8 +186,6 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
     ValueError, one sentence that names the file: it does not exist, cannot be read, or is no format that is known. In a
     folder, files of no known format are passed over.
     """
-    from testbed.analysis.audit import foreign
-
     named, rank_files = [], []
     for path in map(Path, paths):
         if not path.exists():

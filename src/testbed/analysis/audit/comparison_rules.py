@@ -15,10 +15,10 @@ from testbed.analysis.audit.finding import (
     STEP_CLOCK,
     THROUGHPUT,
     Finding,
-    Pair,
 )
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
+from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import made_first
 from testbed.analysis.runs.comparability import (
     IN_PROPORTION,
@@ -37,40 +37,35 @@ OWN_LINEAR_TOLERANCE = 0.05
 LEFT_OUT_OF_WORK = {"weak": set(IN_PROPORTION), "time_to_loss": set(WORK_FIELDS) - set(TASK_FIELDS)}
 
 
-def pair_findings(pair: Pair) -> list[Finding]:
-    """What speaks against comparing the two arms."""
-    return [finding for rule in PAIR_RULES for finding in rule(pair)]
-
-
-def work_is_equal(pair: Pair) -> Iterator[Finding]:
-    base, other = pair.baseline.first, pair.other.first
+def work_is_equal(claim: Claim) -> Iterator[Finding]:
+    base, other = claim.baseline.first, claim.other.first
     unknown: list[str] = []
     if base.run and other.run:
-        differing, unknown = _differing_fields(pair)
+        differing, unknown = _differing_fields(claim)
     else:
         pairs = {name: (getattr(base, name), getattr(other, name)) for name in ("global_batch_size", "optimizer_steps")}
         differing = {name: values for name, values in pairs.items() if None not in values and len(set(values)) > 1}
         unknown = [name for name, values in pairs.items() if None in values]
     if differing:
         words = "; ".join(_against(name, values) for name, values in differing.items())
-        yield Finding(EQUAL_WORK, pair.names, f"not equal work: {words}", FAILS, _at_equal_updates(pair))
+        yield claim.fails(EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
     elif unknown:
         shown = ", ".join(name.replace("_", " ") for name in unknown[:6])
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
-        yield Finding(EQUAL_WORK, pair.names, f"equal work cannot be shown, not in every file: {shown}{more}", NOTE)
+        yield claim.notes(EQUAL_WORK, f"equal work cannot be shown, not in every file: {shown}{more}")
 
 
-def _differing_fields(pair: Pair) -> tuple[dict[str, tuple], list[str]]:
-    base, other = pair.baseline.first, pair.other.first
-    exempt = set(LEFT_OUT_OF_WORK.get(pair.protocol, set()))
-    if pair.protocol == "weak" and not _batch_is_in_proportion(base, other):
+def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
+    base, other = claim.baseline.first, claim.other.first
+    exempt = set(LEFT_OUT_OF_WORK.get(claim.protocol, set()))
+    if claim.protocol == "weak" and not _batch_is_in_proportion(base, other):
         exempt = set()
-    if {run.run.work.get("seed") for run in pair.baseline.runs} == {
-        run.run.work.get("seed") for run in pair.other.runs
+    if {run.run.work.get("seed") for run in claim.baseline.runs} == {
+        run.run.work.get("seed") for run in claim.other.runs
     }:
         exempt.add("seed")  # a protocol may vary it, in both arms alike
     found = [item for item in differing_work([base.run, other.run]) if item.field not in exempt]
-    if pair.protocol == "time_to_loss":
+    if claim.protocol == "time_to_loss":
         found += differing_validation([base.run, other.run])
     differing = {}
     for item in found:
@@ -96,22 +91,22 @@ def _against(name: str, values: tuple) -> str:
     return f"{words} {before} against {after}"
 
 
-def _at_equal_updates(pair: Pair) -> str | None:
+def _at_equal_updates(claim: Claim) -> str | None:
     """The time of the other arm if it did as many optimizer steps: its own pace, by plain proportion."""
-    base_steps, steps = pair.baseline.middle("optimizer_steps"), pair.other.middle("optimizer_steps")
-    base_s, seconds = pair.baseline.middle("time_s"), pair.other.middle("time_s")
+    base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
+    base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
     if not base_steps or not steps or not base_s or not seconds or base_steps == steps:
         return None
     scaled_s = seconds * base_steps / steps
     return (
-        f"{base_steps:,.0f} optimizer steps at {pair.other.name}'s pace take {seconds:,.2f} s x {base_steps:,.0f} / "
+        f"{base_steps:,.0f} optimizer steps at {claim.other.name}'s pace take {seconds:,.2f} s x {base_steps:,.0f} / "
         f"{steps:,.0f} = {scaled_s:,.0f} s, against {base_s:,.0f} s"
     )
 
 
-def rates_of_v1_are_of_all_ranks(pair: Pair) -> Iterator[Finding]:
+def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
     """v1: rate x time is what one rank read. An integer ratio of the two tells the ranks of an equal epoch."""
-    base, other = pair.baseline.first, pair.other.first
+    base, other = claim.baseline.first, claim.other.first
     if base.form != "v1" or other.form != "v1" or not all((base.rate, other.rate, base.time_s, other.time_s)):
         return
     epochs = [len(item.run.record["train_time_per_epoch"]) for item in (base, other)]
@@ -120,31 +115,30 @@ def rates_of_v1_are_of_all_ranks(pair: Pair) -> Iterator[Finding]:
     if not math.isfinite(ratio) or abs(ratio - 1) <= RATE_TOLERANCE:  # infinite: numbers that no run measured
         return
     if ratio < 1 - RATE_TOLERANCE:  # whichever was named first
-        return (yield from rates_of_v1_are_of_all_ranks(pair.turned))
+        return (yield from rates_of_v1_are_of_all_ranks(claim.turned))
     ranks = round(ratio)
     arithmetic = (
         f"{base.rate:,.1f} x {base.time_s:,.2f} s = {tokens[0] * epochs[0]:,.0f} tokens against {other.rate:,.1f} x "
         f"{other.time_s:,.2f} s = {tokens[1] * epochs[1]:,.0f}"
     )
     if ranks < 2 or abs(ratio / ranks - 1) > RATE_TOLERANCE:
-        yield Finding(EQUAL_WORK, pair.names, f"rate x time gives other tokens: {arithmetic}", FAILS)
+        yield claim.fails(EQUAL_WORK, f"rate x time gives other tokens: {arithmetic}")
         return
-    yield Finding(
-        THROUGHPUT, pair.names,
+    yield claim.fails(
+        THROUGHPUT,
         f"throughput of one rank against another number of ranks: {arithmetic}, 1/{ranks} per epoch, so over the same "
         f"data the second ran on {ranks} times as many ranks",
-        FAILS,
         f"{ranks} x {other.rate:,.1f} = {ranks * other.rate:,.0f} tokens/s over all ranks, "
         f"{ranks * other.rate / base.rate:.2f}x the first instead of {other.rate / base.rate:.2f}x",
-    )  # fmt: skip
+    )
 
 
-def speed_up_is_not_more_than_linear(pair: Pair) -> Iterator[Finding]:
+def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
     """From fewer ranks to more, whichever was named first."""
-    if (pair.other.first.world_size or 0) < (pair.baseline.first.world_size or 0):
-        pair = pair.turned
-    base, other = pair.baseline.first, pair.other.first
-    speed_up, by = _speed_up(pair)
+    if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
+        claim = claim.turned
+    base, other = claim.baseline.first, claim.other.first
+    speed_up, by = _speed_up(claim)
     if speed_up is None or not base.world_size or not other.world_size:
         return
     linear = other.world_size / base.world_size
@@ -157,24 +151,28 @@ def speed_up_is_not_more_than_linear(pair: Pair) -> Iterator[Finding]:
             f"instead of {speed_up:.2f}x"
         )
     if linear > 1 and speed_up > linear * (1 + (OWN_LINEAR_TOLERANCE if own else FOREIGN_LINEAR_TOLERANCE)):
-        yield Finding(
-            STEP_CLOCK, pair.names,
+        yield claim.finds(
+            STEP_CLOCK,
+            NOTE if own else FAILS,
             f"{speed_up:.2f}x ({by}) on {linear:g} times the ranks is more than linear: "
-            + ("both clocks cover every rank, so look for caches, clocks of the devices, or noise" if own else
-               "look for work that the clock leaves out, or that was not done"),
-            NOTE if own else FAILS, corrected,
-        )  # fmt: skip
+            + (
+                "both clocks cover every rank, so look for caches, clocks of the devices, or noise"
+                if own
+                else "look for work that the clock leaves out, or that was not done"
+            ),
+            corrected,
+        )
     elif corrected and slowest[0] / slowest[1] < speed_up * (1 - RATE_TOLERANCE):
-        yield Finding(
-            STEP_CLOCK, pair.names,
+        yield claim.fails(
+            STEP_CLOCK,
             f"{speed_up:.2f}x is of times averaged over ranks: an epoch is done when its slowest rank is",
-            FAILS, corrected,
-        )  # fmt: skip
+            corrected,
+        )
 
 
-def _speed_up(pair: Pair) -> tuple[float | None, str]:
+def _speed_up(claim: Claim) -> tuple[float | None, str]:
     """The ratio that the sources suggest, and of what: rates of all ranks where both are, or else times."""
-    base, other = pair.baseline, pair.other
+    base, other = claim.baseline, claim.other
     same_unit = base.first.rate_unit == other.first.rate_unit
     if same_unit and not base.first.rate_is_per_rank and not other.first.rate_is_per_rank:
         rates = base.middle("rate"), other.middle("rate")
@@ -186,35 +184,35 @@ def _speed_up(pair: Pair) -> tuple[float | None, str]:
     return None, ""
 
 
-def faster_is_not_worse(pair: Pair) -> Iterator[Finding]:
+def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
     """Validation losses at the end; under weak scaling each arm trains with another batch, so nothing is said."""
-    speed_up, by = _speed_up(pair)
-    sides = (pair.baseline.first, pair.other.first)
+    speed_up, by = _speed_up(claim)
+    sides = (claim.baseline.first, claim.other.first)
     if by == "time" and sides[0].time_meaning.endswith("iteration") and sides[0].world_size != sides[1].world_size:
         return  # an iteration of more ranks can be of more data
     if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
-        pair, speed_up = pair.turned, 1 / speed_up
-    before, after = pair.baseline.middle("val_loss"), pair.other.middle("val_loss")
-    if not before or not after or speed_up is None or speed_up <= 1 or pair.protocol in ("weak", "time_to_loss"):
+        claim, speed_up = claim.turned, 1 / speed_up
+    before, after = claim.baseline.middle("val_loss"), claim.other.middle("val_loss")
+    if not before or not after or speed_up is None or speed_up <= 1 or claim.protocol in ("weak", "time_to_loss"):
         return
-    runs = [side.first.run for side in (pair.baseline, pair.other)]
+    runs = [side.first.run for side in (claim.baseline, claim.other)]
     if all(runs) and any(not item.is_unknown_only for item in differing_validation(runs)):
-        yield Finding(LOSSES, pair.names, "validation losses are over different data or numbers of tokens", NOTE)
+        yield claim.notes(LOSSES, "validation losses are over different data or numbers of tokens")
         return
-    losses = [[run.val_loss for run in side.runs] for side in (pair.baseline, pair.other)]
+    losses = [[run.val_loss for run in side.runs] for side in (claim.baseline, claim.other)]
     spread, _ = loss_noise(*losses)
     if after - before > spread:
-        yield Finding(
-            LOSSES, pair.names,
+        yield claim.fails(
+            LOSSES,
             f"{speed_up:.2f}x ({by}) with validation loss {after:.3f} against {before:.3f}: worse by "
             f"{after - before:.3f}, more than the {spread:.3g} between seeds",
-            FAILS, "no speed-up at equal loss; time to a loss was not compared",
-        )  # fmt: skip
+            "no speed-up at equal loss; time to a loss was not compared",
+        )
 
 
-def ranks_do_not_train_on_the_same_data(pair: Pair) -> Iterator[Finding]:
+def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     """At the same batch per rank, more ranks mean a larger global batch: another loss, unless ranks read the same."""
-    base, other = pair.baseline.first, pair.other.first
+    base, other = claim.baseline.first, claim.other.first
     if not base.world_size or not other.world_size or base.world_size == other.world_size:
         return
     kinds = ("val_loss", "train_loss")
@@ -227,7 +225,7 @@ def ranks_do_not_train_on_the_same_data(pair: Pair) -> Iterator[Finding]:
     said = f"{equal.replace('_', ' ')} {getattr(other, equal)!r} on {base.world_size} and on {other.world_size} ranks"
     if None in work or abs(work[1] / work[0] - 1) > RATE_TOLERANCE:
         unknown = "the batch per rank is not in the files" if None in work else "though not at one batch per rank"
-        yield Finding(EQUAL_WORK, pair.names, f"the same {said}, {unknown}", NOTE)
+        yield claim.notes(EQUAL_WORK, f"the same {said}, {unknown}")
         return
     corrected = None
     if base.rate and other.rate and base.rate_unit == other.rate_unit:
@@ -237,11 +235,12 @@ def ranks_do_not_train_on_the_same_data(pair: Pair) -> Iterator[Finding]:
             f"counted once, {useful:,.4g} {other.rate_unit} are useful: {ratio:.2f}x the first instead of "
             f"{ratio * other.world_size / base.world_size:.2f}x"
         )
-    yield Finding(
-        EQUAL_WORK, pair.names,
+    yield claim.fails(
+        EQUAL_WORK,
         f"the same {said} at the same batch per rank: every rank trained on identical batches, so the added ranks "
-        "repeat the first one's work", FAILS, corrected,
-    )  # fmt: skip
+        "repeat the first one's work",
+        corrected,
+    )
 
 
 def _is_same(before: float | None, after: float | None) -> bool:
@@ -257,52 +256,47 @@ def _work_per_rank(item: Reported) -> float | None:
     return None
 
 
-def data_parallel_batch_is_counted_once(pair: Pair) -> Iterator[Finding]:
+def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     """torch.nn.DataParallel splits one batch over the devices: the global batch does not grow with them."""
-    base, other = pair.baseline.first, pair.other.first
+    base, other = claim.baseline.first, claim.other.first
     work = [_work_per_rank(item) for item in (base, other)]
     if not other.is_data_parallel_module or not other.world_size or other.world_size < 2 or None in work:
         return
     if base.world_size != 1 or abs(work[1] / work[0] - 1) > 5 * RATE_TOLERANCE:
         return
     claimed = other.rate * other.world_size / base.rate
-    yield Finding(
-        THROUGHPUT, pair.names,
+    yield claim.fails(
+        THROUGHPUT,
         f"DataParallel splits one batch over {other.world_size} devices, but {other.rate:.2f} {other.rate_unit} is "
         f"credited to each of them: rate x time per device, {work[1]:.2f}, is that of the whole batch on one device, "
-        f"{work[0]:.2f}", FAILS,
+        f"{work[0]:.2f}",
         f"{other.rate:.2f} {other.rate_unit} over all devices, {base.time_s / other.time_s:.2f}x = "
         f"{base.time_s:.4f} s / {other.time_s:.4f} s instead of {claimed:.2f}x",
-    )  # fmt: skip
+    )
 
 
-def both_leave_the_warm_up_of_the_learning_rate(pair: Pair) -> Iterator[Finding]:
+def both_leave_the_warm_up_of_the_learning_rate(claim: Claim) -> Iterator[Finding]:
     left = []
-    for side in (pair.baseline, pair.other) if pair.protocol != "time_to_loss" else ():
+    for side in (claim.baseline, claim.other) if claim.protocol != "time_to_loss" else ():
         warmup, steps = schedule_warmup_steps(side.first), side.first.optimizer_steps
         if not warmup or not steps:
             return
         left.append((steps > warmup, steps, warmup))
     if left and left[0][0] != left[1][0]:
         words = " against ".join(f"{steps:,} steps with {warmup:,} of warm-up" for _, steps, warmup in left)
-        yield Finding(
-            EQUAL_WORK,
-            pair.names,
-            f"one run leaves the warm-up of the learning rate, the other never does: {words}",
-            FAILS,
+        yield claim.fails(EQUAL_WORK, f"one run leaves the warm-up of the learning rate, the other never does: {words}")
+
+
+def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
+    if made_first(*claim.measured_runs):
+        yield claim.notes(
+            ONE_RUN,
+            "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "
+            "difference (interleave them, A B A B)",
         )
 
 
-def repeats_are_interleaved(pair: Pair) -> Iterator[Finding]:
-    if made_first(*pair.measured_runs):
-        yield Finding(
-            ONE_RUN, pair.names,
-            "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "
-            "difference (interleave them, A B A B)", NOTE,
-        )  # fmt: skip
-
-
-PAIR_RULES: tuple[Callable[[Pair], Iterator[Finding]], ...] = (
+CLAIM_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     work_is_equal,
     rates_of_v1_are_of_all_ranks,
     speed_up_is_not_more_than_linear,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.analysis.audit.finding import DEVICES, FAILS, NOTE, TRACEABLE, Finding, Pair
+from testbed.analysis.audit.finding import DEVICES, FAILS, NOTE, TRACEABLE, Finding
+from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, Confounder, confounders
 from testbed.analysis.runs.arms import hardware_of
 
@@ -12,22 +13,22 @@ _THREADS = "cpu threads per rank"
 _DIRTY = {("True",): "in every run", ("False",): "in no run"}  # of the runs of one side that say it
 
 
-def code_is_the_same(pair: Pair) -> Iterator[Finding]:
+def code_is_the_same(claim: Claim) -> Iterator[Finding]:
     """Two commits are one change, and may be what is compared; with other settings too, they are two at once."""
-    found = {item.kind: item for item in confounders(*pair.measured_runs) if item.a != item.b}
+    found = {item.kind: item for item in confounders(*claim.measured_runs) if item.a != item.b}
     if commit := found.get(COMMIT):
         one, other = (" / ".join(each[:10] for each in side) for side in (commit.a, commit.b))
         message = f"commit {one} against {other}"
     elif changed := found.get(CHANGED_FILES):
         one, other = (_DIRTY.get(values, "in some runs") for values in (changed.a, changed.b))
-        message = f"files that differ from the commit: {pair.names[0]} {one}, {pair.names[1]} {other}"
+        message = f"files that differ from the commit: {claim.names[0]} {one}, {claim.names[1]} {other}"
     else:
         return
-    records = ((side.first.run.record if side.first.run else {}) for side in (pair.baseline, pair.other))
+    records = ((side.first.run.record if side.first.run else {}) for side in (claim.baseline, claim.other))
     is_two_changes = _configuration(next(records)) != _configuration(next(records))
     if is_two_changes:
         message += ", and other settings: two changes at once, so neither explains the difference"
-    yield Finding(TRACEABLE, pair.names, message, FAILS if is_two_changes else NOTE)
+    yield claim.finds(TRACEABLE, FAILS if is_two_changes else NOTE, message)
 
 
 def _configuration(record: dict) -> dict:
@@ -41,20 +42,20 @@ def _configuration(record: dict) -> dict:
     return {"settings": settings, "config": {name: config.get(name) for name in names}, "file": hashed, "ranks": ranks}
 
 
-def devices_are_the_same(pair: Pair) -> Iterator[Finding]:
+def devices_are_the_same(claim: Claim) -> Iterator[Finding]:
     """Other devices refute a claim; another machine of the same devices, or other software, is only pointed out."""
-    for item in confounders(*pair.measured_runs):
+    for item in confounders(*claim.measured_runs):
         if item.kind == DEVICE and item.a != item.b:
             if item.what != _THREADS:
-                yield Finding(DEVICES, pair.names, f"{item.what} {item.against}", FAILS)
-            elif not _cores_are_equal(pair):
-                yield _other_threads(pair, item)
+                yield claim.fails(DEVICES, f"{item.what} {item.against}")
+            elif not _cores_are_equal(claim):
+                yield _other_threads(claim, item)
         elif item.kind not in (COMMIT, CHANGED_FILES):
             said = f"{item.what} {item.against}: it may explain the difference"
-            yield Finding(DEVICES, pair.names, said, NOTE)
+            yield claim.notes(DEVICES, said)
 
 
-def _cores_are_equal(pair: Pair) -> bool:
+def _cores_are_equal(claim: Claim) -> bool:
     """Return whether both arms compute on the same number of cores, however many ranks share them."""
     cores = [
         {
@@ -63,15 +64,15 @@ def _cores_are_equal(pair: Pair) -> bool:
             else None
             for run in runs
         }
-        for runs in pair.measured_runs
+        for runs in claim.measured_runs
     ]
     return len(cores[0]) == 1 and cores[0] == cores[1] and None not in cores[0]
 
 
-def _other_threads(pair: Pair, item: Confounder) -> Finding:
+def _other_threads(claim: Claim, item: Confounder) -> Finding:
     """Return a note where the number of threads is all that differs, so that it is what is compared."""
-    configurations = [_configuration(side.first.run.record) for side in (pair.baseline, pair.other)]
+    configurations = [_configuration(side.first.run.record) for side in (claim.baseline, claim.other)]
     message = f"{item.what} {item.against}"
     if configurations[0] == configurations[1]:
-        return Finding(DEVICES, pair.names, f"{message}: a ratio of the two is what more cores do", NOTE)
-    return Finding(DEVICES, pair.names, message, FAILS)
+        return claim.notes(DEVICES, f"{message}: a ratio of the two is what more cores do")
+    return claim.fails(DEVICES, message)

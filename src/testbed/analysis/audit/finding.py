@@ -1,17 +1,12 @@
-"""What the audit's rules take and give: two arms to compare, and a finding."""
+"""What the audit's rules give: findings, under the names that docs/measuring.md has for the rules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
-
-from testbed.analysis.audit.reported import Reported
-from testbed.analysis.runs.load import Run
 
 FAILS = "claim does not stand"
 NOTE = "note"
 
-# The rules by name, as docs/measuring.md states them.
 EQUAL_WORK = "equal work"
 EQUAL_MATH = "equal math"
 STEP_CLOCK = "step clock"
@@ -39,41 +34,18 @@ class Finding:
     corrected: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Side:
-    """One arm of a comparison: its name in a finding and its runs, at least one."""
-
-    name: str
-    runs: tuple[Reported, ...]
+class Audited:
+    """What a rule looks at. It makes the findings about the runs that `names` names."""
 
     @property
-    def first(self) -> Reported:
-        return self.runs[0]
+    def names(self) -> tuple[str, ...]:
+        raise NotImplementedError
 
-    def middle(self, quantity: str) -> float | None:
-        """Median of a number over the runs; None when one of them does not have it."""
-        values = [getattr(run, quantity) for run in self.runs]
-        return None if None in values else median(values)
+    def fails(self, rule: str, message: str, corrected: str | None = None) -> Finding:
+        return self.finds(rule, FAILS, message, corrected)
 
+    def notes(self, rule: str, message: str, corrected: str | None = None) -> Finding:
+        return self.finds(rule, NOTE, message, corrected)
 
-@dataclass(frozen=True)
-class Pair:
-    """What is compared, and under which protocol (strong, weak, time_to_loss; None: nobody said)."""
-
-    baseline: Side
-    other: Side
-    protocol: str | None = None
-
-    @property
-    def names(self) -> tuple[str, str]:
-        return (self.baseline.name, self.other.name)
-
-    @property
-    def turned(self) -> Pair:
-        return Pair(self.other, self.baseline, self.protocol)
-
-    @property
-    def measured_runs(self) -> tuple[list[Run], list[Run]]:
-        """The runs of both sides that come from a training_metrics.json."""
-        one, other = ([item.run for item in side.runs if item.run] for side in (self.baseline, self.other))
-        return one, other
+    def finds(self, rule: str, severity: str, message: str, corrected: str | None = None) -> Finding:
+        return Finding(rule, self.names, message, severity, corrected)

@@ -8,9 +8,7 @@ from testbed.analysis.audit.finding import (
     COMMUNICATION,
     EQUAL_MATH,
     EQUAL_WORK,
-    FAILS,
     NESTED,
-    NOTE,
     ONE_RUN,
     STEP_CLOCK,
     Finding,
@@ -28,51 +26,51 @@ def ranks_of_one_epoch_end_together(item: Reported) -> Iterator[Finding]:
     if fastest <= 0 or slowest / fastest - 1 <= RANK_SPREAD:
         return
     times = ", ".join(f"{time:,.2f}" for time in item.rank_times_s)
-    yield Finding(
-        STEP_CLOCK, (item.name,),
+    yield item.fails(
+        STEP_CLOCK,
         f"ranks of the same synchronous epoch report {times} s: they wait for one another in every step, so the "
         "shorter times leave something out (a timer that does not wait for its own device)",
-        FAILS, f"{slowest:,.2f} s, the slowest rank, instead of the mean {_mean(item.rank_times_s):,.2f} s",
-    )  # fmt: skip
+        f"{slowest:,.2f} s, the slowest rank, instead of the mean {_mean(item.rank_times_s):,.2f} s",
+    )
 
 
 def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
     negative = [seconds for seconds in item.communication_s if seconds < 0]
     if negative:
-        yield Finding(
-            COMMUNICATION, (item.name,),
+        yield item.fails(
+            COMMUNICATION,
             f"a communication time of {min(negative):.3f} s is negative: the difference of two run times is not "
-            "communication", FAILS,
-        )  # fmt: skip
+            "communication",
+        )
     positive = [seconds for seconds in item.communication_s if seconds > 0]
     if item.world_size == 1 and positive:
-        yield Finding(
-            COMMUNICATION, (item.name,),
+        yield item.fails(
+            COMMUNICATION,
             f"one rank alone reports {max(positive):,.2f} s of communication: it has nobody to talk to, so this is the "
             "optimizer's step or another part of the loop, and so it is in the runs compared with it",
-            FAILS, "0 s on one rank; on more the file does not tell",
-        )  # fmt: skip
+            "0 s on one rank; on more the file does not tell",
+        )
 
 
 def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
     """Every rank of seed 002's program validates over all of the data: equal weights give equal losses."""
     losses = item.rank_val_losses
     if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
-        yield Finding(
-            EQUAL_MATH, (item.name,),
+        yield item.fails(
+            EQUAL_MATH,
             f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}: their weights "
-            "differ, so this is not one model trained on all the data", FAILS,
-        )  # fmt: skip
+            "differ, so this is not one model trained on all the data",
+        )
 
 
 def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
     losses = item.rank_train_losses
     if item.form == "wandb log" and len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
-        yield Finding(
-            EQUAL_WORK, (item.name,),
+        yield item.notes(
+            EQUAL_WORK,
             f"{len(losses)} ranks report the same training loss {losses[0]!r}: unless it is the mean over ranks, all "
-            "of them trained on the same sequences", NOTE,
-        )  # fmt: skip
+            "of them trained on the same sequences",
+        )
 
 
 def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
@@ -82,12 +80,12 @@ def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
     steps = item.details["profiled_steps"]
     per_step = f" = {kernels_s / steps:.3f} s per profiled step" if steps else ""
     if rows_s > kernels_s * (1 + RANK_SPREAD):
-        yield Finding(
-            NESTED, (item.name,),
+        yield item.notes(
+            NESTED,
             f"rows whose names speak of collectives add up to {rows_s:,.2f} s of device time, which counts the same "
-            "collective once for each range around it", NOTE,
+            "collective once for each range around it",
             f"{kernels_s:,.2f} s in NCCL kernels, summed over the devices of the table{per_step}",
-        )  # fmt: skip
+        )
 
 
 def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
@@ -103,38 +101,36 @@ def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
         return
     scaled_s = item.time_s * last / count
     fits = scaled_s * count <= seconds * 1.1 + 1
-    yield Finding(
-        STEP_CLOCK, (item.name,),
+    yield item.fails(
+        STEP_CLOCK,
         f"{item.time_s:.3f} s per iteration x {count} iterations is {item.time_s * count:.1f} s, the progress bar of "
         f"the same log shows {seconds} s from step {first} to {last} (validation and saving inside)"
-        + f"; an interval's time divided by all {last} steps instead of its own {count} would explain it" * fits,
-        FAILS, f"{scaled_s:.3f} s per iteration ({item.time_s:.3f} x {last} / {count})" if fits else
-        f"at most {seconds / count:.2f} s per iteration",
-    )  # fmt: skip
+        + f"; an interval's time divided by all {last} steps instead of its own {count} would explain it"
+        * fits,
+        f"{scaled_s:.3f} s per iteration ({item.time_s:.3f} x {last} / {count})"
+        if fits
+        else f"at most {seconds / count:.2f} s per iteration",
+    )
 
 
 def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
     if item.form != "scaling report":
         return
     if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
-        yield Finding(
-            EQUAL_WORK, (item.name,), f"the report itself lists what its runs differ in: {', '.join(fields)}", FAILS
-        )
+        yield item.fails(EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
     elif item.details["status"] in ("invalid_comparison", "mismatch_allowed"):
-        yield Finding(EQUAL_WORK, (item.name,), f"the report's own status is {item.details['status']}", FAILS)
+        yield item.fails(EQUAL_WORK, f"the report's own status is {item.details['status']}")
     for ranks, values in item.details["runs"].items():
         paths, spread = values.get("metrics_paths"), values.get("stdev_tokens_per_sec_global")
         if isinstance(paths, list) and len(paths) == 1 and spread == 0:
-            yield Finding(
-                ONE_RUN, (item.name,), f"a standard deviation of 0.0 at {ranks} ranks is of one run", NOTE, "unknown"
-            )
+            yield item.notes(ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
         speed_up = values.get("speedup_vs_1gpu")
         if ranks.isdigit() and isinstance(speed_up, int | float) and speed_up > 1.01 * int(ranks[:9]):
-            yield Finding(
-                STEP_CLOCK, (item.name,),
+            yield item.fails(
+                STEP_CLOCK,
                 f"{speed_up:.2f}x on {ranks} ranks is more than linear: look for work that the clock leaves out, or "
-                "that was not done", FAILS,
-            )  # fmt: skip
+                "that was not done",
+            )
 
 
 def _mean(values: tuple[float, ...]) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.audit.finding import Audited
 from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run
 from testbed.config.environment_variables import instruments_in
@@ -26,7 +27,7 @@ PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")
 
 
 @dataclass(frozen=True, eq=False)
-class Reported:
+class Reported(Audited):
     """One run as its files tell it. Times in seconds; per-rank tuples in the order of the ranks."""
 
     path: Path
@@ -52,6 +53,10 @@ class Reported:
     is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
     unread: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
     @property
     def is_our_own(self) -> bool:

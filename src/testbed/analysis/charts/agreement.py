@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.training import COLOURS, DPI, LINE_STYLES, STYLE, WIDTH_INCHES
+from testbed.analysis.charts.style import COLOURS, LINE_STYLES, STYLE, WIDTH_INCHES, save_png
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
-from testbed.io import replacing
 
 SMALLEST = 1e-8  # what a log axis shows for a difference of exactly zero
 
@@ -84,5 +83,4 @@ def write_agreement_figure(runs: Sequence[Run], path: Path) -> None:
     """Draw `agreement_figure` into a PNG that appears whole."""
     figure = agreement_figure(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, rc_context(STYLE):
-        figure.savefig(temporary, format="png", dpi=DPI)
+    save_png(figure, path)

@@ -17,16 +17,15 @@ from matplotlib.figure import Figure
 
 from testbed.analysis.charts.style import (
     COLOURS,
-    DPI,
     LABEL_CHARACTERS,
     STYLE,
-    digits,
     figure_with_footer,
     rows_on,
+    save_png,
     wrapped,
 )
+from testbed.analysis.document.words import digits
 from testbed.analysis.runs.load import Run, load_run
-from testbed.io import replacing
 
 # What plot_results draws: title, axis, the Run's number and the Run's words for what that number means.
 QUANTITIES = {
@@ -66,7 +65,7 @@ def _interval(values: tuple[float, ...]) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def draw_bars(axis: Axes, bars: Sequence[Bar], *, font_size: float = 9.5) -> None:
+def draw_bars(axis: Axes, bars: Sequence[Bar]) -> None:
     """Draw the rows from the top; the caller names the rows and the axis. Bars begin at zero."""
     largest = max(max([*bar.values, *(bar.interval or ())]) for bar in bars)
     for row, bar in enumerate(bars):
@@ -87,7 +86,7 @@ def draw_bars(axis: Axes, bars: Sequence[Bar], *, font_size: float = 9.5) -> Non
             reach = max(reach, interval[1])
         axis.annotate(
             bar.text, (reach, row), xytext=(8, 0), textcoords="offset points", va="center",
-            fontsize=font_size, color="#222222",
+            fontsize=9.5, color="#222222",
         )  # fmt: skip
     axis.set_xlim(0, largest * 1.02 or 1)
     axis.xaxis.set_major_formatter("{x:,g}")
@@ -152,8 +151,7 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         axis.set_title("".join(meanings), fontsize=9, color="#555555", loc="left")
         axis.set_xlabel(axis_label)
     if path is not None:
-        with replacing(Path(path)) as temporary:
-            figure.savefig(temporary, dpi=DPI, format="png")
+        save_png(figure, Path(path))
     return figure
 
 

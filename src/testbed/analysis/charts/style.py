@@ -4,7 +4,9 @@ import bisect
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import get_hinting_flag
 from matplotlib.figure import Figure
@@ -13,6 +15,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from testbed.analysis.runs.comparability import note_on_cores, warnings
 from testbed.analysis.runs.load import Run
 from testbed.errors import printable
+from testbed.io import replacing
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -31,6 +34,7 @@ STYLE = {
     "grid.color": "#E4E4E4",
     "figure.facecolor": "white",
 }
+_STRATEGIES = (*COLOURS, "#222222", "#999999")  # from the eleventh on a hatch tells them apart
 WIDTH_INCHES = 10.0
 DPI = 150
 LABEL_CHARACTERS = 34
@@ -73,6 +77,12 @@ def figure_with_footer(
         figure.text(FOOTER_MARGIN, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
     rows = len(panel_inches)
     return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write the figure to a PNG file that appears whole. OSError names the file."""
+    with replacing(path) as temporary, rc_context(STYLE):
+        figure.savefig(temporary, format="png", dpi=DPI)
 
 
 def _footer_lines(note: str, weight: str) -> list[str]:
@@ -121,17 +131,13 @@ def colour_of(runs: Sequence[Run], run: Run) -> str:
     return COLOURS[runs.index(run) % len(COLOURS)]
 
 
-def digits(value: float) -> str:
-    """Four significant digits, zeros kept: 13.80, 8.000, 1,364; all of a larger number's: 61,440."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}".rstrip(".")
+def strategy_colour(look: int) -> str:
+    """Return the colour of a strategy, the same in all pictures of a report; `look` as `runs.entries` numbers it."""
+    return _STRATEGIES[look % len(_STRATEGIES)]
 
 
-def rate(tokens_per_s: float | None) -> str:
-    return "n/a" if tokens_per_s is None else format(tokens_per_s, ",.0f" if tokens_per_s >= 10 else ".3g")
-
-
-def counted(steps: int | None) -> str:
-    return f"  (n = {steps:,} step{'s' * (steps > 1)})" if steps else ""
+def strategy_hatch(look: int) -> str | None:
+    return "//" if look >= len(_STRATEGIES) else None
 
 
 def not_shown(runs: Sequence[Run], shown: Sequence[Run]) -> list[str]:

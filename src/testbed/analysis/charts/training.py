@@ -18,43 +18,19 @@ from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figu
 from testbed.analysis.charts.repeats import plot_results
 from testbed.analysis.charts.style import (
     COLOURS,
-    DPI,
-    LINE_STYLES,
     STYLE,
-    WARNING_COLOUR,
-    WIDTH_INCHES,
     colour_of,
-    counted,
-    digits,
     figure_with_footer,
     name_rows,
     not_shown,
-    rate,
+    save_png,
 )
-from testbed.analysis.report.entries import Entry, subject_of
+from testbed.analysis.document.model import Cell, Table
+from testbed.analysis.document.terminal import table_lines
+from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_ups
+from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
-from testbed.io import replacing
-
-__all__ = [
-    "CHARTS",
-    "COLOURS",
-    "DPI",
-    "LINE_STYLES",
-    "STYLE",
-    "WARNING_COLOUR",
-    "WIDTH_INCHES",
-    "comparison_table",
-    "inference_figure",
-    "loss_vs_steps_figure",
-    "loss_vs_time_figure",
-    "memory_figure",
-    "plot_results",
-    "step_time_figure",
-    "throughput_figure",
-    "training_time_figure",
-    "write_charts",
-]
 
 QUANTITY_OF = {
     "training time": "training_time",
@@ -63,6 +39,7 @@ QUANTITY_OF = {
     "inference performance": "inference",
 }
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width
+CORES, GENERATED = "cores (ranks x threads)", "generated tokens/s, batch 1"
 TABLE_CHARACTERS = 88  # of a line under the table
 MAX_DOTS = 2000  # per run; median and p95 are of all steps
 
@@ -71,11 +48,15 @@ def training_time_figure(runs: Sequence[Run]) -> Figure | None:
     """Time spent in optimizer steps (2.1) or in the training loop (v1, 2.0) as bars."""
 
     def text(run: Run, unit: str, size: float) -> str:
-        return f"{digits(run.training_time_s / size)} {unit}{counted(run.work.get('optimizer_steps'))}"
+        return f"{digits(run.training_time_s / size)} {unit}{_steps(run.work.get('optimizer_steps'))}"
 
     bars = [(run, run.training_time_meaning, run.training_time_s) for run in runs if run.training_time_s]
     units = (("s", 1, 0), ("min", 60, 180), ("h", 3600, 3 * 3600))
     return _bars_by_meaning(runs, "Training time", "training time ({unit}), lower is better", bars, text, units)
+
+
+def _steps(number: int | None) -> str:
+    return f"  (n = {number:,} step{'s' * (number > 1)})" if number else ""
 
 
 def throughput_figure(runs: Sequence[Run]) -> Figure | None:
@@ -87,7 +68,7 @@ def throughput_figure(runs: Sequence[Run]) -> Figure | None:
         compared = f"  {speed_up:.2f}x" if isinstance(speed_up, float) and run is not runs[0] else ""
         if compared and note_on_cores((runs[0], run)):
             compared += f" on {cores_of(run)} cores for {cores_of(runs[0])}"
-        return f"{rate(run.tokens_per_s)}{compared}{counted(len(run.step_times_s))}"
+        return f"{rate(run.tokens_per_s)}{compared}{_steps(len(run.step_times_s))}"
 
     bars = [(run, run.tokens_per_s_meaning, run.tokens_per_s) for run in runs if run.tokens_per_s]
     return _bars_by_meaning(runs, "Training throughput", "{unit}, higher is better", bars, text, (("tokens/s", 1, 0),))
@@ -214,8 +195,7 @@ def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
         if figure is None:
             path.unlink(missing_ok=True)
             continue
-        with replacing(path) as temporary, rc_context(STYLE):
-            figure.savefig(temporary, format="png", dpi=DPI)
+        save_png(figure, path)
         saved[name] = path
     return saved
 
@@ -244,48 +224,44 @@ def _median_run(entry: Entry) -> Run:
 
 
 def comparison_table(runs: Sequence[Run]) -> str:
-    """The runs as plain text: a list of their names, then one column per run; "n/a" is what a file does not record."""
-
-    def number(value: float | None, form: str, factor: float = 1) -> str:
-        return "n/a" if value is None else format(value * factor, form)
-
-    def generated(run: Run) -> str:
-        said = number(run.inference_tokens_per_s, ",.1f")
-        return f"{said} no cache" if run.version == "1" and run.inference_tokens_per_s else said
-
-    def kind_of_memory(run: Run) -> str:
-        return "" if not run.memory_bytes_per_rank else " RSS" if "RSS" in run.memory_meaning else " CUDA"
-
-    columns = [
-        {
-            "": f"[{index}]",
-            "ranks": number(run.world_size, ",d"),
-            **({"cores (ranks x threads)": number(cores_of(run), ",d")} if any(map(cores_of, runs)) else {}),
-            "optimizer steps": number(run.work.get("optimizer_steps"), ",d"),
-            "global batch (sequences)": number(run.work.get("global_batch_size"), ",d"),
-            "median step (ms)": number(run.step_time_median_s, ",.1f", 1e3),
-            "p95 step (ms)": number(run.step_time_p95_s, ",.1f", 1e3),
-            "measured steps": f"{len(run.step_times_s):,}" if len(run.step_times_s) else "n/a",
-            "tokens/s": rate(run.tokens_per_s) + (" per rank" if run.version == "1" else ""),
-            "speed-up over [1], n = 1": f"{speed_up:.2f}x" if isinstance(speed_up, float) else speed_up,
-            "training time (s)": number(run.training_time_s, ",.2f"),
-            "final training loss": number(run.final_train_loss, ".4f"),
-            "final validation loss": number(run.final_validation_loss, ".4f"),
-            "peak memory (MiB, largest rank)": number(run.peak_memory_bytes, ",.0f", 2**-20) + kind_of_memory(run),
-            "MFU": number(run.mfu, ".1%"),
-            **({"generated tokens/s, batch 1": generated(run)} if any(r.inference_tokens_per_s for r in runs) else {}),
-        }
-        for index, (run, speed_up) in enumerate(zip(runs, speed_ups(runs), strict=True), start=1)
+    """Return the runs as plain text: a list of their names, then one column per run; "n/a": not in the file."""
+    columns = [_column(run, speed_up) for run, speed_up in zip(runs, speed_ups(runs), strict=True)]
+    # What only some kinds of runs have is a row where one of these runs has it.
+    names = [
+        name for name in columns[0] if name not in (CORES, GENERATED) or any(str(c[name]) != UNKNOWN for c in columns)
     ]
-    name_width = max(map(len, columns[0]))
-    widths = [max(map(len, column.values())) for column in columns]
-    lines = [f"[{index}] {run.full_label}" for index, run in enumerate(runs, start=1)] + [""]
-    for name in columns[0]:
-        cells = [column[name].rjust(width) for column, width in zip(columns, widths, strict=True)]
-        lines.append("   ".join([name.ljust(name_width), *cells]))
+    header = ["", *(f"[{index}]" for index in range(1, len(runs) + 1))]
+    table = Table(header, [[name, *(column[name] for column in columns)] for name in names], text_columns=(0,))
+    lines = [f"[{index}] {run.full_label}" for index, run in enumerate(runs, start=1)]
+    lines += ["", *table_lines(table)]
     for note in filter(None, [note_on_cores(runs), *notes_on_single_runs(runs)]):
         lines += ["", *textwrap.wrap(note, TABLE_CHARACTERS)]
     return "\n".join(lines)
+
+
+def _column(run: Run, speed_up: float | str) -> dict[str, Cell]:
+    """One run in the table, by the name of the row."""
+    mib = None if run.peak_memory_bytes is None else run.peak_memory_bytes / 2**20
+    kind = "" if mib is None else " RSS" if "RSS" in run.memory_meaning else " CUDA"
+    median_s, p95_s = run.step_time_median_s, run.step_time_p95_s
+    is_v1 = run.version == "1"
+    return {
+        "ranks": Number(run.world_size, ",d"),
+        CORES: Number(cores_of(run), ",d"),
+        "optimizer steps": Number(run.work.get("optimizer_steps"), ",d"),
+        "global batch (sequences)": Number(run.work.get("global_batch_size"), ",d"),
+        "median step (ms)": Number(median_s and median_s * 1e3, ",.1f"),
+        "p95 step (ms)": Number(p95_s and p95_s * 1e3, ",.1f"),
+        "measured steps": Number(len(run.step_times_s) or None, ",d"),
+        "tokens/s": rate(run.tokens_per_s) + " per rank" * is_v1,
+        "speed-up over [1], n = 1": speed_up if isinstance(speed_up, str) else Number(speed_up, ".2f", unit="x"),
+        "training time (s)": Number(run.training_time_s, ",.2f"),
+        "final training loss": Number(run.final_train_loss, ".4f"),
+        "final validation loss": Number(run.final_validation_loss, ".4f"),
+        "peak memory (MiB, largest rank)": (Number(mib, ",.0f"), kind),
+        "MFU": Number(run.mfu, ".1%"),
+        GENERATED: Number(run.inference_tokens_per_s or None, ",.1f", unit=" no cache" * is_v1),
+    }
 
 
 def _bars_by_meaning(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.profiles.page import milliseconds, number, table_lines
 from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
 from testbed.io import read_json
 
@@ -137,44 +136,3 @@ def _rows(report: str, a: dict, b: dict) -> list[dict]:
         for name in sides[0] | sides[1]
     ]
     return sorted(found, key=lambda row: (None in row["ns"], -abs((row["ns"][1] or 0) - (row["ns"][0] or 0))))
-
-
-def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
-    """The changes in a terminal: notes first, then the largest of each table."""
-    a, b = changes["compared"]["a"], changes["compared"]["b"]
-    lines = [f"{name}: {side['run_dir']} ({side['ranks_in_profile']} ranks x {side['num_optimizer_steps']:,} steps)"
-             for name, side in (("A", a), ("B", b))]  # fmt: skip
-    lines += [f"Note: {note}" for note in changes["notes"]]
-    if changes["phases"]:
-        lines += ["", "An optimizer step on one rank, exclusive, ms"]
-        rows = [[row["name"], *map(milliseconds, row["ns"]), _change(row["ns"])] for row in changes["phases"]]
-        lines += table_lines(["", "A", "B", "B - A"], rows)
-    if changes["nccl"]:
-        lines += ["", "Collectives, instances per rank and step"]
-        rows = [
-            [
-                f"{row['kind']}  {row['name']}",
-                *map(number, row[PER_STEP]),
-                f"{row[PER_STEP][1] - row[PER_STEP][0]:+,.2f}",
-            ]
-            for row in changes["nccl"]
-        ]
-        lines += table_lines(["", "A", "B", "B - A"], rows)
-        if None not in changes["nccl_percent_of_kernel_time"]:
-            first, second = changes["nccl_percent_of_kernel_time"]
-            lines.append(f"  NCCL's share of the sum of kernel times: {first:.1f} % and {second:.1f} %")
-    for report, rows in changes["tables"].items():
-        lines += ["", f"{COMPARED[report]}, per rank and step"]
-        shown = [
-            [row["name"], *map(milliseconds, row["ns"]), _change(row["ns"]), *map(number, row["count"])]
-            for row in rows[:num_rows]
-        ]
-        lines += table_lines(["", "A ms", "B ms", "B - A", "A count", "B count"], shown)
-        only = [sum(row["ns"][number] is None for row in rows) for number in (1, 0)]
-        if any(only):
-            lines.append(f"  {only[0]} ranges are marked in A alone and {only[1]} in B alone: no change of time")
-    return "\n".join(lines)
-
-
-def _change(values: list[float | None]) -> str:
-    return "n/a" if None in values else f"{(values[1] - values[0]) / 1e6:+,.3f}"

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.analysis.document.words import Number
 from testbed.analysis.runs.arms import configuration, strategies_of, without_copies
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import NOT_ENOUGH, median_interval
@@ -227,12 +228,11 @@ def exposed_table(found: Sequence[ExposedCommunication]) -> str:
     for row in found:
         estimates = (row.step, row.counterfactual, row.traced, row.rest, row.together)
         n = f"{row.step.num_runs} + {row.traced.num_runs}"
-        cells = " | ".join(_cell(each) for each in estimates)
+        cells = " | ".join(str(_milliseconds(each)) for each in estimates)
         lines.append(f"| {row.name} | {row.ranks} | {n} | {cells} | {row.verdict_in_words} |")
     return "\n".join(lines)
 
 
-def _cell(estimate: Estimate) -> str:
-    if estimate.low is None:
-        return f"{1000 * estimate.median:.1f}"
-    return f"{1000 * estimate.median:.1f} ({1000 * estimate.low:.1f} to {1000 * estimate.high:.1f})"
+def _milliseconds(estimate: Estimate) -> Number:
+    bounds = (None if bound is None else 1000 * bound for bound in (estimate.low, estimate.high))
+    return Number(1000 * estimate.median, ".1f", *bounds)

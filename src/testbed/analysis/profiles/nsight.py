@@ -70,7 +70,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class StatsTable:
     """One report of one trace, its rows in the order of the file."""
 
     report: str
@@ -88,7 +88,7 @@ class Stats:
     path: Path
     kind: str  # "text", "csv" or "sqlite"
     trace: str
-    tables: dict[str, Table]
+    tables: dict[str, StatsTable]
     without_data: tuple[str, ...] = ()  # reports that nsys skipped, because the trace holds nothing for them
     not_read: tuple[str, ...] = ()  # reports that this reader does not know
 
@@ -319,7 +319,7 @@ def _numbers(tables: Sequence[_Cells]) -> Iterator[Number]:
                     yield Number(cell, decimals, line, column)
 
 
-def _checked_table(path: Path, table: _Cells, style: NumberStyle) -> Table:
+def _checked_table(path: Path, table: _Cells, style: NumberStyle) -> StatsTable:
     """The numbers of a table, held against each other: a wrong digit rarely survives three sums."""
     columns = REPORTS[table.report]
     has_percent = columns[0] == "Time (%)"
@@ -343,7 +343,7 @@ def _checked_table(path: Path, table: _Cells, style: NumberStyle) -> Table:
         rows.append(Row(named[columns[-1]], total, count, *rest))
     if has_percent:
         _check_percentages(path, table, rows)
-    return Table(table.report, tuple(rows))
+    return StatsTable(table.report, tuple(rows))
 
 
 def _check_percentages(path: Path, table: _Cells, rows: Sequence[Row]) -> None:

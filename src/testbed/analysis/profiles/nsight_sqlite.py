@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from testbed.analysis.profiles.nesting import innermost
-from testbed.analysis.profiles.nsight import Row, Stats, Table
+from testbed.analysis.profiles.nsight import Row, Stats, StatsTable
 from testbed.io import holding_together, open_regular
 from testbed.profiling.trace import intersect, subtract, union
 
@@ -215,7 +215,7 @@ def _without_version(function: str) -> str:
     return re.sub(r"_v\d{4}$", "", function)
 
 
-def table_of(report: str, values: Iterable[tuple[tuple[str, str | None], int]]) -> Table:
+def table_of(report: str, values: Iterable[tuple[tuple[str, str | None], int]]) -> StatsTable:
     """Nanoseconds (or bytes) of single events, each under (name, style), as the rows that `nsys stats` makes of them.
 
     The largest first. Bytes become megabytes of 10^6.
@@ -242,7 +242,7 @@ def table_of(report: str, values: Iterable[tuple[tuple[str, str | None], int]]) 
                 style=style,
             )
         )
-    return Table(report, tuple(rows))
+    return StatsTable(report, tuple(rows))
 
 
 def _exclusive(ranges: Sequence[Range], steps: Sequence[Range]) -> tuple[dict[str, int], dict[str, int]]:

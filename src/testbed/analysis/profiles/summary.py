@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.profiles.facts import Facts, read_facts
-from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, Table, read_stats
+from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, StatsTable, read_stats
 from testbed.analysis.profiles.nsight_sqlite import STEP, Export, is_nccl, read_export
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
 from testbed.io import write_text
@@ -48,7 +48,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Window:
+class Coverage:
     """How much training the profile covers: what totals are divided by. None is unknown, with the reason."""
 
     num_steps: int | None
@@ -85,7 +85,7 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
     inputs, facts = read_inputs(run_dir), read_facts(run_dir)
     warnings: list[str] = []
     tables = merged_tables(inputs, warnings)
-    window = _window(inputs, facts, tables, num_steps, num_ranks)
+    coverage = _coverage(inputs, facts, tables, num_steps, num_ranks)
     rows_of = {name: list(tables[name].rows) if name in tables else [] for name in REPORTS}
     per_file = {stats.path.name: _top_rows(stats.tables) for stats in inputs.stats}
     nsys_reports = [path.name for path in _files(run_dir, "nsys_*.nsys-rep", "nsys_*.qdrep")]
@@ -102,17 +102,17 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
         **facts.identity_fields(),
         "instrumented": True,
         "sources": sorted({stats.kind for stats in inputs.stats} | {"torch.profiler" for _ in inputs.operators}),
-        "num_optimizer_steps": window.num_steps,
-        "num_optimizer_steps_source": window.steps_source,
-        "ranks_in_profile": window.num_ranks,
-        "ranks_in_profile_source": window.ranks_source,
-        "phases": _phases(inputs, facts, rows_of["nvtx_sum"], window, warnings),
+        "num_optimizer_steps": coverage.num_steps,
+        "num_optimizer_steps_source": coverage.steps_source,
+        "ranks_in_profile": coverage.num_ranks,
+        "ranks_in_profile_source": coverage.ranks_source,
+        "phases": _phases(inputs, facts, rows_of["nvtx_sum"], coverage, warnings),
         "device_steps": _device_steps(inputs.exports),
-        "nccl": _nccl(rows_of["nvtx_sum"], rows_of["cuda_gpu_kern_sum"], window),
-        "tables": {report: _table(table, inputs, window) for report, table in tables.items()},
+        "nccl": _nccl(rows_of["nvtx_sum"], rows_of["cuda_gpu_kern_sum"], coverage),
+        "tables": {report: _table(table, inputs, coverage) for report, table in tables.items()},
         "warnings": warnings,
     }
-    warnings += _warnings(inputs, facts, window, rows_of)
+    warnings += _warnings(inputs, facts, coverage, rows_of)
     return summary
 
 
@@ -137,12 +137,12 @@ def _files(run_dir: Path, *patterns: str) -> list[Path]:
     return sorted(found)
 
 
-def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, Table]:
+def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, StatsTable]:
     """The tables of all traces together, each trace once, however many files were made from it.
 
     Where a trace is there in several forms, text comes first: it is what people look at.
     """
-    by_trace: dict[tuple[str, str], tuple[Stats, Table]] = {}
+    by_trace: dict[tuple[str, str], tuple[Stats, StatsTable]] = {}
     for stats in sorted(inputs.stats, key=lambda stats: ("text", "csv", "sqlite").index(stats.kind)):
         for report, table in stats.tables.items():
             first, known = by_trace.setdefault((report, stats.trace), (stats, table))
@@ -153,7 +153,7 @@ def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, Table]:
                 warnings.append(
                     f"{report} in {first.path.name} and {stats.path.name} differs; {first.path.name} is used."
                 )
-    found: dict[str, list[Table]] = {}
+    found: dict[str, list[StatsTable]] = {}
     for (report, _), (_, table) in by_trace.items():
         found.setdefault(report, []).append(table)
     for trace in inputs.operators:
@@ -164,7 +164,7 @@ def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, Table]:
     return {report: _added_up(found[report]) for report in order if report in found}
 
 
-def _added_up(tables: Sequence[Table]) -> Table:
+def _added_up(tables: Sequence[StatsTable]) -> StatsTable:
     """Rows of the same name together; what cannot be known of the whole (median, deviation) is None."""
     if len(tables) == 1:
         return tables[0]
@@ -179,12 +179,12 @@ def _added_up(tables: Sequence[Table]) -> Table:
         percent = None if mine[0].time_percent is None else 100 * total / everything if everything else 0.0
         low, high = min(row.min for row in mine), max(row.max for row in mine)
         rows.append(Row(name, total, count, total / count, None, low, high, None, percent, style))
-    return Table(tables[0].report, tuple(sorted(rows, key=lambda row: -row.total)))
+    return StatsTable(tables[0].report, tuple(sorted(rows, key=lambda row: -row.total)))
 
 
-def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, Table]:
+def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, StatsTable]:
     """NVTX and OSRT rows of all text files as they stand there, each trace once: what earlier tools list."""
-    found: dict[str, Table] = {}
+    found: dict[str, StatsTable] = {}
     for report in ("nvtx_sum", "osrt_sum"):
         of_trace = {stats.trace: stats.tables[report] for stats in all_stats if report in stats.tables}
         by_text = {
@@ -192,11 +192,11 @@ def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, Table]:
         }
         rows = [row for table in (of_trace | by_text).values() for row in table.rows]
         if rows:
-            found[report] = Table(report, tuple(rows))
+            found[report] = StatsTable(report, tuple(rows))
     return found
 
 
-def _top_rows(tables: dict[str, Table]) -> dict[str, list[dict]]:
+def _top_rows(tables: dict[str, StatsTable]) -> dict[str, list[dict]]:
     found = {}
     for kind in ("nvtx", "osrt"):
         rows = tables[f"{kind}_sum"].rows if f"{kind}_sum" in tables else ()
@@ -232,9 +232,9 @@ def _parent(name: str, names: set[str]) -> str | None:
     return next((parent for parent in parents if parent in names), None)
 
 
-def _window(
-    inputs: Inputs, facts: Facts, tables: dict[str, Table], num_steps: int | None, num_ranks: int | None
-) -> Window:
+def _coverage(
+    inputs: Inputs, facts: Facts, tables: dict[str, StatsTable], num_steps: int | None, num_ranks: int | None
+) -> Coverage:
     nvtx = tables["nvtx_sum"].rows if "nvtx_sum" in tables else ()
     num_ranges = next((row.count for row in nvtx if row.name == STEP), 0)
     traces = {stats.trace for stats in inputs.stats}
@@ -258,17 +258,17 @@ def _window(
         steps, steps_source = num_ranges // ranks, f"{num_ranges} {STEP} ranges over {ranks} ranks"
     if steps is None:
         steps_source = f"unknown: no {STEP} ranges and no training_metrics.json; give --optimizer_steps"
-    return Window(steps, steps_source, ranks, ranks_source)
+    return Coverage(steps, steps_source, ranks, ranks_source)
 
 
-def _table(table: Table, inputs: Inputs, window: Window) -> dict:
+def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
     unit = "mb" if table.report == "cuda_gpu_mem_size_sum" else "ns"
     exclusive: dict[str, int] = {}
     for export in inputs.exports if table.report == "nvtx_sum" else ():
         for name, value in export.exclusive_ns.items():
             exclusive[name] = exclusive.get(name, 0) + value
     names = {row.name for row in table.rows}
-    divisor = window.rank_steps
+    divisor = coverage.rank_steps
     if table.report == "operators":
         divisor = sum(trace.num_steps for trace in inputs.operators)
     rows = []
@@ -288,7 +288,7 @@ def _table(table: Table, inputs: Inputs, window: Window) -> dict:
 
 
 def _phases(
-    inputs: Inputs, facts: Facts, rows: Sequence[Row], window: Window, warnings: list[str]
+    inputs: Inputs, facts: Facts, rows: Sequence[Row], coverage: Coverage, warnings: list[str]
 ) -> dict[str, Any] | None:
     """What a step consists of on one rank, exclusive, adding up to it; None where the profile does not tell."""
     totals = {row.name: row.total for row in rows}
@@ -313,7 +313,7 @@ def _phases(
     else:
         return None
     whole = sum(parts.values())
-    divisor = facts.attribution_rank_steps if source.startswith("attribution") else window.rank_steps
+    divisor = facts.attribution_rank_steps if source.startswith("attribution") else coverage.rank_steps
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return {
         "source": source,
@@ -343,9 +343,9 @@ def _without(fields: dict, name: str) -> dict:
     return {key: value for key, value in fields.items() if key != name}
 
 
-def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], window: Window) -> dict[str, Any]:
+def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], coverage: Coverage) -> dict[str, Any]:
     """Collectives by their NVTX ranges and by their kernels; a kernel's name is cut before its arguments."""
-    divisor = window.rank_steps
+    divisor = coverage.rank_steps
     found = [("nvtx", row.name, row) for row in ranges if _COLLECTIVE.search(row.name)]
     found += [("kernel", row.name.partition("(")[0], row) for row in kernels if is_nccl(row.name)]
     kernel_ns = sum(row.total for row in kernels)
@@ -359,11 +359,11 @@ def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], window: Window) -> dict
     }
 
 
-def _warnings(inputs: Inputs, facts: Facts, window: Window, rows_of: dict[str, list[Row]]) -> list[str]:
+def _warnings(inputs: Inputs, facts: Facts, coverage: Coverage, rows_of: dict[str, list[Row]]) -> list[str]:
     """What a reader must know before believing a figure."""
     found = ["Made under a profiler: counts and shares hold, times are longer than those of the run without it."]
-    if window.rank_steps is None:
-        why = window.steps_source if window.num_steps is None else window.ranks_source
+    if coverage.rank_steps is None:
+        why = coverage.steps_source if coverage.num_steps is None else coverage.ranks_source
         found.append(f"Nothing is given per rank and step: {why}.")
     elif inputs.stats:
         found.append(
@@ -390,4 +390,4 @@ def _warnings(inputs: Inputs, facts: Facts, window: Window, rows_of: dict[str, l
     for stats in inputs.stats:
         if stats.not_read:
             found.append(f"{stats.path.name}: not read, because not known here: {', '.join(stats.not_read)}.")
-    return found + facts.warnings(window.num_steps, window.num_ranks)
+    return found + facts.warnings(coverage.num_steps, coverage.num_ranks)

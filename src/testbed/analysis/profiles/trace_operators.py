@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.analysis.profiles.nesting import innermost
-from testbed.analysis.profiles.nsight import Table
+from testbed.analysis.profiles.nsight import StatsTable
 from testbed.analysis.profiles.nsight_sqlite import table_of
 from testbed.errors import first_line
 from testbed.io import read_unpacked
@@ -27,7 +27,7 @@ class OperatorTrace:
 
     path: Path
     num_steps: int
-    tables: dict[str, Table]
+    tables: dict[str, StatsTable]
 
 
 def read_operators(path: Path) -> OperatorTrace:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from testbed.analysis.comparison.confounders import differing_choices
-from testbed.analysis.report.entries import Subject
-from testbed.analysis.report.words import compared, joined
+from testbed.analysis.document.model import Caution
+from testbed.analysis.document.words import counted, joined
+from testbed.analysis.report.verdicts import compared
 from testbed.analysis.runs.comparability import differing_work
+from testbed.analysis.runs.entries import Subject
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import MIN_REPEATS
 from testbed.metrics.scatter import NOISY
 
 
-@dataclass(frozen=True)
-class Caution:
-    """What keeps a number from being quoted as it stands; `runs` are numbers of the appendix."""
-
-    title: str
-    text: str
-    runs: tuple[int, ...] = ()
-
-
-def warnings_of(subject: Subject) -> list[Caution]:
+def cautions(subject: Subject) -> list[Caution]:
     """What makes runs unfit or keeps them apart, the gravest first."""
     found = [
         _about(
@@ -74,7 +66,7 @@ def warnings_of(subject: Subject) -> list[Caution]:
             f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
         ),
     ]
-    return [warning for warning in found if warning is not None]
+    return [caution for caution in found if caution is not None]
 
 
 def machine(run: Run) -> str:
@@ -118,8 +110,8 @@ def _several(subject: Subject, title: str, value: Callable[[Run], str], text: st
     distinct = list(dict.fromkeys(values))
     if len(distinct) < 2:
         return None
-    counted = [f"{each} ({values.count(each)} run{'s' * (values.count(each) > 1)})" for each in distinct]
-    return Caution(title, f"{text} between runs: {joined(counted)}. A difference in speed may come from that.")
+    shares = [f"{each} ({counted(values.count(each), 'run')})" for each in distinct]
+    return Caution(title, f"{text} between runs: {joined(shares)}. A difference in speed may come from that.")
 
 
 def _unequal_work(subject: Subject) -> list[Caution]:

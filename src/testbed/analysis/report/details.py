@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from testbed.analysis.charts.style import digits
+from testbed.analysis.document.model import Block, Cell, RunLinks, Section, Table
+from testbed.analysis.document.words import UNKNOWN, Number, counted, digits, joined
 from testbed.analysis.report.cautions import machine
-from testbed.analysis.report.entries import Entry, Subject
-from testbed.analysis.report.sections import MIB, Picture, RunNumbers, Section, Table
-from testbed.analysis.report.words import joined
+from testbed.analysis.report.figures import link_to
+from testbed.analysis.report.sections import MIB
+from testbed.analysis.runs.entries import Entry, Subject
 from testbed.analysis.runs.load import Run
 
 GB = 1e9
@@ -20,76 +20,73 @@ FIRST_ATTRIBUTED = "Of each configuration the first profiled run; the bars of a 
 
 def communication(subject: Subject) -> Section | None:
     """Collectives per optimizer step: number, bytes, time, and their bus bandwidth against the bound."""
-    parts: list[Table | Picture] = []
-    rows, totals = [], []
+    parts: list[Block] = []
+    rows: list[list[Cell]] = []
+    totals: list[list[Cell]] = []
     for entry, attribution in _attributions(subject):
         for item in attribution["collectives"]:
             seconds = item["seconds_per_step"]
             moved = item["bus_bytes_per_step"]  # null where several groups of ranks could be meant
-            bandwidth = f"{moved / seconds / GB:.3g}" if seconds and moved is not None else "n/a"
             rows.append(
                 [
-                    entry,
+                    link_to(entry),
                     item["name"],
                     f"{item['num_per_step']:g}",
-                    "n/a" if item["bytes_per_step"] is None else _mib(item["bytes_per_step"]),
-                    "n/a" if moved is None else _mib(moved),
-                    digits(seconds * 1e3),
-                    bandwidth,
+                    _mib(item["bytes_per_step"]),
+                    _mib(moved),
+                    Number(seconds * 1e3, digits),
+                    Number(moved / seconds / GB if seconds and moved is not None else None, ".3g"),
                 ]
             )
         bound = attribution["bound"]
         if bound:
-            steps = [step for rank in attribution["per_rank"] for step in rank["steps"]]
-            in_trace = float(np.mean([step["communication_s"] for step in steps])) if steps else None
-            exposed = float(np.mean([step["exposed_communication_s"] for step in steps])) if steps else None
+            in_trace, exposed = (
+                _mean_of_steps(attribution, name) for name in ("communication_s", "exposed_communication_s")
+            )
             least = bound["seconds_per_step"]
             totals.append(
                 [
-                    entry,
+                    link_to(entry),
                     _mib(bound["bus_bytes_per_step"]),
-                    f"{bound['bus_bandwidth_bytes_per_s'] / GB:.3g}",
-                    digits(least * 1e3),
-                    "n/a" if in_trace is None else digits(in_trace * 1e3),
-                    "n/a" if not in_trace else f"{least / in_trace:.0%}",
-                    "n/a" if exposed is None else digits(exposed * 1e3),
+                    Number(bound["bus_bandwidth_bytes_per_s"] / GB, ".3g"),
+                    Number(least * 1e3, digits),
+                    Number(in_trace and in_trace * 1e3, digits),
+                    Number(least / in_trace if in_trace else None, ".0%"),
+                    Number(exposed and exposed * 1e3, digits),
                     bound["source"],
                 ]
             )
     if rows:
-        parts.append(
-            Table(
-                "Collectives per optimizer step",
-                ["configuration", "collective", "number", "MiB", "bus MiB", "time (ms)", "bus bandwidth (GB/s)"],
-                rows,
-                (0, 1),
-                f"{FIRST_ATTRIBUTED} As the trace has them. "
-                "Bus MiB: what one rank moves, for a ring all-reduce 2 (N-1)/N times the bytes. "
-                "GB is 10^9 bytes, MiB 2^20.",
-            )
+        columns = ["configuration", "collective", "number", "MiB", "bus MiB", "time (ms)", "bus bandwidth (GB/s)"]
+        note = (
+            f"{FIRST_ATTRIBUTED} As the trace has them. "
+            "Bus MiB: what one rank moves, for a ring all-reduce 2 (N-1)/N times the bytes. "
+            "GB is 10^9 bytes, MiB 2^20."
         )
+        parts.append(Table(columns, rows, "Collectives per optimizer step", (0, 1), note))
     if totals:
         columns = ["configuration", "bus MiB", "link (GB/s)", "bound (ms)"]
         columns += ["in the trace (ms)", "bound over trace", "exposed (ms)", "link's bandwidth from"]
-        words = (
+        note = (
             f"{FIRST_ATTRIBUTED} The bound is the least time that these bytes take at the bandwidth of the link. "
             "Exposed: all of the synchronisation after backward counts to it, the packing of gradients included."
         )
-        parts.append(Table("Communication against its bound", columns, totals, (0, 7), words))
-    return Section("communication", "Communication", [], parts) if parts else None
+        parts.append(Table(columns, totals, "Communication against its bound", (0, 7), note))
+    return Section("Communication", parts, "communication") if parts else None
 
 
 def pipelines(subject: Subject) -> Section | None:
     """Measured bubble against the ideal of stages of equal cost."""
-    rows, words = [], []
+    rows: list[list[Cell]] = []
+    words: list[str] = []
     for entry, attribution in _attributions(subject):
         found = attribution["pipeline"]
         if not found:
             continue
         measured, ideal = found["bubble_fraction"], found["ideal_bubble_fraction"]
         per_rank = ", ".join(f"{fraction:.1%}" for fraction in found["per_rank_bubble_fraction"])
-        least = "n/a" if ideal is None else f"{ideal:.1%}"
-        rows.append([entry, str(found["stages"]), str(found["micro_batches"]), least, f"{measured:.1%}", per_rank])
+        sizes = [str(found["stages"]), str(found["micro_batches"])]
+        rows.append([link_to(entry), *sizes, Number(ideal, ".1%"), Number(measured, ".1%"), per_rank])
         if ideal is not None:
             words.append(
                 f"{entry.name}: a rank idles {measured:.1%} of the schedule on average; with {found['stages']} equal "
@@ -103,42 +100,42 @@ def pipelines(subject: Subject) -> Section | None:
         "Bubble: share of the pipeline's schedule in which a rank has nothing to compute. Ideal, for p pipeline ranks, "
         "m micro batches and v stages on a rank: (p - 1) / (v m + p - 1); n/a for the zero-bubble schedule."
     )
-    table = Table("", columns, rows, (0, 5), note)
-    return Section("pipeline", "Pipeline bubble", words, [table])
+    return Section("Pipeline bubble", [*words, Table(columns, rows, "", (0, 5), note)], "pipeline")
 
 
 def machine_use(subject: Subject) -> Section | None:
     """MFU with the source of its peak, and what was sampled of processors and memory while training."""
-    parts: list[Table | Picture] = []
-    rows = []
+    parts: list[Block] = []
+    rows: list[list[Cell]] = []
     for entry in subject.measured:
-        mfu, flops = entry.values("mfu"), entry.example.section("flops")
-        peak = flops.get("peak_flops_per_s_per_device")
-        if not mfu or not peak:
+        mfu = entry.values("mfu")
+        if not mfu or not entry.example.section("flops").get("peak_flops_per_s_per_device"):
             continue
-        rates = [run.record["flops"]["model_flops_per_s"] for run in entry.measured]
-        peaks = [run.record["flops"]["peak_flops_per_s_per_device"] for run in entry.measured]
-        rates, peaks = ([value for value in values if value] for values in (rates, peaks))
+        flops = [run.record["flops"] for run in entry.measured]
+        rates, peaks = (
+            [each[name] for each in flops if each[name]]
+            for name in ("model_flops_per_s", "peak_flops_per_s_per_device")
+        )
         rows.append(
             [
-                entry,
-                f"{np.median(mfu):.1%}",
-                digits(float(np.median(rates)) / 1e9) if rates else "n/a",
-                digits(float(np.median(peaks)) / 1e9),
-                joined(sorted({str(run.record["flops"]["peak_source"]) for run in entry.measured})),
+                link_to(entry),
+                Number(float(np.median(mfu)), ".1%"),
+                Number(float(np.median(rates)) / 1e9 if rates else None, digits),
+                Number(float(np.median(peaks)) / 1e9, digits),
+                joined(sorted({str(each["peak_source"]) for each in flops})),
             ]
         )
     if rows:
         columns = ["configuration", "MFU", "model GFLOP/s", "peak per device (GFLOP/s)", "source of the peak"]
         note = "Model FLOPs of the step over time x peak x devices; recomputation is not counted."
-        parts.append(Table("Model FLOPs utilization (MFU)", columns, rows, (0, 4), note))
+        parts.append(Table(columns, rows, "Model FLOPs utilization (MFU)", (0, 4), note))
     sampled = [row for entry in subject.entries for row in _utilization_rows(entry)]
     if sampled:
         columns = ["configuration", "rank", "CPU (%)", "memory, mean (MiB)", "memory, largest (MiB)", "GPU (%)"]
         columns += ["GPU memory (MiB)", "samples per run"]
         note = "Sampled while training, off the step's thread; medians over runs. CPU: 100 % is one core."
-        parts.append(Table("Processors and memory", *without_unknown(columns, sampled), note=note))
-    return Section("use", "Use of the machine", [], parts) if parts else None
+        parts.append(Table(*without_unknown(columns, sampled), "Processors and memory", (0,), note))
+    return Section("Use of the machine", parts, "use") if parts else None
 
 
 def environment(subject: Subject) -> Section:
@@ -146,27 +143,20 @@ def environment(subject: Subject) -> Section:
     runs_on: dict[tuple[str, ...], list[Run]] = {}
     for run in subject.runs:
         runs_on.setdefault((machine(run), _spread(run), _versions(run)), []).append(run)
-    rows = []
+    rows: list[list[Cell]] = []
     for (where, spread, versions), runs in runs_on.items():
         numbers = [subject.number_of(run) for run in runs]
         backends = sorted({str(run.section("hardware").get("backend") or "none") for run in runs})
-        rows.append([where, spread, ", ".join(backends), versions, RunNumbers(tuple(numbers))])
+        rows.append([where, spread, ", ".join(backends), versions, RunLinks(tuple(numbers))])
     columns = ["machine", "per rank", "backend", "versions", "runs"]
-    return Section("environment", "Environment", [], [Table("", columns, rows, text_columns=(0, 1, 2, 3, 4))])
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """`1-5, 8`: the numbers of runs, neighbours together."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+    return Section("Environment", [Table(columns, rows)], "environment")
 
 
 def _spread(run: Run) -> str:
     hardware = run.section("hardware")
     threads, nodes = hardware.get("cpu_threads_per_rank"), hardware.get("num_nodes") or 1
-    told = [f"{threads} CPU thread{'s' * (threads > 1)}"] if threads else []
-    return ", ".join([*told, *([f"{nodes} nodes"] if nodes > 1 else [])]) or "n/a"
+    told = [counted(threads, "CPU thread")] if threads else []
+    return ", ".join([*told, *([f"{nodes} nodes"] if nodes > 1 else [])]) or UNKNOWN
 
 
 def _versions(run: Run) -> str:
@@ -192,37 +182,40 @@ def _attributions(subject: Subject) -> list[tuple[Entry, dict[str, Any]]]:
     return found
 
 
-def _utilization_rows(entry: Entry) -> list[list]:
-    sampled = [run.record.get("utilization") for run in entry.runs]
+def _mean_of_steps(attribution: dict[str, Any], name: str) -> float | None:
+    values = [step[name] for rank in attribution["per_rank"] for step in rank["steps"]]
+    return float(np.mean(values)) if values else None
+
+
+def _utilization_rows(entry: Entry) -> list[list[Cell]]:
     ranks: dict[int, list[dict]] = {}
-    for utilization in filter(None, sampled):
+    for utilization in filter(None, (run.record.get("utilization") for run in entry.runs)):
         for row in utilization["per_rank"]:
             ranks.setdefault(row["rank"], []).append(row)
+    columns = {
+        "cpu_percent_mean": 1,
+        "rss_bytes_mean": MIB,
+        "rss_bytes_max": MIB,
+        "gpu_percent_mean": 1,
+        "gpu_memory_used_bytes_max": MIB,
+        "num_samples": 1,
+    }
 
-    def median(rows: list[dict], name: str, size: float = 1) -> str:
+    def median(rows: list[dict], name: str, size: float) -> Number:
         values = [row[name] / size for row in rows if row[name] is not None]
-        return f"{np.median(values):,.0f}" if values else "n/a"
+        return Number(float(np.median(values)) if values else None, ",.0f")
 
     return [
-        [
-            entry,
-            str(rank),
-            median(rows, "cpu_percent_mean"),
-            median(rows, "rss_bytes_mean", MIB),
-            median(rows, "rss_bytes_max", MIB),
-            median(rows, "gpu_percent_mean"),
-            median(rows, "gpu_memory_used_bytes_max", MIB),
-            median(rows, "num_samples"),
-        ]
+        [link_to(entry), str(rank), *(median(rows, name, size) for name, size in columns.items())]
         for rank, rows in sorted(ranks.items())
     ]
 
 
-def without_unknown(columns: list[str], rows: list[list]) -> tuple[list[str], list[list]]:
+def without_unknown(columns: list[str], rows: list[list[Cell]]) -> tuple[list[str], list[list[Cell]]]:
     """Columns in which at least one row knows something: a machine without a GPU has no column for it."""
-    kept = [number for number in range(len(columns)) if any(row[number] != "n/a" for row in rows)]
+    kept = [number for number in range(len(columns)) if any(str(row[number]) != UNKNOWN for row in rows)]
     return [columns[number] for number in kept], [[row[number] for number in kept] for row in rows]
 
 
-def _mib(size: float) -> str:
-    return digits(size / MIB)
+def _mib(size: float | None) -> Number:
+    return Number(None if size is None else size / MIB, digits)

@@ -5,30 +5,21 @@ All of a page's pictures show a strategy in the same colour and the configuratio
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from testbed.analysis.charts.repeats import Bar, draw_bars
-from testbed.analysis.charts.style import LINE_STYLES, MARKERS, STYLE, digits, wrapped
+from testbed.analysis.charts.style import LINE_STYLES, MARKERS, strategy_colour, strategy_hatch, wrapped
+from testbed.analysis.document.model import Link, Look
+from testbed.analysis.document.words import digits
 from testbed.analysis.report.breakdown import PARTS, Breakdown
-from testbed.analysis.report.entries import Entry, Workload
 from testbed.analysis.runs.comparability import LOSS_NOISE
+from testbed.analysis.runs.entries import Entry, Workload
 
-REPORT_STYLE = {
-    **STYLE,
-    "svg.hashsalt": "testbed",  # the same runs give the same bytes
-    "svg.fonttype": "path",  # drawn letters: no text can be wider on a machine without the font
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-}
 # Cool is work, orange is waiting for others, yellow waiting for data, grey nothing: apart in lightness as well.
 PART_COLOURS = dict(
     zip(
@@ -42,30 +33,12 @@ FULL_MARKERS = ("o", "s", "^", "D", "v", "p", "<", "h", ">", "d")  # of about on
 SMALLEST_LABELLED = 0.07  # of the longest bar
 
 
-@dataclass(frozen=True)
-class Look:
-    """How wide a picture is, and what that leaves room for."""
-
-    inches: float
-    is_narrow: bool
-    label_characters: int
+def link_to(entry: Entry) -> Link:
+    return Link(entry.number, entry.name, strategy_colour(entry.look))
 
 
-WIDE = Look(9.2, False, 32)
-NARROW = Look(4.0, True, 44)
-
-
-def data_uri(draw: Callable[[Look], Figure], look: Look) -> str:
-    """The picture as an address that holds it whole."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg(draw, look)).decode("ascii")
-
-
-def svg(draw: Callable[[Look], Figure], look: Look) -> bytes:
-    """The picture as an SVG file; the same runs give the same bytes."""
-    with rc_context(REPORT_STYLE):
-        buffer = io.BytesIO()
-        draw(look).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+def links_to(entries: Sequence[Entry]) -> tuple[Link, ...]:
+    return tuple(map(link_to, entries))
 
 
 def repeats_figure(
@@ -76,7 +49,10 @@ def repeats_figure(
     look: Look,
 ) -> Figure:
     """A row per configuration: bar of the median, whisker of its 95 % interval, a dot per run."""
-    bars = [Bar(entry.name, values(entry), entry.colour, text(entry), entry.hatch) for entry in entries]
+    bars = [
+        Bar(entry.name, values(entry), strategy_colour(entry.look), text(entry), strategy_hatch(entry.look))
+        for entry in entries
+    ]
     figure, axis = _rows(look, len(bars))
     draw_bars(axis, [Bar(bar.label, bar.values, bar.colour, "", bar.hatch) for bar in bars] if look.is_narrow else bars)
     _name_rows(axis, [bar.label for bar in bars], look, [bar.text for bar in bars])
@@ -154,14 +130,15 @@ def loss_time_figure(entries: Sequence[Entry], target: float, look: Look) -> Fig
     axis.axhline(target, color="#999999", linewidth=1.0, zorder=1)
     for index, entry in enumerate(entries):
         run = sorted(entry.measured, key=lambda run: run.tokens_per_s)[(len(entry.measured) - 1) // 2]
+        colour = strategy_colour(entry.look)
         style, marker = LINE_STYLES[index % len(LINE_STYLES)], MARKERS[index % len(MARKERS)]
         smooth, middle = _smoothed(run.train_losses), run.train_times_s
         middle = middle[(len(middle) - len(smooth) + 1) // 2 :][: len(smooth)]
-        axis.plot(middle, smooth, color=entry.colour, linewidth=1.6, linestyle=style, label=entry.name)
+        axis.plot(middle, smooth, color=colour, linewidth=1.6, linestyle=style, label=entry.name)
         points = [(point.train_time_s, point.loss) for point in run.validation_losses if point.train_time_s is not None]
         if points:
             axis.plot(
-                *zip(*points, strict=True), marker, color=entry.colour, markersize=6, markeredgecolor="white",
+                *zip(*points, strict=True), marker, color=colour, markersize=6, markeredgecolor="white",
                 markeredgewidth=0.6, linestyle="None", zorder=4,
             )  # fmt: skip
     axis.set_xlabel("seconds of training")
@@ -273,20 +250,27 @@ def _draw_losses(axis: Axes, entry: Entry, index: int) -> None:
     runs = [run for run in (entry.measured or entry.runs) if len(run.train_losses)]
     marker, style = MARKERS[index % len(MARKERS)], LINE_STYLES[index % len(LINE_STYLES)]
     width = 1.4 + 1.8 * 0.6**index  # later ones are thinner and smaller: at equal work they fall on top of each other
-    label = entry.name
+    label, colour = entry.name, strategy_colour(entry.look)
     if runs:
         length = min(len(run.train_losses) for run in runs)
         losses = np.array([run.train_losses[:length] for run in runs])
         lines = np.array([_smoothed(row) for row in losses])
         middle = runs[0].train_steps[(length - lines.shape[1] + 1) // 2 :][: lines.shape[1]]
-        axis.plot(middle, np.median(lines, axis=0), color=entry.colour, linewidth=width, linestyle=style, label=label)
+        axis.plot(
+            middle,
+            np.median(lines, axis=0),
+            color=colour,
+            linewidth=width,
+            linestyle=style,
+            label=label,
+        )
         if len(runs) > 1:
-            axis.fill_between(middle, lines.min(axis=0), lines.max(axis=0), color=entry.colour, alpha=0.12, linewidth=0)
+            axis.fill_between(middle, lines.min(axis=0), lines.max(axis=0), color=colour, alpha=0.12, linewidth=0)
         label = None
     steps, losses = _validation_table(entry)
     if steps:
         axis.plot(
-            steps, np.median(losses, axis=0), marker, color=entry.colour, markersize=max(2.5, 11 - 1.3 * index),
+            steps, np.median(losses, axis=0), marker, color=colour, markersize=max(2.5, 11 - 1.3 * index),
             markeredgecolor="white", markeredgewidth=0.5, linestyle="None", label=label, zorder=4,
         )  # fmt: skip
 
@@ -300,7 +284,7 @@ def _draw_loss_differences(axis: Axes, workload: Workload, look: Look) -> None:
         differences = np.array(entry.values("final_validation_loss")) - centre
         reach = max(reach, 1.1 * np.abs(differences).max())
         axis.plot(
-            differences, [row] * len(differences), "o", color=entry.colour, markersize=6, alpha=0.75,
+            differences, [row] * len(differences), "o", color=strategy_colour(entry.look), markersize=6, alpha=0.75,
             markeredgecolor="white", markeredgewidth=0.6,
         )  # fmt: skip
         axis.plot([np.median(differences)] * 2, [row - 0.3, row + 0.3], color="#111111", linewidth=1.8)

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
 from testbed.analysis.comparison.two_arms import Losses
-from testbed.analysis.report.entries import Subject, Workload
-from testbed.analysis.report.words import NO_CLAIM, NOT_COMPARED, Pair, compared, joined, times
+from testbed.analysis.document.model import Statement, Statements
+from testbed.analysis.document.words import joined, times
+from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, EntryPair, compared
+from testbed.analysis.runs.entries import Subject, Workload
 from testbed.analysis.statistics import FASTER, MIN_REPEATS
 
 VALIDATION = "Final validation loss"  # as a comparison calls it
 
 
-@dataclass(frozen=True)
-class Headline:
-    """One line of the first screen: a topic and what the runs say to it."""
-
-    topic: str
-    text: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.topic}: {self.text}."
-
-
-def headlines(subject: Subject) -> list[Headline]:
+def headlines(subject: Subject) -> Statements:
     """The best configuration, the losses and the MFU of the largest group of equal work; none for one configuration."""
     measured = [workload for workload in subject.workloads if len(workload.measured) > 1]
     if not measured:
-        return []
+        return ()
     workload = measured[0]
     of_group = f" ({workload.title})" if len(subject.workloads) > 1 and workload.title else ""
-    return [
-        Headline("Best", _best(workload) + of_group),
-        Headline("Learning", _learning(workload) + of_group),
-        Headline("MFU", _mfu(workload) + of_group),
-    ]
+    topics = {"Best": _best, "Learning": _learning, "MFU": _mfu}
+    return tuple(Statement(f"{topic}: ", f"{text(workload)}{of_group}.") for topic, text in topics.items())
 
 
 def _best(workload: Workload) -> str:
@@ -74,7 +60,7 @@ def _learning(workload: Workload) -> str:
     return f"not alike; {worse.name} learns worst, {gap}, limit {losses.noise:.4f} ({losses.noise_source}){without}"
 
 
-def _validation(pair: Pair) -> Losses | None:
+def _validation(pair: EntryPair) -> Losses | None:
     return next((losses for losses in pair.found.losses if losses.name == VALIDATION), None)
 
 

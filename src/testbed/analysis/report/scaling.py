@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.charts.style import strategy_colour
+from testbed.analysis.document.model import Block, Cell, Picture, RunLinks, Section, Table, Verdict
+from testbed.analysis.document.words import Number, between, joined, times
 from testbed.analysis.report.details import without_unknown
-from testbed.analysis.report.entries import Entry, Subject
-from testbed.analysis.report.figures import scaling_figure
-from testbed.analysis.report.sections import Picture, RunNumbers, Section, Table
-from testbed.analysis.report.words import NO_CLAIM, Verdict, joined, times
+from testbed.analysis.report.figures import link_to, links_to, scaling_figure
+from testbed.analysis.report.verdicts import NO_CLAIM
+from testbed.analysis.runs.entries import Entry, Subject
 from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.report import scaling_report
 from testbed.analysis.statistics import NOT_ENOUGH
@@ -20,7 +22,7 @@ LAWS = {"strong": "amdahl", "weak": "gustafson"}
 
 
 @dataclass(frozen=True)
-class Study:
+class ScalingStudy:
     """Runs of one protocol and their scaling report, or the sentence that says why there is none."""
 
     protocol: str
@@ -28,18 +30,18 @@ class Study:
     refusal: str
 
 
-def studies(subject: Subject, target: float | None) -> list[Study]:
+def studies(subject: Subject, target: float | None) -> list[ScalingStudy]:
     """A scaling report for each sweep, and one for the runs of none as strong scaling."""
     found = []
     for protocol, runs, cells, aim in _runs_of_studies(subject, target):
         try:
-            found.append(Study(protocol, scaling_report(runs, protocol, target=aim, cells=cells), ""))
+            found.append(ScalingStudy(protocol, scaling_report(runs, protocol, target=aim, cells=cells), ""))
         except ValueError as error:
-            found.append(Study(protocol, None, str(error)))
+            found.append(ScalingStudy(protocol, None, str(error)))
     return found
 
 
-def scaling_verdicts(subject: Subject, of_studies: Sequence[Study]) -> list[Verdict]:
+def scaling_verdicts(subject: Subject, of_studies: Sequence[ScalingStudy]) -> list[Verdict]:
     """What weak scaling and time to loss come to; strong scaling compares equal work, which the others say already."""
     found = []
     for study in of_studies:
@@ -52,7 +54,7 @@ def scaling_verdicts(subject: Subject, of_studies: Sequence[Study]) -> list[Verd
                 continue
             entry, ratio = entry_of[id(row)], times(row["speedup"]["ratio"])
             numbers = f"n = {row['n']}"
-            if interval := _range(row["speedup"], times):
+            if interval := _interval(row["speedup"]):
                 numbers = f"95 % interval {interval}, {numbers}"
             if row["verdict"] == NOT_ENOUGH:
                 kind, claim = (
@@ -72,9 +74,9 @@ def scaling_verdicts(subject: Subject, of_studies: Sequence[Study]) -> list[Verd
     return found
 
 
-def scaling(subject: Subject, of_studies: Sequence[Study]) -> Section | None:
+def scaling(subject: Subject, of_studies: Sequence[ScalingStudy]) -> Section | None:
     """Speed-up and efficiency against ranks, one protocol at a time, with the law that belongs to it."""
-    parts: list[Table | Picture] = []
+    parts: list[Block] = []
     paragraphs: list[str] = []
     for number, study in enumerate(of_studies, start=1):
         protocol, report = study.protocol, study.report
@@ -88,32 +90,26 @@ def scaling(subject: Subject, of_studies: Sequence[Study]) -> Section | None:
         picture = _scaling_picture(report, rows, shown, protocol, number)
         parts += [picture] if picture else []
         columns = ["configuration", "n", "speed-up", "95 % interval", "efficiency", "against"]
-        table = [
+        table: list[list[Cell]] = [
             [
-                shown[id(row)],
+                link_to(shown[id(row)]),
                 str(row["n"]),
-                f"{times(row['speedup']['ratio'])}x" if row["speedup"] else "n/a",
-                _range(row["speedup"], times) if row["speedup"] else "",
-                f"{row['efficiency']['ratio']:.0%}" if row["efficiency"] else "n/a",
+                Number(row["speedup"] and row["speedup"]["ratio"], times, unit="x"),
+                _interval(row["speedup"]),
+                Number(row["efficiency"] and row["efficiency"]["ratio"], ".0%"),
                 _against(row),
             ]
             for row in sorted(report["arms"], key=lambda row: shown[id(row)].number)
         ]
-        parts.append(Table("Speed-up and efficiency", columns, table, text_columns=(0, 5)))
+        parts.append(Table(columns, table, "Speed-up and efficiency", (0, 5)))
         fits, notes = _fit_rows(report, protocol, shown)
         if fits:
-            parts.append(
-                Table(
-                    f"{LAWS[protocol].capitalize()}'s law, fitted to every run of a strategy",
-                    *without_unknown(
-                        ["strategy", "serial fraction", "95 % interval", "speed-up at most", "runs"], fits
-                    ),
-                    note="A description of these points, not a cause: communication, imbalance and slower clocks go in"
-                    f"{notes}.",
-                )
-            )
+            columns = ["strategy", "serial fraction", "95 % interval", "speed-up at most", "runs"]
+            title = f"{LAWS[protocol].capitalize()}'s law, fitted to every run of a strategy"
+            note = "A description of these points, not a cause: communication, imbalance and slower clocks go in"
+            parts.append(Table(*without_unknown(columns, fits), title, (0,), f"{note}{notes}."))
         paragraphs += [f"{warning.rstrip('.')}." for warning in report["warnings"]]
-    return Section("scaling", "Scaling", list(dict.fromkeys(paragraphs)), parts) if parts else None
+    return Section("Scaling", [*dict.fromkeys(paragraphs), *parts], "scaling") if parts else None
 
 
 def _entries(subject: Subject, report: dict[str, Any]) -> dict[int, Entry]:
@@ -149,7 +145,7 @@ def _scaling_picture(
         entry, speed_up = shown[id(row)], row["speedup"]
         name = entry.strategy + (f", batch {row['batch_size']}" if several_batches else "")
         points.setdefault(name, []).append((row["ranks"], speed_up["ratio"], speed_up["low"], speed_up["high"]))
-        colours[name] = entry.colour
+        colours[name] = strategy_colour(entry.look)
     if not any(ranks > 1 for of_strategy in points.values() for ranks, *_ in of_strategy):
         return None
     law = LAWS.get(protocol)
@@ -166,13 +162,13 @@ def _scaling_picture(
         if law
         else ""
     )
-    entries = tuple(sorted({shown[id(row)] for row in rows}, key=lambda entry: entry.number))
+    entries = sorted({shown[id(row)] for row in rows}, key=lambda entry: entry.number)
     title = f"{protocol.replace('_', ' ').capitalize()} scaling"
     return Picture(
         f"scaling_{number}",
         title,
         caption,
-        entries,
+        links_to(entries),
         lambda look: scaling_figure(points, fits, colours, look, law=law),
     )
 
@@ -190,15 +186,14 @@ def _fit_rows(report: dict[str, Any], protocol: str, shown: dict[int, Entry]) ->
         fit = item["fits"][LAWS[protocol]]
         if fit["serial_fraction"] is None:
             continue
-        limit = _limit(fit)
-        interval = _range(fit, "{:.1%}".format)
+        interval = between(fit["low"], fit["high"], "{:.1%}".format)
         members = [
             shown[id(row)]
             for row in report["arms"]
             if (row["strategy"], row["batch_size"]) == (item["strategy"], item["batch_size"])
         ]
         numbers = tuple(sorted(number for entry in members for number in entry.run_numbers))
-        rows.append([name, f"{fit['serial_fraction']:.1%}", interval, limit, RunNumbers(numbers)])
+        rows.append([name, Number(fit["serial_fraction"], ".1%"), interval, _limit(fit), RunLinks(numbers)])
         for note in fit["notes"]:
             noted.setdefault(note, []).append(name)
     words = [
@@ -208,17 +203,16 @@ def _fit_rows(report: dict[str, Any], protocol: str, shown: dict[int, Entry]) ->
     return rows, "".join(words)
 
 
-def _limit(fit: dict[str, Any]) -> str:
+def _limit(fit: dict[str, Any]) -> Number:
     """Amdahl's 1 / s with the interval of s turned round; n/a without one, or where it reaches 0 and bounds nothing."""
-    low, high = fit["low"], fit["high"]
-    if (fit["limit_of_speedup"] or 0) <= 1 or low is None or high is None or low <= 0:
-        return "n/a"
-    return f"{fit['limit_of_speedup']:.1f}x ({1 / high:.1f} to {1 / low:.1f})"
+    low, high, limit = fit["low"], fit["high"], fit["limit_of_speedup"]
+    if (limit or 0) <= 1 or low is None or high is None or low <= 0:
+        return Number(None, ".1f")
+    return Number(limit, ".1f", 1 / high, 1 / low, unit="x")
 
 
-def _range(bounds: dict[str, Any], form: Callable[[float], str]) -> str:
-    low, high = bounds["low"], bounds["high"]
-    return "" if low is None or high is None else f"{form(low)} to {form(high)}"
+def _interval(ratio: dict[str, Any] | None) -> str:
+    return between(ratio["low"], ratio["high"], times) if ratio else ""
 
 
 def _against(row: dict[str, Any]) -> str:

@@ -1,69 +1,30 @@
-"""The report's sections: what each shows, in words, pictures and tables, before it becomes HTML or markdown."""
+"""The report's sections: what each shows, in words, pictures and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts.repeats import MEANING_OF_MARKS
-from testbed.analysis.charts.style import digits, rate
+from testbed.analysis.document.model import Block, Cell, Look, Picture, Section, Table
+from testbed.analysis.document.words import Number, digits, joined, rate, times
 from testbed.analysis.report.breakdown import Breakdown, breakdown
-from testbed.analysis.report.entries import Entry, Subject, Workload
-from testbed.analysis.report.figures import Look, breakdown_figure, loss_figure, loss_time_figure, repeats_figure
-from testbed.analysis.report.words import (
-    NO_CLAIM,
-    NOT_COMPARED,
-    Pair,
-    compared,
-    joined,
-    times,
+from testbed.analysis.report.figures import (
+    breakdown_figure,
+    link_to,
+    links_to,
+    loss_figure,
+    loss_time_figure,
+    repeats_figure,
 )
+from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, EntryPair, compared
+from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.runs.load import Run
 
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class RunNumbers:
-    """Runs as a cell that links to them."""
-
-    numbers: tuple[int, ...]
-
-
-Cell = str | Entry | RunNumbers  # the latter two link to the appendix
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under named columns; `text_columns` are left-aligned, the others hold numbers."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[Cell]]
-    text_columns: tuple[int, ...] = (0,)
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture that can be drawn at any width, with its title, its meaning and the configurations it is made of."""
-
-    name: str
-    title: str
-    caption: str
-    entries: tuple[Entry, ...]
-    draw: Callable[[Look], Figure]
-
-
-@dataclass(frozen=True)
-class Section:
-    anchor: str
-    title: str
-    paragraphs: list[str] = field(default_factory=list)
-    parts: list[Table | Picture] = field(default_factory=list)
+OVERVIEW = "overview"
 
 
 def overview(subject: Subject) -> Section | None:
@@ -72,16 +33,16 @@ def overview(subject: Subject) -> Section | None:
     for workload in subject.workloads:
         pair_of = _pairs(workload)
         reference = workload.reference
-        rows = [
+        rows: list[list[Cell]] = [
             [
-                entry,
+                link_to(entry),
                 str(len(entry.tokens_per_s)),
                 _median(entry.tokens_per_s, rate),
                 *_speed_up_cells(entry, reference, pair_of),
-                _median(entry.values("final_validation_loss"), "{:.4f}".format),
-                _median(entry.values("mfu"), "{:.1%}".format),
-                _median(entry.values("step_time_median_s"), lambda value: digits(value * 1e3)),
-                _median(entry.values("peak_memory_bytes"), lambda value: f"{value / MIB:,.0f}"),
+                _median(entry.values("final_validation_loss"), ".4f"),
+                _median(entry.values("mfu"), ".1%"),
+                _median(entry.values("step_time_median_s"), digits, 1e3),
+                _median(entry.values("peak_memory_bytes"), ",.0f", 1 / MIB),
             ]
             for entry in workload.measured
         ]
@@ -91,7 +52,7 @@ def overview(subject: Subject) -> Section | None:
             *("configuration", "n", "tokens/s", "speed-up", "95 % interval", "verdict"),
             *("validation loss", "MFU", "step (ms)", "peak memory (MiB)"),
         ]
-        tables.append(Table(_work_caption(workload), columns, rows, (0, 5), f"Speed-up: over {reference.name}."))
+        tables.append(Table(columns, rows, _work_caption(workload), (0, 5), f"Speed-up: over {reference.name}."))
     words = (
         "Each number is the median over runs; a run counts once, with all ranks together. A ratio takes the seeds that "
         "both sides have. Step: median of measured steps on the slowest rank. Memory: the largest rank's peak. All "
@@ -100,17 +61,17 @@ def overview(subject: Subject) -> Section | None:
         "choose from (Bonferroni; intervals widened on the log scale by the ratio of Student's quantiles). A name "
         "leads to its runs and commands."
     )
-    return Section("overview", "Strategies against each other", [words], tables) if tables else None
+    return Section("Strategies against each other", [words, *tables], OVERVIEW) if tables else None
 
 
 def throughput(subject: Subject) -> Section | None:
-    pictures: list[Table | Picture] = []
+    pictures: list[Block] = []
     for number, workload in enumerate(subject.workloads, start=1):
         if not workload.measured:
             continue
         pair_of = _pairs(workload)
 
-        def text(entry: Entry, pair_of: dict[Entry, Pair] = pair_of) -> str:
+        def text(entry: Entry, pair_of: dict[Entry, EntryPair] = pair_of) -> str:
             pair = pair_of.get(entry)
             ratio = f"  {times(pair.ratio.ratio)}x" if pair and pair.kind != NOT_COMPARED else ""
             return f"{rate(float(np.median(entry.tokens_per_s)))}{ratio}"
@@ -121,19 +82,18 @@ def throughput(subject: Subject) -> Section | None:
                     f"throughput_{number}",
                     _throughput_title(workload, pair_of),
                     f"Tokens per second: {meaning}. {MEANING_OF_MARKS}" + _group(workload),
-                    entries,
+                    links_to(entries),
                     _repeats(entries, lambda entry: entry.tokens_per_s, text, "tokens/s, higher is better"),
                 )
             )
-    return Section("throughput", "Throughput", [], pictures) if pictures else None
+    return Section("Throughput", pictures, "throughput") if pictures else None
 
 
 def time_to_loss(subject: Subject, target: float | None) -> Section | None:
     """Seconds of training until the validation loss reached the target, or else the lowest loss that all reached."""
     from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
 
-    parts: list[Table | Picture] = []
-    paragraphs: list[str] = []
+    parts: list[Block] = []
     # Batch and schedule may be what a time to loss compares; without that protocol only equal work is put side by side.
     groups = (
         [subject.measured] if "time_to_loss" in subject.protocols else [each.measured for each in subject.workloads]
@@ -147,9 +107,9 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
             continue
         reached = {entry: time_to_loss_of_arm(entry.measured, chosen) for entry in entries}
         timed = tuple(entry for entry in entries if reached[entry]["train_time_s"]["values"])
-        rows = [
+        rows: list[list[Cell]] = [
             [
-                entry,
+                link_to(entry),
                 f"{reached[entry]['num_reached']} of {reached[entry]['n']}",
                 *(_summary(reached[entry][name]) for name in ("train_time_s", "elapsed_s", "tokens", "step")),
             ]
@@ -167,7 +127,7 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
                     f"loss_against_time_{number}",
                     "Loss against training time",
                     caption,
-                    drawn,
+                    links_to(drawn),
                     lambda look, drawn=drawn, chosen=chosen: loss_time_figure(drawn, chosen, look),
                 )
             )
@@ -182,21 +142,23 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
                     f"time_to_loss_{number}",
                     f"Time until validation loss {chosen:.4f}",
                     f"Seconds of training steps, evaluation and saving excluded. {MEANING_OF_MARKS}",
-                    timed,
+                    links_to(timed),
                     _repeats(
                         timed,
                         lambda entry, reached=reached: reached[entry]["train_time_s"]["values"],
-                        lambda entry, reached=reached: _seconds(reached[entry]["train_time_s"]["median"]),
+                        lambda entry, reached=reached: str(
+                            Number(reached[entry]["train_time_s"]["median"], digits, unit=" s")
+                        ),
                         "seconds of training, lower is better",
                     ),
                 )
             )
-        parts.append(Table("" if timed else "Time to loss", columns, rows, note=note))
-    return Section("time-to-loss", "Time to loss", paragraphs, parts) if parts else None
+        parts.append(Table(columns, rows, "" if timed else "Time to loss", (0,), note))
+    return Section("Time to loss", parts, "time-to-loss") if parts else None
 
 
 def learning(subject: Subject) -> Section | None:
-    pictures: list[Table | Picture] = []
+    pictures: list[Block] = []
     for number, workload in enumerate(subject.workloads, start=1):
         entries = tuple(
             entry for entry in workload.measured if any(len(r.train_losses) or r.validation_losses for r in entry.runs)
@@ -212,15 +174,15 @@ def learning(subject: Subject) -> Section | None:
                 "loss. Equal work makes the curves fall on top of each other, so the second panel shows what is left: "
                 f"each run's final validation loss minus the median of {workload.reference.name}; the grey band is "
                 "what seeds explain in published runs." + _group(workload),
-                entries,
+                links_to(entries),
                 lambda look, shown=shown: loss_figure(shown, look),
             )
         )
-    return Section("loss", "Learning", [], pictures) if pictures else None
+    return Section("Learning", pictures, "loss") if pictures else None
 
 
 def memory(subject: Subject) -> Section | None:
-    parts: list[Table | Picture] = []
+    parts: list[Block] = []
     entries = tuple(entry for entry in subject.measured if entry.values("peak_memory_bytes"))
     for number, (meaning, alike) in enumerate(_by_meaning(entries, "memory_meaning").items(), start=1):
         parts.append(
@@ -228,7 +190,7 @@ def memory(subject: Subject) -> Section | None:
                 f"memory_{number}",
                 "Peak memory of the largest rank",
                 f"{meaning[0].upper()}{meaning[1:]}. {MEANING_OF_MARKS}",
-                alike,
+                links_to(alike),
                 _repeats(
                     alike,
                     lambda entry: [value / MIB for value in entry.values("peak_memory_bytes")],
@@ -241,22 +203,23 @@ def memory(subject: Subject) -> Section | None:
     if ranked:
         most = max(len(run.memory_bytes_per_rank) for entry in ranked for run in entry.measured)
         shown = min(most, 8)
-        rows = [[entry, *_memory_cells(entry, shown)] for entry in ranked]
+        rows: list[list[Cell]] = [[link_to(entry), *_memory_cells(entry, shown)] for entry in ranked]
         left = f"; of {most} ranks the first {shown}" if most > shown else ""
         parts.append(
             Table(
-                f"Peak memory per rank in MiB, median over runs{left}",
                 ["configuration", *(f"rank {rank}" for rank in range(shown))],
                 rows,
+                f"Peak memory per rank in MiB, median over runs{left}",
+                (0,),
             )
         )
-    return Section("memory", "Memory", [], parts) if parts else None
+    return Section("Memory", parts, "memory") if parts else None
 
 
 def step_breakdown(subject: Subject) -> Section | None:
     """Stacked bars of the mean step, the attributed ones apart from those that only the clock's phases describe."""
     found = [(entry, breakdown(entry.measured or entry.runs)) for entry in subject.entries if entry.is_synchronised]
-    parts: list[Table | Picture] = []
+    parts: list[Block] = []
     for is_attributed in (True, False):
         shown = [(entry, each) for entry, each in found if each is not None and each.is_attributed == is_attributed]
         groups: dict[tuple, list[tuple[Entry, Breakdown]]] = {}
@@ -265,7 +228,7 @@ def step_breakdown(subject: Subject) -> Section | None:
         for number, group in enumerate(groups.values(), start=1):
             batch = f" Global batch {group[0][0].example.work.get('global_batch_size')}." if len(groups) > 1 else ""
             parts.append(_breakdown_picture(group, f"{'attribution' if is_attributed else 'phases'}_{number}", batch))
-    return Section("breakdown", "Where a step's time goes", [], parts) if parts else None
+    return Section("Where a step's time goes", parts, "breakdown") if parts else None
 
 
 def _breakdown_picture(group: list[tuple[Entry, Breakdown]], name: str, batch: str) -> Picture:
@@ -285,15 +248,16 @@ def _breakdown_picture(group: list[tuple[Entry, Breakdown]], name: str, batch: s
         )
     caption = f"{meaning}Mean over steps, ranks and runs, because means add up. Source: {sources}.{batch}"
     bars = [(entry.name, each) for entry, each in group]
-    return Picture(name, title, caption, tuple(e for e, _ in group), lambda look: breakdown_figure(bars, look))
+    links = links_to([entry for entry, _ in group])
+    return Picture(name, title, caption, links, lambda look: breakdown_figure(bars, look))
 
 
-def _pairs(workload: Workload) -> dict[Entry, Pair]:
+def _pairs(workload: Workload) -> dict[Entry, EntryPair]:
     reference = workload.reference
     return {entry: compared(entry, reference) for entry in workload.measured if entry is not reference}
 
 
-def _speed_up_cells(entry: Entry, reference: Entry | None, pair_of: dict[Entry, Pair]) -> list[str]:
+def _speed_up_cells(entry: Entry, reference: Entry | None, pair_of: dict[Entry, EntryPair]) -> list[str]:
     if entry is reference:
         return ["1.00x", "", "reference"]
     pair = pair_of[entry]
@@ -303,7 +267,7 @@ def _speed_up_cells(entry: Entry, reference: Entry | None, pair_of: dict[Entry, 
     return [f"{times(pair.ratio.ratio)}x", pair.interval, verdict]
 
 
-def _throughput_title(workload: Workload, pair_of: dict[Entry, Pair]) -> str:
+def _throughput_title(workload: Workload, pair_of: dict[Entry, EntryPair]) -> str:
     """What happened, where a claim can be made; else what is shown."""
     faster = [each for each in pair_of.values() if each.kind == "faster"]
     if not faster or workload.reference is None:
@@ -352,19 +316,12 @@ def _step_work(run: Run) -> tuple:
     return tuple(run.work.get(name) for name in names)
 
 
-def _median(values: Sequence[float], form: Callable[[float], str]) -> str:
-    return form(float(np.median(values))) if len(values) else "n/a"
+def _median(values: Sequence[float], form: str | Callable[[float], str], factor: float = 1) -> Number:
+    return Number(float(np.median(values)) * factor if len(values) else None, form)
 
 
-def _summary(summary: dict) -> str:
-    if summary["median"] is None:
-        return "n/a"
-    interval = f" ({digits(summary['low'])} to {digits(summary['high'])})" if summary["low"] is not None else ""
-    return digits(summary["median"]) + interval
-
-
-def _seconds(value: float | None) -> str:
-    return "n/a" if value is None else f"{digits(value)} s"
+def _summary(summary: dict) -> Number:
+    return Number(summary["median"], digits, summary["low"], summary["high"])
 
 
 def _work_caption(workload: Workload) -> str:

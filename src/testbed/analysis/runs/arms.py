@@ -154,7 +154,7 @@ def configuration(run: Run) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Strategy:
+class StrategyName:
     """What a strategy is called: `variant` as --run_types of a sweep has it, `name` in sentences, tables, pictures.
 
     "ddp:bucket_cap_mb=50+compile" is "ddp, bucket_cap_mb 50, compile". Both hold only those settings in which runs of
@@ -165,7 +165,7 @@ class Strategy:
     name: str
 
 
-def strategies_of(runs: Sequence[Run]) -> list[Strategy]:
+def strategies_of(runs: Sequence[Run]) -> list[StrategyName]:
     """For each run its strategy, named so that the strategies among `runs` are told apart."""
     hows: dict[tuple, set[str]] = {}
     for run in runs:
@@ -179,7 +179,7 @@ def strategies_of(runs: Sequence[Run]) -> list[Strategy]:
     for run, variant, told in zip(runs, of_variant, of_name, strict=True):
         flags = "+".join(name if value is True else f"{name}={value}" for name, value in variant.items())
         found.append(
-            Strategy(
+            StrategyName(
                 _variant_without_settings(run)
                 + (f"{'+' if ':' in _variant_without_settings(run) else ':'}{flags}" if flags else ""),
                 ", ".join([_name_without_settings(run), *(_in_words(name, value) for name, value in told.items())]),

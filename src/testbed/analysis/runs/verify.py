@@ -32,7 +32,7 @@ Fault = tuple[str, str]  # status, reason
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunCheck:
     """One line of the table. `expected` is the number of ranks that the plan, or else the launcher, asked for."""
 
     run_dir: Path
@@ -46,8 +46,8 @@ class Verdict:
         return self.status not in (OK, NOT_APPLICABLE)
 
 
-def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
-    """A verdict for every run at any depth below `directory`, and for every cell of every sweep.json there.
+def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
+    """A check of every run at any depth below `directory`, and for every cell of every sweep.json there.
 
     Args:
         metrics_only: look at training_metrics.json alone; the marks, the log and the launcher's record may be absent
@@ -69,35 +69,35 @@ def verify(directory: Path, metrics_only: bool = False) -> list[Verdict]:
     if not folders:
         raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
     seen: dict[tuple, Path] = {}
-    return [_verdict(folder, *planned.get(folder, (None, None)), metrics_only, seen) for folder in sorted(folders)]
+    return [_check(folder, *planned.get(folder, (None, None)), metrics_only, seen) for folder in sorted(folders)]
 
 
-def as_tsv(verdicts: Sequence[Verdict]) -> str:
+def as_tsv(checks: Sequence[RunCheck]) -> str:
     """The table: run_dir, status, world_size, expected, reason; "-" where there is nothing to say."""
     lines = ["run_dir\tstatus\tworld_size\texpected\treason"]
-    for each in verdicts:
+    for each in checks:
         cells = (each.run_dir, each.status, each.world_size, each.expected, "; ".join(each.reasons) or None)
         # a reason can quote a file, and a file can hold anything
         lines.append("\t".join("-" if cell is None else " ".join(str(cell).split()) for cell in cells))
     return "\n".join(lines)
 
 
-def _verdict(
+def _check(
     folder: Path, cell: dict | None, protocol: str | None, metrics_only: bool, seen: dict[tuple, Path]
-) -> Verdict:
+) -> RunCheck:
     """`seen`: the folder of every run so far by what no second run has; this one is added."""
     planned = None if cell is None else cell["ranks"]
     if cell is not None and cell["status"] != "complete":
         status = {"not applicable": NOT_APPLICABLE, "failed": "failed"}.get(cell["status"], "missing_run")
         said = f": {cell['reason']}" if cell.get("reason") else ""
-        return Verdict(folder, status, None, planned, (f"the sweep says {cell['status']}{said}",))
+        return RunCheck(folder, status, None, planned, (f"the sweep says {cell['status']}{said}",))
     if not (folder / METRICS_FILE).exists():
         reason = f"no {METRICS_FILE}" + ("" if cell is None else ", and the sweep says complete")
-        return Verdict(folder, "missing_metrics", None, planned, (reason,))
+        return RunCheck(folder, "missing_metrics", None, planned, (reason,))
     try:
         metrics = read_metrics(folder / METRICS_FILE)
     except ValueError as error:
-        return Verdict(folder, "invalid_schema", None, planned, (str(error),))
+        return RunCheck(folder, "invalid_schema", None, planned, (str(error),))
     faults: list[Fault] = []
     launcher = _read_launcher(folder, faults, metrics_only)
     launched = launcher.get("world_size")
@@ -113,7 +113,7 @@ def _verdict(
         faults.append(("duplicate_run", f"the same run_id and step times as {first}"))
     world_size = metrics.get("hardware", {}).get("world_size")
     status = faults[0][0] if faults else OK
-    return Verdict(folder, status, world_size, planned or launched, tuple(reason for _, reason in faults))
+    return RunCheck(folder, status, world_size, planned or launched, tuple(reason for _, reason in faults))
 
 
 def _read_launcher(folder: Path, faults: list[Fault], metrics_only: bool) -> dict:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testbed.analysis.document import markdown
+from testbed.analysis.document.model import Document, Section, Table, Text
+from testbed.analysis.document.words import BRACKETS, Number
 from testbed.analysis.runs.comparability import TASK_FIELDS
 from testbed.analysis.runs.load import Point, Run
-from testbed.analysis.scaling.tables import markdown_table
 from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
 from testbed.analysis.statistics import median_interval
 
 
 @dataclass(frozen=True)
-class Pair:
+class SeedPair:
     """Two runs of one seed: where the reference ended, and when the other was there; None: never."""
 
     seed: int
@@ -35,7 +37,7 @@ class Pair:
         return None if self.reached is None else self.reached.train_time_s / self.ended.train_time_s
 
 
-def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]:
+def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedPair]:
     """One pair per seed, in the order of the seeds.
 
     Raises:
@@ -52,7 +54,7 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[Pair]
     return [_pair(seed, by_seed[0][seed], by_seed[1][seed]) for seed in sorted(by_seed[0])]
 
 
-def _pair(seed: int, run: Run, reference: Run) -> Pair:
+def _pair(seed: int, run: Run, reference: Run) -> SeedPair:
     for name in (*TASK_FIELDS, "global_batch_size"):
         known = [{**each.work, **each.validation}.get(name) for each in (run, reference)]
         if known[0] != known[1] or None in known:
@@ -64,10 +66,10 @@ def _pair(seed: int, run: Run, reference: Run) -> Pair:
         ):
             raise ValueError(f"{each.path} records no validation loss with its step and time (--eval_every STEPS)")
     ended = reference.validation_losses[-1]
-    return Pair(seed, ended, time_to_loss(run, ended.loss))
+    return SeedPair(seed, ended, time_to_loss(run, ended.loss))
 
 
-def final_loss_table(pairs: Sequence[Pair], name: str, reference: str) -> str:
+def final_loss_table(pairs: Sequence[SeedPair], name: str, reference: str) -> str:
     """Markdown: a row per seed, and the medians of the shares with 95 % intervals where every run got there."""
     header = ["seed", f"{reference} ends at", "after steps", f"{name} is there after"]
     header += ["share of the tokens", "share of the time"]
@@ -80,14 +82,15 @@ def final_loss_table(pairs: Sequence[Pair], name: str, reference: str) -> str:
             found = [f"{pair.reached.step:,.0f}", f"{pair.share_of_steps:.3f}", f"{pair.share_of_time:.3f}"]
             found = [at_most + text for text in found]
         rows.append(row + found)
-    lines = [markdown_table(header, rows), ""]
     if any(pair.reached is None for pair in pairs):
-        return "\n".join([*lines, f"{name} did not get there in every run, so no median is claimed."])
-    shares = ([pair.share_of_steps for pair in pairs], [pair.share_of_time for pair in pairs])
-    tokens, time = (_with_interval(values) for values in shares)
-    return "\n".join([*lines, f"Median over {len(pairs)} seeds: {tokens} of the tokens, {time} of the time."])
-
-
-def _with_interval(shares: Sequence[float]) -> str:
-    median, low, high = median_interval(shares)
-    return f"{median:.3f}" if low is None else f"{median:.3f} [{low:.3f}, {high:.3f}]"
+        outcome: Text = f"{name} did not get there in every run, so no median is claimed."
+    else:
+        tokens, time = (
+            Number(median, ".3f", low, high, interval=BRACKETS)
+            for median, low, high in (
+                median_interval([pair.share_of_steps for pair in pairs]),
+                median_interval([pair.share_of_time for pair in pairs]),
+            )
+        )
+        outcome = f"Median over {len(pairs)} seeds: ", tokens, " of the tokens, ", time, " of the time."
+    return markdown.text(Document(sections=[Section(blocks=[Table(header, rows)])], notes=[[outcome]]))

@@ -27,12 +27,10 @@ REPORT_FILE = "scaling_report.json"
 SCHEMA = 2  # 2: names for readers beside the variants of a sweep
 
 
-def write_scaling_report(
-    out_dir: Path, protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
-) -> Path:
+def write_scaling_report(out_dir: Path) -> Path:
     """Report on every run below `out_dir` in `out_dir`/scaling_report.json, replaced in one move; returns its path."""
     path = Path(out_dir) / REPORT_FILE
-    report = report_on_directory(out_dir, protocol, target, allow_mismatch)
+    report = report_on_directory(out_dir)
     write_text(path, json.dumps(report, indent=2, allow_nan=False) + "\n")
     return path
 

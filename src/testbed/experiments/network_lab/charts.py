@@ -11,11 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar, draw_bars
-from testbed.analysis.charts.style import COLOURS, DPI, LABEL_CHARACTERS, STYLE, figure_with_footer, rows_on, wrapped
+from testbed.analysis.charts.style import (
+    COLOURS,
+    LABEL_CHARACTERS,
+    STYLE,
+    figure_with_footer,
+    rows_on,
+    save_png,
+    wrapped,
+)
 from testbed.experiments.network_lab.bounds import bound_s
 from testbed.experiments.network_lab.study_file import pictures, steps_of, summaries, tokens_of
 from testbed.experiments.network_lab.tables import what_was_measured
-from testbed.io import replacing
 
 EXPOSED = (
     "Exposed: communication not covered by computing; idle: neither of the two, of a pipeline its bubble. In profiled "
@@ -36,8 +43,7 @@ def plot_study(content: Mapping[str, Any], folder: Path) -> list[Path]:
     for name, (title, panels) in pictures(content).items():
         path = folder / f"network_{name}.png"
         figure = _figure(content, title, panels)
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=DPI, format="png")
+        save_png(figure, path)
         drawn.append(path)
     return drawn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.analysis.charts.style import rate
+from testbed.analysis.document.words import rate
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 from testbed.experiments.network_lab.bounds import share_ready_last
 from testbed.experiments.network_lab.study_file import (

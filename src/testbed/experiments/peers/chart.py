@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar, draw_bars
-from testbed.analysis.charts.style import COLOURS, DPI, STYLE, figure_with_footer, rate, rows_on
+from testbed.analysis.charts.style import COLOURS, STYLE, figure_with_footer, rows_on, save_png
+from testbed.analysis.document.words import rate
 from testbed.experiments.peers.results_file import (
     Result,
     notes,
@@ -22,7 +23,6 @@ from testbed.experiments.peers.results_file import (
     times,
     work_in_words,
 )
-from testbed.io import replacing
 
 
 def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
@@ -48,8 +48,7 @@ def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
             axis.set_title(set_title(name), fontsize=10, color="#333333", loc="left")
             axis.set_xlabel("tokens/s by the wall clock over all measured steps, higher is better")
     if path is not None:
-        with replacing(path) as temporary:
-            figure.savefig(temporary, dpi=DPI, format="png")
+        save_png(figure, path)
     return figure
 
 

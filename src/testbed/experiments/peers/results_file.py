@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.charts.style import rate
+from testbed.analysis.document.words import rate
 from testbed.analysis.statistics import MIN_REPEATS, NOT_ENOUGH, compare, median_interval
 from testbed.io import check_schema, read_checked, write_text
 

@@ -1,4 +1,4 @@
-"""What a report is about: configurations with names, numbers and one colour per strategy, grouped by equal work."""
+"""What a report is about: configurations with names and numbers, grouped by equal work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.charts.style import COLOURS
 from testbed.analysis.runs.arms import (
     Arm,
     arm_name,
@@ -24,7 +23,6 @@ from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
 
-PALETTE = (*COLOURS, "#222222", "#999999")  # ten strategies; from the eleventh on a hatch tells them apart
 FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
 
 LONGEST_TITLE_IN_A_NAME = 30
@@ -32,15 +30,17 @@ LONGEST_TITLE_IN_A_NAME = 30
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One configuration: an arm as the report shows it. Runs are numbered through the whole report, from 1."""
+    """One configuration: an arm as reports show it. Runs are numbered through the whole report, from 1.
+
+    `look` is the number of its strategy among all: pictures show a strategy in one colour.
+    """
 
     number: int
     first_run: int
     arm: Arm
     strategy: str
     name: str
-    colour: str
-    hatch: str | None
+    look: int
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -133,7 +133,7 @@ class Subject:
 
 
 def subject_of(runs: Sequence[Run]) -> Subject:
-    """Group, name, number and colour `runs`, as `load_run` gives them. ValueError without any."""
+    """Group, name and number `runs`, as `load_run` gives them. ValueError without any."""
     if not runs:
         raise ValueError("a report needs at least one run")
     arms = group_into_arms(runs)
@@ -166,7 +166,6 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     for group, title in zip(groups, titles, strict=True):
         members = []
         for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
-            look = order.index(strategies[arm])
             members.append(
                 Entry(
                     number=len(entries) + 1,
@@ -174,8 +173,7 @@ def subject_of(runs: Sequence[Run]) -> Subject:
                     arm=arm,
                     strategy=strategies[arm],
                     name=names[arm],
-                    colour=PALETTE[look % len(PALETTE)],
-                    hatch="//" if look >= len(PALETTE) else None,
+                    look=order.index(strategies[arm]),
                 )
             )
             entries.append(members[-1])

@@ -1,60 +1,28 @@
 """The report people read: verdicts first, then strategies against each other, and where every number comes from.
 
-One content, two forms: a single HTML page that loads nothing (pictures inside it, no script, a content security policy
-that forbids the rest) and GitHub markdown. Which numbers stand where is decided in sections.py and
-details.py, which words in words.py.
+One document, written as a page or as Markdown, and in short as text for a terminal. sections.py, details.py and
+scaling.py decide which numbers stand where; verdicts.py, headlines.py and cautions.py decide what is claimed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from testbed.analysis.charts.style import rate
+from testbed.analysis.document import markdown, terminal
+from testbed.analysis.document.model import WIDE, Document, Section, Source, Table
+from testbed.analysis.document.words import counted, joined, rate
 from testbed.analysis.report import details, scaling, sections
-from testbed.analysis.report.cautions import Caution, warnings_of
-from testbed.analysis.report.entries import Entry, Subject, subject_of
-from testbed.analysis.report.figures import NARROW, WIDE, data_uri
-from testbed.analysis.report.headlines import Headline, headlines
-from testbed.analysis.report.sections import Picture, Section, Table
-from testbed.analysis.report.words import Verdict, in_order, joined, verdicts
+from testbed.analysis.report.cautions import cautions
+from testbed.analysis.report.figures import link_to
+from testbed.analysis.report.headlines import headlines
+from testbed.analysis.report.verdicts import in_order, verdicts
+from testbed.analysis.runs.entries import Subject, subject_of
 from testbed.analysis.runs.load import Run
-from testbed.errors import printable
-from testbed.io import write_text
-
-TEMPLATE = "page.html.jinja"
-
-
-@dataclass(frozen=True)
-class Source:
-    """One run in the appendix: all that is needed to find it, and to run it again."""
-
-    number: int
-    run: Run
-    commit: str
-    file: str  # relative to the report
-    address: str  # the same as a link
-    figures: tuple[tuple[str, str], ...]  # name, value
-
-
-@dataclass(frozen=True)
-class Report:
-    """What both forms are rendered from."""
-
-    subject: Subject
-    title: str
-    lead: str
-    headlines: list[Headline]
-    verdicts: list[Verdict]
-    warnings: list[Caution]
-    sections: list[Section]
-    absent: list[str]
-    sources: list[tuple[Entry, list[Source]]]
+from testbed.io import replacing, write_text
 
 
 def write_html(runs: Sequence[Run], path: Path, target_val_loss: float | None = None) -> None:
@@ -68,26 +36,39 @@ def write_html(runs: Sequence[Run], path: Path, target_val_loss: float | None = 
         ValueError: no run, or a sweep.json above a run that cannot be read.
         OSError: from the disk.
     """
-    from jinja2 import Environment, StrictUndefined
+    from testbed.analysis.document import html
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.tests |= {
-        "entry": lambda value: isinstance(value, Entry),
-        "runs": lambda value: isinstance(value, sections.RunNumbers),
-        "table": lambda value: isinstance(value, Table),
-    }
-    environment.globals |= {
-        "wide": lambda picture: data_uri(picture.draw, WIDE),
-        "narrow": lambda picture: data_uri(picture.draw, NARROW),
-        "ranges": details.ranges,
-    }
-    template = resources.files("testbed.analysis.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    write_text(Path(path), html.page(report_of(runs, path.parent, target_val_loss)))
+
+
+def write_markdown(runs: Sequence[Run], path: Path, target_val_loss: float | None = None) -> None:
+    """Write the report to `path` and its pictures to `<name>_pictures/` beside it. Errors as in `write_html`."""
+    from testbed.analysis.document.pictures import svg
+
+    path = Path(path)
     report = report_of(runs, path.parent, target_val_loss)
-    write_text(Path(path), printable(environment.from_string(template).render(report=report), kept="\n\t"))
+    folder = path.with_name(f"{path.stem}_pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in report.pictures:
+        with replacing(folder / f"{picture.name}.svg") as temporary:
+            temporary.write_bytes(svg(picture.draw, WIDE))
+    write_text(path, markdown.text(report, folder.name) + "\n")
 
 
-def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None = None) -> Report:
-    """Everything the report says; paths are relative to `folder`."""
+def summary(runs: Sequence[Run]) -> str:
+    """Return what a terminal shows of the report: the table of configurations, the verdicts and the cautions."""
+    report = report_of(runs, Path())
+    tables = [
+        block
+        for section in report.sections
+        for block in section.blocks
+        if section.anchor == sections.OVERVIEW and isinstance(block, Table)
+    ]
+    return terminal.text(replace(report, sections=[Section(blocks=tables)], notes=()))
+
+
+def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None = None) -> Document:
+    """Return everything the report says; paths are relative to `folder`."""
     subject = subject_of(runs)
     target = subject.target_loss if target_val_loss is None else target_val_loss
     studies = scaling.studies(subject, target)
@@ -104,21 +85,19 @@ def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None =
         ("MFU and utilization", details.machine_use(subject)),
         ("", details.environment(subject)),
     ]
-    return Report(
-        subject=subject,
+    absent = [name for name, section in made if section is None]
+    return Document(
         title=_title(subject),
         lead=_lead(subject),
         headlines=headlines(subject),
         verdicts=in_order([*scaling.scaling_verdicts(subject, studies), *verdicts(subject)]),
-        warnings=warnings_of(subject),
+        cautions=cautions(subject),
         sections=[section for _, section in made if section is not None],
-        absent=[name for name, section in made if section is None],
-        sources=[(entry, [_source(subject, run, Path(folder)) for run in entry.runs]) for entry in subject.entries],
+        notes=[[f"Not in these files: {'; '.join(absent)}."]] if absent else (),
+        sources=[
+            (link_to(entry), [_source(subject, run, Path(folder)) for run in entry.runs]) for entry in subject.entries
+        ],
     )
-
-
-def pictures_of(report: Report) -> list[Picture]:
-    return [part for section in report.sections for part in section.parts if isinstance(part, Picture)]
 
 
 def _title(subject: Subject) -> str:
@@ -138,14 +117,11 @@ def _lead(subject: Subject) -> str:
     devices = {
         run.record.get("hardware", {}).get("gpu_name") or run.record.get("hardware", {}).get("cpu_name") for run in runs
     }
+    protocols = [protocol.replace("_", " ") for protocol in subject.protocols]
+    protocols = [name if name == "time to loss" else f"{name} scaling" for name in protocols]
     about = [
-        f"{len(runs)} run{'s' * (len(runs) > 1)}{when} in {len(subject.entries)} "
-        f"configuration{'s' * (len(subject.entries) > 1)}",
-        joined([f"{protocol.replace('_', ' ')} scaling" for protocol in subject.protocols]).replace(
-            "time to loss scaling", "time to loss"
-        )
-        if subject.protocols
-        else "",
+        f"{counted(len(runs), 'run')}{when} in {counted(len(subject.entries), 'configuration')}",
+        joined(protocols) if protocols else "",
         f"model {joined(sorted(models))}" if models else "",
         joined(sorted(devices - {None})) if devices - {None} else "",
     ]
@@ -166,12 +142,13 @@ def _source(subject: Subject, run: Run, folder: Path) -> Source:
     }
     # "./" keeps a folder that is called like an address ("javascript:...") a folder.
     address = quote(file if file.startswith(".") else f"./{file}")
-    return Source(subject.number_of(run), run, _commit(run), file, address, tuple(figures.items()))
+    command = run.command_line or "command not recorded"
+    return Source(subject.number_of(run), tuple(figures.items()), file, address, command)
 
 
 def _commit(run: Run) -> str:
     commit = run.git_commit
     if not commit or commit == "unknown":
         return "unknown"
-    dirty: Any = run.record.get("git_dirty")
+    dirty = run.record.get("git_dirty")
     return commit[:12] + (" + CHANGED FILES" if dirty else "" if dirty is False else " (dirty or not: not recorded)")

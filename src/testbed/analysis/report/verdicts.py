@@ -11,30 +11,17 @@ import numpy as np
 from scipy import special
 
 from testbed.analysis.comparison.two_arms import Comparison, compare_arms
-from testbed.analysis.report.entries import Entry, Subject, Workload
+from testbed.analysis.document.model import Verdict
+from testbed.analysis.document.words import SHOWN, between, counted, joined, times
+from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.statistics import CONFIDENCE, FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
-
-SHOWN = 6  # names in one sentence, before "and 4 more"
 
 WORSE = "learns worse"
 NO_CLAIM, NOT_COMPARED = "no claim", "not compared"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One sentence of the summary and the numbers behind it; `kind` is what it comes to."""
-
-    kind: str
-    claim: str
-    numbers: str = ""
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.claim} ({self.numbers})." if self.numbers else f"{self.claim}."
-
-
 @dataclass(frozen=True, eq=False)
-class Pair:
+class EntryPair:
     """A configuration beside another, as comparison.py compares them; a faster one that learns worse is not faster."""
 
     entry: Entry
@@ -84,9 +71,7 @@ class Pair:
 
     @property
     def interval(self) -> str:
-        if self.ratio.low is None or self.ratio.high is None:
-            return ""
-        return f"{times(self.ratio.low)} to {times(self.ratio.high)}"
+        return between(self.ratio.low, self.ratio.high, times)
 
     @property
     def losses(self) -> str:
@@ -100,9 +85,9 @@ class Pair:
 
 
 @functools.lru_cache(maxsize=1024)  # tables, pictures and words ask for the same pairs
-def compared(entry: Entry, reference: Entry) -> Pair:
+def compared(entry: Entry, reference: Entry) -> EntryPair:
     """The two arms by throughput, one number per run, and their losses beside it."""
-    return Pair(entry, reference, compare_arms(entry.arm, reference.arm, (entry.name, reference.name)))
+    return EntryPair(entry, reference, compare_arms(entry.arm, reference.arm, (entry.name, reference.name)))
 
 
 def verdicts(subject: Subject) -> list[Verdict]:
@@ -129,7 +114,7 @@ def verdicts(subject: Subject) -> list[Verdict]:
         ("not complete", [entry for entry in idle if entry.is_synchronised and not entry.is_instrumented]),
     ):
         if entries:
-            count = f"{len(entries)} configuration{'s' * (len(entries) > 1)}"
+            count = counted(len(entries), "configuration")
             found.append(Verdict(NOT_COMPARED, f"No throughput is quoted of {count} whose runs are {title}"))
     return in_order(found)
 
@@ -140,7 +125,7 @@ def in_order(found: Sequence[Verdict]) -> list[Verdict]:
     return sorted(found, key=lambda verdict: order.index(verdict.kind))
 
 
-def verdict_of(pair: Pair) -> Verdict:
+def verdict_of(pair: EntryPair) -> Verdict:
     """`ddp on 2 ranks is 1.61x as fast as baseline on 1 rank (95 % interval 1.55 to 1.66, n = 5 and 5).`"""
     ratio, entry, reference = pair.ratio, pair.entry.name, pair.reference.name
     numbers = f"95 % interval {pair.interval}, " if pair.interval else ""
@@ -162,17 +147,6 @@ def verdict_of(pair: Pair) -> Verdict:
         return Verdict(WORSE, claim, f"{speed}x its throughput, {numbers}")
     slower = "slower: " if pair.kind == SLOWER else ""
     return Verdict(pair.kind, f"{entry} is {slower}{speed}x as fast as {reference}{losses}", numbers)
-
-
-def times(ratio: float) -> str:
-    """Two decimals; three near 1, where two would not show on which side a bound lies."""
-    return f"{ratio:.3f}" if 0.9 < ratio < 1.1 else f"{ratio:.2f}"
-
-
-def joined(items: Sequence[str], shown: int = SHOWN) -> str:
-    """`a, b and c`; a long list ends in `and 4 more`."""
-    items = [*items[:shown], f"{len(items) - shown} more"] if len(items) > shown + 1 else list(items)
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def _against_reference(workload: Workload) -> list[Verdict]:
@@ -235,7 +209,7 @@ def _among_equal_ranks(ranks: int, peers: list[Entry], short: list[Entry], compa
 
     "Beats" holds for all `comparisons` of the report together at 95 %.
     """
-    where = f"On {ranks} rank{'s' * (ranks > 1)}"
+    where = f"On {counted(ranks, 'rank')}"
     worse_than = {
         entry: [other for other in peers if other is not entry and compared(entry, other).worse is entry]
         for entry in peers

@@ -1,0 +1,66 @@
+"""A comparison of two arms as a document: what was measured, the verdict, and what stands in its way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
+from testbed.analysis.document import terminal
+from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Statements, Table
+from testbed.analysis.document.words import Number, counted
+from testbed.analysis.runs.arms import arm_names, device_of
+from testbed.analysis.statistics import median_interval
+
+_SCALE = {"s": (1e3, "ms", ",.2f"), "bytes": (2**-20, "MiB", ",.1f"), "tokens/s": (1, "tokens/s", ",.1f")}
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """Return `document_of` as text for a terminal."""
+    return terminal.text(document_of(comparison), terminal.WIDTH)
+
+
+def document_of(comparison: Comparison) -> Document:
+    """Return everything but the comparison's warnings, which a program says on stderr."""
+    verdict = (Statement("Verdict: ", comparison.verdict_sentence()),)
+    power = (Statement("Power:   ", comparison.power_sentence()),)
+    losses = tuple(Statement("Losses:  ", text) for text in comparison.loss_sentences())
+    blocks: list[Block] = [_legend(comparison), _table(comparison), verdict, power, *([losses] if losses else [])]
+    not_counted = [f"  {run.path}: {reason}" for run, reason in comparison.not_counted]
+    return Document(
+        sections=[Section(blocks=blocks)], notes=[["Not counted:", *not_counted]] if comparison.not_counted else ()
+    )
+
+
+def _legend(comparison: Comparison) -> Statements:
+    sides = ((comparison.name_a, comparison.a), (comparison.name_b, comparison.b))
+    names = arm_names([arm for _, arm in sides])
+    told = [
+        Statement(f"{name}  ", f"{own} ({device_of(arm.runs[0])}): {counted(len(arm.runs), 'run')}")
+        for (name, arm), own in zip(sides, names, strict=True)
+    ]
+    differing = ", ".join(comparison.settings) or "nothing: they are repeats of one configuration"
+    return (*told, Statement("", f"They differ in: {differing}"))
+
+
+def _table(comparison: Comparison) -> Table:
+    header = ("median (95 % interval)", comparison.name_a, comparison.name_b, "ratio (95 % interval)")
+    rows = [_quantity_row(quantity) for quantity in comparison.quantities]
+    if comparison.losses:
+        rows += [("median (smallest to largest)", "", "", "difference"), *map(_loss_row, comparison.losses)]
+    return Table(header, rows)
+
+
+def _quantity_row(quantity: Quantity) -> tuple[Cell, ...]:
+    factor, unit, form = _SCALE[quantity.unit]
+    medians = (median_interval([value * factor for value in values or ()]) for values in (quantity.a, quantity.b))
+    ratio = quantity.ratio
+    return (
+        f"{quantity.name}, {unit}",
+        *(Number(median, form, low, high) for median, low, high in medians),
+        Number(None, ".3f") if ratio is None else Number(ratio.ratio, ".3f", ratio.low, ratio.high),
+    )
+
+
+def _loss_row(losses: Losses) -> tuple[Cell, ...]:
+    sides = (Number(float(np.median(each)), ".4f", min(each), max(each)) for each in (losses.a, losses.b))
+    return (losses.name.lower(), *sides, Number(losses.difference, "+.4f"))

@@ -1,0 +1,44 @@
+"""A document as one HTML page that loads nothing: pictures lie inside it, it has no script, and a content security
+policy forbids the rest."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+
+from testbed.analysis.document.model import NARROW, WIDE, Document, Link, Look, Picture, RunLinks, Table, plain
+from testbed.analysis.document.pictures import svg
+from testbed.analysis.document.words import ranges
+from testbed.errors import printable
+
+TEMPLATE = "page.html.jinja"
+# Each kind of verdict: its sign and the class that colours it.
+SIGNS = {
+    "faster": ("▲", "faster"),
+    "slower": ("▼", "slower"),
+    "no detectable difference": ("=", "same"),
+    "learns worse": ("!", "worse"),
+    "no claim": ("?", "none"),
+    "not compared": ("≠", "none"),
+}
+
+
+def page(document: Document) -> str:
+    """Return the page. Everything that a file or a person wrote is escaped."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.tests |= {
+        name: lambda value, kind=kind: isinstance(value, kind)
+        for name, kind in {"link": Link, "runs": RunLinks, "table": Table, "picture": Picture}.items()
+    }
+    environment.filters["plain"] = plain
+    environment.globals |= {"wide": _drawn(WIDE), "narrow": _drawn(NARROW), "ranges": ranges, "signs": SIGNS}
+    template = resources.files("testbed.analysis.document").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return printable(environment.from_string(template).render(document=document), kept="\n\t")
+
+
+def _drawn(look: Look) -> Callable[[Picture], str]:
+    """Return the function that draws a picture into an address that holds it whole."""
+    return lambda picture: "data:image/svg+xml;base64," + base64.b64encode(svg(picture.draw, look)).decode("ascii")

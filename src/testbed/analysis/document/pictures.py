@@ -1,0 +1,27 @@
+"""A document's pictures as SVG files; the same runs give the same bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from testbed.analysis.charts.style import STYLE
+from testbed.analysis.document.model import Look
+
+DOCUMENT_STYLE = {
+    **STYLE,
+    "svg.hashsalt": "testbed",
+    "svg.fonttype": "path",  # drawn letters: no text can be wider on a machine without the font
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+
+
+def svg(draw: Callable[[Look], Figure], look: Look) -> bytes:
+    with rc_context(DOCUMENT_STYLE):
+        buffer = io.BytesIO()
+        draw(look).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
