@@ -6,16 +6,19 @@ import os
 import random
 import re
 from pathlib import Path
+from typing import Annotated, NotRequired
 
 import jsonschema
 import pytest
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 
-from testbed.metrics import file
+from testbed.metrics import file, schema
+from testbed.metrics.fields.metrics_file import TrainingMetrics
+from testbed.metrics.fields.types import Count, Since, Until
 from testbed.metrics.file import check_metrics, metrics_version, read_metrics, write_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = json.loads((ROOT / "src/testbed/metrics/training_metrics.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema.schema()
 
 
 def running_metrics() -> dict:
@@ -125,7 +128,7 @@ def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path, monkeypatch,
 
 def test_the_quick_check_of_rows_agrees_with_checking_every_row():
     """Rows are checked by their columns' extremes. 400 random faults: checking each row must say the same."""
-    validator = file._validator("step")
+    validator = file._validator("v2_1_step")
     values = [None, -1, 0, 1, 7, 0.0, -0.5, 2.5, 3.0, True, "x", [], [0.1], [0.1, -0.1], [None], [1, 0.5], {}, {"a": 1}]
     draw = random.Random(0)
     refused = 0
@@ -143,7 +146,7 @@ def test_the_quick_check_of_rows_agrees_with_checking_every_row():
 
 def test_the_step_schema_only_asks_what_the_quick_check_can_answer():
     """A rule between two columns, a pattern or an enum would pass the check of extremes unseen."""
-    step = SCHEMA["$defs"]["step"]
+    step = SCHEMA["$defs"]["v2_1_step"]
     assert set(step) == {"type", "additionalProperties", "required", "properties"}
     for field in step["properties"].values():
         assert set(field) <= {"type", "minimum", "items", "minItems"}
@@ -218,29 +221,31 @@ def test_every_field_of_2_0_is_still_there():
     )
 
 
-def schema_fields(schema: dict, prefix: str = "") -> list[str]:
-    """Every field of a schema as the guide writes it: epochs[].epoch_idx, hardware.world_size."""
-    if "$ref" in schema:
-        schema = SCHEMA["$defs"][schema["$ref"].split("/")[-1]]
-    found = []
-    for key, value in schema.get("properties", {}).items():
-        found.append(prefix + key)
-        items = value.get("items", {})
-        is_rows = "$ref" in items or "properties" in items
-        found += schema_fields(items if is_rows else value, f"{prefix}{key}{'[]' if is_rows else ''}.")
-    return found
+def test_schema_and_page_are_made_of_the_fields():
+    """Else: python scripts/generate_metrics_schema.py."""
+    assert schema.SCHEMA_FILE.read_text(encoding="utf-8") == schema.schema_text()
+    assert json.loads(schema.schema_text()) == SCHEMA
+    page = (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
+    assert schema.page_with_fields(page) == page
 
 
-def test_the_guide_names_every_field_and_no_other():
-    guide = (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
-    documented = set()
-    for line in guide.splitlines():
-        if line.startswith("| `"):
-            documented |= set(re.findall(r"`([^`]+)`", line.split("|")[1]))
-    fields = schema_fields(SCHEMA["$defs"]["v2_1"])
-    assert len(fields) > 150
-    assert [field for field in fields if field not in documented] == []
-    assert sorted(documented - set(fields)) == []
+def test_a_field_is_one_line(monkeypatch):
+    class NextMetrics(TrainingMetrics):
+        altitude_m: NotRequired[Annotated[Count | None, Since("2.2"), "of the machine above the sea"]]
+        latitude: Annotated[float, Until("2.1"), "of the machine"]
+
+    monkeypatch.setattr(schema, "TrainingMetrics", NextMetrics)
+    monkeypatch.setattr(schema, "VERSIONS", ("2.1", "2.2"))
+    made = schema.schema()
+    before, after = made["$defs"]["v2_1"], made["$defs"]["v2_2"]
+    assert made["$ref"] == "#/$defs/v2_2" and after["properties"]["schema_version"] == {"const": "2.2"}
+    assert after["properties"]["altitude_m"] == {"type": ["integer", "null"], "minimum": 0}
+    assert before["properties"]["latitude"] == {"type": "number"} and "latitude" in before["required"]
+    assert set(after["properties"]) ^ set(before["properties"]) == {"altitude_m", "latitude"}
+    assert set(before["required"]) - set(after["required"]) == {"latitude"}
+    page = schema.page_with_fields(f"{schema.BEGIN}{schema.END}")
+    assert "| `altitude_m` (since 2.2) | of the machine above the sea |" in page
+    assert "| `latitude` (until 2.1) | of the machine |" in page
 
 
 def test_an_example_that_breaks_nothing_is_not_refused_for_its_size():

@@ -1,6 +1,6 @@
 """training_metrics.json, the only door between training and analysis: checked, atomically written, read in any version.
 
-The JSON Schema beside this file says what each version holds; docs/metrics_file.md says what each field means.
+fields/ says what each version holds and what each field means; schema.py makes the JSON schema and the page of it.
 Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two ranks (28 MB), of which the check takes
 0.4 to 0.6 s; 25 to 45 ms for 1,000 steps. A running program rewrites it by elapsed time, not every step.
 """
@@ -12,18 +12,17 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from testbed.io import read_json, write_text
+from testbed.metrics.fields.metrics_file import VERSIONS
+from testbed.metrics.schema import SCHEMA_FILE, definition_of
 
-SCHEMA_VERSION = "2.1"
+SCHEMA_VERSION = VERSIONS[-1]
 
-_SCHEMA_FILE = "training_metrics.schema.json"
-_DEFINITIONS = {"1": "v1", "2.0": "v2_0", "2.1": "v2_1"}
 _ROW_LISTS = ("steps", "evaluations", "checkpoints")  # can hold thousands of rows: one line of text each
-# The parts of a file that readers of every version look into. Only 2.1's schema says what all of them are.
+# The parts of a file that readers of every version look into. Only the schemas since 2.1 say what all of them are.
 _SECTIONS = ("training_config", "hardware", "settings", "summary")
 _OPTIONAL_SECTIONS = ("deepspeed_config", "scheduler")
 _TEXTS = ("run_id", "timestamp_utc", "git_commit", "command_line")
@@ -33,15 +32,16 @@ _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no ver
 
 
 def metrics_version(metrics: Any) -> str:
-    """The version of a loaded file: "1", "2.0" or "2.1". ValueError when it is none of them."""
+    """Return the version of a loaded file: "1", "2.0" or one of VERSIONS. ValueError when it is none of them."""
     if isinstance(metrics, dict):
         version = metrics.get("schema_version")
         if version is None and all(key in metrics for key in _V1_KEYS):
             return "1"
-        if version in ("2.0", SCHEMA_VERSION):
+        if version in ("2.0", *VERSIONS):
             return version
         if version is not None:
-            raise ValueError(f"schema_version is {reprlib.repr(version)}, known are 2.0 and {SCHEMA_VERSION}")
+            known = f"known are {', '.join(('2.0', *VERSIONS[:-1]))} and {VERSIONS[-1]}"
+            raise ValueError(f"schema_version is {reprlib.repr(version)}, {known}")
     raise ValueError(
         f"no schema_version and none of v1's keys ({', '.join(_V1_KEYS)}): this is not a training_metrics.json"
     )
@@ -88,7 +88,7 @@ def _to_json(metrics: dict) -> str:
 
 @functools.cache
 def _schema() -> dict:
-    return json.loads(resources.files("testbed.metrics").joinpath(_SCHEMA_FILE).read_text(encoding="utf-8"))
+    return json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -116,13 +116,13 @@ def _schema_can_be_checked() -> bool:
 
 
 def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
-    rows = metrics.get("steps") if isinstance(metrics, dict) and version == SCHEMA_VERSION else None
+    rows = metrics.get("steps") if isinstance(metrics, dict) and version in VERSIONS else None
     if not isinstance(rows, list):
         rows = []
     document = {**metrics, "steps": []} if rows else metrics
     if not is_our_own or _schema_can_be_checked():
         _check_schema(document, rows, version)
-    if version != SCHEMA_VERSION:
+    if version not in VERSIONS:
         _check_sections(metrics)
     fault = _first_not_finite(document) or (_first_not_finite(metrics) if rows and _has_not_finite(rows) else None)
     if fault:
@@ -132,12 +132,12 @@ def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
 
 
 def _check_schema(document: Any, rows: list, version: str) -> None:
-    _raise_first(_validator(_DEFINITIONS[version]), document, ())
+    _raise_first(_validator(definition_of(version)), document, ())
     # One validator call per row would take 24 s for 100,000 rows; the rows' extremes say the same (_extreme_rows).
-    samples = _extreme_rows(rows)
-    if samples is None or not all(map(_validator("step").is_valid, samples)):
+    samples, of_rows = _extreme_rows(rows), f"{definition_of(version)}_step"
+    if samples is None or not all(map(_validator(of_rows).is_valid, samples)):
         for index, row in enumerate(rows):
-            _raise_first(_validator("step"), row, ("steps", index))
+            _raise_first(_validator(of_rows), row, ("steps", index))
 
 
 def _check_sections(metrics: dict) -> None:
