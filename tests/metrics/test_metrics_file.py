@@ -14,7 +14,7 @@ from support.metrics_examples import example_metrics, save, v1_metrics, v20_metr
 
 from testbed.metrics import file, schema
 from testbed.metrics.fields.metrics_file import TrainingMetrics
-from testbed.metrics.fields.types import Count, Since, Until
+from testbed.metrics.fields.types import Count
 from testbed.metrics.file import check_metrics, metrics_version, read_metrics, write_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def test_a_write_that_fails_leaves_the_earlier_file_whole(tmp_path, monkeypatch,
 
 def test_the_quick_check_of_rows_agrees_with_checking_every_row():
     """Rows are checked by their columns' extremes. 400 random faults: checking each row must say the same."""
-    validator = file._validator("v2_1_step")
+    validator = file._validator("step")
     values = [None, -1, 0, 1, 7, 0.0, -0.5, 2.5, 3.0, True, "x", [], [0.1], [0.1, -0.1], [None], [1, 0.5], {}, {"a": 1}]
     draw = random.Random(0)
     refused = 0
@@ -146,7 +146,7 @@ def test_the_quick_check_of_rows_agrees_with_checking_every_row():
 
 def test_the_step_schema_only_asks_what_the_quick_check_can_answer():
     """A rule between two columns, a pattern or an enum would pass the check of extremes unseen."""
-    step = SCHEMA["$defs"]["v2_1_step"]
+    step = SCHEMA["$defs"]["step"]
     assert set(step) == {"type", "additionalProperties", "required", "properties"}
     for field in step["properties"].values():
         assert set(field) <= {"type", "minimum", "items", "minItems"}
@@ -231,21 +231,17 @@ def test_schema_and_page_are_made_of_the_fields():
 
 def test_a_field_is_one_line(monkeypatch):
     class NextMetrics(TrainingMetrics):
-        altitude_m: NotRequired[Annotated[Count | None, Since("2.2"), "of the machine above the sea"]]
-        latitude: Annotated[float, Until("2.1"), "of the machine"]
+        altitude_m: Annotated[Count | None, "of the machine above the sea"]
+        latitude: NotRequired[float]
 
+    before = SCHEMA["$defs"]["v2_1"]
     monkeypatch.setattr(schema, "TrainingMetrics", NextMetrics)
-    monkeypatch.setattr(schema, "VERSIONS", ("2.1", "2.2"))
-    made = schema.schema()
-    before, after = made["$defs"]["v2_1"], made["$defs"]["v2_2"]
-    assert made["$ref"] == "#/$defs/v2_2" and after["properties"]["schema_version"] == {"const": "2.2"}
+    after = schema.schema()["$defs"]["v2_1"]
     assert after["properties"]["altitude_m"] == {"type": ["integer", "null"], "minimum": 0}
-    assert before["properties"]["latitude"] == {"type": "number"} and "latitude" in before["required"]
-    assert set(after["properties"]) ^ set(before["properties"]) == {"altitude_m", "latitude"}
-    assert set(before["required"]) - set(after["required"]) == {"latitude"}
-    page = schema.page_with_fields(f"{schema.BEGIN}{schema.END}")
-    assert "| `altitude_m` (since 2.2) | of the machine above the sea |" in page
-    assert "| `latitude` (until 2.1) | of the machine |" in page
+    assert after["properties"]["latitude"] == {"type": "number"}
+    assert set(after["properties"]) - set(before["properties"]) == {"altitude_m", "latitude"}
+    assert set(after["required"]) - set(before["required"]) == {"altitude_m"}
+    assert "| `altitude_m`, `latitude` | of the machine above the sea |" in schema.sections()
 
 
 def test_an_example_that_breaks_nothing_is_not_refused_for_its_size():

@@ -1,6 +1,6 @@
 """training_metrics.json, the only door between training and analysis: checked, atomically written, read in any version.
 
-fields/ says what each version holds and what each field means; schema.py makes the JSON schema and the page of it.
+fields/ says what each version holds and what each field means; the JSON schema and docs/metrics_file.md are made of it.
 Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two ranks (28 MB), of which the check takes
 0.4 to 0.6 s; 25 to 45 ms for 1,000 steps. A running program rewrites it by elapsed time, not every step.
 """
@@ -12,17 +12,18 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from testbed.io import read_json, write_text
-from testbed.metrics.fields.metrics_file import VERSIONS
-from testbed.metrics.schema import SCHEMA_FILE, definition_of
 
-SCHEMA_VERSION = VERSIONS[-1]
+SCHEMA_VERSION = "2.1"
 
+_SCHEMA_FILE = "training_metrics.schema.json"
+_DEFINITIONS = {"1": "v1", "2.0": "v2_0", "2.1": "v2_1"}
 _ROW_LISTS = ("steps", "evaluations", "checkpoints")  # can hold thousands of rows: one line of text each
-# The parts of a file that readers of every version look into. Only the schemas since 2.1 say what all of them are.
+# The parts of a file that readers of every version look into. Only 2.1's schema says what all of them are.
 _SECTIONS = ("training_config", "hardware", "settings", "summary")
 _OPTIONAL_SECTIONS = ("deepspeed_config", "scheduler")
 _TEXTS = ("run_id", "timestamp_utc", "git_commit", "command_line")
@@ -32,16 +33,15 @@ _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no ver
 
 
 def metrics_version(metrics: Any) -> str:
-    """Return the version of a loaded file: "1", "2.0" or one of VERSIONS. ValueError when it is none of them."""
+    """The version of a loaded file: "1", "2.0" or "2.1". ValueError when it is none of them."""
     if isinstance(metrics, dict):
         version = metrics.get("schema_version")
         if version is None and all(key in metrics for key in _V1_KEYS):
             return "1"
-        if version in ("2.0", *VERSIONS):
+        if version in ("2.0", SCHEMA_VERSION):
             return version
         if version is not None:
-            known = f"known are {', '.join(('2.0', *VERSIONS[:-1]))} and {VERSIONS[-1]}"
-            raise ValueError(f"schema_version is {reprlib.repr(version)}, {known}")
+            raise ValueError(f"schema_version is {reprlib.repr(version)}, known are 2.0 and {SCHEMA_VERSION}")
     raise ValueError(
         f"no schema_version and none of v1's keys ({', '.join(_V1_KEYS)}): this is not a training_metrics.json"
     )
@@ -88,7 +88,7 @@ def _to_json(metrics: dict) -> str:
 
 @functools.cache
 def _schema() -> dict:
-    return json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    return json.loads(resources.files("testbed.metrics").joinpath(_SCHEMA_FILE).read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -116,13 +116,13 @@ def _schema_can_be_checked() -> bool:
 
 
 def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
-    rows = metrics.get("steps") if isinstance(metrics, dict) and version in VERSIONS else None
+    rows = metrics.get("steps") if isinstance(metrics, dict) and version == SCHEMA_VERSION else None
     if not isinstance(rows, list):
         rows = []
     document = {**metrics, "steps": []} if rows else metrics
     if not is_our_own or _schema_can_be_checked():
         _check_schema(document, rows, version)
-    if version not in VERSIONS:
+    if version != SCHEMA_VERSION:
         _check_sections(metrics)
     fault = _first_not_finite(document) or (_first_not_finite(metrics) if rows and _has_not_finite(rows) else None)
     if fault:
@@ -132,12 +132,12 @@ def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
 
 
 def _check_schema(document: Any, rows: list, version: str) -> None:
-    _raise_first(_validator(definition_of(version)), document, ())
+    _raise_first(_validator(_DEFINITIONS[version]), document, ())
     # One validator call per row would take 24 s for 100,000 rows; the rows' extremes say the same (_extreme_rows).
-    samples, of_rows = _extreme_rows(rows), f"{definition_of(version)}_step"
-    if samples is None or not all(map(_validator(of_rows).is_valid, samples)):
+    samples = _extreme_rows(rows)
+    if samples is None or not all(map(_validator("step").is_valid, samples)):
         for index, row in enumerate(rows):
-            _raise_first(_validator(of_rows), row, ("steps", index))
+            _raise_first(_validator("step"), row, ("steps", index))
 
 
 def _check_sections(metrics: dict) -> None:
@@ -194,25 +194,23 @@ def _extreme_rows(rows: list) -> list[dict] | None:
         return []
     if not all(isinstance(row, dict) for row in rows) or len({tuple(row) for row in rows}) != 1:
         return None
-    columns = {}
+    columns: dict[str, list] = {}
     for key in rows[0]:
         values = [row[key] for row in rows]
-        if all(type(value) is list for value in values):
-            lengths = set(map(len, values))
-            flat = _extremes([item for value in values for item in value])
-            # An empty list is a shape of its own, because the schema may ask for at least one item.
-            columns[key] = None if flat is None else ([[]] if 0 in lengths else []) + [[item] for item in flat]
-        else:
-            columns[key] = _extremes(values)
-        if columns[key] is None:
+        are_lists = all(type(value) is list for value in values)
+        extremes = _extremes([item for value in values for item in value] if are_lists else values)
+        if extremes is None:
             return None
+        # An empty list is a shape of its own, because the schema may ask for at least one item.
+        empty: list[list] = [[]] if are_lists and [] in values else []
+        columns[key] = empty + [[item] for item in extremes] if are_lists else extremes
     longest = max(map(len, columns.values()))
     return [{key: values[min(index, len(values) - 1)] for key, values in columns.items()} for index in range(longest)]
 
 
 def _extremes(values: list) -> list | None:
     """The smallest of each type in `values`; None when a type has no order that a bound could speak of."""
-    found = []
+    found: list = []
     kinds = set(map(type, values))
     for kind in kinds:
         same = values if len(kinds) == 1 else [value for value in values if type(value) is kind]

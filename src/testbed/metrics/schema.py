@@ -1,7 +1,7 @@
 """Make the JSON schema of training_metrics.json, and the page that explains its fields, from the classes in fields/.
 
 A field is one line there: its type, which carries the rules for its values, and its meaning. A field without a meaning
-shares the row of the field before it. `Since` and `Until` name the first and the last version that has a field.
+shares the row of the field before it.
 """
 
 import json
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from testbed.metrics.fields.earlier import MetricsFile1, MetricsFile20
-from testbed.metrics.fields.metrics_file import SECTIONS, VERSIONS, TrainingMetrics
-from testbed.metrics.fields.types import Rule, Since, Until
+from testbed.metrics.fields.metrics_file import SECTIONS, TrainingMetrics
+from testbed.metrics.fields.types import Rule
+from testbed.metrics.file import SCHEMA_VERSION
 
 SCHEMA_FILE = Path(__file__).with_name("training_metrics.schema.json")
 BEGIN, END = "<!-- made by scripts/generate_metrics_schema.py: begin -->", "<!-- end -->"
@@ -39,11 +40,6 @@ class Field:
     is_nullable: bool
     rules: dict[str, Any]
     meaning: str | None
-    since: str
-    until: str
-
-    def is_in(self, version: str) -> bool:
-        return VERSIONS.index(self.since) <= VERSIONS.index(version) <= VERSIONS.index(self.until)
 
     @property
     def row_class(self) -> Any:
@@ -58,31 +54,24 @@ def fields_of(kind: type) -> list[Field]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of all versions; `$defs/v2_1_step` is a row of `steps` in version 2.1."""
-    definitions: dict[str, Any] = {}
-    for version in reversed(VERSIONS):
-        of_file = {**_object(TrainingMetrics, version), **_FAILURE_HAS_A_REASON}
-        of_file["properties"]["schema_version"] = {"const": version}
-        name = definition_of(version)
-        definitions[f"{name}_step"] = of_file["properties"]["steps"]["items"]
-        of_file["properties"]["steps"]["items"] = {"$ref": f"#/$defs/{name}_step"}
-        definitions[name] = of_file
-    definitions["v2_0"] = _object(MetricsFile20, VERSIONS[0], is_open=True)
-    definitions["v2_0"]["properties"]["schema_version"] = {"const": "2.0"}
-    definitions["v1"] = _object(MetricsFile1, VERSIONS[0], is_open=True)
+    """Return the JSON schema of all versions; `$defs/step` is a row of `steps`."""
+    ours = _with_version(_object(TrainingMetrics), SCHEMA_VERSION) | _FAILURE_HAS_A_REASON
+    steps = ours["properties"]["steps"]
+    step, steps["items"] = steps["items"], {"$ref": "#/$defs/step"}
+    name = "v" + SCHEMA_VERSION.replace(".", "_")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "training_metrics.json",
         "description": "Made by scripts/generate_metrics_schema.py. This project writes the version that $ref names, "
         "and reads the earlier ones too. docs/metrics_file.md explains each field.",
-        "$ref": f"#/$defs/{definition_of(VERSIONS[-1])}",
-        "$defs": definitions,
+        "$ref": f"#/$defs/{name}",
+        "$defs": {
+            name: ours,
+            "step": step,
+            "v2_0": _with_version(_object(MetricsFile20, is_open=True), "2.0"),
+            "v1": _object(MetricsFile1, is_open=True),
+        },
     }
-
-
-def definition_of(version: str) -> str:
-    """Return the name of a version among the schema's definitions."""
-    return "v" + version.replace(".", "_")
 
 
 def schema_text() -> str:
@@ -96,7 +85,7 @@ def page_with_fields(page: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page has no lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{_sections()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{sections()}\n{END}{after}"
 
 
 def _field(name: str, hint: Any) -> Field:
@@ -116,8 +105,6 @@ def _field(name: str, hint: Any) -> Field:
         is_nullable=is_nullable,
         rules={note.name: note.value for note in notes if isinstance(note, Rule)},
         meaning=next((note for note in notes if isinstance(note, str)), None),
-        since=next((note.version for note in notes if isinstance(note, Since)), VERSIONS[0]),
-        until=next((note.version for note in notes if isinstance(note, Until)), VERSIONS[-1]),
     )
 
 
@@ -128,35 +115,41 @@ def _without_notes(hint: Any) -> tuple[Any, list[Any]]:
     return hint, []
 
 
-def _object(kind: type, version: str, is_open: bool = False) -> dict[str, Any]:
-    fields = [field for field in fields_of(kind) if field.is_in(version)]
+def _object(kind: type, is_open: bool = False) -> dict[str, Any]:
+    fields = fields_of(kind)
     required = [field.name for field in fields if not field.is_optional]
     return {
         "type": "object",
         **({} if is_open else {"additionalProperties": False}),
         **({"required": required} if required else {}),
-        "properties": {field.name: _value(field, version, is_open) for field in fields},
+        "properties": {field.name: _value(field, is_open) for field in fields},
     }
 
 
-def _value(field: Field, version: str, is_open: bool) -> dict[str, Any]:
+def _with_version(of_file: dict[str, Any], version: str) -> dict[str, Any]:
+    of_file["properties"]["schema_version"] = {"const": version}
+    return of_file
+
+
+def _value(field: Field, is_open: bool) -> dict[str, Any]:
     """Return the schema of a field's values."""
     if field.kind is Any:
         return {}
     if get_origin(field.kind) is Literal:
         return {"enum": [*get_args(field.kind), *([None] if field.is_nullable else [])]}
     if is_typeddict(field.kind):
-        found = _object(field.kind, version, is_open)
+        found = _object(field.kind, is_open)
     else:
         found = {"type": _KINDS[get_origin(field.kind) or field.kind], **field.rules}
         if found["type"] == "array":
-            found["items"] = _value(_field("", get_args(field.kind)[0]), version, is_open)
+            found["items"] = _value(_field("", get_args(field.kind)[0]), is_open)
     if field.is_nullable:
         found["type"] = [found["type"], "null"]
     return found
 
 
-def _sections() -> str:
+def sections() -> str:
+    """Return the tables of all fields, as docs/metrics_file.md has them."""
     lines: list[str] = []
     rows: list[tuple[list[str], str]] = []
     for field in fields_of(TrainingMetrics):
@@ -166,21 +159,15 @@ def _sections() -> str:
             lines += [f"### {title}", "", *([sentence, ""] if sentence else [])]
             rows = []
         for name, each in _with_members("", field):
-            shown = f"`{name}`{_in_which_versions(each)}"
             if each.meaning is None:
-                rows[-1][0].append(shown)
+                rows[-1][0].append(f"`{name}`")
             else:
-                rows.append(([shown], each.meaning))
+                rows.append(([f"`{name}`"], each.meaning))
     return "\n".join([*lines, *_table(rows)]) + "\n"
 
 
 def _table(rows: list[tuple[list[str], str]]) -> list[str]:
     return ["| field | meaning |", "|---|---|", *(f"| {', '.join(names)} | {meaning} |" for names, meaning in rows)]
-
-
-def _in_which_versions(field: Field) -> str:
-    since = f" (since {field.since})" if field.since != VERSIONS[0] else ""
-    return since or (f" (until {field.until})" if field.until != VERSIONS[-1] else "")
 
 
 def _with_members(prefix: str, field: Field) -> Iterator[tuple[str, Field]]:

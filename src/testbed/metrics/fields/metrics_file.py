@@ -19,8 +19,6 @@ from testbed.metrics.fields.steps import Epoch, Evaluation, Flops, Memory, Step,
 from testbed.metrics.fields.training import Data, DeepSpeedConfig, Hardware, TrainingConfig
 from testbed.metrics.fields.types import AboveZero, Name, OneOrMore
 
-VERSIONS = ("2.1",)  # that the class describes, oldest first; this project writes the last one
-
 
 class TrainingMetrics(TypedDict):
     schema_version: Annotated[str, '"2.1"']

@@ -1,4 +1,4 @@
-"""The types of the fields of a metrics file, and what a field can carry besides its type and its meaning."""
+"""The types of the fields of a metrics file: each carries the rules for its values."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -10,20 +10,6 @@ class Rule:
 
     name: str
     value: Any
-
-
-@dataclass(frozen=True)
-class Since:
-    """The first version that has the field."""
-
-    version: str
-
-
-@dataclass(frozen=True)
-class Until:
-    """The last version that has the field."""
-
-    version: str
 
 
 Item = TypeVar("Item")
