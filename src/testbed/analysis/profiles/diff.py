@@ -177,4 +177,5 @@ def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
 
 
 def _change(values: list[float | None]) -> str:
-    return "n/a" if None in values else f"{(values[1] - values[0]) / 1e6:+,.3f}"
+    before, now = values
+    return "n/a" if before is None or now is None else f"{(now - before) / 1e6:+,.3f}"
