@@ -12,7 +12,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -89,8 +89,9 @@ class Block(nn.Module):
         # the recomputation lies inside the module: what wraps a block (FSDP) gathers its weights around both passes
         if self.activation_checkpointing == "none" or not torch.is_grad_enabled():
             return self._layer(x)
-        context = {"context_fn": _keep_matrix_products} if self.activation_checkpointing == "selective" else {}
-        return checkpoint(self._layer, x, use_reentrant=False, **context)
+        if self.activation_checkpointing == "selective":
+            return checkpoint(self._layer, x, use_reentrant=False, context_fn=_keep_matrix_products)
+        return checkpoint(self._layer, x, use_reentrant=False)
 
     def _layer(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.attn(self.ln_1(x)))
@@ -104,6 +105,8 @@ def _keep_matrix_products():
 
 class GPT2(nn.Module):
     """The language model, or with `part` some layers of it. The head is the token embedding itself."""
+
+    padding_bias: torch.Tensor
 
     def __init__(
         self,
@@ -162,6 +165,11 @@ class GPT2(nn.Module):
         for block in self.h.values():
             x = block(x)
         return self.padded_logits(self.ln_f(x)) if self.predicts else x
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return the layers that this model has, from the first on."""
+        return cast("list[Block]", list(self.h.values()))
 
     def padded_logits(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, padded V); minus infinity where there is no token."""
