@@ -16,8 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import resources
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from testbed.errors import Failure
 
@@ -136,7 +137,7 @@ class NotAFile(OSError):
     """Something else stands where a file was looked for."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file open for reading, in bytes.
 
     Raises:

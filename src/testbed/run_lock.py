@@ -177,10 +177,10 @@ def why_gone(directory: Path) -> str | None:
             f"--checkpoint_path {name} was deleted or unmounted while the run wrote into it, and {now}; nothing is "
             "written there: begin again in a folder that stays, or mount it again and go on with --resume"
         )
-    place = one_line(str(place))
+    there = one_line(str(place))
     return (
-        f"--checkpoint_path {name} was renamed to {place} while the run wrote into it, and {now}; all that was written "
-        f"is there: go on with --checkpoint_path {place} --resume"
+        f"--checkpoint_path {name} was renamed to {there} while the run wrote into it, and {now}; all that was written "
+        f"is there: go on with --checkpoint_path {there} --resume"
     )
 
 

@@ -6,16 +6,19 @@ import os
 import random
 import re
 from pathlib import Path
+from typing import Annotated, NotRequired
 
 import jsonschema
 import pytest
 from support.metrics_examples import as_2_1, example_metrics, save, v1_metrics, v20_metrics
 
-from testbed.metrics import file
+from testbed.metrics import file, schema
+from testbed.metrics.fields.metrics_file import TrainingMetrics
+from testbed.metrics.fields.types import Count
 from testbed.metrics.file import check_metrics, metrics_version, read_metrics, write_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = json.loads((ROOT / "src/testbed/metrics/training_metrics.schema.json").read_text(encoding="utf-8"))
+SCHEMA = schema.schema()
 
 
 def running_metrics() -> dict:
@@ -233,29 +236,27 @@ def test_every_field_of_2_0_is_still_there():
     )
 
 
-def schema_fields(schema: dict, prefix: str = "") -> list[str]:
-    """Every field of a schema as the guide writes it: epochs[].epoch_idx, hardware.world_size."""
-    if "$ref" in schema:
-        schema = SCHEMA["$defs"][schema["$ref"].split("/")[-1]]
-    found = []
-    for key, value in schema.get("properties", {}).items():
-        found.append(prefix + key)
-        items = value.get("items", {})
-        is_rows = "$ref" in items or "properties" in items
-        found += schema_fields(items if is_rows else value, f"{prefix}{key}{'[]' if is_rows else ''}.")
-    return found
+def test_schema_and_page_are_made_of_the_fields():
+    """Else: python scripts/generate_metrics_schema.py."""
+    assert schema.SCHEMA_FILE.read_text(encoding="utf-8") == schema.schema_text()
+    assert json.loads(schema.schema_text()) == SCHEMA
+    page = (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
+    assert schema.page_with_fields(page) == page
 
 
-def test_the_guide_names_every_field_and_no_other():
-    guide = (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
-    documented = set()
-    for line in guide.splitlines():
-        if line.startswith("| `"):
-            documented |= set(re.findall(r"`([^`]+)`", line.split("|")[1]))
-    fields = schema_fields(SCHEMA["$defs"]["v2_2"])
-    assert len(fields) > 150
-    assert [field for field in fields if field not in documented] == []
-    assert sorted(documented - set(fields)) == []
+def test_a_field_is_one_line(monkeypatch):
+    class NextMetrics(TrainingMetrics):
+        altitude_m: Annotated[Count | None, "of the machine above the sea"]
+        latitude: NotRequired[float]
+
+    before = SCHEMA["$defs"]["v2_2"]
+    monkeypatch.setattr(schema, "TrainingMetrics", NextMetrics)
+    after = schema.schema()["$defs"]["v2_2"]
+    assert after["properties"]["altitude_m"] == {"type": ["integer", "null"], "minimum": 0}
+    assert after["properties"]["latitude"] == {"type": "number"}
+    assert set(after["properties"]) - set(before["properties"]) == {"altitude_m", "latitude"}
+    assert set(after["required"]) - set(before["required"]) == {"altitude_m"}
+    assert "| `altitude_m`, `latitude` | of the machine above the sea |" in schema.sections()
 
 
 def test_an_example_that_breaks_nothing_is_not_refused_for_its_size():

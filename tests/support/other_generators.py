@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -122,7 +123,7 @@ def _theirs(model: GPT2, prompts: Sequence[list[int]], new_tokens: int) -> Run:
         bos_token_id=None,
         eos_token_id=None,  # nothing ends a sequence before its time
     )
-    theirs = GPT2LMHeadModel(config)
+    theirs: Any = GPT2LMHeadModel(config)  # its annotations refuse what its documentation shows
     theirs.load_state_dict(to_transformers(model.state_dict(), shape), strict=False)  # the tied head is stored once
     theirs.tie_weights()
     theirs.to(model.wte.weight.device, model.wte.weight.dtype).eval()

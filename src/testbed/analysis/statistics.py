@@ -33,12 +33,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy import special, stats
 
+Value = TypeVar("Value")
 MIN_REPEATS = 5  # measuring.md, rule 13: fewer make no claim
 CONFIDENCE = 0.95
 POWER = 0.80  # an effect counts as detectable when four of five comparisons would find it
@@ -83,6 +85,13 @@ class Ratio:
         return None if self.planning_noise is None else repeats_needed(self.planning_noise, effect)
 
 
+def all_known(values: Iterable[Value | None]) -> tuple[Value, ...] | None:
+    """Return the values, or None where one of them is not known."""
+    given = tuple(values)
+    known = tuple(value for value in given if value is not None)
+    return known if len(known) == len(given) else None
+
+
 def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """Compare rates (more is better), one number per run. The verdict is about `a`.
 
@@ -99,7 +108,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
     effect = math.expm1(
         math.hypot(*(_effect_per_noise(len(rates)) * _log_stdev(rates) for rates in (a, b)))
         / math.sqrt(2)
-        * (planning_noise / noise if noise else 1.0)
+        * (planning_noise / noise if noise and planning_noise is not None else 1.0)
     )
     return Ratio(ratio, low, high, len(a), len(b), verdict, effect, noise, planning_noise)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -23,6 +23,7 @@ from testbed.model.gpt2 import BACKENDS
 FUSED = ("cudnn", "flash", "efficient")
 ABOUT_AS_FAST = 1.05  # times the fastest
 LARGEST_ERROR = 2e-2  # of the largest element; bf16 rounds to 4e-3
+Heads: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 PASSES = 5  # one after the other, so that the host's part does not decide
 
 
@@ -139,22 +140,21 @@ def _error(backend: str, settings: RunSettings, device: torch.device, dtype: tor
     return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(ours, exact, strict=True))
 
 
-def _heads(
-    settings: RunSettings, device: torch.device, dtype: torch.dtype, shape: tuple[int, int]
-) -> tuple[torch.Tensor, ...]:
+def _heads(settings: RunSettings, device: torch.device, dtype: torch.dtype, shape: tuple[int, int]) -> Heads:
     """Query, key and value (B, H, T, D) as they lie in the model: views of one product. The same numbers every time."""
     heads = settings.num_heads // settings.mesh.tensor
     size = settings.embedding_size // settings.num_heads
     generator = torch.Generator(device).manual_seed(0)
     packed = torch.randn(*shape, 3, heads, size, device=device, generator=generator).to(dtype).requires_grad_()
-    return packed.permute(2, 0, 3, 1, 4).unbind(0)
+    query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    return query, key, value
 
 
 def _forward_and_backward(
-    backend: str, settings: RunSettings, heads: tuple[torch.Tensor, ...], dtype: torch.dtype | None = None
+    backend: str, settings: RunSettings, heads: Heads, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Output, and the gradients of query, key and value when the output's is one everywhere."""
-    heads = tuple(head.detach().to(dtype or head.dtype).requires_grad_() for head in heads)
+    query, key, value = (head.detach().to(dtype or head.dtype).requires_grad_() for head in heads)
     with sdpa_kernel(BACKENDS[backend]):
-        output = F.scaled_dot_product_attention(*heads, dropout_p=settings.dropout, is_causal=True)
-    return output.detach(), *torch.autograd.grad(output, heads, torch.ones_like(output))
+        output = F.scaled_dot_product_attention(query, key, value, dropout_p=settings.dropout, is_causal=True)
+    return output.detach(), *torch.autograd.grad(output, (query, key, value), torch.ones_like(output))

@@ -14,7 +14,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 import torch
@@ -34,7 +34,6 @@ from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
-from typing import TYPE_CHECKING
 
 MARGIN = 0.05  # of the memory: fragments, the libraries' own, and the step that is a little larger than the first
 ENOUGH_TOKENS_ON_CPU = 2048  # of a micro batch; see docs/automatic_choices.md for what larger ones cost
@@ -243,12 +242,18 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
     return Finding(best, peaks[best], free, bigger, needs, is_tried=True)
 
 
+class _Placed(GPT2):
+    """A model that is made where it is needed: tensors without memory cannot be moved, not even to where they are."""
+
+    def to(self, *place: Any, **options: Any) -> Self:
+        return self
+
+
 def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
     """A single process that does the work of one rank, uncompiled: compiling would have to be done for each size."""
     alone = dataclasses.replace(settings, run_type="baseline", compile=False, mesh=MeshSizes())
     with device:
-        model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
-    model.to = lambda _: model  # it lies there; tensors without memory cannot be moved, not even to where they are
+        model = _Placed(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
     if settings.matmul == "fp8":
         convert_to_float8_(model)
     return Baseline(alone, model, device)

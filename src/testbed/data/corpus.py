@@ -179,7 +179,7 @@ def write_corpus(
             "stopped_by": stopped_by,
             "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
-            "datasets": importlib.metadata.version("datasets"),
+            "datasets": _installed_version("datasets"),
         }
         # The old manifest goes first: a crash in between leaves documents that say they have none, never a wrong one.
         (directory / MANIFEST).unlink(missing_ok=True)
@@ -322,6 +322,13 @@ def _command(output_dir: Path, manifest: dict[str, Any]) -> str:
     if output_dir != Path("dataset"):
         words += ["--output_dir", str(output_dir)]
     return f"python download_data.py {shlex.join(words)} --overwrite"
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _hash_of(path: Path) -> Any:

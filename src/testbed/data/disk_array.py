@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -42,6 +43,10 @@ class DiskArray:
     def __len__(self) -> int:
         return self._length
 
+    @overload
+    def __getitem__(self, where: slice) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, where: int) -> np.generic: ...
     def __getitem__(self, where: int | slice) -> np.ndarray | np.generic:
         if not isinstance(where, slice):
             return self._read(range(self._length)[where], 1)[0]

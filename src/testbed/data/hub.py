@@ -119,6 +119,7 @@ class HubDataset(DatasetsSource):
             info = huggingface_hub.HfApi().dataset_info(self.source, revision=branch, timeout=_TIMEOUT_S)
         except Exception as error:
             raise self._sentence(error) from error
+        assert info.sha is not None, "a repository on the Hub has a commit"
         return info.sha
 
     def _sentence(self, error: Exception) -> Exception:
@@ -165,8 +166,12 @@ class TinyShakespeare:
     _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
     def __init__(self, url: str = _URL, sha256: str = _SHA256) -> None:
-        self.name, self.source, self.revision = "shakespeare", url, sha256
-        self.config = self.split = self.wanted_text_field = self.text_field = None
+        self.name, self.source = "shakespeare", url
+        self.revision: str | None = sha256
+        self.config: str | None = None
+        self.split: str | None = None
+        self.wanted_text_field: str | None = None
+        self.text_field: str | None = None
         self.notes: list[str] = []
         self._text = ""
 

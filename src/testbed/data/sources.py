@@ -91,8 +91,11 @@ class StandardLibrary:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.name = self.source = "stdlib"
-        self.config = self.split = self.wanted_text_field = self.text_field = None
-        self.revision = f"{platform.python_implementation()} {platform.python_version()}"
+        self.config: str | None = None
+        self.split: str | None = None
+        self.wanted_text_field: str | None = None
+        self.text_field: str | None = None
+        self.revision: str | None = f"{platform.python_implementation()} {platform.python_version()}"
         self.notes: list[str] = []
         self._folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
 

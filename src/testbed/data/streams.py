@@ -100,7 +100,7 @@ class DatasetsSource(abc.ABC):
                 name for name, kind in features.items() if getattr(kind, "dtype", "") in ("string", "large_string")
             ]
         else:
-            row = next(iter(dataset), {})
+            row: dict[str, Any] = next(iter(dataset), {})
             columns = list(row)
             texts = [name for name, value in row.items() if isinstance(value, str)]
         field = find_text_field(columns, texts, self.wanted_text_field, self.source)

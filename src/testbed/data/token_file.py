@@ -177,7 +177,7 @@ class TokenFileWriter:
         self._file.write(data)
         self._hash.update(data)
         assert (self._targets_file is None) == (first_target is None), "a file of pairs has targets in every document"
-        if self._targets_file is not None:
+        if self._targets_file is not None and first_target is not None:
             assert 0 < first_target < len(document), "a target has a token before it, from which it is predicted"
             targets = (np.arange(len(document)) >= first_target).astype(np.uint8).tobytes()
             self._targets_file.write(targets)
@@ -313,7 +313,7 @@ def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | Non
     digest = hashlib.sha256()
     max_token_id = 0
     for _, chunk in token_file.tokens.chunks():
-        digest.update(chunk)
+        digest.update(chunk.data)
         max_token_id = max(max_token_id, int(chunk.max()))
         if progress is not None:
             progress(chunk.nbytes)
@@ -321,8 +321,8 @@ def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | Non
     if token_file.targets is None:
         return TokenScan(max_token_id, sha256, sha256)
     for _, chunk in token_file.targets.chunks():
-        digest.update(chunk)
-        targets_digest.update(chunk)
+        digest.update(chunk.data)
+        targets_digest.update(chunk.data)
     return TokenScan(max_token_id, sha256, digest.hexdigest(), targets_digest.hexdigest())
 
 
@@ -360,6 +360,7 @@ def _check_targets(token_file: TokenFile, scan: TokenScan, flag: str) -> None:
     pairs would have no loss."""
     fault = None
     starts, ends = token_file.documents
+    assert token_file.targets is not None
     targets = token_file.targets[:]
     if scan.targets_sha256 != token_file.targets_sha256:
         fault = "changed after they were written"

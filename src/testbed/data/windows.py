@@ -34,6 +34,7 @@ class Windows:
     @functools.cached_property
     def _pairs(self) -> np.ndarray:
         """(pairs that fit, 3): where each begins, where it ends, and its number of targets."""
+        assert self.token_file.targets is not None
         starts, ends = self.token_file.documents
         num_targets = np.add.reduceat(self.token_file.targets[:], starts, dtype=np.int64)
         return np.stack([starts, ends, num_targets], axis=1)[ends - starts <= self.seq_length + 1]

@@ -39,8 +39,14 @@ def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -
     else:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
         store, device_id = dist.HashStore(), None
-    place = {"rank": launch.rank, "world_size": launch.world_size}
-    dist.init_process_group(backend, store=store, timeout=START_TIMEOUT, device_id=device_id, **place)
+    dist.init_process_group(
+        backend,
+        store=store,
+        timeout=START_TIMEOUT,
+        device_id=device_id,
+        rank=launch.rank,
+        world_size=launch.world_size,
+    )
     return backend
 
 
@@ -54,8 +60,15 @@ def _store_of_this_start(launch: Launch) -> dist.Store:
     if is_held_here(launch) and is_loopback(address) and port is not None:
         # PyTorch alone would listen at all addresses of the machine
         listener = listen(address, port).detach()
-        place = {"host_name": address, "port": port, "world_size": launch.world_size, "is_master": True}
-        store = dist.TCPStore(**place, timeout=START_TIMEOUT, multi_tenant=True, master_listen_fd=listener)
+        store: dist.Store = dist.TCPStore(
+            address,
+            port,
+            launch.world_size,
+            is_master=True,
+            timeout=START_TIMEOUT,
+            multi_tenant=True,
+            master_listen_fd=listener,
+        )
     else:
         store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
     store.set_timeout(START_TIMEOUT)
@@ -209,7 +222,7 @@ def check_identical(tensors: dict[str, torch.Tensor], what: str) -> None:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     digests = gather_objects(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[0]:

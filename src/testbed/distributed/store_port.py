@@ -58,8 +58,8 @@ def listen(address: str, port: int) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         raise PortTaken(
-            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({os.strerror(error.errno)}): another "
-            f"run, or what is left of one, has it; start with --master_port {free_port()}, before src/gpt2.py "
+            f"MASTER_PORT={port}, where the ranks meet, cannot be listened at ({os.strerror(error.errno or 0)}): "
+            f"another run, or what is left of one, has it; start with --master_port {free_port()}, before src/gpt2.py "
             "(torchrun: --master-port)"
         ) from None
 

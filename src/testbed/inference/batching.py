@@ -60,6 +60,13 @@ class QueueFull(Exception):
     """As many requests wait as may; submit it again later."""
 
 
+def shape_of(module: nn.Module) -> ModelShape:
+    """Return the shape of a GPT2 or a CachedModel."""
+    shape = module.shape
+    assert isinstance(shape, ModelShape), "a wrapper hides the shape of its model"
+    return shape
+
+
 class BatchingEngine:
     """Runs requests in one batch. Not for several threads at once; the same calls in the same order give the same
     tokens. A request's tokens do not depend on its neighbours, but for rounding: a matrix product of other sizes may
@@ -85,7 +92,7 @@ class BatchingEngine:
         shape: ModelShape | None = None,
     ):
         self.module = CachedModel(module) if isinstance(module, GPT2) else module
-        self.shape = self.module.shape if shape is None else shape
+        self.shape = shape_of(self.module) if shape is None else shape
         positions = self.shape.max_position_embeddings
         self.max_length = positions if max_length is None else max_length
         for name, number in {"max_batch": max_batch, "max_queue": max_queue, "max_length": self.max_length}.items():

@@ -48,7 +48,9 @@ def score_pairs(
     metric = BLEU()
     # as sacrebleu wants them: the first references of all pairs, the second ones, ...; None where a pair has no more
     most = max(len(pair.references) for pair in pairs)
-    references = [[pair.references[n] if n < len(pair.references) else None for pair in pairs] for n in range(most)]
+    references: Any = [
+        [pair.references[n] if n < len(pair.references) else None for pair in pairs] for n in range(most)
+    ]
     return {
         "pairs": len(pairs),
         "score": metric.corpus_score(texts, references).score,

@@ -47,6 +47,7 @@ class CachedModel(nn.Module):
         last = _on_device([length - 1 for length in lengths], ids.device)  # (R,)
         longest = max(lengths)
         mask = None
+        place: tuple[slice | torch.Tensor, ...]
         if T > 1:
             place = (slice(None), slots, slice(None), slice(0, T))
             positions = torch.arange(T, device=ids.device)
@@ -60,12 +61,12 @@ class CachedModel(nn.Module):
             mask = torch.zeros(R, 1, 1, longest, device=ids.device, dtype=cache.data.dtype)
             mask.masked_fill_(is_beyond.view(mask.shape), -torch.inf)
         x = self.model.wte(ids) + self.model.wpe(positions)  # (R, T, C)
-        for layer, block in zip(cache.data, self.model.h.values(), strict=True):
+        for layer, block in zip(cache.data, self.model.blocks, strict=True):
             query, new = _project(block, x, layer.dtype)
             # an index per sequence puts its own dimension first: (R, 2, H, D)
             layer[place] = new.squeeze(3).transpose(0, 1) if mask is not None else new
             if T > 1:
-                mixed = F.scaled_dot_product_attention(query, *new, is_causal=True)
+                mixed = F.scaled_dot_product_attention(query, new[0], new[1], is_causal=True)
             else:
                 keys, values = layer[:, slots, :, :longest]  # a view: nothing is copied
                 mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)

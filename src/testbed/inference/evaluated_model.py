@@ -47,6 +47,8 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     """
     given = arguments.checkpoint if arguments.checkpoint is not None else arguments.from_pretrained
     flag = f"--{'checkpoint' if arguments.checkpoint is not None else 'from_pretrained'} {given}"
+    directory: Path | None
+    reads: str | None
     if arguments.checkpoint is None and is_published(given):
         directory, shape, reads = None, MODEL_SIZES[given], "gpt2"
     else:
@@ -92,6 +94,7 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     if data is not None and tokenizer is not None:
         _check_tokenizer(tokenizer, data, flag)
     if arguments.bleu is not None:  # whatever is wrong with a line is said now
+        assert tokenizer is not None
         prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, shape.max_position_embeddings)
     name = given if directory is None else directory.resolve().name
     return EvaluatedModel(flag, directory, name, shape, data, sha256, tokenizer, window, stride, max_windows, out)

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from testbed.analysis.statistics import compare
+from testbed.data.disk_array import DiskArray
 from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
@@ -127,11 +128,13 @@ class Evaluation:
         return found
 
     def measure_perplexity(self, quantized: dict[str, Quantized]) -> None:
-        subject, tokens = self.subject, self.subject.data.tokens
+        subject, data = self.subject, self.subject.data
+        assert data is not None
+        tokens = data.tokens
         windows = sliding_windows(len(tokens), subject.window, subject.stride, subject.max_windows)
         num_bytes = None if subject.tokenizer is None else scored_bytes(tokens, windows, subject.tokenizer)
         self.content["data"] = {
-            "name": subject.data.path.name, "sha256": subject.data_sha256, "num_tokens": len(tokens),
+            "name": data.path.name, "sha256": subject.data_sha256, "num_tokens": len(tokens),
             "window": subject.window, "stride": subject.stride, "num_windows": len(windows),
             "num_target_tokens": sum(window.scored for window in windows), "num_bytes": num_bytes,
         }  # fmt: skip
@@ -199,9 +202,11 @@ class Evaluation:
     def measure_bleu(self, model: GPT2) -> None:
         from testbed.inference.bleu import score_pairs  # and sacrebleu with it
 
+        tokenizer = self.subject.tokenizer
+        assert tokenizer is not None
         with self.bar(1, "bleu"):
             self.content["bleu"] = score_pairs(
-                model, self.subject.tokenizer, self.arguments.bleu, self.arguments.bleu_max_new_tokens
+                model, tokenizer, self.arguments.bleu, self.arguments.bleu_max_new_tokens
             )
         self.save()
 
@@ -210,7 +215,7 @@ class Evaluation:
         found = compare(of, against)
         return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": found.verdict}
 
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> np.ndarray | DiskArray:
         """Ids to cut prompts from: the data's, or random ones."""
         if self.subject.data is not None:
             return self.subject.data.tokens

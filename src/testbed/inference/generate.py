@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from testbed.inference.batching import BatchingEngine, GenerationRequest
+from testbed.inference.batching import BatchingEngine, GenerationRequest, shape_of
 from testbed.inference.sampling import GREEDY, Sampling
 
 DEFAULT_BATCH = 8  # sequences at a time: GPT-2 124M with all its positions needs 0.6 GB of cache for them in fp32
@@ -64,7 +64,7 @@ def stream(
 def _engine_for(model: nn.Module, requests: Sequence[GenerationRequest], max_batch: int) -> BatchingEngine:
     """An engine with all requests in its queue, and no more cache than they need."""
     longest = max(len(request.prompt) for request in requests) + requests[0].max_new_tokens
-    positions = model.shape.max_position_embeddings
+    positions = shape_of(model).max_position_embeddings
     engine = BatchingEngine(
         model, max_batch=max_batch, max_queue=len(requests), max_length=max(1, min(longest, positions))
     )

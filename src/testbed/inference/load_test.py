@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from testbed.data.disk_array import DiskArray
 from testbed.inference.batching import BatchingEngine, GenerationRequest, QueueFull
 from testbed.inference.prompts import draw_prompt
 from testbed.profiling.device_limits import peak_memory
@@ -35,7 +36,7 @@ SHARES_OF_CAPACITY = (0.25, 0.5, 0.75, 0.9, 1.1)  # the rates of an open loop wh
 class Traffic:
     """What requests ask for. The same seed makes the same requests in the same order, at every rate and concurrency."""
 
-    tokens: np.ndarray  # to cut prompts from
+    tokens: np.ndarray | DiskArray  # to cut prompts from
     prompt_tokens: int  # of the longest prompt
     new_tokens: int  # of the longest answer
     requests: int
@@ -51,7 +52,7 @@ class Traffic:
 
 
 def _half_to_all(number: int, random: np.random.Generator) -> int:
-    return random.integers(-(-number // 2), number, endpoint=True)
+    return int(random.integers(-(-number // 2), number, endpoint=True))
 
 
 def warm_up(engine: BatchingEngine, traffic: Traffic) -> None:
@@ -180,8 +181,9 @@ def saturation(closed: Sequence[dict[str, Any]], opened: Sequence[dict[str, Any]
     was free. Above capacity the queue grows from beginning to end; that this can be seen takes several times
     `max_batch` requests (subject.REQUESTS_PER_SLOT), for fewer would fill the batch and be over. None: at no rate.
     """
-    best = max(point["tokens_per_s"] for point in closed) if closed else None
-    enough = [point["concurrency"] for point in closed if point["tokens_per_s"] >= SATURATED_AT * best]
+    best = max((point["tokens_per_s"] for point in closed), default=None)
+    least = SATURATED_AT * (best or 0)
+    enough = [point["concurrency"] for point in closed if point["tokens_per_s"] >= least]
     sustained = None
     for point in sorted(opened, key=lambda point: point["rate_per_s"]):
         if point["rejected"] or not _start_at_once(point["samples"], max_batch):

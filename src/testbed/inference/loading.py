@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from testbed.config.initial_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
@@ -41,12 +41,13 @@ def load_model(source: Path | str, device: torch.device | str = "cpu", dtype: to
     # a path that no published name is equal to: a folder may be called gpt2
     init_from = source if is_published(source) else str(Path(source).absolute())
     weights = read_initial_weights(init_from, shape, name=str(source))
+    assert weights is not None, "only scratch has no weights"
     model = GPT2(shape)
     model.load_state_dict(weights)
     return model.to(device=device, dtype=dtype).eval()
 
 
-def is_published(source: Path | str) -> bool:
+def is_published(source: Path | str) -> TypeGuard[str]:
     """Whether `source` names weights on the hub. A Path is a folder, and so is a str where there is such a folder."""
     return isinstance(source, str) and source in PUBLISHED and not Path(source).is_dir()
 
@@ -89,6 +90,7 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
         OSError: GPT-2's files cannot be had.
     """
     shape, path = shape_of_config(source), tokenizer_path
+    name: str | None
     if is_published(source):
         name = "gpt2"
     else:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from testbed.data.disk_array import DiskArray
 from testbed.data.tokenizer import Tokenizer
 from testbed.model.gpt2 import GPT2
 
@@ -59,7 +60,7 @@ def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None 
 @torch.no_grad()
 def window_nats(
     model: GPT2,
-    tokens: np.ndarray,
+    tokens: np.ndarray | DiskArray,
     windows: Sequence[TokenWindow],
     progress: Callable[[int], Any] = lambda number: None,
     at_once: int | None = None,
@@ -76,8 +77,8 @@ def window_nats(
     per_row = max(window.length for window in windows) * model.shape.padded_vocab_size * 4
     most = at_once or max(1, LOGITS_BYTES // per_row)
     for batch in _alike(windows, most):
-        ids = np.stack([tokens[each.start : each.start + each.length + 1].astype(np.int64) for each in batch])
-        ids = torch.from_numpy(ids).to(device)  # (B, T + 1)
+        rows = np.stack([tokens[each.start : each.start + each.length + 1].astype(np.int64) for each in batch])
+        ids = torch.from_numpy(rows).to(device)  # (B, T + 1)
         logits = model(ids[:, :-1]).float()
         nats = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").double()
         found += [float(row[-each.scored :].sum()) for row, each in zip(nats.view(len(batch), -1), batch, strict=True)]
@@ -96,7 +97,7 @@ def _alike(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]
     return batches
 
 
-def scored_bytes(tokens: np.ndarray, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
+def scored_bytes(tokens: np.ndarray | DiskArray, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
     """Bytes of text that the scored targets stand for. End-of-text stands for none, though predicting it costs bits."""
     lengths = tokenizer.byte_lengths()
     ends = [window.start + window.length + 1 for window in windows]

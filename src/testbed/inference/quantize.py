@@ -19,12 +19,12 @@ import importlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -56,8 +56,10 @@ class Quantized:
     @property
     def size(self) -> dict[str, Any]:
         """The fields of a scheme in inference_metrics.json that need no measurement."""
-        fields = ("num_quantized_parameters", "num_products", "num_quantized_products")
-        fields += ("bytes_in_memory", "bytes_on_disk", "bytes_expected")
+        fields = (
+            *("num_quantized_parameters", "num_products", "num_quantized_products"),
+            *("bytes_in_memory", "bytes_on_disk", "bytes_expected"),
+        )
         return {
             "bits": SCHEMES[self.scheme].bits,
             "num_parameters": self.model.shape.num_parameters,
@@ -79,7 +81,7 @@ def quantize(model: GPT2, scheme: str) -> Quantized:
     if scheme == "none":
         quantized, num_quantized, num_quantized_products = model.eval(), 0, 0
     else:
-        quantized = _convert(copy.deepcopy(model).eval(), scheme, shape, device)
+        quantized = cast("GPT2", _convert(copy.deepcopy(model).eval(), scheme, shape, device))
         changed = [name for name in layers if _is_quantized(quantized.get_submodule(name))]
         num_quantized, num_quantized_products = sum(layers[name] for name in changed), len(changed)
         if scheme == "bf16":  # everything, the head too
@@ -176,7 +178,9 @@ def _rest_dtype(scheme: str, device_type: str) -> torch.dtype:
 
 
 def _is_quantized(layer: nn.Module) -> bool:
-    weight = layer.weight() if callable(layer.weight) else layer.weight  # torch's own quantized layers have a method
+    weight = layer.weight
+    if not isinstance(weight, torch.Tensor):  # torch's own quantized layers have a method
+        weight = cast("Callable[[], torch.Tensor]", weight)()
     return weight.is_quantized or is_traceable_wrapper_subclass(weight)
 
 
@@ -196,8 +200,10 @@ def expected_bytes(shape: ModelShape, scheme: str, device_type: str) -> int:
         quantized = weights
     elif scheme == "int4_weight_only":
         row = INT4_CUDA_ROW if device_type == "cuda" else 1
+        group = group_size(shape)
+        assert group is not None, "check_scheme refuses such a shape"
         kept = layers * channels * (8 * _multiple(channels, row) + _multiple(4 * channels, row))
-        quantized = kept // 2 + kept // group_size(shape) * 2 * width
+        quantized = kept // 2 + kept // group * 2 * width
     else:
         quantized = weights + rows * (4 + 1)
     return (all_parameters - weights) * width + quantized

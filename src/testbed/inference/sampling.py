@@ -56,17 +56,19 @@ def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, 
     """
     logits = logits.float()
     logits = (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, LOWEST_TEMPERATURE)
-    has_top_p = sampling.top_p is not None and sampling.top_p < 1  # rounded sums reach 1 before the last token
-    if sampling.top_k is None and not has_top_p:
+    top_p = sampling.top_p
+    if top_p is not None and top_p >= 1:
+        top_p = None  # rounded sums reach 1 before the last token
+    if sampling.top_k is None and top_p is None:
         return logits.softmax(-1), None
     if sampling.top_k is None or sampling.top_k >= logits.shape[-1]:
         logits, token_ids = logits.sort(descending=True)
     else:
         logits, token_ids = logits.topk(sampling.top_k)
     probabilities = logits.softmax(-1)
-    if has_top_p:
+    if top_p is not None:
         likelier = probabilities.cumsum(-1) - probabilities  # of all candidates before this one
-        probabilities = probabilities.masked_fill(likelier >= sampling.top_p, 0.0)
+        probabilities = probabilities.masked_fill(likelier >= top_p, 0.0)
     return probabilities, token_ids
 
 

@@ -53,7 +53,7 @@ def compare_wrapped(
         answers = time_in_turn(modules, model.shape, prompts, new_tokens, warmup, device, progress)
     finally:
         stop_process_group()
-    arms = {}
+    arms: dict[str, dict[str, Any]] = {}
     for name, of_arm in answers.items():
         arms[name] = {
             "unavailable": None,

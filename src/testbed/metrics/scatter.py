@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 NOISY = 0.1  # p95 above the median by more than this: the machine may not have been quiet
 ENOUGH_STEPS = 20  # of fewer the 95th percentile is close to the slowest one, which says little
 
 
-def words_on_scatter(timing: Mapping[str, float | None]) -> str | None:
+def words_on_scatter(timing: Mapping[str, Any]) -> str | None:
     """One line for the end of a run whose steps scatter; None where they do not, or too few were measured.
 
     Args:

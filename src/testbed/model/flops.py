@@ -42,7 +42,7 @@ def flops_per_token_causal(shape: ModelShape, seq_length: int) -> int:
 
 def peak_from_table(device_name: str | None, precision: str) -> tuple[float, str] | None:
     """Peak FLOP/s of one device and where the number comes from; None for what the table does not hold."""
-    peak = PEAK_FLOPS_PER_S.get((device_name, precision))
+    peak = None if device_name is None else PEAK_FLOPS_PER_S.get((device_name, precision))
     return None if peak is None else (peak, f"NVIDIA data sheet, {device_name}, dense {precision}")
 
 

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
@@ -84,8 +85,9 @@ class Block(nn.Module):
         # the recomputation lies inside the module: what wraps a block (FSDP) gathers its weights around both passes
         if self.activation_checkpointing == "none" or not torch.is_grad_enabled():
             return self._layer(x)
-        context = {"context_fn": _keep_matrix_products} if self.activation_checkpointing == "selective" else {}
-        return checkpoint(self._layer, x, use_reentrant=False, **context)
+        if self.activation_checkpointing == "selective":
+            return checkpoint(self._layer, x, use_reentrant=False, context_fn=_keep_matrix_products)
+        return checkpoint(self._layer, x, use_reentrant=False)
 
     def _layer(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.attn(self.ln_1(x)))
@@ -99,6 +101,8 @@ def _keep_matrix_products():
 
 class GPT2(nn.Module):
     """The language model, or with `part` some layers of it. The head is the token embedding itself."""
+
+    padding_bias: torch.Tensor
 
     def __init__(
         self,
@@ -167,6 +171,11 @@ class GPT2(nn.Module):
     def loss_of_hidden(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the token losses for the last block's (B, T, C): final LayerNorm, head, cross entropy."""
         return token_loss_sum(self.padded_logits(self.ln_f(x)), targets)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return the layers that this model has, from the first on."""
+        return cast("list[Block]", list(self.h.values()))
 
     def padded_logits(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, padded V); minus infinity where there is no token."""

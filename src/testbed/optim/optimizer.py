@@ -21,14 +21,14 @@ BLOCKS = "h."  # what the names of the blocks' parameters begin with
 
 def build_optimizer(model: nn.Module, settings: RunSettings) -> torch.optim.Optimizer:
     """What --optimizer names. AdamW in PyTorch's fused form, one kernel per group, on the CPU too."""
-    adam = {"betas": (settings.adam_beta1, settings.adam_beta2), "eps": settings.adam_eps}
+    betas, eps = (settings.adam_beta1, settings.adam_beta2), settings.adam_eps
     if settings.optimizer == "muon":
         # settings.precision is one rank's decision, so no two ranks orthogonalise in different dtypes; bf16 only where
         # it is fast, or where the whole run was told to be slow
         dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-        return Muon(muon_groups(model, settings), settings.learning_rate, dtype=dtype, **adam)
+        return Muon(muon_groups(model, settings), settings.learning_rate, betas, eps, dtype)
     groups = parameter_groups(model.parameters(), settings.weight_decay)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True, **adam)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=eps, fused=True)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -105,13 +105,13 @@ class Muon(torch.optim.Optimizer):
                 self._step_muon(group, batch)
         return loss
 
-    def _step_muon(self, group: dict[str, Any], parameters: Sequence[nn.Parameter]) -> None:
+    def _step_muon(self, group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> None:
         """Update matrices of one shape."""
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         weights = [local_tensor(parameter) for parameter in parameters]
-        gradients = [local_tensor(parameter.grad) for parameter in parameters]
+        gradients = [local_tensor(gradient_of(parameter)) for parameter in parameters]
         momenta = [local_tensor(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
@@ -133,7 +133,7 @@ class Muon(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         adamw(
             list(parameters),
-            [parameter.grad for parameter in parameters],
+            [gradient_of(parameter) for parameter in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -153,8 +153,10 @@ def _gathered(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The whole matrix of which `part` is what this rank holds, laid out as `like`."""
     if not isinstance(like, DTensor):
         return part
-    layout = {"shape": like.shape, "stride": like.stride()}
-    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **layout).full_tensor()
+    shards = DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return shards.full_tensor()
 
 
 def _part_of_this_rank(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -166,7 +168,17 @@ def _part_of_this_rank(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a distributed tensor, sharing its memory; any other tensor is its own."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    shards = tensor.detach()
+    assert isinstance(shards, DTensor)
+    return shards.to_local()
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient that backward left at a parameter."""
+    assert parameter.grad is not None, "backward reached every parameter"
+    return parameter.grad
 
 
 def global_grad_norm(gradients: Iterable[torch.Tensor], over: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -208,4 +220,4 @@ def clip_gradients_(parameters: Iterable[nn.Parameter], max_norm: float, grad_no
     if max_norm > 0:
         factor = (max_norm / (grad_norm + 1e-6)).clamp(max=1.0)  # torch.nn.utils.clip_grad_norm_'s own
         # a factor of another dtype than the gradients would be multiplied one tensor after the other on CUDA
-        torch._foreach_mul_([local_tensor(parameter.grad) for parameter in parameters], factor.float())
+        torch._foreach_mul_([local_tensor(gradient_of(parameter)) for parameter in parameters], factor.float())

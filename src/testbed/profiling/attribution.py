@@ -72,12 +72,18 @@ def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any
             {
                 "name": name,
                 "num_per_step": sum(collective.num for collective in found) / rank_steps,
-                "bytes_per_step": None if None in sizes else sum(sizes) / rank_steps,
-                "bus_bytes_per_step": None if None in on_bus else sum(on_bus) / rank_steps,
+                "bytes_per_step": _mean(sizes, rank_steps),
+                "bus_bytes_per_step": _mean(on_bus, rank_steps),
                 "seconds_per_step": sum(collective.seconds for collective in found) / rank_steps,
             }
         )
     return rows
+
+
+def _mean(sizes: Sequence[float | None], num_steps: int) -> float | None:
+    """Return the sum of the sizes over the steps; None where a size is not known."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) / num_steps if len(known) == len(sizes) else None
 
 
 def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -95,18 +96,20 @@ class StepClock:
 
     def _mark(self) -> None:
         if self.device.type == "cuda":
-            moment = torch.cuda.Event(enable_timing=True)
-            moment.record()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((self._open[-1] if self._open else None, event))
         else:
-            moment = time.perf_counter()
-        self._marks.append((self._open[-1] if self._open else None, moment))
+            self._marks.append((self._open[-1] if self._open else None, time.perf_counter()))
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         global _running
         self._mark()
         synchronize(self.device)
         self.step_time_s = time.perf_counter() - self._start_s
-        self._step_range.__exit__(*failure)  # only now: one that ended before the device would miss its kernels
+        self._step_range.__exit__(kind, error, traceback)  # after the device: an earlier end would miss its kernels
         _running = None
         self.phase_s = dict.fromkeys(RANGES, 0.0)
         for (name, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
@@ -115,7 +118,11 @@ class StepClock:
 
 
 def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+    if isinstance(begin, float):
+        assert isinstance(end, float), "one device marks all moments of a step"
+        return end - begin
+    assert not isinstance(end, float), "one device marks all moments of a step"
+    return begin.elapsed_time(end) / 1000
 
 
 @contextlib.contextmanager

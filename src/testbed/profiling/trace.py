@@ -300,8 +300,12 @@ def _collectives(events: list[dict]) -> list[Collective]:
 
 
 def _sum_of_known(sizes: Iterable[int | None]) -> int | None:
-    sizes = list(sizes)
-    return None if None in sizes else sum(sizes)
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def _collective_name(event: dict) -> str:
@@ -372,7 +376,7 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
     last = np.searchsorted(right[:, 0], left[:, 1], side="left")
     counts = np.maximum(0, last - first)
     mine = np.repeat(np.arange(len(left)), counts)
-    theirs = np.concatenate([np.arange(f, f + n) for f, n in zip(first, counts, strict=True)] or [[]]).astype(int)
+    theirs = np.concatenate([np.arange(f, f + n) for f, n in zip(first, counts, strict=True)] or [np.empty(0, int)])
     return np.column_stack([np.maximum(left[mine, 0], right[theirs, 0]), np.minimum(left[mine, 1], right[theirs, 1])])
 
 

@@ -10,14 +10,21 @@ import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from testbed.model.gpt2 import GPT2
-from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm, local_tensor, set_learning_rate
+from testbed.optim.optimizer import (
+    build_optimizer,
+    clip_gradients_,
+    global_grad_norm,
+    gradient_of,
+    local_tensor,
+    set_learning_rate,
+)
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies import state_files
@@ -64,6 +71,7 @@ class Baseline:
                 with self.accumulation(is_last=number == len(micro_batches)):
                     with phase("forward"):
                         micro_loss_sum = self.loss_sum(micro_batch)
+                        assert micro_batch.loss_divisor is not None, "a micro batch to train on"
                     with phase("backward"):
                         self.scaler.scale(micro_loss_sum / micro_batch.loss_divisor).backward()
                 loss_sum += micro_loss_sum.detach()
@@ -107,7 +115,7 @@ class Baseline:
 
     def grad_norm(self) -> torch.Tensor:
         """Global L2 norm of the synchronised gradients, on every rank."""
-        return global_grad_norm(parameter.grad for parameter in self.parameters)
+        return global_grad_norm(gradient_of(parameter) for parameter in self.parameters)
 
     def update(self, learning_rate: float) -> torch.Tensor:
         """Clip and apply the synchronised gradients. Returns their norm before clipping."""
@@ -163,7 +171,7 @@ class Baseline:
     def model_states(self) -> dict[str, list[torch.Tensor]]:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
-        held = {"parameters": self.parameters, "gradients": gradients, "optimizer": moments}
+        held: dict[str, list[Any]] = {"parameters": [*self.parameters], "gradients": gradients, "optimizer": moments}
         return {kind: [local_tensor(tensor) for tensor in tensors] for kind, tensors in held.items()}
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ class DDP(Replicated):
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
         if not (is_last and self.is_synchronised):
+            assert isinstance(self.wrapped, DistributedDataParallel)
             return self.wrapped.no_sync()
         # Backward comes last to what was made first: with casts kept from the first micro batch all matrices' gradients
         # would be there only at its very end, and nothing would be averaged meanwhile. So this one casts anew.

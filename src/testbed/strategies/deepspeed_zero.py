@@ -67,6 +67,7 @@ class DeepSpeedZero:
         for micro_batch in micro_batches:
             with phase("forward"):
                 micro_loss_sum = self.engine(micro_batch.inputs, micro_batch.targets)
+            assert micro_batch.loss_divisor is not None, "a micro batch to train on"
             with phase("backward"):
                 self.engine.backward(micro_loss_sum / (micro_batch.loss_divisor / self.settings.grad_accum_steps))
             loss_sum += micro_loss_sum.detach()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -46,6 +47,7 @@ def in_json(metadata: Metadata, written: dict[MetadataIndex, _StorageInfo]) -> s
     """
     tensors = {}
     for name, of_tensor in metadata.state_dict_metadata.items():
+        assert isinstance(of_tensor, TensorStorageMetadata), "a state holds tensors alone"
         pieces = []
         for chunk in of_tensor.chunks:
             where = written[MetadataIndex(name, chunk.offsets)]
@@ -94,7 +96,8 @@ def _checked(plain: Any) -> Metadata:
     """The objects that a description in its plain form stands for, made of numbers and names that were looked at."""
     if not isinstance(plain, dict) or plain.get("format") != FORMAT or not isinstance(plain.get("tensors"), dict):
         raise _Wrong(f"it is no object of format {FORMAT} with tensors")
-    tensors, places = {}, {}
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    places: dict[MetadataIndex, _StorageInfo] = {}
     for name, of_tensor in plain["tensors"].items():
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
             raise _Wrong(f"{_shown(name)} is no name of a tensor")

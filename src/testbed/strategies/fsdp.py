@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from testbed.distributed.process_group import hybrid_mesh
 from testbed.model.gpt2 import GPT2
@@ -26,19 +26,21 @@ class FSDP(Baseline):
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         self._is_native = settings.mixed_precision == "native"
-        options = {"mesh": hybrid_mesh(settings.mesh, device)}
+        mesh, policy = hybrid_mesh(settings.mesh, device), MixedPrecisionPolicy()
         if self._is_native:
-            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for block in model.h.values():
-            fully_shard(block, reshard_after_forward=settings.reshard_after_forward == "on", **options)
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        reshards = settings.reshard_after_forward == "on"
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
         # embedding and head are one matrix: what forward ends with, backward begins with, so it stays gathered
-        fully_shard(model, reshard_after_forward=False, **options)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         super().__init__(settings, model, device)
         self.data_rank = dist.get_rank()
         self.data_world_size = dist.get_world_size()
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Between the copies of a hybrid mesh, over the slower network, gradients travel once per step."""
+        assert isinstance(self.model, FSDPModule)
         self.model.set_requires_all_reduce(is_last)
         return contextlib.nullcontext()
 
@@ -49,4 +51,5 @@ class FSDP(Baseline):
         return super().autocast()
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return cast("dict[str, torch.Tensor]", get_model_state_dict(self.model, options=options))

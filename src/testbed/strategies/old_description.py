@@ -80,6 +80,7 @@ def _run(content: bytes) -> Any:
         del stack[start:]
         return items
 
+    argument: Any
     for instruction, argument, _ in pickletools.genops(content):
         code = instruction.name
         if code in _ARGUMENTS:

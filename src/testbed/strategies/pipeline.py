@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 
 from testbed.distributed.process_group import device_mesh, gather_objects
 from testbed.model.gpt2 import GPT2, token_loss_sum
-from testbed.optim.optimizer import global_grad_norm
+from testbed.optim.optimizer import global_grad_norm, gradient_of
 from testbed.profiling.step_clock import phase
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies.average import average_
@@ -96,6 +96,7 @@ class Pipeline(Baseline):
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
+        assert micro_batches[0].loss_divisor is not None, "micro batches to train on"
         self._loss_divisor = micro_batches[0].loss_divisor
         num_tokens = sum(micro_batch.num_target_tokens for micro_batch in micro_batches)
         losses: list[torch.Tensor] = []
@@ -134,7 +135,9 @@ class Pipeline(Baseline):
                     num_tokens += micro_batch.num_target_tokens
                 elif self._holder_of(number + 1) != self.rank:
                     receiver = self._holder_of(number + 1)
-                    sent.append((x, dist.isend(x, group=self.pipeline_group, group_dst=receiver)))
+                    sending = dist.isend(x, group=self.pipeline_group, group_dst=receiver)
+                    assert sending is not None, "this rank is of the group"
+                    sent.append((x, sending))
                     if len(sent) > MOST_IN_FLIGHT:
                         sent.popleft()[1].wait()
         for _, work in sent:
@@ -145,14 +148,14 @@ class Pipeline(Baseline):
         """Average over the data ranks, then add the two gradients of the tied embedding. In this order: an average over
         three ranks or more depends on the length of its buckets, which the two ends do not share, and a sum of two does
         not, so that both ends update by the same bits."""
-        average_([parameter.grad for parameter in self.parameters], self.data_group)
+        average_([gradient_of(parameter) for parameter in self.parameters], self.data_group)
         if self.tie_group is not None and (self.has_first or self.has_last):
             dist.all_reduce(self.model.wte.weight.grad, group=self.tie_group)
 
     def grad_norm(self) -> torch.Tensor:
         """Over all stages; the last stage's copy of the embedding is the first stage's, and counts once."""
         counted_elsewhere = None if self.has_first or not self.has_last else self.model.wte.weight
-        mine = [parameter.grad for parameter in self.parameters if parameter is not counted_elsewhere]
+        mine = [gradient_of(parameter) for parameter in self.parameters if parameter is not counted_elsewhere]
         return global_grad_norm(mine, over=self.pipeline_group)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
@@ -223,4 +226,5 @@ def _group_of_both_ends(ranks: torch.Tensor) -> dist.ProcessGroup:
         group = dist.new_group(ends)
         if dist.get_rank() in column.tolist():
             mine = group
+    assert mine is not None, "every rank is in one column"
     return mine

@@ -47,7 +47,7 @@ def piece_costs(shape: ModelShape, seq_length: int) -> list[int]:
 def _cut(costs: list[int], parts: int) -> list[tuple[int, int]]:
     """(first, end) of each part: the smallest possible maximum, and among such cuts the smallest sum of squares."""
     # best[i]: for the first i pieces in the parts so far, (largest cost, sum of squares, where the parts begin)
-    best = {0: (0, 0, ())}
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     for _ in range(parts):
         longer = {}
         for end in range(1, len(costs) + 1):

@@ -20,7 +20,7 @@ import os
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.a
             if "step" in moments:
                 moments["step"].zero_()
     by_name = {name: value for name, value in of_optimizer.items() if name.startswith("state.")}
-    state = {"model": weights, "optimizer": by_name}
+    state = cast("State", {"model": weights, "optimizer": by_name})
     if scaler is not None and scaler.is_enabled():
         numbers = scaler.state_dict()
         state["scaler"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
@@ -88,11 +88,13 @@ def save(
     Returns:
         With `host_copy` a future; rank 0's is done when every rank has written its part.
     """
-    arguments = {"storage_writer": _Writer(directory), "process_group": group, "no_dist": group is None}
-    if host_copy is not None:
-        return dcp.async_save(state, async_stager=host_copy, **arguments)
-    dcp.save(state, **arguments)
-    return None
+    writer, is_alone = _Writer(directory), group is None
+    if host_copy is None:
+        dcp.save(state, storage_writer=writer, process_group=group, no_dist=is_alone)
+        return None
+    future = dcp.async_save(state, storage_writer=writer, process_group=group, no_dist=is_alone, async_stager=host_copy)
+    assert isinstance(future, Future), "a stager that stages at once is answered with one future"
+    return future
 
 
 def load(state: State, source: Path | Reader, group: dist.ProcessGroup | None) -> None:
@@ -124,10 +126,16 @@ class HostCopy(AsyncStager):
 
     _synchronize_after_execute = False  # the copy is there when `stage` returns
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._copies: State = {}
 
-    def stage(self, state_dict: State) -> State:
+    def synchronize_staging(self) -> None:
+        """Do nothing: the copy is there."""
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the object."""
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         return {
             section: {name: self._copy(section, name, tensor) for name, tensor in tensors.items()}
             for section, tensors in state_dict.items()
@@ -199,7 +207,7 @@ class Reader(dcp.FileSystemReader):
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         for name, items in by_file.items():
             path = Path(self.path, name)
-            if not is_within(path, self.path):
+            if not is_within(path, Path(self.path)):
                 raise ValueError(f"{path} is a link that leads out of the checkpoint")
             with open_regular(path) as file:
                 for item in items:

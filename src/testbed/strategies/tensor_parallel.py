@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from testbed.distributed.process_group import device_mesh
 from testbed.model.gpt2 import GPT2
-from testbed.optim.optimizer import local_tensor
+from testbed.optim.optimizer import gradient_of, local_tensor
 from testbed.step import MicroBatch, StepResult
 from testbed.strategies import state_files
 from testbed.strategies.average import average_
@@ -73,14 +73,16 @@ class TensorParallel(Baseline):
         return loss_parallel()
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        return super().loss_sum(micro_batch).to_local()
+        loss_sum = super().loss_sum(micro_batch)
+        assert isinstance(loss_sum, DTensor)
+        return loss_sum.to_local()
 
     def synchronise_gradients(self) -> None:
-        average_((local_tensor(parameter.grad) for parameter in self.parameters), self._data_group)
+        average_((local_tensor(gradient_of(parameter)) for parameter in self.parameters), self._data_group)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(self.model, options=options)
+        weights = cast("dict[str, torch.Tensor]", get_model_state_dict(self.model, options=options))
         for name, tensor in weights.items():
             if ".attn.c_attn." in name:
                 weights[name] = _exchange_order(tensor, self.settings.mesh.tensor, 3)
@@ -104,14 +106,15 @@ def _as_pieces(tensor: DTensor) -> DTensor:
     first = tensor.device_mesh.get_local_rank() * len(of_rank[0])
     columns = (0,) * (tensor.dim() - 1)
     starts = [(part * (len(tensor) // 3) + first, *columns) for part in range(3)]
-    layout = {"shape": tensor.shape, "stride": tensor.stride()}
     pieces = LocalShardsWrapper(list(of_rank), starts)
-    return DTensor.from_local(pieces, tensor.device_mesh, tensor.placements, run_check=False, **layout)
+    return DTensor.from_local(
+        pieces, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def shard_model_(model: GPT2, mesh: DeviceMesh) -> None:
     """Replace the matrices by this rank's pieces. Every rank comes with the same whole model, so nothing is sent."""
-    for block in model.h.values():
+    for block in model.blocks:
         for parameter in block.attn.c_attn.parameters():
             parameter.data = _exchange_order(parameter.data, 3, mesh.size())
         block.attn.num_heads //= mesh.size()
@@ -127,7 +130,7 @@ def shard_model_(model: GPT2, mesh: DeviceMesh) -> None:
         ),
     }
     parallelize_module(model, mesh, plan, src_data_rank=None)
-    model.wte = VocabularyParallelEmbedding(model.wte.weight, mesh)
+    model.register_module("wte", VocabularyParallelEmbedding(model.wte.weight, mesh))
     model.padding_bias = distribute_tensor(model.padding_bias, mesh, [Shard(0)], src_data_rank=None)
 
 
@@ -154,6 +157,7 @@ class VocabularyParallelEmbedding(nn.Module):
         self.first = mesh.get_local_rank() * -(-len(weight) // mesh.size())  # row of the whole matrix
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.weight, DTensor)
         rows = self.weight.to_local()
         ids = ids - self.first
         is_elsewhere = (ids < 0) | (ids >= len(rows))

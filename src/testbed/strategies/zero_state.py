@@ -22,7 +22,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's; Muon's momentum is refused where
 SCALE = "scale"  # of PyTorch's loss scaler, and what DeepSpeed's has in common with it
 
 
-def save(engine: Any, directory: Path, group: dist.ProcessGroup) -> None:
+def save(engine: Any, directory: Path, group: dist.ProcessGroup | None) -> None:
     """Write the whole state. All ranks call it.
 
     Args:
@@ -32,7 +32,7 @@ def save(engine: Any, directory: Path, group: dist.ProcessGroup) -> None:
     state_files.save(_whole_state(engine) if _is_sharded(engine) else _plain_state(engine), directory, group)
 
 
-def load(engine: Any, directory: Path, group: dist.ProcessGroup) -> None:
+def load(engine: Any, directory: Path, group: dist.ProcessGroup | None) -> None:
     """Read the whole state of any strategy on any number of ranks into an engine that has done no step. All ranks call
     it.
 
@@ -66,7 +66,7 @@ def check_finite(engine: Any, directory: Path) -> None:
             tensor_archive.check_finite(tensor, f"{name} in {directory}")
 
 
-def save_own_files(engine: Any, directory: Path, tag: str, group: dist.ProcessGroup) -> None:
+def save_own_files(engine: Any, directory: Path, tag: str, group: dist.ProcessGroup | None) -> None:
     """DeepSpeed's own files, for the same stage on the same ranks. All ranks call it.
 
     DeepSpeed's ranks meet once all have written: a rank whose disk is full must come there too, or the others wait for
@@ -206,7 +206,7 @@ def _set_fragment(parameter: torch.nn.Parameter, whole: torch.Tensor, moment: st
         safe_set_full_optimizer_state(parameter, whole, moment)
 
 
-def _set_partition(parameter: torch.nn.Parameter, whole: torch.Tensor, moment: str | None) -> None:
+def _set_partition(parameter: Any, whole: torch.Tensor, moment: str | None) -> None:
     """Stage 3: this rank's partition. DeepSpeed pads a parameter to equal partitions; its function for whole tensors
     does not, and fails on the last rank."""
     from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state

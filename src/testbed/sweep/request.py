@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
@@ -84,8 +85,9 @@ class Machine:
         Args:
             of_variant: threads per rank that the variant asks for, which its run then has whatever the others have.
         """
-        if of_variant or self.threads_per_rank:
-            return of_variant or self.threads_per_rank
+        asked = of_variant or self.threads_per_rank
+        if asked:
+            return asked
         return 1 if self.kind == "cpu" else max(1, self.num_cores // ranks)
 
 
@@ -152,9 +154,7 @@ def parse_names(text: str, known: Iterable[str], flag: str) -> tuple[str, ...]:
     return names
 
 
-def shared_arguments(
-    protocol: str, kind: str, given: dict[str, str | int | None], passed_on: Sequence[str]
-) -> tuple[str, ...]:
+def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on: Sequence[str]) -> tuple[str, ...]:
     """The flags of gpt2.py that every run of the sweep gets: what was given, and defaults for what was not.
 
     Args:

@@ -161,8 +161,10 @@ class Runner:
 
     def _outcome(self, cell: Cell) -> str:
         if cell.status != COMPLETE:
-            return cell.reason if cell.status == PENDING else f"{cell.status}: {cell.reason}"
-        speed = metrics_of(cell, self.out_dir)["timing"]["tokens_per_sec_global"]
+            return str(cell.reason) if cell.status == PENDING else f"{cell.status}: {cell.reason}"
+        metrics = metrics_of(cell, self.out_dir)
+        assert metrics is not None, "a run that is complete left its file"
+        speed = metrics["timing"]["tokens_per_sec_global"]
         return f"{cell.seconds:.0f} s, " + ("no step measured" if speed is None else f"{speed:,.0f} tokens/s")
 
     def _time_left(self) -> str:
@@ -191,8 +193,8 @@ def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machin
 
 def guessed_seconds(cell: Cell, settings: RunSettings, machine: Machine) -> float:
     """Wall seconds of a run before any was made: model FLOPs over a typical rate. Only for planning."""
-    sequences = settings.last_step * settings.global_batch_size
     validations = 1 + (settings.last_step // settings.eval_every if settings.eval_every else 0)
+    sequences: float = settings.last_step * settings.global_batch_size
     sequences += validations * (settings.max_val_steps or 0) * settings.global_batch_size / 3  # forward only
     flops = sequences * settings.seq_length * flops_per_token_palm(settings.shape, settings.seq_length)
     devices = min(cell.ranks, machine.num_cores) if machine.kind == "cpu" else cell.ranks

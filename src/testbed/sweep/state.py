@@ -61,8 +61,9 @@ def read_sweep(out_dir: Path) -> Sweep | None:
         cells = [Cell(**{name: row[name] for name in _CELL_FIELDS}) for row in content["cells"]]
         names = [name for name in names if name in content or name not in _ADDED_LATER]
         sweep = Sweep(**{name: content[name] for name in names} | {"cells": cells})
-        for each in (sweep, *cells):
-            _check_types(each)
+        _check_types(sweep)
+        for cell in cells:
+            _check_types(cell)
         return sweep
     except (ValueError, KeyError, TypeError) as error:
         fault = f"lacks {error}" if isinstance(error, KeyError) else error
@@ -184,12 +185,11 @@ def keep_finished_runs(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> tup
     for cell in sweep.cells:
         if cell.status in (PENDING, COMPLETE):
             metrics = metrics_of(cell, out_dir)
-            is_kept = metrics is not None and is_run_of(metrics, cell)
-            cell.status, cell.reason = (COMPLETE if is_kept else PENDING), None
-            if is_kept and cell.seconds is None:
-                cell.seconds = metrics["summary"]["total_wall_time_sec"]
-            if is_kept:
-                kept[cell.folder] = metrics
+            cell.status, cell.reason = PENDING, None
+            if metrics is not None and is_run_of(metrics, cell):
+                cell.status, kept[cell.folder] = COMPLETE, metrics
+                if cell.seconds is None:
+                    cell.seconds = metrics["summary"]["total_wall_time_sec"]
     if not allow_mismatch:
         _check_one_code_and_data(kept, sweep, out_dir)
     notes = []
@@ -200,7 +200,7 @@ def keep_finished_runs(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> tup
 
 def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_dir: Path) -> None:
     way_out = "remove it and it is made again, give another --out_dir, or --allow_mismatch if it cannot matter"
-    first = next(iter(kept), None)
+    first = next(iter(kept), "")
     for folder, metrics in kept.items():
         commit, is_dirty = metrics["git_commit"], metrics["git_dirty"]
         data, data_of_first = (each["training_config"]["dataset_sha256"] for each in (metrics, kept[first]))
@@ -251,8 +251,8 @@ def table(cells: Sequence[Cell], out_dir: Path) -> str:
     rows = [("run type", "ranks", "batch", "n", "median tokens/s", "median val loss", "")]
     for name in dict.fromkeys(cell.name for cell in sorted(cells, key=lambda cell: (cell.batch_size, cell.ranks))):
         repeats = [cell for cell in cells if cell.name == name]
-        files = [metrics_of(cell, out_dir) for cell in repeats if cell.status == COMPLETE and not cell.profiled]
-        files = [metrics for metrics in files if metrics is not None]
+        found = [metrics_of(cell, out_dir) for cell in repeats if cell.status == COMPLETE and not cell.profiled]
+        files = [metrics for metrics in found if metrics is not None]
         speeds = [metrics["timing"]["tokens_per_sec_global"] for metrics in files]
         losses = [metrics["summary"]["final_val_loss"] for metrics in files]
         rows.append(

@@ -63,11 +63,13 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
         if average:
             average_s = seconds.get("total", average_s)
             continue
-        number = int(re.search(r"\d+", rank)[0]) if rank and not single else 0
+        digits = re.search(r"\d+", rank or "")
+        number = int(digits[0]) if digits and not single else 0
         # Several epochs of one rank add up.
         for into, part in ((totals, "total"), (communication, "communication")):
-            if seconds.get(part) is not None:
-                into[number] = into.get(number, 0.0) + seconds[part]
+            more = seconds.get(part)
+            if more is not None:
+                into[number] = into.get(number, 0.0) + more
     size = re.search(r"b(\d+)_g(\d+)", title)
     losses = re.findall(rf"(?i)train loss:?\s*{NUMBER}\s*,?\s*val loss:?\s*{NUMBER}", text)
     batches = re.search(r"(?i)total batches per epoch:\s*(\d+)", text)
@@ -152,9 +154,10 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
         values = read_json(file)
         if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
             raise ValueError(f"{file} is no result of a rank: it has no number under 'validation_loss'")
-        match = RANK_JSON.fullmatch(file.name)
-        rank, epoch = (int(match[1]), int(match[2])) if match else (0, int(PIPELINE_JSON.fullmatch(file.name)[1]))
-        ranks.setdefault(rank, {})[epoch] = values
+        if match := RANK_JSON.fullmatch(file.name):
+            ranks.setdefault(int(match[1]), {})[int(match[2])] = values
+        elif match := PIPELINE_JSON.fullmatch(file.name):
+            ranks.setdefault(0, {})[int(match[1])] = values
     is_pipeline = all(PIPELINE_JSON.fullmatch(file.name) for file in files)
     last = [ranks[rank][max(ranks[rank])] for rank in sorted(ranks)]
     times = tuple(sum(epoch["training_time"] for epoch in ranks[rank].values()) for rank in sorted(ranks)
@@ -203,8 +206,8 @@ def _profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Rep
     time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
     calls_at = header.index("Calls") if "Calls" in header else None
     cells = [row for row in rows if len(row) > max(name_at, time_at)]
-    times = [(row[name_at], _number(row[time_at])) for row in cells]
-    times = [(name, time) for name, time in times if time is not None]
+    read = [(row[name_at], _number(row[time_at])) for row in cells]
+    times = [(name, time) for name, time in read if time is not None]
     steps = next((_number(row[calls_at]) for row in cells if calls_at is not None and len(row) > calls_at
                   and row[name_at].startswith("ProfilerStep")), None)  # fmt: skip
     matched = [(name, time) for name, time in times if COLLECTIVE_ROW.search(name) and "reduce_kernel" not in name
@@ -233,7 +236,8 @@ def _metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> lis
         if not separator or metric.endswith(("__MIN", "__MAX")):
             continue
         points = [(_number(row[step_at]), _number(row[index])) for row in rows if len(row) > max(index, step_at)]
-        columns.setdefault(run, {})[metric] = [point for point in points if None not in point]
+        known = [(step, value) for step, value in points if step is not None and value is not None]
+        columns.setdefault(run, {})[metric] = known
     return [_exported_run(path, run, metrics) for run, metrics in columns.items()]
 
 

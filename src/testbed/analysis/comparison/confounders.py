@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from testbed.analysis.runs.arms import DEVICE_FIELDS, automatic_choices, conditions, hardware_of
 from testbed.analysis.runs.load import Run
+from testbed.analysis.statistics import all_known
 
 COMMIT, CHANGED_FILES, DEVICE, MACHINE, SOFTWARE = "commit", "changed files", "device", "machine", "software"
 CHOICE = "automatic choice"
@@ -53,10 +55,10 @@ def confounders(a: Sequence[Run], b: Sequence[Run]) -> list[Confounder]:
     look(CHANGED_FILES, "changed files", lambda run: run.record.get("git_dirty"))
     look(MACHINE, "machine", lambda run: run.section("host").get("hostname"))
     for field in DEVICE_FIELDS:
-        look(DEVICE, field.replace("_", " "), lambda run, name=field: hardware_of(run, name))
+        look(DEVICE, field.replace("_", " "), partial(hardware_of, name=field))
     for kind, group, fields in ((MACHINE, "hardware", _MACHINE), (SOFTWARE, "env", _SOFTWARE)):
         for field in fields:
-            look(kind, field.replace("_", " "), lambda run, g=group, name=field: run.section(g).get(name))
+            look(kind, field.replace("_", " "), partial(_recorded, group, field))
     return [*found, *differing_choices(a, b)]
 
 
@@ -95,14 +97,18 @@ def other_explanations(names: Sequence[str], a: Sequence[Run], b: Sequence[Run])
     return found
 
 
+def _recorded(group: str, name: str, run: Run) -> Any:
+    return run.section(group).get(name)
+
+
 def made_first(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     """ "a" or "b" when nearly all runs of that side began before the other's: a drift of the machine then looks like a
     difference. None: made in turn, a side with one run, or not recorded."""
-    began = [[run.record.get("timestamp_utc") for run in runs] for runs in (a, b)]
-    if any(None in times or len(times) < 2 for times in began):
+    of_a, of_b = (all_known(run.record.get("timestamp_utc") for run in runs) for runs in (a, b))
+    if of_a is None or of_b is None or min(len(of_a), len(of_b)) < 2:
         return None
     # timestamps are ISO 8601 in UTC, so text order is time order
-    order = [(one > other) - (one < other) for one in began[0] for other in began[1]]
+    order = [(one > other) - (one < other) for one in of_a for other in of_b]
     if abs(sum(order)) < 0.9 * len(order):
         return None
     return "a" if sum(order) < 0 else "b"

@@ -21,7 +21,7 @@ def arms_from(a: Sequence[Path], b: Sequence[Path]) -> tuple[Arm, Arm, list[str]
     unreadable: list[str] = []
     sides = {name: _load(name, paths, unreadable) for name, paths in (("A", a), ("B", b))}
     _refuse_runs_that_count_twice(sides)
-    return *(_one_arm(name, runs) for name, runs in sides.items()), unreadable
+    return _one_arm("A", sides["A"]), _one_arm("B", sides["B"]), unreadable
 
 
 def _load(name: str, paths: Sequence[Path], unreadable: list[str]) -> list[Run]:

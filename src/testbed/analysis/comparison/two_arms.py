@@ -23,6 +23,7 @@ from testbed.analysis.statistics import (
     NOT_ENOUGH,
     SLOWER,
     Ratio,
+    all_known,
     compare,
     median_interval,
 )
@@ -58,8 +59,9 @@ class Quantity:
 
     @property
     def ratio(self) -> Ratio | None:
-        both = (self.a, self.b)
-        return compare(*both) if all(values and min(values) > 0 for values in both) else None
+        if not self.a or not self.b or min(*self.a, *self.b) <= 0:
+            return None
+        return compare(self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Comparison:
     def power_sentence(self) -> str:
         """What these repeats could have shown, and how many would show the difference at hand and one of 5 %."""
         ratio = self.ratio
-        if ratio.noise is None:
+        if ratio.noise is None or ratio.planning_noise is None:
             return "One run each: the noise is unknown, so nothing says what would be detected."
         needed = [(EFFECT_OF_INTEREST, "a difference")]
         observed = abs(ratio.ratio - 1)
@@ -185,8 +187,8 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
     ValueError when an arm is left with no run.
     """
     if names is None:
-        names = tuple(arm_names((a, b)))
-        names = names if names[0] != names[1] else ("A", "B")
+        of_a, of_b = arm_names((a, b))
+        names = (of_a, of_b) if of_a != of_b else ("A", "B")
     runs_a, runs_b, not_counted = _counted(a, b, names)
     for name, runs in zip(names, (runs_a, runs_b), strict=True):
         if not runs:
@@ -194,7 +196,8 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
             raise ValueError(f"{name} has no run that counts: {reasons or 'it is empty'}")
     arm_a, arm_b = Arm(a.label, runs_a), Arm(b.label, runs_b)
     return Comparison(
-        *names,
+        names[0],
+        names[1],
         arm_a,
         arm_b,
         compare(arm_a.tokens_per_s, arm_b.tokens_per_s),
@@ -213,8 +216,8 @@ def mismatches(a: Arm, b: Arm) -> list[Mismatch]:
     for difference in differing_work((*a.runs, *b.runs)):
         values_a, values_b = _by_arm(difference, len(a.runs))
         if difference.field != "seed" or UNKNOWN in values_a + values_b or set(values_a) != set(values_b):
-            texts = (", ".join(dict.fromkeys(values)) for values in (values_a, values_b))
-            found.append(Mismatch(difference.field, *texts, difference.is_unknown_only))
+            text_a, text_b = (", ".join(dict.fromkeys(values)) for values in (values_a, values_b))
+            found.append(Mismatch(difference.field, text_a, text_b, difference.is_unknown_only))
     meanings = [", ".join(sorted({run.tokens_per_s_meaning for run in arm.runs})) for arm in (a, b)]
     if meanings[0] != meanings[1]:
         found.append(Mismatch("throughput", f"'{meanings[0]}'", f"'{meanings[1]}'", False))
@@ -255,8 +258,7 @@ def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
         return run.section("timing").get("wall_clock_tokens_per_sec_global")
 
     def of(name: str, unit: str, read: Callable[[Run], float | None]) -> Quantity:
-        values = [tuple(map(read, runs)) for runs in (a, b)]
-        return Quantity(name, unit, *(None if None in each else each for each in values))
+        return Quantity(name, unit, all_known(map(read, a)), all_known(map(read, b)))
 
     memory_meanings = {run.memory_meaning for run in (*a, *b)}
     memory = memory_meanings.pop() if len(memory_meanings) == 1 else "peak memory, measured differently"
@@ -278,13 +280,13 @@ def _losses(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[Lo
         ("Final training loss", lambda run: run.final_train_loss),
         ("Final validation loss", lambda run: run.final_validation_loss if validation_compares else None),
     ):
-        values = [tuple(map(read, runs)) for runs in (a, b)]
-        if not any(None in each for each in values):
-            noise, side = loss_noise(*values)
+        of_a, of_b = all_known(map(read, a)), all_known(map(read, b))
+        if of_a is not None and of_b is not None:
+            noise, side = loss_noise(of_a, of_b)
             source = "what seeds explain in published 124M runs"
             if side is not None:
                 source = f"the {'seed-to-seed' if seeds_vary else 'run-to-run'} spread of {names[side]}"
-            found.append(Losses(name, *values, noise, source))
+            found.append(Losses(name, of_a, of_b, noise, source))
     return found
 
 
@@ -348,6 +350,7 @@ def _count(ratio: Ratio) -> str:
 
 def _repeats(ratio: Ratio, effect: float) -> str:
     needed = ratio.repeats_to_detect(effect)
+    assert needed is not None, "the noise is known"
     return f"takes {needed:,} runs of each" if needed <= 1000 else "takes more than 1,000 runs of each"
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Estimate:
     def error_seen(self, other: Estimate) -> float:
         """Half the width of the interval of the difference from an estimate of other runs, whose errors add in squares:
         a difference beyond it would be seen. Both intervals are known."""
+        assert self.low is not None and self.high is not None and other.low is not None and other.high is not None
         return float(np.hypot(self.high - self.low, other.high - other.low) / 2)
 
     def differs_from(self, other: Estimate) -> bool:
@@ -56,8 +57,8 @@ class ExposedCommunication:
     """One configuration, seconds per optimizer step."""
 
     name: str
-    run_type: str
-    ranks: int
+    run_type: str | None
+    ranks: int | None
     step: Estimate  # with synchronisation, no profiler
     counterfactual: Estimate  # step minus the step without synchronisation next to it, no profiler
     traced: Estimate  # exposed communication of the rank that waits least, in the trace
@@ -167,7 +168,11 @@ def _of(name: str, timed: Sequence[Run], traced: Sequence[Run]) -> ExposedCommun
     )
 
 
-def is_synchronised(step: int) -> bool:
+@overload
+def is_synchronised(step: int) -> bool: ...
+@overload
+def is_synchronised(step: np.ndarray) -> np.ndarray: ...
+def is_synchronised(step: int | np.ndarray) -> bool | np.ndarray:
     """Whether --skip_gradient_sync alternate averaged the gradients of this optimizer step, counted from 1."""
     return step % 2 == 1
 
@@ -200,7 +205,7 @@ def _rest(run: Run) -> float:
     return _difference(steps, rest.max(axis=0))
 
 
-def _difference(steps: Sequence[int], values: Sequence[float]) -> float:
+def _difference(steps: np.ndarray, values: np.ndarray) -> float:
     """Median over the steps with synchronisation of what each takes beyond its neighbour without."""
     of_step = dict(zip(steps, values, strict=True))
     pairs = [(step, _neighbour(step)) for step in of_step if is_synchronised(step)]
@@ -215,7 +220,9 @@ def _rows(run: Run, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(*median_interval(values), len(values))
+    median, low, high = median_interval(values)
+    assert median is not None, "every arm has a run"
+    return Estimate(median, low, high, len(values))
 
 
 def exposed_table(found: Sequence[ExposedCommunication]) -> str:

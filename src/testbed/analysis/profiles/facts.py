@@ -141,7 +141,7 @@ def read_facts(run_dir: Path) -> Facts:
             raise ValueError(f"{run_dir / _LAUNCHER} is not a JSON object")
         for name, kind in {"world_size": int, "nccl_env": dict, "slurm": dict}.items():
             value = launcher.get(name)
-            if value is not None and (type(value) is not kind or (kind is int and value < 1)):
+            if value is not None and (type(value) is not kind or (isinstance(value, int) and value < 1)):
                 raise ValueError(f"{run_dir / _LAUNCHER}: {name} is {reprlib.repr(value)}")
         with holding_together(run_dir / _LAUNCHER):
             json.dumps(launcher, allow_nan=False)  # the summary repeats parts of it

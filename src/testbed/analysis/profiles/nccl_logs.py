@@ -67,6 +67,7 @@ def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
     groups: dict[tuple, list[Member]] = {}
     for log in logs:
         for member in log.members:
+            key: tuple
             if member.rank is None:
                 key = (None, str(log.path), member.process)
             else:

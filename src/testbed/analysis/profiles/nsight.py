@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from testbed.analysis.profiles.nsight_numbers import Number, NumberStyle, number_style
 from testbed.errors import one_line
@@ -154,7 +155,9 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 
 
 def _text_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str], list[str]]:
-    tables, without_data, not_read = [], [], []
+    tables: list[_Cells] = []
+    without_data: list[str] = []
+    not_read: list[str] = []
     number = 0
     while number < len(lines):
         heading = _HEADING.fullmatch(lines[number]) or _HEADING_OF_PROFILE.match(lines[number])
@@ -257,7 +260,7 @@ def _csv_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str], 
     return tables, _skipped_reports(lines), not_read
 
 
-def _csv_rows(path: Path, first: int, reader: Iterator[list[str]]) -> Iterator[list[str]]:
+def _csv_rows(path: Path, first: int, reader: Any) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
@@ -340,23 +343,24 @@ def _checked_table(path: Path, table: _Cells, style: NumberStyle) -> StatsTable:
         if not low - rounding <= avg <= high + rounding or not low - rounding <= med <= high + rounding:
             raise ValueError(f"{where}: the average {avg} and the median {med} should lie between {low} and {high}")
         rest = (float(avg), float(med), low, high, float(stddev), percent, named.get("Style"), raw)
-        rows.append(Row(named[columns[-1]], total, count, *rest))
+        rows.append(Row(named[columns[-1]], total, int(count), *rest))
     if has_percent:
         _check_percentages(path, table, rows)
     return StatsTable(table.report, tuple(rows))
 
 
 def _check_percentages(path: Path, table: _Cells, rows: Sequence[Row]) -> None:
-    added = sum(row.time_percent for row in rows)
+    percents = [row.time_percent for row in rows if row.time_percent is not None]
+    added = sum(percents)
     if abs(added - 100) > 0.05 * len(rows) + 0.05:  # each is rounded to 0.1
         raise ValueError(
             f"{path} line {table.line}: the percentages of {table.report} add up to {added:.1f}, not to 100: rows are "
             "missing"
         )
     total = sum(row.total for row in rows)
-    for (line, _, _), row in zip(table.rows, rows, strict=True):
-        share = 100 * row.total / total if total else row.time_percent
-        if abs(share - row.time_percent) > 0.0501:
+    for (line, _, _), row, percent in zip(table.rows, rows, percents, strict=True):
+        share = 100 * row.total / total if total else percent
+        if abs(share - percent) > 0.0501:
             raise ValueError(
                 f"{path} line {line}: Time (%) is {row.time_percent}, but its time is {share:.2f} % of the table's: "
                 "a row is missing or a number is damaged"

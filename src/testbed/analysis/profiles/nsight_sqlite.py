@@ -160,7 +160,7 @@ def _read(path: Path, database: sqlite3.Connection, tables: set[str]) -> Export:
         ("[CUDA memset]", end - start, size)
         for start, end, size in select("CUPTI_ACTIVITY_KIND_MEMSET", "start, end, bytes")
     ]
-    durations = {
+    durations: dict[str, list[tuple[tuple[str, str | None], int]]] = {
         "nvtx_sum": [
             ((range_.name, "PushPop" if range_.is_push_pop else "StartEnd"), range_.end - range_.start)
             for range_ in ranges
@@ -222,8 +222,8 @@ def table_of(report: str, values: Iterable[tuple[tuple[str, str | None], int]]) 
     """
     scale = 1e-6 if report == "cuda_gpu_mem_size_sum" else 1
     by_name: dict[tuple[str, str | None], list[int]] = defaultdict(list)
-    for name, value in values:
-        by_name[name].append(value)
+    for named, value in values:
+        by_name[named].append(value)
     everything = sum(map(sum, by_name.values()))
     rows = []
     for (name, style), mine in sorted(by_name.items(), key=lambda item: -sum(item[1])):

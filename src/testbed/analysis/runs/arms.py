@@ -62,7 +62,7 @@ class Arm:
     @property
     def tokens_per_s(self) -> list[float]:
         """Throughput of every run that may enter a headline: one number per run is what repeats are."""
-        return [run.tokens_per_s for run in self.measured_runs]
+        return [run.tokens_per_s for run in self.measured_runs if run.tokens_per_s is not None]
 
     @cached_property
     def measured_runs(self) -> tuple[Run, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.analysis.runs.load import WORK_FIELDS, Run
+from testbed.analysis.statistics import all_known
 from testbed.errors import value_text
 
 UNKNOWN = "unknown"
@@ -59,7 +60,8 @@ def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | Non
 
 def speed_ups(runs: Sequence[Run]) -> list[float | str]:
     """Throughput over the first run's, or the words why there is none: only equal and finished work compares."""
-    found = []
+    found: list[float | str] = []
+    first = runs[0]
     for run in runs:
         pair = (runs[0], run)
         if any(run.instrumented for run in pair):
@@ -69,10 +71,10 @@ def speed_ups(runs: Sequence[Run]) -> list[float | str]:
         elif run is not runs[0] and (differences := differing_work(pair)):
             unknown_only = all(difference.is_unknown_only for difference in differences)
             found.append("n/a (work not known)" if unknown_only else "n/a (work differs)")
-        elif not all(run.tokens_per_s for run in pair) or runs[0].tokens_per_s_meaning != run.tokens_per_s_meaning:
-            found.append("n/a")
+        elif run.tokens_per_s and first.tokens_per_s and run.tokens_per_s_meaning == first.tokens_per_s_meaning:
+            found.append(run.tokens_per_s / first.tokens_per_s)
         else:
-            found.append(run.tokens_per_s / runs[0].tokens_per_s)
+            found.append("n/a")
     return found
 
 
@@ -86,8 +88,8 @@ def cores_of(run: Run) -> int | None:
 
 def note_on_cores(runs: Sequence[Run]) -> str | None:
     """The sentence for every table and picture of runs on unequally many cores of CPUs; None where they are as many."""
-    cores = [cores_of(run) for run in runs]
-    if None in cores or len(set(cores)) <= 1:
+    cores = all_known(map(cores_of, runs))
+    if cores is None or len(set(cores)) <= 1:
         return None
     in_turn = f"{', '.join(map(str, cores[:-1]))} and {cores[-1]} cores in turn"
     which = in_turn if len(cores) <= MOST_IN_TURN else f"{min(cores)} to {max(cores)} cores"
@@ -116,8 +118,8 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         )
     if any(run.status != "complete" for run in runs):
         found.append("A run that is not complete shows the steps it has done so far.")
-    losses = [run.final_validation_loss for run in runs]
-    if not differences and None not in losses and max(losses) - min(losses) > LOSS_NOISE:
+    losses = all_known(run.final_validation_loss for run in runs)
+    if not differences and losses and max(losses) - min(losses) > LOSS_NOISE:
         found.append(
             f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work, "
             f"more than the {LOSS_NOISE} that seeds explain in published 124M runs; a faster run that learns worse is "

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.statistics import all_known
 from testbed.config.earlier_flags import in_todays_terms
 from testbed.errors import one_line
 from testbed.metrics.file import metrics_version, read_metrics
@@ -262,8 +263,8 @@ def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:
     names = [name for name in (measured[0] if measured else ()) if re.fullmatch(r"per_rank_\w+_s", name)]
     means = {}
     for name in names:
-        values = [row.get(name) for row in measured]
-        if None not in values:
+        values = all_known(row.get(name) for row in measured)
+        if values is not None:
             total_s = math.fsum(itertools.chain.from_iterable(values))
             means[name.removeprefix("per_rank_").removesuffix("_s")] = total_s / sum(map(len, values))
     return means

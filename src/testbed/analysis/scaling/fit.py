@@ -52,7 +52,7 @@ def gustafson_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]
     )
 
 
-def no_fit(law: str, reason: str) -> dict[str, Any]:
+def no_fit(law: str, reason: str | None) -> dict[str, Any]:
     """The same fields with nothing in them but the reason."""
     return {
         "law": law, "reason": reason, "serial_fraction": None, "low": None, "high": None, "num_points": 0,
@@ -74,7 +74,7 @@ def _fit(
 
     def share_of(*resampled: np.ndarray, axis: int = -1) -> np.ndarray:
         reference = np.median(resampled[counts.index(1)], axis=axis, keepdims=True)
-        products, squares = 0.0, 0.0
+        products, squares = np.zeros(()), 0.0
         for ranks, values in zip(counts, resampled, strict=True):
             products = products + weight(ranks) * response(values / reference, ranks).sum(axis=axis)
             squares += weight(ranks) ** 2 * values.shape[axis]
@@ -84,7 +84,7 @@ def _fit(
     speed_ups = {ranks: values / np.median(samples[1]) for ranks, values in samples.items()}
     errors = np.concatenate([values - law(share, ranks) for ranks, values in speed_ups.items()])
     low, high = _interval(share_of, list(samples.values()))
-    residuals = []
+    residuals: list[dict[str, Any]] = []
     for ranks, values in speed_ups.items():
         measured, fitted = float(np.median(values)), law(share, ranks)
         row = {"ranks": ranks, "n": len(values), "speedup": measured}

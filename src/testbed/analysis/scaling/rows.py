@@ -15,7 +15,7 @@ from testbed.analysis.runs.comparability import loss_noise
 from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_note, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
-from testbed.analysis.statistics import compare, median_interval
+from testbed.analysis.statistics import all_known, compare, median_interval
 
 
 def arm_row(
@@ -112,13 +112,13 @@ def _loss_note(arm: ScalingArm, reference: ScalingArm, protocol: str) -> str | N
     """A faster run that learns worse is not faster: said when losses differ by more than seeds explain."""
     if arm is reference or protocol != "strong":  # weak scaling trains on more tokens, time to loss ends at one loss
         return None
-    losses = [[run.final_validation_loss for run in each.runs] for each in (arm, reference)]
-    if any(None in each for each in losses):
+    losses, of_reference = (all_known(run.final_validation_loss for run in each.runs) for each in (arm, reference))
+    if losses is None or of_reference is None:
         return "a run has no validation loss: that both learned equally is not shown"
     if any(run.validation != reference.runs[0].validation for run in (*arm.runs, *reference.runs)):
         return "validation losses are over different data or token counts and do not compare"
-    noise, side = loss_noise(*losses)
-    difference = plain_statistics.median(losses[0]) - plain_statistics.median(losses[1])
+    noise, side = loss_noise(losses, of_reference)
+    difference = plain_statistics.median(losses) - plain_statistics.median(of_reference)
     if abs(difference) <= noise:
         return None
     whose = "what seeds explain in published 124M runs"
@@ -159,10 +159,11 @@ def mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
 
 def summary(values: Sequence[float | None]) -> dict[str, Any]:
     """Median of the runs with its 95 % interval; low and high are None below 5 runs, all where one lacks it."""
-    if any(value is None for value in values):
-        return {"median": None, "low": None, "high": None, "values": [value for value in values if value is not None]}
-    _, low, high = map(finite, median_interval(values))
-    return {"median": float(plain_statistics.median(values)), "low": low, "high": high, "values": list(values)}
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return {"median": None, "low": None, "high": None, "values": known}
+    _, low, high = map(finite, median_interval(known))
+    return {"median": float(plain_statistics.median(known)), "low": low, "high": high, "values": known}
 
 
 def mean_epoch_wall_time_s(run: Run) -> float | None:

@@ -207,7 +207,7 @@ def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Pat
                 stray_of[name, batch, ranks] = own[0]
         members.setdefault((name, batch, ranks), []).append(run)
     return [
-        ScalingArm(key[0], shown[members[key][0]], *key[1:], tuple(members[key]), stray_of=stray_of.get(key))
+        ScalingArm(key[0], shown[members[key][0]], key[1], key[2], tuple(members[key]), stray_of=stray_of.get(key))
         for key in sorted(members, key=lambda key: (*_order(key[0]), key[1] or 0, key[2]))
     ]
 

@@ -63,6 +63,7 @@ def _damage(path: Path, form: str | None, fault: Fault) -> str:
             "garbage": bytes(255 - byte for byte in content),
             "other JSON": json.dumps({"steps": "none"}).encode(),
         }
+        assert form is not None, "a fault of a file has a form"
         path.write_bytes(damaged[form])
         said += f", {len(damaged[form]):,} of {len(content):,} bytes"
     return said

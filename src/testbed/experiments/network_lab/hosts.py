@@ -130,10 +130,8 @@ def run_on_hosts(
         for each in running:
             _end_outside(each)
             _follow(each, on_output)
-    for each in running:
-        if each.end is None:
-            each.end = HostEnd(each.host, each.process.returncode, time.perf_counter() - started_s, ended_by_us=True)
-    return [each.end for each in running]
+    taken_s = time.perf_counter() - started_s
+    return [each.end or HostEnd(each.host, each.process.returncode, taken_s, ended_by_us=True) for each in running]
 
 
 def path_with_this_python() -> str:

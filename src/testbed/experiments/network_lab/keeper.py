@@ -193,12 +193,14 @@ def _start_keeper(num_hosts: int, link: Link, seconds: float, is_attached: bool)
         process.wait()
         raise LabError(answer["error"])
     if not is_attached:
+        assert process.stdout is not None
         process.stdout.close()
     return process, lab_from(answer)
 
 
 def _line_of(process: subprocess.Popen, wait_s: float) -> dict[str, Any]:
     """The next thing that a keeper says; it may have been killed."""
+    assert process.stdout is not None
     is_there = select.select([process.stdout], [], [], wait_s)[0]
     line = process.stdout.readline() if is_there else b""
     if not line:
@@ -208,6 +210,7 @@ def _line_of(process: subprocess.Popen, wait_s: float) -> dict[str, Any]:
 
 def _end_keeper(process: subprocess.Popen, made: Lab) -> None:
     """Close the lab. LabError: its time was over, its switch had died, or something is left."""
+    assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
     try:
@@ -296,7 +299,9 @@ class Keeper:
         )
         for descriptor in descriptors:
             os.close(descriptor)
-        if not select.select([self.relay.stdout], [], [], RELAY_S)[0] or not self.relay.stdout.readline():
+        said = self.relay.stdout
+        assert said is not None
+        if not select.select([said], [], [], RELAY_S)[0] or not said.readline():
             raise LabError(f"the switch in user space has not started within {RELAY_S:g} s, or ended at once")
         for number, host in enumerate(hosts, start=1):
             run_tool("ip", "-n", host.name, "link", "set", "lo", "up")

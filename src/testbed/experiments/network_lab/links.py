@@ -68,6 +68,7 @@ class Link:
         """Of the token bucket: 20 ms of the rate within bounds. A packet of the kernel's segmentation must fit into it
         (64 KiB), and below 4 ms of the rate the timer cannot keep up."""
         rate = self.bytes_per_s
+        assert rate is not None, "only a rate needs a bucket"
         return int(min(max(0.020 * rate, 64 * 1024), max(512 * 1024, 0.004 * rate)))
 
     def __str__(self) -> str:
@@ -182,7 +183,9 @@ def make_namespace(name: str) -> Namespace:
     with (NETNS / name).open("rb") as held:
         if fcntl.ioctl(held, NS_GET_NSTYPE) != CLONE_NEWNET:
             raise LabError(f"{NETNS / name} is no network namespace")
-        namespace = Namespace(name, *_identity(held.fileno()))
+        identity = _identity(held.fileno())
+        assert identity is not None, "an open file is there"
+        namespace = Namespace(name, *identity)
     if namespace.holds(os.getpid()):
         raise LabError(f"{NETNS / name} is the namespace that this program itself is in")
     return namespace
