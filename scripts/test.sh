@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What judges a change: environment, ruff, and the tests that take no more than seconds each. With --all as its first
-# argument: every test. Other arguments go to pytest.
+# Run what judges a change: ruff, and the tests that take seconds each. With --all as its first argument: every test.
+# Other arguments go to pytest.
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 use_environment -r requirements.txt -e '.[test]'
 ruff check .

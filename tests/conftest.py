@@ -15,7 +15,7 @@ from support.ranks import AUDIT_EVENT, Ranks
 
 settings.register_profile("all")  # support/fuzz.py draws a tenth without it
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", AUDIT_EVENT)
-FREE = ("git",)  # every record of a run asks it for the commit
+FREE = ("git", "uname")  # every record of a run asks for the commit, and the platform module once for the processor
 started: list[str] = []  # by the test that runs now
 starting_fixtures: set[tuple[str, str]] = set()  # below which folder or file, name
 
