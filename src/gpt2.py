@@ -62,7 +62,7 @@ def train(run: Run) -> None:
                 result = strategy.train_step(micro_batches, learning_rate)
             world = gather_step(result, clock, run.device, run.signals.number)  # one collective: loss, times, stop
             stop = run.signals.agree(world.stop)
-            check_step(step + 1, world, settings.precision)
+            check_step(step + 1, world, settings.compute.precision)
             report.step(step + 1, world, learning_rate)
             if not stop and run.saves_after(step + 1):
                 run.checkpoints.save(step + 1)  # before validation, which the last save may overlap
@@ -70,7 +70,7 @@ def train(run: Run) -> None:
                 stop = validate(run, step + 1)
             if stop:
                 leave_preempted(run, step + 1)
-    if settings.eval_only and validate(run, 0):
+    if settings.training.eval_only and validate(run, 0):
         raise run.signals.as_exception()
     finish(run)
 
@@ -82,7 +82,7 @@ def leave_preempted(run: Run, step: int) -> NoReturn:
         RunPreempted: the checkpoint is on disk.
         RunStopped: the ranks train apart, so there is nothing to go on from.
     """
-    if run.settings.skip_gradient_sync:
+    if run.settings.data_parallel.skip_gradient_sync:
         raise run.signals.as_exception()
     run.checkpoints.save(step)
     run.checkpoints.wait()

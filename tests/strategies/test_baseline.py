@@ -38,8 +38,8 @@ def build(token_files, keeps_casts: bool | None, *more: str, kind: type[Baseline
     flags = ["--global_batch_size", str(MICRO_BATCHES), "--micro_batch_size_per_gpu", "1", "--max_train_steps", "3"]
     checked = checked_run(token_files, *flags, "--precision", "bf16", *more)
     torch.manual_seed(0)
-    shape, recomputed = checked.settings.shape, checked.settings.activation_checkpointing
-    strategy = kind(checked.settings, GPT2(shape, checked.settings.dropout, "auto", recomputed), CPU)
+    shape, recomputed = checked.settings.shape, checked.settings.compute.activation_checkpointing
+    strategy = kind(checked.settings, GPT2(shape, checked.settings.model.dropout, "auto", recomputed), CPU)
     if keeps_casts is not None:
         strategy.keeps_casts = keeps_casts
     return strategy, TrainingBatches(checked.train_file, checked.settings, 0, CPU)

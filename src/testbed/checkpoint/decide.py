@@ -63,7 +63,7 @@ def decide(settings: RunSettings, launch: Launch, sha256: dict[str, str], found:
 
 def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Path, str], steps_done: int) -> Start:
     """Begin with the first step: there is no whole checkpoint. What an earlier start recorded counts as lost."""
-    directory = Path(settings.checkpoint_path)
+    directory = Path(settings.checkpointing.checkpoint_path)
     metrics = None
     if (directory / run_files.METRICS).exists():
         try:
@@ -90,7 +90,7 @@ def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, s
     Raises:
         ValueError: it is another, or a shorter one, and cannot be continued.
     """
-    directory, reason = Path(settings.checkpoint_path), "it was written by an earlier version"
+    directory, reason = Path(settings.checkpointing.checkpoint_path), "it was written by an earlier version"
     if metrics_version(metrics) == SCHEMA_VERSION:
         config = metrics["training_config"]
         recorded = Checkpoint(
@@ -129,7 +129,7 @@ def _fitting_start(
     Raises:
         ValueError: it belongs to other work, or does not go with what this start is to do.
     """
-    folder, directory = found.folder, Path(settings.checkpoint_path)
+    folder, directory = found.folder, Path(settings.checkpointing.checkpoint_path)
     checkpoint = read_description(folder)
     copy = read_metrics(folder / run_files.METRICS)
     is_other_run = not is_checkpoint_of(directory, folder)
@@ -177,10 +177,14 @@ def _check_steps_left(checkpoint: Checkpoint, settings: RunSettings) -> None:
             f"--resume: {checkpoint.directory} is past the last step of this start, {settings.last_step}; raise "
             "--stop_at_step or --max_train_steps"
         )
-    left, needed = settings.last_step - checkpoint.step, max(1, settings.timing_warmup_steps) + settings.profile_steps
-    if settings.profile and left < needed:
+    left, needed = (
+        settings.last_step - checkpoint.step,
+        max(1, settings.measuring.timing_warmup_steps) + settings.measuring.profile_steps,
+    )
+    if settings.measuring.profile and left < needed:
         raise ValueError(
-            f"--profile looks at {settings.profile_steps} steps after {needed - settings.profile_steps} of warm-up, "
+            f"--profile looks at {settings.measuring.profile_steps} steps after "
+            f"{needed - settings.measuring.profile_steps} of warm-up, "
             f"but after {checkpoint.directory} {left} are left; give a smaller --profile_steps, or --resume an earlier "
             "checkpoint"
         )

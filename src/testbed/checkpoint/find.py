@@ -31,11 +31,11 @@ def find(settings: RunSettings) -> Found:
     Raises:
         ValueError: one sentence: there is none under that name, it is damaged, or another run writes into the folder.
     """
-    directory = Path(settings.checkpoint_path)
-    if settings.resume == "auto":
+    directory = Path(settings.checkpointing.checkpoint_path)
+    if settings.checkpointing.resume == "auto":
         lock(directory)
         return Found(*latest_valid(directory), is_named=False, is_repeated=False)
-    path = Path(settings.resume)
+    path = Path(settings.checkpointing.resume)
     if _is_begun_with(directory, path):
         lock(directory)
         folder, skipped = latest_valid(directory)

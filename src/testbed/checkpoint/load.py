@@ -50,7 +50,7 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
         )
     raise_on_any_rank(failed, cause)
     if not all(process_group.gather_objects(is_restored)):
-        torch.manual_seed(seed_of_step(settings.seed, launch.rank, checkpoint.step))
+        torch.manual_seed(seed_of_step(settings.training.seed, launch.rank, checkpoint.step))
         return False
     return True
 

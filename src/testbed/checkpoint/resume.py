@@ -70,13 +70,14 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
     Raises:
         ValueError: on every rank: one of them does not.
     """
-    needs_it = settings.save_every or settings.stop_at_step or settings.resume
-    lock_file = Path(settings.checkpoint_path) / run_lock.LOCK
+    needs_it = settings.checkpointing.save_every or settings.training.stop_at_step or settings.checkpointing.resume
+    lock_file = Path(settings.checkpointing.checkpoint_path) / run_lock.LOCK
     deadline_s = time.monotonic() + (VISIBLE_WITHIN_S if launch.num_nodes > 1 and needs_it else 0.0)
     while not (sees_it := lock_file.exists()) and time.monotonic() < deadline_s:
         time.sleep(0.5)
     refusal = (
-        f"--checkpoint_path {settings.checkpoint_path}: rank {launch.rank} does not see the folder that rank 0 made; "
+        f"--checkpoint_path {settings.checkpointing.checkpoint_path}: rank {launch.rank} does not see the folder that "
+        "rank 0 made; "
         "saving and resuming need a file system that all nodes share"
     )
     raise_on_any_rank(ValueError(refusal) if needs_it and not sees_it else None)
@@ -85,16 +86,16 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
 def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[str, str]]) -> Start:
     """Find, decide and take the folder. Only rank 0 does."""
     sha256 = check_data()
-    directory = Path(settings.checkpoint_path)
-    if settings.overwrite:
+    directory = Path(settings.checkpointing.checkpoint_path)
+    if settings.checkpointing.overwrite:
         folder_owner.check_link(directory)
     else:
         folder_owner.refuse_stranger(directory)
-    if settings.resume is None:
+    if settings.checkpointing.resume is None:
         lock(directory)
-        if settings.overwrite and (held := run_directory.held_files(directory)):
+        if settings.checkpointing.overwrite and (held := run_directory.held_files(directory)):
             say(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
-        run_directory.claim(directory, settings.overwrite)
+        run_directory.claim(directory, settings.checkpointing.overwrite)
         return Start(sha256)
     found = find(settings)
     steps_done = watchdog.steps_done(directory)  # before the folder is cleared
@@ -122,7 +123,8 @@ def _take_folder(directory: Path, settings: RunSettings, start: Start, found: Fo
         run_directory.claim(directory, overwrite=True)
     elif held := run_directory.held_files(directory):
         raise ValueError(
-            f"--resume {settings.resume} begins a new run from another run's checkpoint, but --checkpoint_path "
+            f"--resume {settings.checkpointing.resume} begins a new run from another run's checkpoint, but "
+            "--checkpoint_path "
             f"{directory} already holds one ({held[0].name}); give --resume auto to continue that one, or another "
             "--checkpoint_path"
         )

@@ -111,7 +111,7 @@ def export_weights(
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": "gelu_new",  # their name for the tanh form
-        **shape.as_transformers(settings.dropout),
+        **shape.as_transformers(settings.model.dropout),
         "layer_norm_epsilon": 1e-5,
         "initializer_range": 0.02,
         "bos_token_id": end_of_text_id,

@@ -88,7 +88,7 @@ class RunRecorder:
             {
                 "step": step,
                 "epoch": epoch,
-                "is_warmup": step <= self.starts.resumed_step + self.settings.timing_warmup_steps,
+                "is_warmup": step <= self.starts.resumed_step + self.settings.measuring.timing_warmup_steps,
                 "is_skipped": is_skipped,
                 "loss": world.loss,
                 "grad_norm": None if is_skipped else world.grad_norm,
@@ -105,7 +105,7 @@ class RunRecorder:
         self._epoch_mark_s = now
 
     def _epoch_of(self, step: int) -> int:
-        return max(0, step - 1) // max(1, self.settings.steps_per_epoch) + 1
+        return max(0, step - 1) // max(1, self.settings.plan.steps_per_epoch) + 1
 
     def add_memory(self, step: int, per_rank: list[dict]) -> None:
         """Add every rank's peaks so far, read at the end of an epoch or of the run."""
@@ -253,7 +253,11 @@ class RunRecorder:
 
     def _ended(self, status: str) -> str | None:
         """Return how this start ended, by the status of the file; None: it goes on."""
-        if status == "complete" and self.settings.last_step < self.settings.total_steps and not self.settings.eval_only:
+        if (
+            status == "complete"
+            and self.settings.last_step < self.settings.plan.total_steps
+            and not self.settings.training.eval_only
+        ):
             return "stopped"
         return None if status == "running" else status
 

@@ -25,11 +25,11 @@ class FSDP(Baseline):
     keeps_casts = False  # a whole model in bf16 is what sharding is to avoid
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        self._is_native = settings.mixed_precision == "native"
-        mesh, policy = hybrid_mesh(settings.mesh, device), MixedPrecisionPolicy()
+        self._is_native = settings.compute.mixed_precision == "native"
+        mesh, policy = hybrid_mesh(settings.plan.mesh, device), MixedPrecisionPolicy()
         if self._is_native:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        reshards = settings.reshard_after_forward == "on"
+        reshards = settings.data_parallel.reshard_after_forward == "on"
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
         # embedding and head are one matrix: what forward ends with, backward begins with, so it stays gathered

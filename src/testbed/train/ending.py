@@ -66,7 +66,7 @@ class RunEnding:
 
     def __init__(self, settings: RunSettings, launch: Launch):
         self.settings, self.launch = settings, launch
-        self.signals = StopSignals(settings.grace_seconds, self._mark_in_time, launch.rank == 0)
+        self.signals = StopSignals(settings.training.grace_seconds, self._mark_in_time, launch.rank == 0)
         self.recorder: RunRecorder | None = None
         self.checkpoints: CheckpointWriter | None = None
         self.exit_code: int | None = None
@@ -93,7 +93,7 @@ class RunEnding:
         """Show the other ranks from now on that this one lives, and wait for them as long as they live."""
         if self.launch.is_distributed:
             open_store = functools.partial(process_group.second_connection, self.launch)
-            timeout_s = self.settings.collective_timeout
+            timeout_s = self.settings.training.collective_timeout
             # torchrun ends the others when a rank dies, so there a slow start (a cold network file system) is no danger
             start_patience_s = START_PATIENCE_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
             # loading PyTorch took this rank this long, half a minute on a busy machine, and takes others as long
@@ -108,12 +108,12 @@ class RunEnding:
         places, rank = self._ranks.places, self.launch.rank
         watchdog.begin(places, rank)
         if self.launch.is_distributed:
-            timeout_s = self.settings.collective_timeout
+            timeout_s = self.settings.training.collective_timeout
             watchdog.Watch(places, rank, self.launch.world_size, timeout_s, self._end_without)
 
     def arm_timeouts(self) -> None:
         """Let no rank wait longer for another one than --collective_timeout from now on, whatever that one does."""
-        process_group.limit_waiting(self.settings.collective_timeout)
+        process_group.limit_waiting(self.settings.training.collective_timeout)
         if self._ranks.heartbeat is not None:
             self._ranks.heartbeat.close(TRAINS)
         self._ranks.heartbeat = None

@@ -24,7 +24,7 @@ def finish(run: Run) -> None:
     run.checkpoints.wait()
     report.measure_device(run.first_step)
     report.progress.close()
-    if settings.run_inference_benchmark:
+    if settings.measuring.run_inference_benchmark:
         report.inference(*benchmark_generation(state_dict, settings, train_file, run.device))
     sampled = process_group.by_rank_0(lambda: sample_text(state_dict, settings, train_file, run.tokenizer_text))
     if sampled is not None:  # rank 0

@@ -55,9 +55,9 @@ def last_checkpoint(folder: Path) -> str:
 def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
     """Name the micro batch that was too large, and what to give instead."""
     advice = "give a smaller one, or auto; the global batch stays the same"
-    if settings.micro_batch_size_per_gpu == 1:
+    if settings.batch.micro_batch_size_per_gpu == 1:
         advice = "give --activation_checkpointing block, or shard the model with --run_type fsdp"
     return (
-        f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; {advice} "
+        f"out of memory with --micro_batch_size_per_gpu {settings.batch.micro_batch_size_per_gpu}; {advice} "
         f"({first_line(error)})"
     )

@@ -80,7 +80,7 @@ class Report:
     def end_training(self) -> None:
         """Stop the sampler of utilization and record what it saw."""
         utilization = process_group.gather_objects(self._sampler.stop())
-        if not self.settings.eval_only:
+        if not self.settings.training.eval_only:
             self.recorder.add_utilization(utilization)
 
     def measure_device(self, first_step: int) -> None:
@@ -94,7 +94,7 @@ class Report:
             self._peak.measure(repeats=2)
             rates = process_group.gather_objects(self._peak.flops_per_s())
             self.recorder.add_measured_peak(sum(rates) / len(rates), self._peak.source(len(rates)))
-        if self.settings.profile:
+        if self.settings.measuring.profile:
             found = attribution(self.settings, self._traces, self.launch.rank, first_step, self.device)
             self.recorder.add_attribution(found)
 

@@ -66,7 +66,7 @@ class Run:
 
     def saves_after(self, step: int) -> bool:
         """Return whether a checkpoint follows `step`, counted from 1."""
-        return _is_due(step, self.settings.save_every) or step == self.settings.stop_at_step
+        return _is_due(step, self.settings.checkpointing.save_every) or step == self.settings.training.stop_at_step
 
     def validates_after(self, step: int) -> bool:
         """Return whether validation follows `step`, counted from 1."""
@@ -74,7 +74,7 @@ class Run:
 
     def export(self, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
         """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that train apart none."""
-        if self.launch.rank == 0 and not self.settings.skip_gradient_sync:
+        if self.launch.rank == 0 and not self.settings.data_parallel.skip_gradient_sync:
             check_held(self.directory)
             data = self.checked.train_file
             export_weights(
@@ -84,7 +84,11 @@ class Run:
 
 def validates_after(step: int, settings: RunSettings) -> bool:
     """Return whether validation follows `step`, counted from 1."""
-    return step == settings.last_step or _is_due(step, settings.eval_every) or _is_due(step, settings.steps_per_epoch)
+    return (
+        step == settings.last_step
+        or _is_due(step, settings.training.eval_every)
+        or _is_due(step, settings.plan.steps_per_epoch)
+    )
 
 
 def _is_due(step: int, every: int | None) -> bool:
@@ -94,7 +98,7 @@ def _is_due(step: int, every: int | None) -> bool:
 def open_run(setup: Setup, ending: RunEnding) -> Run:
     """Build the run, and load the checkpoint that it goes on from. All ranks call it."""
     settings, launch, device, start = setup.settings, setup.launch, setup.device, setup.start
-    directory, is_rank_0 = Path(settings.checkpoint_path), setup.launch.rank == 0
+    directory, is_rank_0 = Path(settings.checkpointing.checkpoint_path), setup.launch.rank == 0
     facts = facts_of_run(setup.checked, start.sha256, launch, device, setup.backend)
     recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=is_rank_0)
     resume.record(start, recorder)  # before anything can fail: what was recorded must not be lost
@@ -117,7 +121,7 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
     batches = TrainingBatches(setup.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(setup.checked.val_file, settings, strategy.data_rank, device)
     say_what_runs(progress, settings, batches.windows, launch.world_size, device.type, start.step, directory)
-    peak = begin_peak_rate(device, settings.precision)
+    peak = begin_peak_rate(device, settings.compute.precision)
     ending.arm_timeouts()
     return Run(
         checked=setup.checked,
@@ -129,7 +133,7 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
         strategy=strategy,
         batches=batches,
         validation=validation,
-        clock=StepClock(device, emits_nvtx=settings.profile_mode),
+        clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode),
         report=Report(settings, launch, device, recorder, progress, scalars, peak),
         checkpoints=checkpoints,
         ending=ending,
@@ -142,16 +146,18 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
 def build(setup: Setup) -> Strategy:
     """Build the model that every rank begins with, and around it the strategy, which may keep only a part of it."""
     settings = setup.settings
-    torch.manual_seed(settings.seed)  # every rank draws the same weights ...
-    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+    torch.manual_seed(settings.training.seed)  # every rank draws the same weights ...
+    model = GPT2(
+        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
+    )
     if setup.weights is not None:
         model.load_state_dict(setup.weights)
         setup.weights = None  # a rank that trains a part of the model must not keep the whole
-    if settings.matmul == "fp8":
+    if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     process_group.check_identical(model.state_dict(), "initial weights")
     strategy = build_strategy(settings, model, setup.device)
-    torch.manual_seed(process_group.seed_of_rank(settings.seed, setup.launch.rank))  # ... and its own dropout
+    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, setup.launch.rank))  # ... and its own dropout
     return strategy
 
 
@@ -169,6 +175,6 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
 
 def _say_notes(progress: Progress, setup: Setup) -> None:
     settings = setup.settings
-    notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.run_type)]
+    notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.training.run_type)]
     for line in notes + notes_of_place(settings, setup.launch):
         progress.say(line)

@@ -50,19 +50,21 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         Refused: on every rank: what was typed does not fit the device, the data, the weights or the checkpoint.
     """
     ending.signals.interrupt()
-    settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
+    settings, directory = checked.settings, Path(checked.settings.checkpointing.checkpoint_path)
     try:
         device = choose_device(settings, launch)
     except ValueError as error:
         raise Refused(str(error)) from error
-    settings = dataclasses.replace(settings, device=device.type)
-    if settings.quiet_nccl_monitor:
+    settings = settings.with_values(device=device.type)
+    if settings.compute.quiet_nccl_monitor:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     ending.start_heartbeat()
-    backend = process_group.start_process_group(device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed)
-    if settings.log_collectives:
+    backend = process_group.start_process_group(
+        device, launch, is_needed=STRATEGIES[settings.training.run_type].is_distributed
+    )
+    if settings.measuring.log_collectives:
         log_collectives(directory, launch, backend)
-    weights, refusal = (None, None) if settings.resume else initial_weights(settings)
+    weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
     try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
         start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
     except ValueError as error:
@@ -70,7 +72,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     if start.is_complete:
         return Setup(checked, launch, device, backend, start)
     ending.claim_directory(directory)
-    if settings.resume and start.checkpoint is None:
+    if settings.checkpointing.resume and start.checkpoint is None:
         weights, refusal = initial_weights(settings)
         if refusal is not None:
             raise Refused(refusal)
@@ -88,7 +90,7 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     is_one = checked.train_file is checked.val_file  # --eval_only without a training file
     files = ({} if is_one else {"train": checked.train_file}) | {"val": checked.val_file}
     sha256 = {
-        name: check_token_file(token_file, checked.settings.vocab_size, f"--{name}_data_path").data_sha256
+        name: check_token_file(token_file, checked.settings.model.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in files.items()
     }
     return {"train": sha256["val"], **sha256}
@@ -97,6 +99,6 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
 def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
     """Return the weights that --init_from names, or None and why they cannot be used."""
     try:
-        return read_initial_weights(settings.init_from, settings.shape), None
+        return read_initial_weights(settings.model.init_from, settings.shape), None
     except ValueError as error:
         return None, str(error)

@@ -26,7 +26,7 @@ def validate(run: Run, step: int) -> int:
     Returns:
         What all ranks agreed to stop for (StopSignals.number), or 0.
     """
-    if run.settings.max_val_steps == 0:
+    if run.settings.training.max_val_steps == 0:
         return 0
     start_s = time.perf_counter()
     watchdog.enter("validation")
@@ -34,7 +34,7 @@ def validate(run: Run, step: int) -> int:
     for index in run.report.progress.batches(len(run.validation), "validation"):
         if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
             return stop
-        with named_range("val/batch", run.settings.profile_mode):
+        with named_range("val/batch", run.settings.measuring.profile_mode):
             result = run.strategy.evaluate(run.validation.of_batch(index))
         loss_sum += result.loss_sum
         num_tokens += result.num_target_tokens
@@ -44,7 +44,9 @@ def validate(run: Run, step: int) -> int:
     seconds = time.perf_counter() - start_s
     if loss < run.best_val_loss:
         run.best_val_loss = loss
-        if run.settings.keep_best:  # before the row: if this fails, the start that resumes validates again
+        if (
+            run.settings.checkpointing.keep_best
+        ):  # before the row: if this fails, the start that resumes validates again
             state_dict = run.strategy.full_state_dict()
             process_group.by_rank_0(lambda: run.export(state_dict, run.directory / run_files.BEST))
     run.report.validation(step, loss, num_tokens, run.validation.num_sequences, seconds)
