@@ -27,7 +27,6 @@ from testbed.checkpoint.changed_settings import (
     differences,
     in_words,
     is_same_form,
-    why_not_moved,
 )
 from testbed.checkpoint.newest import is_checkpoint_of, named, newest_whole, set_aside
 from testbed.checkpoint.writer import (
@@ -268,9 +267,6 @@ def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str]
     changes = differences(settings, checkpoint) + changes_of_data(copy, sha256)
     of_work = changes_of_work(changes)
     check_changes(of_work, settings, folder)
-    reason = None if is_same_form(checkpoint, settings, launch) else why_not_moved(checkpoint, settings)
-    if reason is not None:
-        raise ValueError(f"--resume: {folder} cannot be continued in this way: {reason}")
     if is_auto and _is_complete(metrics, settings):
         return Start(sha256, is_complete=True)
     _check_steps_left(checkpoint, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def trained_with(folder: Path) -> TrainedRun:
     return TrainedRun()
 
 
-def as_trained(values: dict[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
+def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
     """What --eval_only takes over where nobody says otherwise, so that a run's weights give the loss that it recorded:
     its length, its data and its number of windows. A path that leads nowhere today is not taken over.
 
@@ -79,7 +80,7 @@ def as_trained(values: dict[str, Any], explicit: frozenset[str]) -> dict[str, An
     return taken
 
 
-def origin_of_refused(refusal: str, values: dict[str, Any], explicit: frozenset[str]) -> str | None:
+def origin_of_refused(refusal: str, values: Mapping[str, Any], explicit: frozenset[str]) -> str | None:
     """Where the values that a refusal names come from, if nobody typed them; None: they were typed.
 
     Args:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from testbed.autotune.attention import own_choice
-from testbed.config.deepspeed_file import read_deepspeed_file
 from testbed.config.environment_variables import instruments_in
 from testbed.config.settings import CheckedRun, RunSettings
+from testbed.config.table import FLAGS
 from testbed.data.windows import Windows, num_windows
 from testbed.distributed.launch import Launch
 from testbed.io import now_utc
@@ -27,13 +27,7 @@ from testbed.model.shape import size_name
 from testbed.strategies.deepspeed_config import effective_config, sha256_of
 
 STEPS_NOTE = "epochs[].steps counts micro steps, as in 2.0; read micro_steps and optimizer_steps instead"
-RECORDED_AS_NAMED = (
-    "run_type num_layers num_heads embedding_size vocab_size max_position_embeddings dropout init_from epochs "
-    "max_train_steps total_steps stop_at_step micro_batch_size_per_gpu grad_accum_steps global_batch_size "
-    "data_world_size muon_learning_rate muon_momentum lr_schedule warmup_steps lr_decay_steps decay_share "
-    "weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
-    "zero_stage seed activation_checkpointing compile matmul"
-).split()
+_IN_CONFIG = {flag.in_config: name for name, flag in FLAGS.items() if flag.in_config}
 
 
 def facts_of_run(
@@ -91,16 +85,15 @@ def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) ->
 def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.device) -> dict[str, Any]:
     settings = checked.settings
     return {
-        **{name: getattr(settings, name) for name in RECORDED_AS_NAMED},
-        "automatic_choices": {name: getattr(settings, name) for name in sorted(settings.chosen)},
+        **{recorded: settings.value(name) for recorded, name in _IN_CONFIG.items()},
+        "total_steps": settings.plan.total_steps,
+        "data_world_size": settings.plan.data_world_size,
+        "automatic_choices": {name: settings.value(name) for name in sorted(settings.origin.chosen)},
         "mesh": dataclasses.asdict(settings.mesh),
         "math_changes": list(settings.math_changes),
         "model_name": size_name(settings.shape),
         "model_size": settings.shape.describe(),
         "num_parameters": settings.shape.num_parameters,
-        "seq_len": settings.seq_length,
-        "lr": settings.learning_rate,
-        "min_lr": settings.min_learning_rate,
         "optimizer": {"adamw": "AdamW", "muon": "Muon"}[settings.optimizer],
         "deepspeed_enabled": settings.zero_stage is not None,
         "dataset_name": Path(settings.train_data_path).stem,
@@ -137,14 +130,13 @@ def _breaks_down_wall_clock(settings: RunSettings) -> bool:
     """DeepSpeed's own timers synchronise the device several times a step."""
     if settings.zero_stage is None:
         return False
-    return bool(read_deepspeed_file(Path(settings.deepspeed_config)).content.get("wall_clock_breakdown", False))
+    return bool(settings.plan.deepspeed_file.content.get("wall_clock_breakdown", False))
 
 
 def _deepspeed_config(settings: RunSettings) -> dict | None:
     if settings.zero_stage is None:
         return None
-    file = read_deepspeed_file(Path(settings.deepspeed_config))
-    effective = effective_config(file, settings)
+    file, effective = settings.plan.deepspeed_file, effective_config(settings)
     return {
         "path": str(file.path),
         "file_sha256": file.sha256,
