@@ -318,9 +318,9 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
     launch = Launch(0, 0, 1, 1)
     checked = check_run(parse_command_line(words), launch)
     tokens = checked.train_file.vocab_size
-    if checked.settings.vocab_size < tokens:
+    if checked.settings.model.vocab_size < tokens:
         raise ValueError(
-            f"--vocab_size {checked.settings.vocab_size} is less than the {tokens} tokens that "
+            f"--vocab_size {checked.settings.model.vocab_size} is less than the {tokens} tokens that "
             f"{arguments.train_data_path} is written with; give --vocab_size {tokens} or more, or other data"
         )
     check_only_ours(arguments.only_ours)

@@ -220,7 +220,7 @@ def train_and_count(flags: list[str], launch: Launch) -> dict[str, Any]:
     settings = checked.settings
     # held until this run has ended, so that no address is used again: DeepSpeed does not let go of everything
     left_by_earlier_runs = live_tensors()
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.training.seed)
     model = GPT2(settings.shape)
     strategy = build_strategy(settings, model, cpu)
     del model  # a strategy may hold a part of it only

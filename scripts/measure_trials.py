@@ -96,10 +96,10 @@ def measure_one(arguments: argparse.Namespace) -> int:
     settings, _ = with_precision_resolved(checked.settings, ALONE, device)
     checked = dataclasses.replace(checked, settings=settings)
     pairs = times_of_pairs(checked, device, TRIALS[arguments.one], arguments.pairs)
-    peak = PeakRate(device, settings.precision)
+    peak = PeakRate(device, settings.compute.precision)
     peak.measure(repeats=3)
     rates = {"matrix_flops_per_s": peak.flops_per_s(), "copy_bytes_per_s": copy_rate(device)}
-    print(json.dumps({"precision": settings.precision, "pairs": pairs, **rates}))
+    print(json.dumps({"precision": settings.compute.precision, "pairs": pairs, **rates}))
     return 0
 
 
@@ -126,7 +126,7 @@ def measure_all(arguments: argparse.Namespace) -> int:
     settings, _ = with_precision_resolved(checked.settings, ALONE, device)
     trials = {name: entry(TRIALS[name], TRIALS[name].why_not(settings, device)) for name in names}
     content = heading(arguments, settings, device) | {"trials": trials}
-    work = [*arguments.work, "--precision", settings.precision]  # decided once, not by every process anew
+    work = [*arguments.work, "--precision", settings.compute.precision]  # decided once, not by every process anew
     failed = False
     for name in tqdm(names * arguments.repeats, unit="run"):
         trial = content["trials"][name]
@@ -162,11 +162,11 @@ def heading(arguments: argparse.Namespace, settings: RunSettings, device: torch.
         "work": arguments.work,
         "tokens_per_step": tokens,
         "warmup_pairs": WARMUP_PAIRS,  # the first pair after them begins with the step as it is
-        "precision": settings.precision,
-        "causal_flops_per_step": tokens * least_flops_per_token(settings.shape, settings.seq_length),
-        "palm_flops_per_step": tokens * flops_per_token_palm(settings.shape, settings.seq_length),
+        "precision": settings.compute.precision,
+        "causal_flops_per_step": tokens * least_flops_per_token(settings.shape, settings.data.seq_length),
+        "palm_flops_per_step": tokens * flops_per_token_palm(settings.shape, settings.data.seq_length),
         "least_bytes_per_step": least_bytes_of_step(
-            settings.shape, tokens, settings.grad_accum_steps, settings.precision
+            settings.shape, tokens, settings.batch.grad_accum_steps, settings.compute.precision
         ),
         "versions": versions(),
         "hardware": hardware(device, ALONE, None),

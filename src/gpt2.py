@@ -96,7 +96,7 @@ class Run:
 
 def main(checked: CheckedRun, launch: Launch) -> int:
     """Set up, train, and leave every file whole however it ends. Returns the exit code."""
-    settings, directory = checked.settings, Path(checked.settings.checkpoint_path)
+    settings, directory = checked.settings, Path(checked.settings.checkpointing.checkpoint_path)
     ending = RunEnding(settings, launch)
     try:
         ending.signals.interrupt()
@@ -104,16 +104,16 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             device = choose_device(settings, launch)
         except ValueError as error:
             return refuse(launch, str(error))
-        settings = dataclasses.replace(settings, device=device.type)
-        if settings.quiet_nccl_monitor:
+        settings = settings.with_values(device=device.type)
+        if settings.compute.quiet_nccl_monitor:
             os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         ending.meets()
         backend = process_group.start_process_group(
-            device, launch, is_needed=STRATEGIES[settings.run_type].is_distributed
+            device, launch, is_needed=STRATEGIES[settings.training.run_type].is_distributed
         )
-        if settings.log_collectives:
+        if settings.measuring.log_collectives:
             log_collectives(directory, launch, backend)
-        weights, refusal = (None, None) if settings.resume else initial_weights(settings)
+        weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
         try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
             begun = resume.begin(settings, launch, lambda: check_data(checked), refusal)
         except ValueError as error:
@@ -122,7 +122,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
             return ending.leave(0)
         ending.owns(directory)
         checked.train_file.data_sha256, checked.val_file.data_sha256 = begun.sha256["train"], begun.sha256["val"]
-        if settings.resume and begun.checkpoint is None:
+        if settings.checkpointing.resume and begun.checkpoint is None:
             weights, refusal = initial_weights(settings)
             if refusal is not None:
                 return ending.refuse(refusal)
@@ -132,7 +132,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=launch.rank == 0)
         resume.record(begun, recorder)  # before anything can fail: what was recorded must not be lost
         progress = Progress(settings, begun.step, is_speaking=launch.rank == 0)
-        notes = (*of_the_run(settings, begun.sha256), *choices, *warnings_of_locks(settings.run_type))
+        notes = (*of_the_run(settings, begun.sha256), *choices, *warnings_of_locks(settings.training.run_type))
         for line in (*notes, *notes_of_place(settings, launch)):
             progress.say(line)
         if launch.rank == 0:
@@ -160,7 +160,7 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     is_one = checked.train_file is checked.val_file  # --eval_only without a training file
     files = ({} if is_one else {"train": checked.train_file}) | {"val": checked.val_file}
     found = {
-        name: check_token_file(token_file, checked.settings.vocab_size, f"--{name}_data_path").data_sha256
+        name: check_token_file(token_file, checked.settings.model.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in files.items()
     }
     return {"train": found["val"], **found}
@@ -179,7 +179,7 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
 def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
     """What --init_from names, or why it cannot be used."""
     try:
-        return read_initial_weights(settings.init_from, settings.shape), None
+        return read_initial_weights(settings.model.init_from, settings.shape), None
     except ValueError as error:
         return None, str(error)
 
@@ -187,16 +187,18 @@ def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
 def build(run: Run) -> Strategy:
     """The model that every rank begins with, and around it the strategy, which may keep only a part."""
     settings = run.settings
-    torch.manual_seed(settings.seed)  # every rank draws the same weights ...
-    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+    torch.manual_seed(settings.training.seed)  # every rank draws the same weights ...
+    model = GPT2(
+        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
+    )
     if run.weights is not None:
         model.load_state_dict(run.weights)
         run.weights = None
-    if settings.matmul == "fp8":
+    if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     process_group.check_identical(model.state_dict(), "initial weights")
     strategy = build_strategy(settings, model, run.device)
-    torch.manual_seed(process_group.seed_of_rank(settings.seed, run.launch.rank))  # ... and its own dropout
+    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, run.launch.rank))  # ... and its own dropout
     return strategy
 
 
@@ -217,11 +219,11 @@ def train(run: Run, begun: resume.Start) -> None:
     say_what_runs(
         *(run.progress, settings, batches.windows, run.launch.world_size, device.type, run.first_step, run.directory)
     )
-    peak = begin_peak_rate(device, settings.precision)
+    peak = begin_peak_rate(device, settings.compute.precision)
     run.ending.trains()
     sampler = UtilizationSampler(device)
 
-    clock = StepClock(device, emits_nvtx=settings.profile_mode)
+    clock = StepClock(device, emits_nvtx=settings.measuring.profile_mode)
     sampler.start()
     recorder.begin_training(startup_s=time.perf_counter() - STARTED_S)
     run.signals.defer()  # from here on a stop waits for the end of the step
@@ -245,7 +247,9 @@ def train(run: Run, begun: resume.Start) -> None:
             run.progress.show_step(step + 1, world.loss, learning_rate, world.step_time_s)
             run.scalars.add_step(step + 1, world.loss, grad_norm, learning_rate, world.step_time_s)
             profile_step()
-            if not run.signals.agreed and (is_due(step + 1, settings.save_every) or step + 1 == settings.stop_at_step):
+            if not run.signals.agreed and (
+                is_due(step + 1, settings.checkpointing.save_every) or step + 1 == settings.training.stop_at_step
+            ):
                 watchdog.enter("checkpoint")
                 checkpoints.save(step + 1)  # before validation, beside which the last one too can be written
             if not run.signals.agreed and is_validated(step + 1, settings):
@@ -257,9 +261,9 @@ def train(run: Run, begun: resume.Start) -> None:
                 peak.measure_if_due(world.step_time_s)
     batches.close()
     utilization = process_group.gather_objects(sampler.stop())
-    if not settings.eval_only:
+    if not settings.training.eval_only:
         recorder.add_utilization(utilization)
-    if settings.eval_only:
+    if settings.training.eval_only:
         validate(run, strategy, validation, 0)
         if run.signals.agreed:
             raise run.signals.as_exception()
@@ -273,7 +277,11 @@ def is_due(step: int, every: int | None) -> bool:
 
 def is_validated(step: int, settings: RunSettings) -> bool:
     """Whether validation follows `step`, counted from 1."""
-    return step == settings.last_step or is_due(step, settings.eval_every) or is_due(step, settings.steps_per_epoch)
+    return (
+        step == settings.last_step
+        or is_due(step, settings.training.eval_every)
+        or is_due(step, settings.plan.steps_per_epoch)
+    )
 
 
 def stop_here(run: Run, checkpoints: writer.CheckpointWriter, step: int) -> NoReturn:
@@ -282,7 +290,7 @@ def stop_here(run: Run, checkpoints: writer.CheckpointWriter, step: int) -> NoRe
     Raises:
         RunPreempted: always, but for ranks that train apart, whose work is kept by nobody (RunStopped).
     """
-    if run.settings.skip_gradient_sync:
+    if run.settings.data_parallel.skip_gradient_sync:
         raise run.signals.as_exception()
     watchdog.enter("checkpoint")
     checkpoints.save(step)
@@ -300,7 +308,7 @@ def checked_grad_norm(step: int, loss: float, grad_norm: float, settings: RunSet
         raise TrainingDiverged(f"the loss of step {step} is {loss}; lower --learning_rate or lengthen --warmup_steps")
     if math.isfinite(grad_norm):
         return grad_norm
-    if settings.precision != "fp16":
+    if settings.compute.precision != "fp16":
         raise TrainingDiverged(f"the gradient norm of step {step} is {grad_norm}; lower --learning_rate")
     return None
 
@@ -310,7 +318,7 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
 
     When a rank is asked to stop it ends early on all of them, and leaves no row: a later start validates again.
     """
-    if run.settings.max_val_steps == 0:
+    if run.settings.training.max_val_steps == 0:
         return
     start_s = time.perf_counter()
     watchdog.enter("validation")
@@ -319,7 +327,7 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
         run.signals.agreed = process_group.agree_on_stop(run.signals.number, run.device)
         if run.signals.agreed:
             return
-        with named_range("val/batch", run.settings.profile_mode):
+        with named_range("val/batch", run.settings.measuring.profile_mode):
             result = strategy.evaluate(batches.of_batch(index))
         loss_sum += result.loss_sum
         num_tokens += result.num_target_tokens
@@ -330,7 +338,9 @@ def validate(run: Run, strategy: Strategy, batches: ValidationBatches, step: int
     seconds = time.perf_counter() - start_s
     if world.loss < run.best_val_loss:
         run.best_val_loss = world.loss
-        if run.settings.keep_best:  # before the row: if this fails, the start that resumes validates again
+        if (
+            run.settings.checkpointing.keep_best
+        ):  # before the row: if this fails, the start that resumes validates again
             state_dict = strategy.full_state_dict()
             process_group.by_rank_0(lambda: export(run, state_dict, run.directory / run_files.BEST))
     run.recorder.add_evaluation(step, world.loss, world.num_target_tokens, batches.num_sequences, seconds)
@@ -351,11 +361,11 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: wri
         peak.measure(repeats=2)
         rates = process_group.gather_objects(peak.flops_per_s())
         recorder.add_measured_peak(sum(rates) / len(rates), peak.source(len(rates)))
-    if settings.profile:
+    if settings.measuring.profile:
         traces = run.directory / run_files.PROFILER_LOGS
         recorder.add_attribution(attribution(settings, traces, run.launch.rank, run.first_step, run.device))
     run.progress.close()
-    if settings.run_inference_benchmark:
+    if settings.measuring.run_inference_benchmark:
         measured, line = benchmark_generation(state_dict, settings, run.checked.train_file, run.device)
         recorder.add_inference(measured)
         run.progress.say(line)
@@ -375,7 +385,7 @@ def finish(run: Run, strategy: Strategy, peak: PeakRate | None, checkpoints: wri
 
 def export(run: Run, state_dict: dict[str, torch.Tensor], directory: Path) -> None:
     """Write the weights so that `transformers` opens them. Only rank 0 has any, and ranks that trained apart none."""
-    if run.launch.rank == 0 and not run.settings.skip_gradient_sync:
+    if run.launch.rank == 0 and not run.settings.data_parallel.skip_gradient_sync:
         check_held(run.directory)
         token_file = run.checked.train_file
         tokenizer = (token_file.end_of_text_id, token_file.tokenizer, run.tokenizer_text)

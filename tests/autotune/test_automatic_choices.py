@@ -55,19 +55,23 @@ def settings(token_files):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_auto_is_a_divisor_of_a_ranks_share_and_keeps_the_global_batch(token_files, ranks):
     settings = settings_of(token_files, "--run_type", "ddp", "--micro_batch_size_per_gpu", "auto", world_size=ranks)
-    assert settings.finds_micro_batch and settings.micro_batch_size_per_gpu == 1
+    assert settings.plan.finds_micro_batch and settings.batch.micro_batch_size_per_gpu == 1
     candidates = micro_batch_candidates(settings)
     assert candidates[0] == 1 and candidates[-1] == 32 // ranks
     for size in candidates:
         chosen = with_micro_batch(settings, size)
-        assert not chosen.finds_micro_batch and chosen.total_steps == settings.total_steps
-        assert chosen.micro_batch_size_per_gpu * chosen.grad_accum_steps * ranks == chosen.global_batch_size == 32
+        assert not chosen.plan.finds_micro_batch and chosen.plan.total_steps == settings.plan.total_steps
+        assert (
+            chosen.batch.micro_batch_size_per_gpu * chosen.batch.grad_accum_steps * ranks
+            == chosen.batch.global_batch_size
+            == 32
+        )
 
 
 def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_files):
     found = with_micro_batch(settings, 8)
     given = settings_of(token_files, "--micro_batch_size_per_gpu", "8")
-    assert dataclasses.replace(found, given=given.given) == given
+    assert found.with_values(given=given.origin.given) == given
     assert found.as_config()["micro_batch_size_per_gpu"] == 8 and "finds_micro_batch" not in found.as_config()
 
 
@@ -121,9 +125,9 @@ def test_the_prediction_is_what_pytorch_really_allocates(settings):
 def test_what_only_a_gpu_computes_is_predicted_as_what_a_cpu_can(settings, flags):
     """The sharded run types on CUDA, whose step is run on tensors without memory."""
     name, value = flags.removeprefix("--").split()
-    at_16_bits = dataclasses.replace(settings, precision="bf16" if value in ("fp8", "fp16") else "fp32")
+    at_16_bits = settings.with_values(precision="bf16" if value in ("fp8", "fp16") else "fp32")
     expected = predicted_bytes(at_16_bits, 4)
-    assert predicted_bytes(dataclasses.replace(at_16_bits, **{name: value}), 4) == expected
+    assert predicted_bytes(at_16_bits.with_values(**{name: value}), 4) == expected
 
 
 def test_the_prediction_grows_by_the_activations_alone(settings):
@@ -131,7 +135,7 @@ def test_the_prediction_grows_by_the_activations_alone(settings):
     sizes = [predicted_bytes(settings, size) for size in (4, 8, 12)]
     assert sizes[1] - sizes[0] == pytest.approx(sizes[2] - sizes[1], rel=0.01)
     logits = 4 * SEQUENCE * settings.shape.padded_vocab_size
-    assert (sizes[1] - sizes[0]) / 4 > 2 * logits + 4 * 2 * 16 * SEQUENCE * settings.embedding_size
+    assert (sizes[1] - sizes[0]) / 4 > 2 * logits + 4 * 2 * 16 * SEQUENCE * settings.model.embedding_size
 
 
 def test_prediction_touches_neither_random_numbers_nor_memory(settings):
@@ -189,7 +193,7 @@ def test_what_sharding_saves_is_in_the_prediction(token_files, optimizer):
     flags = ["--micro_batch_size_per_gpu", "auto", "--device", "cpu", "--optimizer", optimizer]
     settings = settings_of(token_files, "--run_type", "fsdp", *flags, world_size=8)
     alone = sum(model_state_bytes(settings.shape, MeshSizes(), optimizer=optimizer).values())
-    shards = sum(model_state_bytes(settings.shape, settings.mesh, optimizer=optimizer).values())
+    shards = sum(model_state_bytes(settings.shape, settings.plan.mesh, optimizer=optimizer).values())
     parameters = elements_held(settings.shape)
     assert shards - alone < more_than_alone(settings, alone) < shards - alone + 2 * 4 * parameters
     ddp = settings_of(token_files, "--run_type", "ddp", *flags, world_size=8)
@@ -223,19 +227,26 @@ def test_a_run_with_auto_learns_bit_for_bit_what_the_number_by_hand_does(token_f
 
 def test_a_resumed_run_goes_on_with_what_was_decided(settings):
     recorded = {"precision": "bf16", "compile": True, "attention": "cudnn", "micro_batch_size_per_gpu": 4}
-    again = as_decided_before(dataclasses.replace(settings, precision="auto"), recorded)
-    assert (again.precision, again.compile, again.attention, again.micro_batch_size_per_gpu) == (
+    again = as_decided_before(settings.with_values(precision="auto"), recorded)
+    assert (
+        again.compute.precision,
+        again.compute.compile,
+        again.model.attention,
+        again.batch.micro_batch_size_per_gpu,
+    ) == (
         *("bf16", True, "cudnn"),
         4,
     )
-    assert again.grad_accum_steps == 8 and not again.finds_micro_batch
-    assert again.chosen == {"precision", "compile", "attention", "micro_batch_size_per_gpu"}
-    given = dataclasses.replace(settings, compile=False, attention="math")
+    assert again.batch.grad_accum_steps == 8 and not again.plan.finds_micro_batch
+    assert again.origin.chosen == {"precision", "compile", "attention", "micro_batch_size_per_gpu"}
+    given = settings.with_values(compile=False, attention="math")
     kept = as_decided_before(given, recorded)
-    assert (kept.precision, kept.compile, kept.attention) == ("fp32", False, "math"), "what was typed stands"
-    assert kept.chosen == {"micro_batch_size_per_gpu"}
+    assert (kept.compute.precision, kept.compute.compile, kept.model.attention) == ("fp32", False, "math"), (
+        "what was typed stands"
+    )
+    assert kept.origin.chosen == {"micro_batch_size_per_gpu"}
     old = {"precision": "fp32", "compile": True, "use_flash_attention": True, "micro_batch_size_per_gpu": 4}
-    assert as_decided_before(settings, old).attention == "flash"
+    assert as_decided_before(settings, old).model.attention == "flash"
 
 
 # --- compilation
@@ -246,7 +257,7 @@ def test_a_resumed_run_goes_on_with_what_was_decided(settings):
     [([], None), (["--compile"], True), (["--compile", "on"], True), (["--compile", "off"], False)],
 )
 def test_compile_in_its_three_forms(token_files, typed, meant):
-    assert settings_of(token_files, *typed).compile is meant
+    assert settings_of(token_files, *typed).compute.compile is meant
 
 
 @pytest.mark.parametrize(("value", "meant"), [(True, True), (False, False), (None, None), ("auto", None), ("on", True)])
@@ -257,9 +268,9 @@ def test_a_config_file_of_an_earlier_version_is_still_read(tmp_path, value, mean
 
 
 def test_auto_compiles_nothing_on_the_cpu(settings):
-    decided, said = decide(dataclasses.replace(settings, finds_micro_batch=False), ALONE, CPU)
-    assert decided.compile is False and decided.attention == "auto" and said == []
-    assert decided.num_workers == 0 and decided.chosen == {"compile", "num_workers"}
+    decided, said = decide(settings.with_values(finds_micro_batch=False), ALONE, CPU)
+    assert decided.compute.compile is False and decided.model.attention == "auto" and said == []
+    assert decided.data.num_workers == 0 and decided.origin.chosen == {"compile", "num_workers"}
 
 
 @pytest.fixture
@@ -275,7 +286,7 @@ def on_cuda(monkeypatch):
 def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(token_files, tmp_path):
     """A baseline on CUDA comes to cuDNN and compiled blocks: on a CPU, or with ZeRO 3, nobody asked for either."""
     decided, _ = decide(settings_of(token_files), ALONE, CUDA)
-    assert (decided.attention, decided.compile, decided.num_workers) == ("cudnn", True, 1)
+    assert (decided.model.attention, decided.compute.compile, decided.data.num_workers) == ("cudnn", True, 1)
     config = decided.as_config()
     assert (config["attention"], config["compile"], config["num_workers"]) == (None, None, None)
     recorded = decided.as_recorded()
@@ -285,10 +296,10 @@ def test_what_was_chosen_for_a_device_is_chosen_anew_where_the_file_is_used(toke
     path.write_text(json.dumps(config))
     again = ["--config", str(path), "--checkpoint_path", str(tmp_path / "again")]
     sharded = settings_of(token_files, *again, "--run_type", "optimized", "--zero_stage", "3", world_size=2)
-    assert (sharded.attention, sharded.compile, sharded.num_workers) == ("auto", None, None)
+    assert (sharded.model.attention, sharded.compute.compile, sharded.data.num_workers) == ("auto", None, None)
     on_the_cpu = settings_of(token_files, *again)
     check_backend(on_the_cpu, CPU)
-    assert decide(on_the_cpu, ALONE, CPU)[0].compile is False
+    assert decide(on_the_cpu, ALONE, CPU)[0].compute.compile is False
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -302,12 +313,12 @@ def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(setting
     timed_with = []
 
     def trial(settings, device):
-        timed_with.append((settings.finds_micro_batch, settings.micro_batch_size_per_gpu))
+        timed_with.append((settings.plan.finds_micro_batch, settings.batch.micro_batch_size_per_gpu))
         return "cudnn", []
 
     monkeypatch.setattr(choices, "fastest_backend", trial)
     monkeypatch.setattr(choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
-    decide(dataclasses.replace(settings, compile=False), ALONE, CUDA)
+    decide(settings.with_values(compile=False), ALONE, CUDA)
     assert timed_with == [(False, 8)]
 
 
@@ -370,10 +381,10 @@ def test_a_compiler_that_does_not_work_is_no_failure(token_files, monkeypatch):
 
 
 def test_every_kernel_name_has_its_flag(token_files):
-    assert settings_of(token_files, "--use_flash_attention").attention == "flash"
+    assert settings_of(token_files, "--use_flash_attention").model.attention == "flash"
     assert settings_of(token_files, "--use_flash_attention").as_config()["attention"] == "flash"
     for name in (*BACKENDS, "auto"):
-        assert settings_of(token_files, "--attention", name).attention == name
+        assert settings_of(token_files, "--attention", name).model.attention == name
 
 
 def test_on_the_cpu_there_are_two_kernels(token_files):
@@ -381,9 +392,9 @@ def test_on_the_cpu_there_are_two_kernels(token_files):
     there = [name for name in BACKENDS if why_not(name, settings, CPU, torch.float32) is None]
     assert there == ["flash", "math"]
     assert own_choice(settings, CPU) == "flash"
-    assert own_choice(dataclasses.replace(settings, dropout=0.5), CPU) == "math", "flash for CPU has no dropout"
+    assert own_choice(settings.with_values(dropout=0.5), CPU) == "math", "flash for CPU has no dropout"
     with pytest.raises(ValueError, match=r"--attention cudnn.*cpu.*leave --attention out"):
-        check_backend(dataclasses.replace(settings, attention="cudnn"), CPU)
+        check_backend(settings.with_values(attention="cudnn"), CPU)
 
 
 def test_the_trial_takes_the_fastest_and_leaves_no_trace(token_files, monkeypatch):
@@ -435,7 +446,7 @@ def plant_kernel(monkeypatch, *dtypes: torch.dtype) -> None:
 
 def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chosen(token_files, monkeypatch):
     """No kernel of FlashAttention or cuDNN on CUDA computes in fp32, and --precision auto means bf16 there."""
-    named = dataclasses.replace(settings_of(token_files, "--use_flash_attention"), precision="auto", compile=False)
+    named = settings_of(token_files, "--use_flash_attention").with_values(precision="auto", compile=False)
     plant_kernel(monkeypatch, torch.bfloat16)
     check_backend(named, CPU)
     for chosen in ("bf16", "fp32"):
@@ -445,7 +456,7 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
             lambda s, *_, p=chosen: (dataclasses.replace(s, precision=p), "said"),
         )
         if chosen == "bf16":
-            assert decide(named, ALONE, CPU)[0].precision == "bf16"
+            assert decide(named, ALONE, CPU)[0].compute.precision == "bf16"
             continue
         with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
             decide(named, ALONE, CPU)
@@ -481,7 +492,7 @@ def test_the_model_computes_with_the_kernel_that_was_chosen(backend):
 
 
 def test_a_device_that_does_not_multiply_in_8_bits_is_refused_before_ranks_meet(token_files, monkeypatch):
-    settings = dataclasses.replace(settings_of(token_files), matmul="fp8")
+    settings = settings_of(token_files).with_values(matmul="fp8")
     with pytest.raises(ValueError, match=r"--matmul fp8.*compute capability 8\.9.*CPU"):
         choose_device(settings, ALONE)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
@@ -504,8 +515,8 @@ def test_8_bits_without_the_package_are_refused_with_what_to_install(token_files
 def test_8_bits_are_recorded_as_other_mathematics_with_the_rest_in_bf16(token_files, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     settings = settings_of(token_files, "--matmul", "fp8", "--device", "auto", "--precision", "auto")
-    assert settings.precision == "bf16"
-    assert settings.math_changes == ("the linear layers of the blocks multiply in fp8",)
+    assert settings.compute.precision == "bf16"
+    assert settings.plan.math_changes == ("the linear layers of the blocks multiply in fp8",)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao, an extra, is not installed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def settings_of(token_files, tmp_path):
 
 
 def effective(settings) -> dict:
-    return effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings)
+    return effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings)
 
 
 def refusal(build, *flags: str, **content) -> str:
@@ -66,9 +65,9 @@ SAME_IN_BOTH = [
 
 @pytest.mark.parametrize(("zero", "flag", "value", "other"), SAME_IN_BOTH)
 def test_a_value_in_the_file_counts_as_typed_and_may_be_typed_too(settings_of, zero, flag, value, other):
-    assert getattr(settings_of(zero=zero), flag) == value
-    assert getattr(settings_of(f"--{flag}", str(value), zero=zero), flag) == value
-    assert getattr(settings_of(zero=zero, run_type="baseline"), flag) is None
+    assert settings_of(zero=zero).value(flag) == value
+    assert settings_of(f"--{flag}", str(value), zero=zero).value(flag) == value
+    assert settings_of(zero=zero, run_type="baseline").value(flag) is None
 
 
 @pytest.mark.parametrize(("zero", "flag", "value", "other"), SAME_IN_BOTH)
@@ -83,9 +82,9 @@ def test_a_flag_that_contradicts_the_file_is_refused_and_both_are_named(settings
 def test_an_offload_section_that_says_nothing_leaves_it_to_the_flag(settings_of, nothing):
     zero = {"stage": 3, "offload_optimizer": nothing, "offload_param": nothing}
     settings = settings_of(zero=zero)
-    assert settings.offload == "none"
+    assert settings.deepspeed.offload == "none"
     assert effective(settings)["zero_optimization"]["offload_optimizer"] == {"device": "none"}
-    assert settings_of("--offload", "optimizer", zero=zero).offload == "optimizer"
+    assert settings_of("--offload", "optimizer", zero=zero).deepspeed.offload == "optimizer"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def test_host_memory_is_pinned_for_a_gpu_unless_the_file_refuses(settings_of):
     for pin_memory, is_pinned in ((None, True), ("auto", True), (True, True), (False, False)):
         section = {"device": "cpu", "pin_memory": pin_memory, "buffer_count": 3}
         on_cpu = settings_of(zero={"offload_optimizer": section})
-        sections = effective(dataclasses.replace(on_cpu, device="cuda"))["zero_optimization"]
+        sections = effective(on_cpu.with_values(device="cuda"))["zero_optimization"]
         assert sections["offload_optimizer"] == {"device": "cpu", "pin_memory": is_pinned, "buffer_count": 3}
         assert effective(on_cpu)["zero_optimization"]["offload_optimizer"]["pin_memory"] is False
 
@@ -185,7 +184,11 @@ def test_deepspeed_itself_accepts_and_reads_the_configuration(settings_of, flags
     settings = settings_of(*flags)
     config = effective(settings)
     zero = zero_config.DeepSpeedZeroConfig(**config["zero_optimization"])
-    assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm) == (settings.zero_stage, 200_000_000, True)
-    assert (zero.offload_param.device == "cpu") == (settings.offload == "parameters")
+    assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm) == (
+        settings.deepspeed.zero_stage,
+        200_000_000,
+        True,
+    )
+    assert (zero.offload_param.device == "cpu") == (settings.deepspeed.offload == "parameters")
     bf16 = precision_config.DeepSpeedBF16Config(**config["bf16"])
     assert bf16.enabled == (flags == NATIVE) and bf16.check_grad_overflow is True

@@ -106,9 +106,9 @@ def test_no_command_line_breaks_gpt2(tmp_path, token_files, monkeypatch):
             checked = gpt2_accepts([*data_flags(token_files), *TINY_RUN, "--global_batch_size", "8", *line], drawn[1])
             settings = checked.settings
             json.dumps(settings.as_config(), allow_nan=False)
-            for step in {0, min(3, settings.total_steps), settings.total_steps}:
+            for step in {0, min(3, settings.plan.total_steps), settings.plan.total_steps}:
                 assert learning_rate_at(step, settings) >= 0
-            if checked.deepspeed_file is not None and settings.zero_stage is not None:
+            if checked.deepspeed_file is not None and settings.deepspeed.zero_stage is not None:
                 effective_config(checked.deepspeed_file, settings)
 
         fuzz.case(run, lambda: repr(drawn), (Refused,))

@@ -33,9 +33,9 @@ from testbed.strategies.stages import balanced_stages, piece_costs
 )
 def test_the_mesh_multiplies_to_the_world_size(token_files, flags, ranks, mesh):
     settings = settings_of(token_files, "--run_type", *flags.split(), world_size=ranks)
-    assert str(settings.mesh) == mesh
-    assert settings.data_world_size == settings.mesh.data
-    assert settings.mesh.data * settings.mesh.pipeline * settings.mesh.tensor == ranks
+    assert str(settings.plan.mesh) == mesh
+    assert settings.plan.data_world_size == settings.plan.mesh.data
+    assert settings.plan.mesh.data * settings.plan.mesh.pipeline * settings.plan.mesh.tensor == ranks
 
 
 REFUSED = {
@@ -160,7 +160,7 @@ def test_a_flag_that_belongs_elsewhere_is_none_and_its_own_has_a_value(token_fil
     settings = settings_of(token_files, "--run_type", run_type, world_size=ranks)
     own = STRATEGIES[run_type].options
     for name in {name for entry in STRATEGIES.values() for name in entry.options} - {"skip_gradient_sync"}:
-        assert (getattr(settings, name) is not None) == (name in own), name  # that one is None unless typed
+        assert (settings.value(name) is not None) == (name in own), name  # that one is None unless typed
 
 
 def test_the_config_of_one_run_type_repeats_its_work_under_another(token_files, tmp_path):
@@ -170,14 +170,19 @@ def test_the_config_of_one_run_type_repeats_its_work_under_another(token_files, 
     path.write_text(json.dumps(first.as_config()))
     arguments = ["--config", str(path), *TINY_RUN, *data_flags(token_files), "--run_type", "ddp"]
     again = check_run(parse_command_line(arguments), Launch(0, 0, 4, 4)).settings
-    assert again.pipeline_schedule is None and again.global_batch_size == first.global_batch_size
+    assert (
+        again.model_parallel.pipeline_schedule is None
+        and again.batch.global_batch_size == first.batch.global_batch_size
+    )
     pipeline = check_run(parse_command_line([*arguments, "--run_type", "pipeline"]), Launch(0, 0, 4, 4)).settings
-    assert pipeline.pipeline_schedule == "gpipe" and pipeline.mesh.pipeline == 4, "the stages follow the ranks again"
+    assert pipeline.model_parallel.pipeline_schedule == "gpipe" and pipeline.plan.mesh.pipeline == 4, (
+        "the stages follow the ranks again"
+    )
 
 
 def test_what_changes_the_mathematics_is_recorded(token_files):
     def changes(*flags: str) -> tuple[str, ...]:
-        return settings_of(token_files, *flags, world_size=2).math_changes
+        return settings_of(token_files, *flags, world_size=2).plan.math_changes
 
     assert changes("--run_type", "ddp") == ()
     assert "bf16" in changes("--run_type", "ddp", "--gradient_compression", "bf16")[0]

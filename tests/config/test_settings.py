@@ -58,18 +58,18 @@ def test_batches_that_do_not_fit_are_refused_with_the_numbers(given, ranks, said
 
 
 def test_the_vocabulary_comes_from_the_sidecar_and_may_be_larger(token_files):
-    assert settings_of(token_files).vocab_size == VOCABULARY
-    assert settings_of(token_files, "--vocab_size", "512").vocab_size == 512
+    assert settings_of(token_files).model.vocab_size == VOCABULARY
+    assert settings_of(token_files, "--vocab_size", "512").model.vocab_size == 512
 
 
 def test_the_schedule_follows_the_data(token_files):
     """20,000 tokens are 624 windows of 32 (19,999 // 32): 19 steps of 32."""
     settings = settings_of(token_files, "--epochs", "3")
-    assert (settings.steps_per_epoch, settings.total_steps, settings.warmup_steps) == (19, 57, 5)
-    assert settings.lr_decay_steps == 57 and settings.min_learning_rate == pytest.approx(6e-5)
-    assert settings_of(token_files, "--max_train_steps", "7").total_steps == 7
+    assert (settings.plan.steps_per_epoch, settings.plan.total_steps, settings.optimizer.warmup_steps) == (19, 57, 5)
+    assert settings.optimizer.lr_decay_steps == 57 and settings.optimizer.min_learning_rate == pytest.approx(6e-5)
+    assert settings_of(token_files, "--max_train_steps", "7").plan.total_steps == 7
     stopped = settings_of(token_files, "--stop_at_step", "7")
-    assert (stopped.total_steps, stopped.last_step) == (19, 7), "stopping early keeps the schedule"
+    assert (stopped.plan.total_steps, stopped.last_step) == (19, 7), "stopping early keeps the schedule"
 
 
 @pytest.mark.parametrize(
@@ -120,20 +120,20 @@ def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
     again = check_run(parse_command_line(["--config", str(path)]), launch()).settings
     assert again == first
     changed = check_run(parse_command_line(["--config", str(path), "--learning_rate", "0.001"]), launch()).settings
-    assert changed.learning_rate == 0.001 and changed.dropout == 0.1
+    assert changed.optimizer.learning_rate == 0.001 and changed.model.dropout == 0.1
     other_ranks = ["--config", str(path), "--run_type", "optimized"]
-    assert check_run(parse_command_line(other_ranks), launch(2)).settings.grad_accum_steps == 4
-    assert check_run(parse_command_line(other_ranks), launch(16)).settings.micro_batch_size_per_gpu == 2
+    assert check_run(parse_command_line(other_ranks), launch(2)).settings.batch.grad_accum_steps == 4
+    assert check_run(parse_command_line(other_ranks), launch(16)).settings.batch.micro_batch_size_per_gpu == 2
     slower = check_run(parse_command_line(["--config", str(path), "--learning_rate", "1e-5"]), launch()).settings
-    assert slower.min_learning_rate == pytest.approx(1e-6), "what followed follows again"
+    assert slower.optimizer.min_learning_rate == pytest.approx(1e-6), "what followed follows again"
     longer = ["--config", str(path), "--epochs", "2"]
-    assert check_run(parse_command_line(longer), launch()).settings.lr_decay_steps == 38
+    assert check_run(parse_command_line(longer), launch()).settings.optimizer.lr_decay_steps == 38
 
 
 def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
     def rates(*flags: str) -> tuple:
         settings = settings_of(token_files, *flags)
-        return settings.learning_rate, settings.muon_learning_rate
+        return settings.optimizer.learning_rate, settings.optimizer.muon_learning_rate
 
     assert rates() == (6e-4, None) and rates("--model", "gpt2-xl") == (2e-4, None)
     assert rates("--model", "nano") == (4e-3, None) and rates("--model", "nano", "--learning_rate", "1e-4")[0] == 1e-4
@@ -145,7 +145,7 @@ def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
     path = tmp_path / "effective_config.json"
     path.write_text(json.dumps(settings_of(token_files, "--model", "nano").as_config()))
     other = check_run(parse_command_line(["--config", str(path), "--model", "gpt2-medium"]), launch()).settings
-    assert other.learning_rate == 3e-4, "it follows again"
+    assert other.optimizer.learning_rate == 3e-4, "it follows again"
 
 
 def test_the_config_of_an_optimized_run_serves_a_baseline(token_files, tmp_path):
@@ -153,7 +153,7 @@ def test_the_config_of_an_optimized_run_serves_a_baseline(token_files, tmp_path)
     path = tmp_path / "effective_config.json"
     path.write_text(json.dumps(first.as_config()))
     baseline = check_run(parse_command_line(["--config", str(path), "--run_type", "baseline"]), launch()).settings
-    assert baseline.zero_stage is None
+    assert baseline.deepspeed.zero_stage is None
 
 
 def test_weights_in_the_folder_of_the_run_are_not_overwritten(token_files, tmp_path):
@@ -194,7 +194,7 @@ def test_a_deepspeed_value_that_contradicts_a_flag_is_refused_and_both_are_named
     flags = ["--run_type", "optimized", "--deepspeed_config", path]
     message = refusal(token_files, *flags, "--max_grad_norm", "1.0")
     assert "--max_grad_norm 1.0" in message and "gradient_clipping = 0.5" in message
-    assert settings_of(token_files, *flags, "--max_grad_norm", "0.5").max_grad_norm == 0.5
+    assert settings_of(token_files, *flags, "--max_grad_norm", "0.5").optimizer.max_grad_norm == 0.5
 
 
 def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_files, tmp_path):
@@ -210,9 +210,13 @@ def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_
     )
     for run_type in ("baseline", "optimized"):
         settings = settings_of(token_files, "--run_type", run_type, "--deepspeed_config", path)
-        assert (settings.global_batch_size, settings.learning_rate) == (6, 1e-4)
-        assert (settings.adam_beta1, settings.adam_beta2, settings.weight_decay) == (0.8, 0.9, 0.1)
-        assert settings.zero_stage == (2 if run_type == "optimized" else None)
+        assert (settings.batch.global_batch_size, settings.optimizer.learning_rate) == (6, 1e-4)
+        assert (settings.optimizer.adam_beta1, settings.optimizer.adam_beta2, settings.optimizer.weight_decay) == (
+            0.8,
+            0.9,
+            0.1,
+        )
+        assert settings.deepspeed.zero_stage == (2 if run_type == "optimized" else None)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +249,12 @@ def test_sections_that_say_nothing_decide_nothing(token_files, tmp_path, nothing
     )
     flags = ["--run_type", "optimized", "--deepspeed_config", deepspeed_file(tmp_path, **sections)]
     settings = settings_of(token_files, *flags)
-    assert (settings.zero_stage, settings.max_grad_norm, settings.precision) == (1, 1.0, "fp32")
-    config = effective_config(read_deepspeed_file(Path(settings.deepspeed_config)), settings)
+    assert (settings.deepspeed.zero_stage, settings.optimizer.max_grad_norm, settings.compute.precision) == (
+        1,
+        1.0,
+        "fp32",
+    )
+    config = effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings)
     assert config["zero_optimization"]["stage"] == 1 and '"auto"' not in json.dumps(config)
 
 
@@ -291,7 +299,7 @@ def test_every_flag_of_the_older_programs_is_still_there():
 def test_a_corpus_too_short_for_validation_is_refused(tmp_path):
     files = write_token_files(tmp_path, val_tokens=20)
     assert "--max_val_steps 0" in refusal(files)
-    assert settings_of(files, "--max_val_steps", "0").max_val_steps == 0
+    assert settings_of(files, "--max_val_steps", "0").training.max_val_steps == 0
 
 
 def test_deepspeed_finds_no_files_where_their_path_is_a_pattern(token_files):

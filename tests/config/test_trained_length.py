@@ -46,7 +46,7 @@ def sha256_of(path: Path | str) -> str:
 
 def said_of(settings) -> list[str]:
     """What the program says once it has read the data."""
-    return of_the_run(settings, {name: sha256_of(getattr(settings, f"{name}_data_path")) for name in ("train", "val")})
+    return of_the_run(settings, {name: sha256_of(settings.value(f"{name}_data_path")) for name in ("train", "val")})
 
 
 def settings_of(*words: str):
@@ -55,29 +55,29 @@ def settings_of(*words: str):
 
 def test_eval_only_takes_over_length_and_data(run):
     settings = settings_of("--eval_only", "--init_from", str(run))
-    assert settings.seq_length == SEQUENCE
-    assert settings.val_data_path == str(run.parent / "val.bin")
+    assert settings.data.seq_length == SEQUENCE
+    assert settings.data.val_data_path == str(run.parent / "val.bin")
     (said,) = said_of(settings)
     assert said.startswith(f"as {run} was trained: --seq_length {SEQUENCE} --train_data_path {run.parent}/train.bin")
 
 
 def test_what_is_typed_wins_and_is_warned_of(run):
     settings = settings_of("--eval_only", "--init_from", str(run), "--seq_length", "64")
-    assert settings.seq_length == 64
+    assert settings.data.seq_length == 64
     taken, warning = said_of(settings)
     assert "--seq_length" not in taken and "--val_data_path" in taken
     assert "--seq_length 64 validates on 64 tokens" in warning and f"from {SEQUENCE + 1} on were never" in warning
     other = ("--val_data_path", str(run.parent / "train.bin"), "--seq_length", "16")
     settings = settings_of("--eval_only", "--init_from", str(run), *other)
-    assert settings.val_data_path == str(run.parent / "train.bin") and settings.seq_length == 16
+    assert settings.data.val_data_path == str(run.parent / "train.bin") and settings.data.seq_length == 16
     assert "never trained" not in " ".join(said_of(settings))
 
 
 def test_training_on_from_weights_keeps_the_defaults(run, token_files):
     settings = settings_of("--init_from", str(run), *data_flags(token_files), "--seq_length", "64")
-    assert settings.val_data_path == str(token_files[1]) and said_of(settings) == []
+    assert settings.data.val_data_path == str(token_files[1]) and said_of(settings) == []
     scratch = settings_of("--eval_only", *TINY_MODEL, *data_flags(token_files), "--seq_length", "48")
-    assert scratch.seq_length == 48 and said_of(scratch) == []
+    assert scratch.data.seq_length == 48 and said_of(scratch) == []
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_recorded_path_that_leads_nowhere_gives_way_to_the_default(elsewhere):
     (elsewhere.parent / "val.bin").rename(elsewhere / "val_small.bin")
     (elsewhere.parent / "val.json").rename(elsewhere / "val_small.json")
     settings = settings_of("--eval_only", "--init_from", "../run")
-    assert settings.val_data_path == settings.train_data_path == "val_small.bin"
+    assert settings.data.val_data_path == settings.data.train_data_path == "val_small.bin"
     _, default, stands_in = said_of(settings)  # and no warning: it is the run's data
     assert default == "note: the run's --val_data_path val.bin is no file here, so the default is taken: val_small.bin"
     assert stands_in.startswith("note: nothing is trained")
@@ -137,7 +137,7 @@ def test_a_refusal_says_that_nobody_typed_the_path(elsewhere):
 def test_the_validation_file_alone_is_data_enough(elsewhere):
     typed = ["--device", "cpu", "--eval_only", "--init_from", "../run", "--val_data_path", "../val.bin"]
     checked = check_run(parse_command_line(typed), Launch(0, 0, 1, 1))
-    assert checked.settings.train_data_path == "../val.bin" and checked.train_file is checked.val_file
+    assert checked.settings.data.train_data_path == "../val.bin" and checked.train_file is checked.val_file
     with pytest.raises(ValueError, match=r"--train_data_path gone\.bin does not exist"):
         settings_of(*typed, "--train_data_path", "gone.bin")
     with pytest.raises(ValueError, match=r"--train_data_path train_small\.bin does not exist"):  # who trains needs it
@@ -148,20 +148,20 @@ def test_eval_only_validates_as_many_windows_as_the_run(run):
     files = run.parent / "train.bin", run.parent / "val.bin"
     write_record(run, *files, global_batch_size=8, max_val_steps=2)
     settings = settings_of("--eval_only", "--init_from", str(run))
-    assert (settings.global_batch_size, settings.max_val_steps) == (8, 2)
+    assert (settings.batch.global_batch_size, settings.training.max_val_steps) == (8, 2)
     (said,) = said_of(settings)
     assert said.endswith("--global_batch_size 8 --max_val_steps 2")
     for typed in (["--global_batch_size", "4"], ["--grad_accum_steps", "1"], ["--enforce_global_batch_size", "32"]):
         settings = settings_of("--eval_only", "--init_from", str(run), *typed)
-        assert settings.global_batch_size != 8 and settings.max_val_steps == 2
+        assert settings.batch.global_batch_size != 8 and settings.training.max_val_steps == 2
         taken, warning = said_of(settings)
         assert "--global_batch_size" not in taken and "the run on the first 16: another loss" in warning
     write_record(run, *files, global_batch_size=8, max_val_steps=99)  # both are the whole file
     assert len(said_of(settings_of("--eval_only", "--init_from", str(run), "--global_batch_size", "16"))) == 1
     write_record(run, *files, global_batch_size=8, max_val_steps=0)  # it did not validate, but this start is to
-    assert settings_of("--eval_only", "--init_from", str(run)).max_val_steps is None
+    assert settings_of("--eval_only", "--init_from", str(run)).training.max_val_steps is None
     trains = settings_of("--init_from", str(run), *data_flags(files), "--seq_length", "32")
-    assert trains.global_batch_size == 32, "who trains on begins a run of its own"
+    assert trains.batch.global_batch_size == 32, "who trains on begins a run of its own"
 
 
 def test_another_precision_is_said(run):

@@ -202,7 +202,7 @@ def test_a_sequence_that_holds_no_pairs_is_refused_with_the_length_that_holds_al
         checked(pair_files, "--seq_length", "1")
     with pytest.raises(ValueError, match=rf"holds 0 pairs that fit whole .* \(the longest pair needs {train}\)"):
         checked(pair_files, "--seq_length", "1", "--max_val_steps", "0")
-    assert checked(pair_files, "--seq_length", str(train)).settings.steps_per_epoch == 170 // 32
+    assert checked(pair_files, "--seq_length", str(train)).settings.plan.steps_per_epoch == 170 // 32
 
 
 def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_name(tmp_path):
@@ -222,7 +222,7 @@ def test_a_model_is_not_trained_further_on_the_ids_of_another_bpe_of_the_same_na
     with pytest.raises(ValueError, match=r"reads ids of its own tokenizer.json, .* written with another bpe:300"):
         checked(files, "--init_from", str(start))
     bpe_file.write_text("its own")
-    assert checked(files, "--init_from", str(start)).settings.vocab_size == 300
+    assert checked(files, "--init_from", str(start)).settings.model.vocab_size == 300
     os.truncate(start / "tokenizer.json", 1 << 42)  # it takes no room on the disk, and no memory holds it
     with pytest.raises(ValueError, match=r"^--init_from .*/tokenizer.json cannot be read \(it holds more than [^\n]*$"):
         checked(files, "--init_from", str(start))

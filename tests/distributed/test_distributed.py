@@ -70,7 +70,7 @@ def test_the_program_checks_the_weights_and_gives_each_rank_its_dropout(monkeypa
     strategy = gpt2.build(run)
     assert checked == [set(weights)] and run.weights is None
     assert torch.equal(strategy.model.wte.weight, weights["wte.weight"])
-    assert torch.initial_seed() == process_group.seed_of_rank(settings.seed, 5)
+    assert torch.initial_seed() == process_group.seed_of_rank(settings.training.seed, 5)
 
 
 def test_no_two_ranks_share_their_dropout():

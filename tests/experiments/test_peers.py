@@ -228,9 +228,9 @@ def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
     assert settings.shape.num_parameters == 124_439_808
     flags = nanogpt_arguments(settings, "fp32", "cpu", REPOSITORY, REPOSITORY)
     assert settings.shape.padded_vocab_size == 50304 and "--n_layer=12" in flags
-    assert settings_of("--model", "gpt2-medium").vocab_size == 50257
-    assert settings_of("--vocab_size", "512").vocab_size == 512
-    assert settings_of("--model", "nano").vocab_size == settings_of("--quick").vocab_size == 300
+    assert settings_of("--model", "gpt2-medium").model.vocab_size == 50257
+    assert settings_of("--vocab_size", "512").model.vocab_size == 512
+    assert settings_of("--model", "nano").model.vocab_size == settings_of("--quick").model.vocab_size == 300
 
 
 def test_on_cuda_the_other_trainer_is_compiled_too():

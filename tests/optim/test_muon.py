@@ -111,7 +111,7 @@ def test_matrices_pass_together_up_to_a_limit(monkeypatch):
 def test_only_matrices_inside_the_blocks_are_muons_and_the_rest_is_adamws_bit_for_bit():
     (ours, settings), (theirs, _) = tiny_model(), tiny_model()
     optimizer = build_optimizer(ours, settings)
-    reference = build_optimizer(theirs, SimpleNamespace(**{**vars(settings), "optimizer": "adamw"}))
+    reference = build_optimizer(theirs, SimpleNamespace(**{**settings.by_flag(), "optimizer": "adamw"}))
     assert isinstance(reference, torch.optim.AdamW) and isinstance(optimizer, Muon)
     generator = torch.Generator().manual_seed(1)
     for step in range(3):
@@ -147,10 +147,14 @@ def test_it_orthogonalises_in_bf16_only_where_the_run_does(precision, dtype):
 
 def test_the_flags_have_their_defaults(token_files):
     settings = settings_of(token_files, "--optimizer", "muon", "--learning_rate", "0.002")
-    assert (settings.muon_learning_rate, settings.muon_momentum) == (0.002, 0.95)
+    assert (settings.optimizer.muon_learning_rate, settings.optimizer.muon_momentum) == (0.002, 0.95)
     assert settings.as_config()["muon_learning_rate"] is None, "it follows again where the file is used"
     plain = settings_of(token_files)
-    assert (plain.optimizer, plain.muon_learning_rate, plain.muon_momentum) == ("adamw", None, None)
+    assert (plain.optimizer.name, plain.optimizer.muon_learning_rate, plain.optimizer.muon_momentum) == (
+        "adamw",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,6 +181,6 @@ def test_a_deepspeed_file_that_names_adamw_contradicts_muon(token_files, tmp_pat
     path = tmp_path / "deepspeed.json"
     path.write_text('{"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 0}}')
     flags = ["--run_type", "optimized", "--deepspeed_config", str(path)]
-    assert settings_of(token_files, *flags).optimizer == "adamw"
+    assert settings_of(token_files, *flags).optimizer.name == "adamw"
     with pytest.raises(ValueError, match=r"--optimizer muon contradicts optimizer\.type"):
         settings_of(token_files, *flags, "--optimizer", "muon")

@@ -66,11 +66,11 @@ def test_constant_stays_after_the_warm_up():
 def test_the_schedules_defaults(token_files):
     steps = ["--max_train_steps", "20", "--epochs", "2", "--learning_rate", "0.004"]
     cosine, wsd, constant = (settings_of(token_files, *steps, "--lr_schedule", name) for name in LR_SCHEDULES)
-    assert (cosine.min_learning_rate, cosine.decay_share) == (0.0004, None)
-    assert (wsd.min_learning_rate, wsd.decay_share, wsd.lr_decay_steps) == (0.0, 0.2, 20)
+    assert (cosine.optimizer.min_learning_rate, cosine.optimizer.decay_share) == (0.0004, None)
+    assert (wsd.optimizer.min_learning_rate, wsd.optimizer.decay_share, wsd.optimizer.lr_decay_steps) == (0.0, 0.2, 20)
     assert learning_rate_at(15, wsd) == 0.004 > learning_rate_at(19, wsd) == pytest.approx(0.001)
-    assert (constant.min_learning_rate, constant.decay_share) == (0.004, None)
-    assert settings_of(token_files).lr_schedule == "cosine"
+    assert (constant.optimizer.min_learning_rate, constant.optimizer.decay_share) == (0.004, None)
+    assert settings_of(token_files).optimizer.lr_schedule == "cosine"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_flag_of_another_schedule_is_dropped_where_a_file_says_it(token_files,
     config = tmp_path / "effective_config.json"
     config.write_text('{"lr_schedule": "wsd", "decay_share": 0.3, "optimizer": "muon", "muon_momentum": 0.9}')
     files = ["--config", str(config)]
-    assert settings_of(token_files, *files).decay_share == 0.3
+    assert settings_of(token_files, *files).optimizer.decay_share == 0.3
     changed = settings_of(token_files, *files, "--lr_schedule", "cosine", "--optimizer", "adamw")
-    assert (changed.decay_share, changed.muon_momentum) == (None, None)
+    assert (changed.optimizer.decay_share, changed.optimizer.muon_momentum) == (None, None)
 
 
 def test_grad_norm_sums_squares_in_float64():

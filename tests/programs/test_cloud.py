@@ -88,7 +88,11 @@ def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path)
         assert words.count("src/gpt2.py") == 1
         flags = words[words.index("src/gpt2.py") + 1 :]
         settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
-        assert (settings.run_type, settings.epochs, settings.global_batch_size) == (run_type, 3, 8)
+        assert (settings.training.run_type, settings.training.epochs, settings.batch.global_batch_size) == (
+            run_type,
+            3,
+            8,
+        )
         started = words[: words.index("src/gpt2.py")]
         assert ("deepspeed.launcher.runner" in started) == (run_type == "optimized")
         assert ("--nproc-per-node=2" in started) == (ranks == 2 and run_type != "optimized")

@@ -42,8 +42,8 @@ def build(token_files, keeps_casts: bool | None, *more: str, kind: type[Baseline
     arguments = [*TINY_RUN, *data_flags(token_files), *flags, "--precision", "bf16", *more]
     checked = check_run(parse_command_line(arguments), Launch(0, 0, 1, 1))
     torch.manual_seed(0)
-    shape, recomputed = checked.settings.shape, checked.settings.activation_checkpointing
-    strategy = kind(checked.settings, GPT2(shape, checked.settings.dropout, "auto", recomputed), CPU)
+    shape, recomputed = checked.settings.shape, checked.settings.compute.activation_checkpointing
+    strategy = kind(checked.settings, GPT2(shape, checked.settings.model.dropout, "auto", recomputed), CPU)
     if keeps_casts is not None:
         strategy.keeps_casts = keeps_casts
     return strategy, TrainingBatches(checked.train_file, checked.settings, 0, CPU)

@@ -191,11 +191,14 @@ def test_the_single_process_follows_transformers(train, token_files, clipping):
     settings = checked.settings
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
     model = reference_model(shape).train()
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.training.seed)
     model.load_state_dict(to_transformers(GPT2(shape).state_dict(), shape), strict=False)
     decaying = [p for p in model.parameters() if p.dim() >= 2]
     plain = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decaying, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [
+        {"params": decaying, "weight_decay": settings.optimizer.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
     batches = TrainingBatches(checked.train_file, settings, 0, torch.device("cpu"))
     expected = train("baseline", 1, "", clipping)
@@ -223,7 +226,7 @@ def test_of_pairs_the_single_process_learns_what_transformers_does_of_each_pair_
     checked = check_run(parse_command_line(flags), Launch(0, 0, 1, 1))
     shape = ModelShape(2, 2, 32, VOCABULARY, 64)
     model = reference_model(shape)
-    torch.manual_seed(checked.settings.seed)
+    torch.manual_seed(checked.settings.training.seed)
     model.load_state_dict(to_transformers(GPT2(shape).state_dict(), shape), strict=False)
     tokens = np.fromfile(pair_files[0], "<u2").astype(np.int64)
     is_target = np.fromfile(pair_files[0].with_suffix(".targets.bin"), np.uint8).astype(bool)

@@ -39,8 +39,10 @@ CPU = torch.device("cpu")
 
 
 def build(settings: RunSettings) -> Strategy:
-    torch.manual_seed(settings.seed)
-    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+    torch.manual_seed(settings.training.seed)
+    model = GPT2(
+        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
+    )
     return build_strategy(settings, model, CPU)
 
 
@@ -56,7 +58,7 @@ def what_was_built(strategy: Strategy) -> list[str]:
         built.append(f"{type(strategy.schedule).__name__} of {strategy.micro_batches_per_pass}")
     if hasattr(strategy, "engine"):
         built.append(f"stage {strategy.engine.zero_optimization_stage()}")
-    if strategy.settings.compile and torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+    if strategy.settings.compute.compile and torch._dynamo.utils.counters["stats"]["unique_graphs"]:
         built.append("compiled")
     return built
 
@@ -107,7 +109,7 @@ def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, fold
 def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     checked = check_run(parse_command_line(arguments), read_launch())
     settings = checked.settings
-    if settings.compile:  # loading the compiler takes seconds
+    if settings.compute.compile:  # loading the compiler takes seconds
         compiler = importlib.import_module("torch._dynamo")
         compiler.reset()
         compiler.utils.counters.clear()
@@ -117,7 +119,7 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     for step in range(settings.last_step):
         micro_batches = batches.of_step(step)
         # a compiled block is left alone: counting would become part of what is compiled
-        with contextlib.nullcontext(CountedCalls()) if settings.compile else CountedCalls() as calls:
+        with contextlib.nullcontext(CountedCalls()) if settings.compute.compile else CountedCalls() as calls:
             result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
         losses.append(world_step.gather_step(result, StepClock(CPU), CPU).loss)
         norms.append(float(result.grad_norm))
@@ -134,7 +136,7 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     # key biases have no true gradient (a shift of all scores changes no softmax), so Adam steps on rounding noise there
     kept = []
     for name, tensor in sorted(weights.items()):
-        channels = settings.embedding_size
+        channels = settings.model.embedding_size
         kept.append(torch.cat([tensor[:channels], tensor[2 * channels :]]) if name.endswith("c_attn.bias") else tensor)
     weights_in_a_row = torch.cat([tensor.flatten() for tensor in kept]).tolist() if kept else []
     parameter_bytes = sum(tensor.numel() * tensor.element_size() for tensor in strategy.model_states()["parameters"])
@@ -150,7 +152,7 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
         "continued": continued,
         "built": built,
         "block_passes": sum(process_group.gather_objects(calls.number)),
-        "mesh": str(settings.mesh),
+        "mesh": str(settings.plan.mesh),
         "losses": losses,
         "grad_norms": norms,
         "windows": windows,

@@ -66,7 +66,7 @@ class Folder:
     def recorder(self, settings, world_size: int = 1) -> RunRecorder:
         facts = example_metrics(num_steps=2, world_size=world_size, warmup_steps=1)
         facts["hardware"]["num_devices"] = world_size
-        facts["training_config"] |= {"run_type": settings.run_type, "math_changes": [], "total_steps": STEPS}
+        facts["training_config"] |= {"run_type": settings.training.run_type, "math_changes": [], "total_steps": STEPS}
         return RunRecorder(self.path, settings, facts, is_writer=True)
 
     def train(self, steps: range, saved: set[int], *flags: str, strategy=None, start=None, world_size=1) -> RunRecorder:

@@ -56,7 +56,7 @@ def no_division_by_accumulation() -> None:
     whole_step = Baseline.loss_sum
     patch(
         "testbed.strategies.baseline.Baseline.loss_sum",
-        lambda self, micro_batch: whole_step(self, micro_batch) * self.settings.grad_accum_steps,
+        lambda self, micro_batch: whole_step(self, micro_batch) * self.settings.batch.grad_accum_steps,
     )
 
 

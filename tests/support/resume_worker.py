@@ -55,9 +55,11 @@ def run(task: dict, number: int) -> dict:
     checked = check_run(parse_command_line(task["flags"]), launch)
     settings = checked.settings
     torch.manual_seed(1000 + number)
-    model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+    model = GPT2(
+        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
+    )
     strategy = build_strategy(settings, model, CPU)
-    torch.manual_seed(process_group.seed_of_rank(settings.seed, launch.rank))
+    torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank))
     if task["load"]:
         folder, method = Path(task["load"][0]), task["load"][1]
         getattr(strategy, method)(folder)

@@ -45,18 +45,21 @@ def check_backend(settings: RunSettings, device: torch.device) -> None:
     Raises:
         ValueError: it has not.
     """
-    if settings.attention == "auto":
+    if settings.model.attention == "auto":
         return
-    precisions = [settings.precision] if settings.precision != "auto" else ["bf16", "fp32"]
-    reasons = [why_not(settings.attention, settings, device, DTYPES[precision]) for precision in precisions]
+    precisions = [settings.compute.precision] if settings.compute.precision != "auto" else ["bf16", "fp32"]
+    reasons = [why_not(settings.model.attention, settings, device, DTYPES[precision]) for precision in precisions]
     if None in reasons:
         return
     way_out = "leave --attention out to let it choose"
-    if settings.precision == "fp32" and why_not(settings.attention, settings, device, torch.bfloat16) is None:
+    if (
+        settings.compute.precision == "fp32"
+        and why_not(settings.model.attention, settings, device, torch.bfloat16) is None
+    ):
         way_out = f"give --precision bf16, in which it has one, or {way_out}"
     raise ValueError(
-        f"--attention {settings.attention}: PyTorch has no such kernel for {device.type}, --precision "
-        f"{' or '.join(precisions)} and --dropout {settings.dropout} ({reasons[0]}); {way_out}"
+        f"--attention {settings.model.attention}: PyTorch has no such kernel for {device.type}, --precision "
+        f"{' or '.join(precisions)} and --dropout {settings.model.dropout} ({reasons[0]}); {way_out}"
     )
 
 
@@ -107,22 +110,22 @@ def fastest_backend(settings: RunSettings, device: torch.device, rounds: int = 7
 
 def own_choice(settings: RunSettings, device: torch.device) -> str:
     """The kernel that PyTorch picks by itself while training, as it would be named with --attention."""
-    heads = _heads(settings, device, DTYPES[settings.precision], (1, settings.seq_length))
-    number = torch._fused_sdp_choice(*heads, dropout_p=settings.dropout, is_causal=True)
+    heads = _heads(settings, device, DTYPES[settings.compute.precision], (1, settings.data.seq_length))
+    number = torch._fused_sdp_choice(*heads, dropout_p=settings.model.dropout, is_causal=True)
     return next((name for name, backend in BACKENDS.items() if backend.value == number), "math")
 
 
 def _check_result(backend: str, settings: RunSettings, device: torch.device) -> None:
     """RuntimeError: the kernel does not compute what the plain computation in fp32 does. Dropout lets nobody tell."""
-    dtype = DTYPES[settings.precision]
-    if settings.dropout == 0 and (error := _error(backend, settings, device, dtype)) > LARGEST_ERROR:
+    dtype = DTYPES[settings.compute.precision]
+    if settings.model.dropout == 0 and (error := _error(backend, settings, device, dtype)) > LARGEST_ERROR:
         raise RuntimeError(f"is wrong by {error:.1e} here")
 
 
 def _seconds_of_pass(backend: str, settings: RunSettings, device: torch.device) -> float:
     """Of a forward and a backward pass at the run's shape, the mean of PASSES."""
-    shape = (settings.micro_batch_size_per_gpu, settings.seq_length)
-    heads = _heads(settings, device, DTYPES[settings.precision], shape)
+    shape = (settings.batch.micro_batch_size_per_gpu, settings.data.seq_length)
+    heads = _heads(settings, device, DTYPES[settings.compute.precision], shape)
     synchronize(device)
     start_s = time.perf_counter()
     for _ in range(PASSES):
@@ -133,7 +136,7 @@ def _seconds_of_pass(backend: str, settings: RunSettings, device: torch.device) 
 
 def _error(backend: str, settings: RunSettings, device: torch.device, dtype: torch.dtype) -> float:
     """Largest difference of output and gradient from the plain computation in fp32, relative to its largest element."""
-    shape = (1, min(settings.seq_length, 256))
+    shape = (1, min(settings.data.seq_length, 256))
     ours = _forward_and_backward(backend, settings, _heads(settings, device, dtype, shape))
     exact = _forward_and_backward("math", settings, _heads(settings, device, dtype, shape), dtype=torch.float32)
     return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(ours, exact, strict=True))
@@ -143,8 +146,8 @@ def _heads(
     settings: RunSettings, device: torch.device, dtype: torch.dtype, shape: tuple[int, int]
 ) -> tuple[torch.Tensor, ...]:
     """Query, key and value (B, H, T, D) as they lie in the model: views of one product. The same numbers every time."""
-    heads = settings.num_heads // settings.mesh.tensor
-    size = settings.embedding_size // settings.num_heads
+    heads = settings.model.num_heads // settings.plan.mesh.tensor
+    size = settings.model.embedding_size // settings.model.num_heads
     generator = torch.Generator(device).manual_seed(0)
     packed = torch.randn(*shape, 3, heads, size, device=device, generator=generator).to(dtype).requires_grad_()
     return packed.permute(2, 0, 3, 1, 4).unbind(0)
@@ -156,5 +159,5 @@ def _forward_and_backward(
     """Output, and the gradients of query, key and value when the output's is one everywhere."""
     heads = tuple(head.detach().to(dtype or head.dtype).requires_grad_() for head in heads)
     with sdpa_kernel(BACKENDS[backend]):
-        output = F.scaled_dot_product_attention(*heads, dropout_p=settings.dropout, is_causal=True)
+        output = F.scaled_dot_product_attention(*heads, dropout_p=settings.model.dropout, is_causal=True)
     return output.detach(), *torch.autograd.grad(output, heads, torch.ones_like(output))

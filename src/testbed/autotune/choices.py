@@ -7,7 +7,6 @@ given.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -41,16 +40,16 @@ def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple
             check_backend(settings, device)
         except ValueError as error:
             raise ChoiceContradicts(str(error)) from None
-    if settings.finds_micro_batch:  # before the kernels are timed, which is done with it
+    if settings.plan.finds_micro_batch:  # before the kernels are timed, which is done with it
         micro_batch, words = find_micro_batch(settings, launch, device)
         settings = with_micro_batch(settings, micro_batch)
         said.append(words)
-    if settings.attention == "auto" and device.type == "cuda":
-        settings = dataclasses.replace(settings, attention=_told_by_rank_0(_attention, settings, launch, device, said))
-    if settings.compile is None:
-        settings = dataclasses.replace(settings, compile=_told_by_rank_0(_compiles, settings, launch, device, said))
-    if settings.num_workers is None:  # on a CPU the reader would take time from the step that it reads for
-        settings = dataclasses.replace(settings, num_workers=1 if device.type == "cuda" else 0)
+    if settings.model.attention == "auto" and device.type == "cuda":
+        settings = settings.with_values(attention=_told_by_rank_0(_attention, settings, launch, device, said))
+    if settings.compute.compile is None:
+        settings = settings.with_values(compile=_told_by_rank_0(_compiles, settings, launch, device, said))
+    if settings.data.num_workers is None:  # on a CPU the reader would take time from the step that it reads for
+        settings = settings.with_values(num_workers=1 if device.type == "cuda" else 0)
     return _with_choices(settings, left_open), said
 
 
@@ -62,14 +61,14 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
     """
     recorded, left_open = in_todays_terms(recorded), _left_open(settings)
     changes: dict[str, Any] = {}
-    if settings.precision == "auto":
+    if settings.compute.precision == "auto":
         changes["precision"] = recorded["precision"]
-    if settings.compile is None:
+    if settings.compute.compile is None:
         changes["compile"] = recorded["compile"]
-    if settings.attention == "auto":
+    if settings.model.attention == "auto":
         changes["attention"] = recorded["attention"]
-    settings = dataclasses.replace(settings, **changes)
-    if settings.finds_micro_batch:
+    settings = settings.with_values(**changes)
+    if settings.plan.finds_micro_batch:
         settings = with_micro_batch(settings, recorded["micro_batch_size_per_gpu"])
     return _with_choices(settings, left_open)
 
@@ -77,18 +76,18 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
 def _left_open(settings: RunSettings) -> frozenset[str]:
     """Settings that nobody gave a value."""
     is_open = {
-        "precision": settings.precision == "auto",
-        "attention": settings.attention == "auto",
-        "compile": settings.compile is None,
-        "micro_batch_size_per_gpu": settings.finds_micro_batch,
-        "num_workers": settings.num_workers is None,
+        "precision": settings.compute.precision == "auto",
+        "attention": settings.model.attention == "auto",
+        "compile": settings.compute.compile is None,
+        "micro_batch_size_per_gpu": settings.plan.finds_micro_batch,
+        "num_workers": settings.data.num_workers is None,
     }
     return frozenset(name for name, value in is_open.items() if value)
 
 
 def _with_choices(settings: RunSettings, left_open: frozenset[str]) -> RunSettings:
     """The settings, with the names of those that were open and are no longer added to `chosen`."""
-    return dataclasses.replace(settings, chosen=settings.chosen | (left_open - _left_open(settings)))
+    return settings.with_values(chosen=settings.origin.chosen | (left_open - _left_open(settings)))
 
 
 def _told_by_rank_0(choose, settings: RunSettings, launch: Launch, device: torch.device, said: list[str]) -> Any:
@@ -107,9 +106,9 @@ def _attention(settings: RunSettings, device: torch.device) -> tuple[str, str]:
 
 def _compiles(settings: RunSettings, device: torch.device) -> tuple[bool, str]:
     """On CUDA where tests show that compiled blocks compute the same, and the compiler works. A CPU gains nothing."""
-    if device.type != "cuda" or settings.eval_only:
+    if device.type != "cuda" or settings.training.eval_only:
         return False, ""
-    if (reason := why_not_compiled_unasked(vars(settings))) is not None:
+    if (reason := why_not_compiled_unasked(settings.by_flag())) is not None:
         return False, f"not compiled {reason}"
     reason = why_nothing_compiles(device)
     return reason is None, "" if reason is None else f"not compiled, as {reason}"

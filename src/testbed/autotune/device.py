@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,10 +73,10 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     Raises:
         ValueError: the device is not there, or cannot compute in the asked precision or kernel.
     """
-    torch.set_num_threads(settings.threads_per_rank)
-    if settings.bind_cores:
-        keep_to_own_cores(settings.threads_per_rank, launch)
-    if device_type(settings.device) == "cpu":
+    torch.set_num_threads(settings.compute.threads_per_rank)
+    if settings.compute.bind_cores:
+        keep_to_own_cores(settings.compute.threads_per_rank, launch)
+    if device_type(settings.compute.device) == "cpu":
         device = torch.device("cpu")
         keep_freed_memory()
     else:
@@ -90,13 +89,13 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
             )
         device = torch.device("cuda", 0 if is_one_each else launch.local_rank)  # Slurm can show each task its own
         torch.cuda.set_device(device)
-    if settings.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
+    if settings.training.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
         found = "there is no CUDA device" if device.type == "cpu" else "there is one CUDA device"
         raise ValueError(
             f"--run_type dp splits a batch over the CUDA devices of one process and needs two, but {found} here; use "
             "--run_type baseline, or ddp with torchrun, which also runs on CPU cores"
         )
-    if settings.precision == "fp16" and device.type == "cpu":
+    if settings.compute.precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
     check_float8(settings, device)
     check_backend(settings, device)
@@ -123,11 +122,11 @@ def with_precision_resolved(
     Returns:
         The settings, and a line that says why; None where a precision was given.
     """
-    if settings.precision != "auto":
+    if settings.compute.precision != "auto":
         return settings, None
     chosen = choose_precision(device) if launch.rank == 0 else None
     precision, words = process_group.gather_objects(chosen)[0]
-    return dataclasses.replace(settings, precision=precision), words
+    return settings.with_values(precision=precision), words
 
 
 OLDEST_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
@@ -139,7 +138,7 @@ def check_float8(settings: RunSettings, device: torch.device) -> None:
     Raises:
         ValueError: it does not.
     """
-    if settings.matmul != "fp8":
+    if settings.compute.matmul != "fp8":
         return
     if device.type != "cuda":
         raise ValueError(

@@ -77,7 +77,7 @@ def find_micro_batch(settings: RunSettings, launch: Launch, device: torch.device
     """
     candidates = micro_batch_candidates(settings)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cuda" and settings.run_type in TRIED_ON_CUDA:
+        if device.type == "cuda" and settings.training.run_type in TRIED_ON_CUDA:
             mine = _try(settings, device, candidates)
         else:
             mine = _predict(settings, candidates, available_bytes(device, launch), is_cpu=device.type == "cpu")
@@ -113,7 +113,9 @@ def _left_in_cgroup(root: Path) -> int:
 def _predict(settings: RunSettings, candidates: Sequence[int], available: int, is_cpu: bool) -> Finding:
     """By the step on tensors without memory; a larger micro batch never needs less, so few candidates are looked at."""
     needs = functools.cache(lambda micro_batch: predicted_bytes(settings, micro_batch))
-    useful = [size for size in candidates if not is_cpu or size * settings.seq_length <= ENOUGH_TOKENS_ON_CPU] or [1]
+    useful = [size for size in candidates if not is_cpu or size * settings.data.seq_length <= ENOUGH_TOKENS_ON_CPU] or [
+        1
+    ]
     num_fitting = bisect.bisect_right(useful, available, key=needs)
     best = useful[max(0, num_fitting - 1)]
     bigger = useful[num_fitting] if 0 < num_fitting < len(useful) else None
@@ -135,11 +137,10 @@ def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
 def _as_on_a_cpu(settings: RunSettings) -> RunSettings:
     """What the tensors without memory, which lie on a CPU, can compute: no kernel of a GPU, no fp16, no 8 bits. A fused
     kernel saves as much as any other; 8-bit products save no more than those in bf16, from which they are rounded."""
-    return dataclasses.replace(
-        settings,
-        attention="math" if settings.attention == "math" else "auto",
+    return settings.with_values(
+        attention="math" if settings.model.attention == "math" else "auto",
         matmul="default",
-        precision="bf16" if settings.precision == "fp16" else settings.precision,
+        precision="bf16" if settings.compute.precision == "fp16" else settings.compute.precision,
     )
 
 
@@ -182,32 +183,32 @@ def more_than_alone(settings: RunSettings, states_alone: int) -> int:
         states_alone: weights, gradients and optimizer state of the single process.
     """
     parameters = elements_held(settings.shape)
-    if settings.run_type == "baseline":
+    if settings.training.run_type == "baseline":
         return 0
-    if settings.run_type == "allreduce":
+    if settings.training.run_type == "allreduce":
         return 2 * BUCKET_BYTES
-    if settings.run_type == "ddp":
+    if settings.training.run_type == "ddp":
         return FP32 * parameters  # its buckets; the gradients of earlier micro batches lie beside them
-    zero_stage = settings.zero_stage
-    has_16_bit_weights = settings.mixed_precision == "native" or settings.precision == "fp16"
+    zero_stage = settings.deepspeed.zero_stage
+    has_16_bit_weights = settings.compute.mixed_precision == "native" or settings.compute.precision == "fp16"
     states = model_state_bytes(
         settings.shape,
-        settings.mesh,
+        settings.plan.mesh,
         zero_stage=zero_stage,
         has_16_bit_weights=has_16_bit_weights,
-        optimizer=settings.optimizer,
+        optimizer=settings.optimizer.name,
     )
-    own = sum(states.values()) + update_copy_bytes(settings.shape, settings.mesh.data, zero_stage)
-    if settings.run_type == "fsdp":
+    own = sum(states.values()) + update_copy_bytes(settings.shape, settings.plan.mesh.data, zero_stage)
+    if settings.training.run_type == "fsdp":
         block = elements_held(settings.shape) - elements_held(
-            dataclasses.replace(settings.shape, num_layers=settings.num_layers - 1)
+            dataclasses.replace(settings.shape, num_layers=settings.model.num_layers - 1)
         )
-        outside = parameters - settings.num_layers * block  # embeddings stay gathered, two blocks at a time do
-        gathered = parameters if settings.reshard_after_forward == "off" else outside + 2 * block
+        outside = parameters - settings.model.num_layers * block  # embeddings stay gathered, two blocks at a time do
+        gathered = parameters if settings.data_parallel.reshard_after_forward == "off" else outside + 2 * block
         return own + FP32 * (gathered + 2 * block) - states_alone  # and two blocks' gradients on their way
     whole_gradients = parameters if zero_stage < 2 else 0  # while they accumulate
-    gathered = parameters if zero_stage == 3 else min(parameters, settings.allgather_bucket_size)
-    buckets = 2 * min(parameters, settings.reduce_bucket_size)
+    gathered = parameters if zero_stage == 3 else min(parameters, settings.deepspeed.allgather_bucket_size)
+    buckets = 2 * min(parameters, settings.deepspeed.reduce_bucket_size)
     return own + FP32 * (whole_gradients + gathered + buckets) - states_alone
 
 
@@ -245,19 +246,21 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
 
 def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
     """A single process that does the work of one rank, uncompiled: compiling would have to be done for each size."""
-    alone = dataclasses.replace(settings, run_type="baseline", compile=False, mesh=MeshSizes())
+    alone = settings.with_values(run_type="baseline", compile=False, mesh=MeshSizes())
     with device:
-        model = GPT2(settings.shape, settings.dropout, settings.attention, settings.activation_checkpointing)
+        model = GPT2(
+            settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
+        )
     model.to = lambda _: model  # it lies there; tensors without memory cannot be moved, not even to where they are
-    if settings.matmul == "fp8":
+    if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     return Baseline(alone, model, device)
 
 
 def _step(strategy: Baseline, settings: RunSettings, micro_batch: int) -> None:
     """An optimizer step; of two micro batches if the run's has several, as the second finds the first's gradients."""
-    share = settings.global_batch_size // settings.data_world_size
-    tokens = torch.zeros(micro_batch, settings.seq_length, dtype=torch.int64, device=strategy.device)
+    share = settings.batch.global_batch_size // settings.plan.data_world_size
+    tokens = torch.zeros(micro_batch, settings.data.seq_length, dtype=torch.int64, device=strategy.device)
     count = min(2, share // micro_batch)
     # every token a target: one that is none takes as much memory
     batch = MicroBatch(tokens, tokens, tokens.numel(), count * tokens.numel())
@@ -266,15 +269,14 @@ def _step(strategy: Baseline, settings: RunSettings, micro_batch: int) -> None:
 
 def micro_batch_candidates(settings: RunSettings) -> list[int]:
     """Every micro batch that divides a rank's share of the global batch, smallest first."""
-    share = settings.global_batch_size // settings.data_world_size
+    share = settings.batch.global_batch_size // settings.plan.data_world_size
     return [size for size in range(1, share + 1) if share % size == 0]
 
 
 def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:
     """The same work in micro batches of another size, as if it had been given."""
-    share = settings.global_batch_size // settings.data_world_size
-    return dataclasses.replace(
-        settings,
+    share = settings.batch.global_batch_size // settings.plan.data_world_size
+    return settings.with_values(
         micro_batch_size_per_gpu=micro_batch,
         grad_accum_steps=share // micro_batch,
         finds_micro_batch=False,

@@ -47,7 +47,7 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
             f"--resume: {folder} holds another model or optimizer: {in_words(impossible)}; give the same values, or "
             "start a new run"
         )
-    if of_work and not settings.allow_setting_change:
+    if of_work and not settings.checkpointing.allow_setting_change:
         raise ValueError(
             f"--resume: {folder} was trained with other settings: {in_words(of_work)}; give the same, or "
             "--allow-setting-change to go on with these, which training_metrics.json then says"
@@ -79,10 +79,10 @@ def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> R
         return settings
     if _is_same_mesh(checkpoint, settings):
         return as_decided_before(settings, checkpoint.settings)
-    open_again = settings.finds_micro_batch
-    settings = dataclasses.replace(settings, finds_micro_batch=False)
+    open_again = settings.plan.finds_micro_batch
+    settings = settings.with_values(finds_micro_batch=False)
     settings = as_decided_before(settings, in_todays_terms(checkpoint.settings) | {"compile": None})
-    return dataclasses.replace(settings, finds_micro_batch=open_again)
+    return settings.with_values(finds_micro_batch=open_again)
 
 
 def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str, Any]]:
@@ -90,9 +90,9 @@ def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str,
     settings = settings_to_go_on(settings, checkpoint)
     now, before = settings.as_dict(), in_todays_terms(checkpoint.settings)
     now = {name: value for name, value in now.items() if value or name in before}  # a flag that came later
-    left_open = {"compile"} if settings.compile is None else set()
-    left_open |= {"micro_batch_size_per_gpu"} if settings.finds_micro_batch else set()
-    if checkpoint.run_type != settings.run_type:  # what only one of them has
+    left_open = {"compile"} if settings.compute.compile is None else set()
+    left_open |= {"micro_batch_size_per_gpu"} if settings.plan.finds_micro_batch else set()
+    if checkpoint.run_type != settings.training.run_type:  # what only one of them has
         left_open |= {name for name in ALL_OPTIONS if None in (now.get(name), before.get(name))}
         left_open -= SETTING_THE_MATHEMATICS
     found = [
@@ -117,7 +117,10 @@ def changes_of_data(metrics: dict, sha256: dict[str, str]) -> list[dict[str, Any
 
 
 def _is_same_mesh(checkpoint: Checkpoint, settings: RunSettings) -> bool:
-    return (checkpoint.run_type, checkpoint.mesh) == (settings.run_type, dataclasses.asdict(settings.mesh))
+    return (checkpoint.run_type, checkpoint.mesh) == (
+        settings.training.run_type,
+        dataclasses.asdict(settings.plan.mesh),
+    )
 
 
 def is_same_form(checkpoint: Checkpoint, settings: RunSettings, launch: Launch) -> bool:

@@ -112,43 +112,46 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
     Raises:
         ValueError: a rank does not.
     """
-    needs_it = settings.save_every or settings.stop_at_step or settings.resume
-    lock = Path(settings.checkpoint_path) / run_lock.LOCK
+    needs_it = settings.checkpointing.save_every or settings.training.stop_at_step or settings.checkpointing.resume
+    lock = Path(settings.checkpointing.checkpoint_path) / run_lock.LOCK
     deadline_s = time.monotonic() + (VISIBLE_WITHIN_S if launch.num_nodes > 1 and needs_it else 0.0)
     while not (sees_it := lock.exists()) and time.monotonic() < deadline_s:
         time.sleep(0.5)
     blind = [rank for rank, sees in enumerate(process_group.gather_objects(sees_it)) if not sees]
     if needs_it and blind:
         raise ValueError(
-            f"--checkpoint_path {settings.checkpoint_path}: rank {blind[0]} does not see the folder that rank 0 made; "
+            f"--checkpoint_path {settings.checkpointing.checkpoint_path}: rank {blind[0]} does not see the folder that "
+            "rank 0 made; "
             "saving and resuming need a file system that all nodes share"
         )
 
 
 def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[str, str]]) -> Start:
     sha256 = check_data()
-    directory = Path(settings.checkpoint_path)
-    if settings.overwrite:
+    directory = Path(settings.checkpointing.checkpoint_path)
+    if settings.checkpointing.overwrite:
         folder_owner.check_link(directory)
     else:
         folder_owner.refuse_stranger(directory)
-    if settings.resume is None:
+    if settings.checkpointing.resume is None:
         _keep_others_out(directory)
-        if settings.overwrite and (held := run_directory.held_files(directory)):
+        if settings.checkpointing.overwrite and (held := run_directory.held_files(directory)):
             say(f"--overwrite: replaces in {directory}: {folder_owner.names_of(held)}", flush=True)
-        run_directory.claim(directory, settings.overwrite)
+        run_directory.claim(directory, settings.checkpointing.overwrite)
         return Start(sha256)
     is_again = False
-    if settings.resume == "auto" or (is_again := _is_started_again(directory, Path(settings.resume))):
+    if settings.checkpointing.resume == "auto" or (
+        is_again := _is_started_again(directory, Path(settings.checkpointing.resume))
+    ):
         _keep_others_out(directory)
         folder, skipped = newest_whole(directory)
         if folder is None and is_again:  # it was ended before its first checkpoint
-            folder, skipped = named(Path(settings.resume))
+            folder, skipped = named(Path(settings.checkpointing.resume))
     else:
-        folder, skipped = named(Path(settings.resume))
+        folder, skipped = named(Path(settings.checkpointing.resume))
         _keep_others_out(directory)
     steps_done = watchdog.steps_done(directory)  # before the folder is cleared
-    is_auto = settings.resume == "auto" or is_again
+    is_auto = settings.checkpointing.resume == "auto" or is_again
     if folder is None:
         start = _fresh_start(settings, sha256, skipped)
     else:
@@ -165,7 +168,8 @@ def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[
         run_directory.claim(directory, overwrite=True)
     elif held := run_directory.held_files(directory):
         raise ValueError(
-            f"--resume {settings.resume} begins a new run from another run's checkpoint, but --checkpoint_path "
+            f"--resume {settings.checkpointing.resume} begins a new run from another run's checkpoint, but "
+            "--checkpoint_path "
             f"{directory} already holds one ({held[0].name}); give --resume auto to continue that one, or another "
             "--checkpoint_path"
         )
@@ -196,7 +200,7 @@ def _is_started_again(directory: Path, other: Path) -> bool:
 
 def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Path, str]) -> Start:
     """No whole checkpoint: with the first step. What an earlier start recorded counts as lost."""
-    directory = Path(settings.checkpoint_path)
+    directory = Path(settings.checkpointing.checkpoint_path)
     metrics = None
     if (directory / run_files.METRICS).exists():
         try:
@@ -223,7 +227,7 @@ def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, s
     Raises:
         ValueError: it is another, or a shorter one, and cannot be continued.
     """
-    directory, reason = Path(settings.checkpoint_path), "it was written by an earlier version"
+    directory, reason = Path(settings.checkpointing.checkpoint_path), "it was written by an earlier version"
     if metrics_version(metrics) == SCHEMA_VERSION:
         config = metrics["training_config"]
         recorded = Checkpoint(
@@ -258,7 +262,7 @@ def _fitting_start(settings: RunSettings, launch: Launch, sha256: dict[str, str]
         ValueError: it belongs to other work, or does not go with what this start is to do.
     """
     checkpoint = read_description(folder)
-    directory = Path(settings.checkpoint_path)
+    directory = Path(settings.checkpointing.checkpoint_path)
     copy = read_metrics(folder / run_files.METRICS)
     is_other_run = not is_checkpoint_of(directory, folder)
     if not is_other_run:
@@ -302,10 +306,14 @@ def _check_steps_left(checkpoint: Checkpoint, settings: RunSettings) -> None:
             f"--resume: {checkpoint.directory} is past the last step of this start, {settings.last_step}; raise "
             "--stop_at_step or --max_train_steps"
         )
-    left, needed = settings.last_step - checkpoint.step, max(1, settings.timing_warmup_steps) + settings.profile_steps
-    if settings.profile and left < needed:
+    left, needed = (
+        settings.last_step - checkpoint.step,
+        max(1, settings.measuring.timing_warmup_steps) + settings.measuring.profile_steps,
+    )
+    if settings.measuring.profile and left < needed:
         raise ValueError(
-            f"--profile looks at {settings.profile_steps} steps after {needed - settings.profile_steps} of warm-up, "
+            f"--profile looks at {settings.measuring.profile_steps} steps after "
+            f"{needed - settings.measuring.profile_steps} of warm-up, "
             f"but after {checkpoint.directory} {left} are left; give a smaller --profile_steps, or --resume an earlier "
             "checkpoint"
         )
@@ -365,7 +373,7 @@ def load(start: Start, strategy: Strategy, settings: RunSettings, launch: Launch
                 f"{directory} cannot be read (rank {rank}: {words}); give another to --resume"
             ) from fault
     if not all(process_group.gather_objects(is_restored)):
-        torch.manual_seed(seed_of_step(settings.seed, launch.rank, checkpoint.step))
+        torch.manual_seed(seed_of_step(settings.training.seed, launch.rank, checkpoint.step))
         return False
     return True
 

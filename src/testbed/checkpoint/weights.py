@@ -97,7 +97,7 @@ def export_weights(
     Raises:
         OSError: the disk does not take them; what was there before is whole.
     """
-    shape, dropout = settings.shape, settings.dropout
+    shape, dropout = settings.shape, settings.model.dropout
     directory.mkdir(exist_ok=True)  # and not its parents: the folder of a run that has vanished is not made again
     with replacing(directory / "model.safetensors") as temporary:
         temporary.touch()

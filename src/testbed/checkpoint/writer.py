@@ -82,9 +82,11 @@ class CheckpointWriter:
         self.launch = launch
         self.recorder = recorder
         self.saved_step = resumed_step
-        self.directory = Path(settings.checkpoint_path)
+        self.directory = Path(settings.checkpointing.checkpoint_path)
         self.folder = self.directory / CHECKPOINTS
-        self._in_background = settings.async_mode == "async" and getattr(strategy, "saves_in_background", False)
+        self._in_background = settings.checkpointing.async_mode == "async" and getattr(
+            strategy, "saves_in_background", False
+        )
         # made here, by all ranks and before `limit_waiting`: --collective_timeout holds for it as for all others
         _ = getattr(strategy, "file_group", None)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -184,8 +186,8 @@ class CheckpointWriter:
             "elapsed_s": self.recorder.elapsed_s,
             "useful_wall_s": self.recorder.useful_wall_s,
             "world_size": self.launch.world_size,
-            "run_type": self.settings.run_type,
-            "mesh": dataclasses.asdict(self.settings.mesh),
+            "run_type": self.settings.training.run_type,
+            "mesh": dataclasses.asdict(self.settings.plan.mesh),
             "settings": self.settings.as_dict(),
             "saved_utc": now_utc(),
         }
@@ -214,7 +216,7 @@ class CheckpointWriter:
         temporary.replace(final)
         _flush(self.folder)
         own = [folder for folder in step_folders(self.folder) if is_own(folder)]
-        for old in own[: -self.settings.keep_last]:
+        for old in own[: -self.settings.checkpointing.keep_last]:
             remove(old)
         for damaged in damaged_folders(self.folder):  # kept for whoever wants to look, until there is a newer
             remove(damaged)

@@ -112,12 +112,12 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
         settings: with the precision that was found for the device.
         sha256: of the token files as this start read them, under "train" and "val".
     """
-    if not settings.eval_only:
+    if not settings.training.eval_only:
         return []
-    run, path = trained_with(Path(settings.init_from)), settings.val_data_path
-    is_given = "train_data_path" in settings.given or run.flags.get("train_data_path") == path
+    run, path = trained_with(Path(settings.model.init_from)), settings.data.val_data_path
+    is_given = "train_data_path" in settings.origin.given or run.flags.get("train_data_path") == path
     stands_in = []
-    if settings.train_data_path == path and not is_given:
+    if settings.data.train_data_path == path and not is_given:
         stands_in = [f"note: nothing is trained, so no training file is read; {path} stands in its place"]
     if not run.flags:
         return stands_in
@@ -125,30 +125,35 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
     taken = [
         f"--{name} {value}"
         for name, value in run.flags.items()
-        if name not in settings.given and getattr(settings, name) == value and not (is_other and name.endswith("_path"))
+        if name not in settings.origin.given
+        and settings.value(name) == value
+        and not (is_other and name.endswith("_path"))
     ]
-    lines = [f"as {settings.init_from} was trained: {' '.join(taken)}"] if taken else []
+    lines = [f"as {settings.model.init_from} was trained: {' '.join(taken)}"] if taken else []
     lines += _lines_of_data(settings, run, is_other, sha256["val"]) + stands_in
-    if run.precision not in (None, settings.precision):
-        lines.append(f"note: validated in {settings.precision}, the run in {run.precision}: losses differ by rounding")
+    if run.precision not in (None, settings.compute.precision):
+        lines.append(
+            f"note: validated in {settings.compute.precision}, the run in {run.precision}: losses differ by rounding"
+        )
     batches, batch = run.flags.get("max_val_steps"), run.flags.get("global_batch_size")
-    if None not in (batches, batch, settings.max_val_steps):
-        ours, theirs = settings.max_val_steps * settings.global_batch_size, batches * batch
+    if None not in (batches, batch, settings.training.max_val_steps):
+        ours, theirs = settings.training.max_val_steps * settings.batch.global_batch_size, batches * batch
         if ours not in (0, theirs) and min(ours, theirs) < (run.val_windows or theirs):
             lines.append(
-                f"warning: --max_val_steps {settings.max_val_steps} x --global_batch_size {settings.global_batch_size} "
+                f"warning: --max_val_steps {settings.training.max_val_steps} x --global_batch_size "
+                f"{settings.batch.global_batch_size} "
                 f"validates on the first {ours:,} sequences, the run on the first {theirs:,}: another loss"
             )
     return lines + untrained_positions(
-        f"--seq_length {settings.seq_length} validates on", settings.seq_length, run.seq_length
+        f"--seq_length {settings.data.seq_length} validates on", settings.data.seq_length, run.seq_length
     )
 
 
 def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha256: str) -> list[str]:
     """Which file is validated, where it is not plainly the run's."""
-    lines, path, recorded = [], settings.val_data_path, run.flags.get("val_data_path")
+    lines, path, recorded = [], settings.data.val_data_path, run.flags.get("val_data_path")
     file = Path(path).absolute()
-    if "val_data_path" not in settings.given and recorded not in (None, path):
+    if "val_data_path" not in settings.origin.given and recorded not in (None, path):
         lines.append(f"note: the run's --val_data_path {recorded} is no file here, so the default is taken: {path}")
     if is_other:
         lines.append(

@@ -75,22 +75,25 @@ def live_tensors() -> list[torch.Tensor]:
 
 def beside_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) -> dict[str, Any]:
     """A rank's counts in rows with their formulas, and what is transient by description."""
-    shape, mesh = settings.shape, settings.mesh
+    shape, mesh = settings.shape, settings.plan.mesh
     formulas = model_state_bytes(
         shape,
         mesh,
-        zero_stage=settings.zero_stage,
-        has_16_bit_weights=settings.mixed_precision == "native",
-        optimizer=settings.optimizer,
+        zero_stage=settings.deepspeed.zero_stage,
+        has_16_bit_weights=settings.compute.mixed_precision == "native",
+        optimizer=settings.optimizer.name,
         data_rank=rank,  # only ZeRO asks, and there every rank is a data rank
         # 1F1B has one stage on each rank, and here all ranks are pipeline ranks
-        stages=[balanced_stages(shape, settings.seq_length, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,
+        stages=[balanced_stages(shape, settings.data.seq_length, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,
     )
     paper = {}
-    if settings.mixed_precision == "native":
-        paper = published_zero_bytes(shape, mesh.data, zero_stage=settings.zero_stage or 3)
-    if settings.zero_stage:
-        formulas[UPDATE_COPY], paper[UPDATE_COPY] = update_copy_bytes(shape, mesh.data, settings.zero_stage), 0
+    if settings.compute.mixed_precision == "native":
+        paper = published_zero_bytes(shape, mesh.data, zero_stage=settings.deepspeed.zero_stage or 3)
+    if settings.deepspeed.zero_stage:
+        formulas[UPDATE_COPY], paper[UPDATE_COPY] = (
+            update_copy_bytes(shape, mesh.data, settings.deepspeed.zero_stage),
+            0,
+        )
     rows = []
     for kind, formula in formulas.items():
         measured = sum(size for size, _ in count[kind].values())

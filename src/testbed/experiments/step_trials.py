@@ -57,8 +57,8 @@ def times_of_pairs(checked: CheckedRun, device: torch.device, trial: Trial, pair
     The first pairs warm up and are left out.
     """
     settings = checked.settings
-    torch.manual_seed(settings.seed)
-    strategy = Baseline(settings, GPT2(settings.shape, settings.dropout), device)
+    torch.manual_seed(settings.training.seed)
+    strategy = Baseline(settings, GPT2(settings.shape, settings.model.dropout), device)
     batches = TrainingBatches(checked.train_file, settings, 0, device)
     around = trial.alternative(strategy)
     times = []
@@ -69,7 +69,7 @@ def times_of_pairs(checked: CheckedRun, device: torch.device, trial: Trial, pair
             synchronize(device)
             start_s = time.perf_counter()
             with around if is_alternative else contextlib.nullcontext():
-                strategy.train_step(micro_batches, settings.learning_rate)
+                strategy.train_step(micro_batches, settings.optimizer.learning_rate)
             synchronize(device)
             seconds[is_alternative] = time.perf_counter() - start_s
         times.append((seconds[False], seconds[True]))
@@ -94,10 +94,10 @@ class _Reentrant:
 def _unfused_adamw(strategy: Baseline) -> contextlib.AbstractContextManager:
     settings = strategy.settings
     plain = torch.optim.AdamW(
-        parameter_groups(strategy.parameters, settings.weight_decay),
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_eps,
+        parameter_groups(strategy.parameters, settings.optimizer.weight_decay),
+        lr=settings.optimizer.learning_rate,
+        betas=(settings.optimizer.adam_beta1, settings.optimizer.adam_beta2),
+        eps=settings.optimizer.adam_eps,
     )
     return _Reentrant(lambda: mock.patch.object(strategy, "optimizer", plain))
 

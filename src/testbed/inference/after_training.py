@@ -62,7 +62,7 @@ def _measure(
 ) -> dict[str, Any]:
     model = GPT2(settings.shape)
     model.load_state_dict(state_dict)
-    model.to(device, DTYPES[settings.precision])
+    model.to(device, DTYPES[settings.compute.precision])
     prompts = [prompt] * (WARMUP + REPEATS)
     plain = {"plain": CachedModel(model).eval()}
     with _all_cores() as threads:
@@ -70,7 +70,7 @@ def _measure(
     return {
         "module": "plain",
         "threads": threads,
-        "precision": settings.precision,
+        "precision": settings.compute.precision,
         "batch_size": 1,
         "uses_cache": True,
         "prompt_ids": prompt,

@@ -26,11 +26,11 @@ def sample_text(
     Returns:
         The `sample` field of training_metrics.json (None where there is none), and a line for the screen.
     """
-    if settings.sample_tokens == 0:
+    if settings.measuring.sample_tokens == 0:
         return None, ""
     try:
         tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file, tokenizer_text)
-        prompt = tokenizer.encode(settings.sample_prompt) or [tokenizer.end_of_text_id]
+        prompt = tokenizer.encode(settings.measuring.sample_prompt) or [tokenizer.end_of_text_id]
         room = settings.shape.max_position_embeddings - len(prompt)
         if room < 1:
             raise ValueError(
@@ -40,14 +40,14 @@ def sample_text(
         model = GPT2(settings.shape)
         model.load_state_dict(state_dict)
         start_s = time.perf_counter()
-        new = min(settings.sample_tokens, room)
-        (ids,) = generate(model.eval(), [prompt], new, temperature=0.8, top_k=50, seed=settings.seed)
+        new = min(settings.measuring.sample_tokens, room)
+        (ids,) = generate(model.eval(), [prompt], new, temperature=0.8, top_k=50, seed=settings.training.seed)
         seconds = time.perf_counter() - start_s
     except (OSError, ValueError, ArithmeticError) as error:  # a run is no worse for it
         return None, f"no sample: {error}"
     text = "".join(text_of(ids, tokenizer))
-    sample = {"prompt": settings.sample_prompt, "text": text, "num_tokens": len(ids), "seconds": seconds}
-    return sample, f"sample: {settings.sample_prompt}{text}"
+    sample = {"prompt": settings.measuring.sample_prompt, "text": text, "num_tokens": len(ids), "seconds": seconds}
+    return sample, f"sample: {settings.measuring.sample_prompt}{text}"
 
 
 def text_of(token_ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:

@@ -41,7 +41,7 @@ def timing(
         wall_s = step_end_s[-1] - step_end_s[-len(rows)] + times[0]
         wall_clock = len(rows) * settings.tokens_per_step / wall_s
     return {
-        "warmup_steps": settings.timing_warmup_steps,
+        "warmup_steps": settings.measuring.timing_warmup_steps,
         "num_measured_steps": len(rows),
         **_distribution(times),
         "data_wait_fraction": sum(row["data_wait_s"] for row in rows) / sum(times) if times else None,
@@ -90,11 +90,11 @@ def epoch_figures(
     times = [row["step_time_s"] for row in measured(rows)]
     distribution = _distribution(times)
     validation = [row["val_loss"] for row in evaluations if row["step"] == rows[-1]["step"]]
-    micro_steps = len(rows) * settings.grad_accum_steps
+    micro_steps = len(rows) * settings.batch.grad_accum_steps
     waits = [row["data_wait_s"] for row in measured(rows)]
     return {
         "epoch_idx": number,
-        "is_partial": len(rows) < settings.steps_per_epoch,
+        "is_partial": len(rows) < settings.plan.steps_per_epoch,
         "epoch_wall_time_sec": wall_time_s,
         "steps": micro_steps,
         "micro_steps": micro_steps,

@@ -41,7 +41,7 @@ def facts_of_run(
     settings = checked.settings
     commit, is_dirty = environment.commit()
     hardware = environment.hardware(device, launch, backend)
-    peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.precision) or (None, None)
+    peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.compute.precision) or (None, None)
     instruments = [*settings.instruments, *instruments_in(os.environ)]
     instruments += ["wall_clock_breakdown of DeepSpeed"] if _breaks_down_wall_clock(settings) else []
     facts = {
@@ -63,13 +63,13 @@ def facts_of_run(
         "schema_notes": {"steps": STEPS_NOTE},
         "memory": {"per_rank": []},
         "flops": {
-            "per_token_palm": flops.flops_per_token_palm(settings.shape, settings.seq_length),
-            "per_token_causal": flops.flops_per_token_causal(settings.shape, settings.seq_length),
+            "per_token_palm": flops.flops_per_token_palm(settings.shape, settings.data.seq_length),
+            "per_token_causal": flops.flops_per_token_causal(settings.shape, settings.data.seq_length),
             "peak_flops_per_s_per_device": peak,
             "peak_source": peak_source,
         },
         "sample": None,
-        "shutdown": {"destroy_process_group_called": False, "quiet_nccl_monitor": settings.quiet_nccl_monitor},
+        "shutdown": {"destroy_process_group_called": False, "quiet_nccl_monitor": settings.compute.quiet_nccl_monitor},
     }
     slurm = environment.scheduler()
     if slurm is not None:
@@ -79,7 +79,9 @@ def facts_of_run(
 
 def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) -> int:
     """One per rank, but DataParallel's single process uses all that it sees."""
-    return torch.cuda.device_count() if settings.run_type == "dp" and device.type == "cuda" else launch.world_size
+    return (
+        torch.cuda.device_count() if settings.training.run_type == "dp" and device.type == "cuda" else launch.world_size
+    )
 
 
 def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.device) -> dict[str, Any]:
@@ -89,35 +91,35 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.
         "total_steps": settings.plan.total_steps,
         "data_world_size": settings.plan.data_world_size,
         "automatic_choices": {name: settings.value(name) for name in sorted(settings.origin.chosen)},
-        "mesh": dataclasses.asdict(settings.mesh),
-        "math_changes": list(settings.math_changes),
+        "mesh": dataclasses.asdict(settings.plan.mesh),
+        "math_changes": list(settings.plan.math_changes),
         "model_name": size_name(settings.shape),
         "model_size": settings.shape.describe(),
         "num_parameters": settings.shape.num_parameters,
-        "optimizer": {"adamw": "AdamW", "muon": "Muon"}[settings.optimizer],
-        "deepspeed_enabled": settings.zero_stage is not None,
-        "dataset_name": Path(settings.train_data_path).stem,
+        "optimizer": {"adamw": "AdamW", "muon": "Muon"}[settings.optimizer.name],
+        "deepspeed_enabled": settings.deepspeed.zero_stage is not None,
+        "dataset_name": Path(settings.data.train_data_path).stem,
         "dataset_subset_sizes": {
-            "train": num_windows(checked.train_file, settings.seq_length),
-            "val": num_windows(checked.val_file, settings.seq_length),
+            "train": num_windows(checked.train_file, settings.data.seq_length),
+            "val": num_windows(checked.val_file, settings.data.seq_length),
         },
         "dataset_sha256": sha256,
         "tokenizer": checked.train_file.tokenizer,
-        "attention": f"sdpa {own_choice(settings, device) if settings.attention == 'auto' else settings.attention}",
+        "attention": f"sdpa {own_choice(settings, device) if settings.model.attention == 'auto' else settings.model.attention}",
     }
 
 
 def _data(checked: CheckedRun) -> dict[str, int | None]:
     settings = checked.settings
-    used = settings.steps_per_epoch * settings.global_batch_size
+    used = settings.plan.steps_per_epoch * settings.batch.global_batch_size
     return {
         "tokens_train": len(checked.train_file.tokens),
         "tokens_val": len(checked.val_file.tokens),
         "sequences_per_epoch": used,
-        "sequences_dropped_per_epoch": num_windows(checked.train_file, settings.seq_length) - used,
-        "steps_per_epoch": settings.steps_per_epoch,
-        "target_tokens_train": _target_tokens(Windows(checked.train_file, settings.seq_length)),
-        "target_tokens_val": _target_tokens(Windows(checked.val_file, settings.seq_length)),
+        "sequences_dropped_per_epoch": num_windows(checked.train_file, settings.data.seq_length) - used,
+        "steps_per_epoch": settings.plan.steps_per_epoch,
+        "target_tokens_train": _target_tokens(Windows(checked.train_file, settings.data.seq_length)),
+        "target_tokens_val": _target_tokens(Windows(checked.val_file, settings.data.seq_length)),
     }
 
 
@@ -128,13 +130,13 @@ def _target_tokens(windows: Windows) -> int | None:
 
 def _breaks_down_wall_clock(settings: RunSettings) -> bool:
     """DeepSpeed's own timers synchronise the device several times a step."""
-    if settings.zero_stage is None:
+    if settings.deepspeed.zero_stage is None:
         return False
     return bool(settings.plan.deepspeed_file.content.get("wall_clock_breakdown", False))
 
 
 def _deepspeed_config(settings: RunSettings) -> dict | None:
-    if settings.zero_stage is None:
+    if settings.deepspeed.zero_stage is None:
         return None
     file, effective = settings.plan.deepspeed_file, effective_config(settings)
     return {
@@ -142,9 +144,9 @@ def _deepspeed_config(settings: RunSettings) -> dict | None:
         "file_sha256": file.sha256,
         "sha256": sha256_of(effective),
         "selected": {
-            "fp16_enabled": settings.precision == "fp16",
+            "fp16_enabled": settings.compute.precision == "fp16",
             "wall_clock_breakdown": _breaks_down_wall_clock(settings),
-            "zero_stage": settings.zero_stage,
+            "zero_stage": settings.deepspeed.zero_stage,
         },
         "effective": effective,
     }

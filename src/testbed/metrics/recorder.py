@@ -102,7 +102,7 @@ class RunRecorder:
             {
                 "step": step,
                 "epoch": epoch,
-                "is_warmup": step <= self.resumed_step + self.settings.timing_warmup_steps,
+                "is_warmup": step <= self.resumed_step + self.settings.measuring.timing_warmup_steps,
                 "is_skipped": grad_norm is None,
                 "loss": world.loss,
                 "grad_norm": grad_norm,
@@ -119,7 +119,7 @@ class RunRecorder:
         self._epoch_mark_s = now
 
     def _epoch_of(self, step: int) -> int:
-        return max(0, step - 1) // max(1, self.settings.steps_per_epoch) + 1
+        return max(0, step - 1) // max(1, self.settings.plan.steps_per_epoch) + 1
 
     def add_memory(self, step: int, per_rank: list[dict]) -> None:
         """Every rank's peaks so far, read at the end of an epoch or of the run."""
@@ -302,7 +302,11 @@ class RunRecorder:
     def _segments(self, status: str) -> list[dict]:
         """All starts of the run; how this one ended follows from the status of the file."""
         ended = None if status == "running" else status
-        if status == "complete" and self.settings.last_step < self.settings.total_steps and not self.settings.eval_only:
+        if (
+            status == "complete"
+            and self.settings.last_step < self.settings.plan.total_steps
+            and not self.settings.training.eval_only
+        ):
             ended = "stopped"
         done = self.last_step if self.last_step > self.resumed_step else None
         wall_time_s = time.perf_counter() - self._started_s

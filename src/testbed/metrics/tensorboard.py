@@ -17,7 +17,7 @@ class Scalars:
     def __init__(self, settings: RunSettings, directory: Path, first_step: int, is_writer: bool):
         self._writer = None
         self._tokens_per_step = settings.tokens_per_step
-        if settings.tensorboard and is_writer:
+        if settings.measuring.tensorboard and is_writer:
             from torch.utils.tensorboard import SummaryWriter  # 2 s that a run without it does not owe
 
             # purge_step: steps after the checkpoint that a resumed run begins with are trained again

@@ -17,16 +17,20 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
     The first step already moves (rate / warm-up steps), the last warm-up step has the full rate, the last step of the
     schedule is still above the minimum.
     """
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
-    if settings.lr_schedule == "constant":
-        return settings.learning_rate
-    falls_from = settings.warmup_steps
-    if settings.lr_schedule == "wsd":
-        falls_from = settings.lr_decay_steps - decay_steps(settings.lr_decay_steps, settings.decay_share)
+    if step < settings.optimizer.warmup_steps:
+        return settings.optimizer.learning_rate * (step + 1) / settings.optimizer.warmup_steps
+    if settings.optimizer.lr_schedule == "constant":
+        return settings.optimizer.learning_rate
+    falls_from = settings.optimizer.warmup_steps
+    if settings.optimizer.lr_schedule == "wsd":
+        falls_from = settings.optimizer.lr_decay_steps - decay_steps(
+            settings.optimizer.lr_decay_steps, settings.optimizer.decay_share
+        )
     if step < falls_from:
-        return settings.learning_rate
-    falling_steps = settings.lr_decay_steps - falls_from
+        return settings.optimizer.learning_rate
+    falling_steps = settings.optimizer.lr_decay_steps - falls_from
     progress = min(1.0, (step - falls_from) / falling_steps) if falling_steps > 0 else 1.0
-    left = 1 - progress if settings.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.min_learning_rate + left * (settings.learning_rate - settings.min_learning_rate)
+    left = 1 - progress if settings.optimizer.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.optimizer.min_learning_rate + left * (
+        settings.optimizer.learning_rate - settings.optimizer.min_learning_rate
+    )

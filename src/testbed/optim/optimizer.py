@@ -21,14 +21,14 @@ BLOCKS = "h."  # what the names of the blocks' parameters begin with
 
 def build_optimizer(model: nn.Module, settings: RunSettings) -> torch.optim.Optimizer:
     """What --optimizer names. AdamW in PyTorch's fused form, one kernel per group, on the CPU too."""
-    adam = {"betas": (settings.adam_beta1, settings.adam_beta2), "eps": settings.adam_eps}
-    if settings.optimizer == "muon":
+    adam = {"betas": (settings.optimizer.adam_beta1, settings.optimizer.adam_beta2), "eps": settings.optimizer.adam_eps}
+    if settings.optimizer.name == "muon":
         # settings.precision is one rank's decision, so no two ranks orthogonalise in different dtypes; bf16 only where
         # it is fast, or where the whole run was told to be slow
-        dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-        return Muon(muon_groups(model, settings), settings.learning_rate, dtype=dtype, **adam)
-    groups = parameter_groups(model.parameters(), settings.weight_decay)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True, **adam)
+        dtype = torch.bfloat16 if settings.compute.precision == "bf16" else torch.float32
+        return Muon(muon_groups(model, settings), settings.optimizer.learning_rate, dtype=dtype, **adam)
+    groups = parameter_groups(model.parameters(), settings.optimizer.weight_decay)
+    return torch.optim.AdamW(groups, lr=settings.optimizer.learning_rate, fused=True, **adam)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -44,16 +44,20 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 def muon_groups(model: nn.Module, settings: RunSettings) -> list[dict[str, Any]]:
     """The matrices inside the blocks for Muon, then AdamW's groups of all the rest, embeddings and head included."""
     is_muons = {name: name.startswith(BLOCKS) and p.dim() == 2 for name, p in model.named_parameters()}
-    ratio = settings.muon_learning_rate / settings.learning_rate if settings.learning_rate else 1.0
+    ratio = (
+        settings.optimizer.muon_learning_rate / settings.optimizer.learning_rate
+        if settings.optimizer.learning_rate
+        else 1.0
+    )
     muons = {
         "params": [parameter for name, parameter in model.named_parameters() if is_muons[name]],
-        "weight_decay": settings.weight_decay,
-        "momentum": settings.muon_momentum,
-        "lr": settings.muon_learning_rate,
+        "weight_decay": settings.optimizer.weight_decay,
+        "momentum": settings.optimizer.muon_momentum,
+        "lr": settings.optimizer.muon_learning_rate,
         "lr_ratio": ratio,
     }
     rest = [parameter for name, parameter in model.named_parameters() if not is_muons[name]]
-    others = parameter_groups(rest, settings.weight_decay)
+    others = parameter_groups(rest, settings.optimizer.weight_decay)
     # an end of a pipeline may hold no block, and a rank of its middle nothing but blocks
     return [group for group in (muons, *others) if group["params"]]
 

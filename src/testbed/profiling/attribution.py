@@ -42,7 +42,7 @@ def attribution(
         return None
     first = first_profiled_step(settings, first_step)
     num_steps = len(traces[0].steps)
-    collectives = _collectives(traces, settings.mesh)
+    collectives = _collectives(traces, settings.plan.mesh)
     last = first + num_steps - 1
     return {
         "source": f"torch.profiler, optimizer steps {first} to {last} of every rank, read by testbed.profiling.trace",
@@ -115,8 +115,8 @@ def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] 
     splits backward to have less than that, and how much less depends on the parts' times: no ideal is given."""
     if not all(trace.schedule_s for trace in traces):
         return None
-    ranks, rounds = settings.mesh.pipeline, settings.stages_per_rank or 1
-    micro_batches = 1 if settings.run_type == "model_parallel" else settings.grad_accum_steps
+    ranks, rounds = settings.plan.mesh.pipeline, settings.model_parallel.stages_per_rank or 1
+    micro_batches = 1 if settings.training.run_type == "model_parallel" else settings.batch.grad_accum_steps
     ramp = (ranks - 1) / rounds
     # Ranks begin a step together, and one that is done early waits for the last: the longest schedule is everybody's.
     whole_s = sum(max(of_step) for of_step in zip(*(trace.schedule_s for trace in traces), strict=True))
@@ -126,7 +126,9 @@ def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] 
         "micro_batches": micro_batches,
         "per_rank_bubble_fraction": fractions,
         "bubble_fraction": statistics.fmean(fractions),
-        "ideal_bubble_fraction": None if settings.pipeline_schedule == "zero_bubble" else ramp / (micro_batches + ramp),
+        "ideal_bubble_fraction": None
+        if settings.model_parallel.pipeline_schedule == "zero_bubble"
+        else ramp / (micro_batches + ramp),
     }
 
 

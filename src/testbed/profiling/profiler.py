@@ -22,13 +22,13 @@ def trace_file(directory: Path, rank: int) -> Path:
 
 def first_profiled_step(settings: RunSettings, first_step: int) -> int:
     """The optimizer step, counted from 1, with which the trace of a run that begins after `first_step` begins."""
-    return first_step + max(1, settings.timing_warmup_steps) + 1
+    return first_step + max(1, settings.measuring.timing_warmup_steps) + 1
 
 
 @contextlib.contextmanager
 def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterator[Callable[[], None]]:
     """With --profile, trace --profile_steps steps after warm-up into `directory`; yields what to call after a step."""
-    if not settings.profile:
+    if not settings.measuring.profile:
         yield lambda: None
         return
     check_held(directory.parent)  # a run's folder that has vanished is not made again
@@ -38,7 +38,10 @@ def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterat
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     schedule = torch.profiler.schedule(
-        wait=max(0, settings.timing_warmup_steps - 1), warmup=1, active=settings.profile_steps, repeat=1
+        wait=max(0, settings.measuring.timing_warmup_steps - 1),
+        warmup=1,
+        active=settings.measuring.profile_steps,
+        repeat=1,
     )
 
     def write_trace(profiler: torch.profiler.profile) -> None:

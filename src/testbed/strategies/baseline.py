@@ -52,8 +52,8 @@ class Baseline:
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, settings)
         # fp16 gradients underflow: scale the loss up, and skip the step when that overflows
-        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-        self.keeps_casts = self.keeps_casts and settings.activation_checkpointing == "none"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.compute.precision == "fp16")
+        self.keeps_casts = self.keeps_casts and settings.compute.activation_checkpointing == "none"
 
     def train_step(self, micro_batches: Sequence[MicroBatch], learning_rate: float) -> StepResult:
         self.model.train()
@@ -80,8 +80,8 @@ class Baseline:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Around a forward pass: its matrix products run in the run's precision."""
-        dtype = AUTOCAST_DTYPE.get(self.settings.precision, torch.bfloat16)
-        enabled = self.settings.precision != "fp32"
+        dtype = AUTOCAST_DTYPE.get(self.settings.compute.precision, torch.bfloat16)
+        enabled = self.settings.compute.precision != "fp32"
         return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=self.keeps_casts)
 
     def casts_kept(self, num_micro_batches: int) -> contextlib.AbstractContextManager:
@@ -113,7 +113,7 @@ class Baseline:
         """Clip and apply the synchronised gradients. Returns their norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.grad_norm()
-        clip_gradients_(self.parameters, self.settings.max_grad_norm, grad_norm)
+        clip_gradients_(self.parameters, self.settings.optimizer.max_grad_norm, grad_norm)
         set_learning_rate(self.optimizer, learning_rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()

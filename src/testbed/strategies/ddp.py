@@ -27,11 +27,11 @@ class DDP(Replicated):
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*deprecated")  # its new name came with 2.13
         self.wrapped = DistributedDataParallel(
             self.model,
-            bucket_cap_mb=settings.bucket_cap_mb,
+            bucket_cap_mb=settings.data_parallel.bucket_cap_mb,
             gradient_as_bucket_view=True,  # no second copy of the gradients
             broadcast_buffers=False,  # the one buffer is a constant
         )
-        if settings.gradient_compression == "bf16":
+        if settings.data_parallel.gradient_compression == "bf16":
             self.wrapped.register_comm_hook(None, average_in_bf16)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
@@ -54,7 +54,7 @@ class DDP(Replicated):
         first layout would part from the uninterrupted one by a bit. The pass is a step's last micro batch in all but
         its tokens: same shapes, so nothing is compiled for it alone; the random state stays.
         """
-        shape = self.settings.micro_batch_size_per_gpu, self.settings.seq_length
+        shape = self.settings.batch.micro_batch_size_per_gpu, self.settings.data.seq_length
         tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
         devices = [self.device] if self.device.type == "cuda" else []
         self.model.train()

@@ -67,10 +67,10 @@ class DeepSpeedZero:
             with phase("forward"):
                 micro_loss_sum = self.engine(micro_batch.inputs, micro_batch.targets)
             with phase("backward"):
-                self.engine.backward(micro_loss_sum / (micro_batch.loss_divisor / self.settings.grad_accum_steps))
+                self.engine.backward(micro_loss_sum / (micro_batch.loss_divisor / self.settings.batch.grad_accum_steps))
             loss_sum += micro_loss_sum.detach()
             with phase("optimizer"):
-                if self.settings.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
+                if self.settings.deepspeed.zero_stage == 0 and self.engine.is_gradient_accumulation_boundary():
                     grad_norm = self._clip_averaged_gradients()
                 self.engine.step()
         if grad_norm is None:
@@ -82,7 +82,7 @@ class DeepSpeedZero:
         """Stage 0 keeps plain gradients, averaged over the ranks by now, and reports no norm: ours is used to clip."""
         parameters = list(self.engine.module.parameters())
         grad_norm = global_grad_norm(parameter.grad for parameter in parameters)
-        clip_gradients_(parameters, self.settings.max_grad_norm, grad_norm)
+        clip_gradients_(parameters, self.settings.optimizer.max_grad_norm, grad_norm)
         return grad_norm
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class DeepSpeedZero:
                 if dist.get_rank() == 0:
                     weights[name] = master.cpu()
                 continue
-            is_sharded = self.settings.zero_stage == 3
+            is_sharded = self.settings.deepspeed.zero_stage == 3
             with self._gathered_parameters([parameter]) if is_sharded else contextlib.nullcontext():
                 if dist.get_rank() == 0:
                     weights[name] = parameter.detach().to("cpu", copy=True)
@@ -114,7 +114,7 @@ class DeepSpeedZero:
         Besides the seam's kinds there is "buffers": what DeepSpeed keeps to communicate or to convert, first of all the
         fp32 copy of the gradients that the update reads, made for one parameter group at a time.
         """
-        held = STATES_OF_STAGE[self.settings.zero_stage](self.engine)
+        held = STATES_OF_STAGE[self.settings.deepspeed.zero_stage](self.engine)
         held["optimizer"] += [value for state in self.optimizer.state.values() for value in state.values()]
         seen: set[tuple] = set()
         return {kind: _whole_allocations(tensors, seen) for kind, tensors in held.items()}

@@ -25,12 +25,12 @@ class FSDP(Baseline):
     keeps_casts = False  # a whole model in bf16 is what sharding is to avoid
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        self._is_native = settings.mixed_precision == "native"
-        options = {"mesh": hybrid_mesh(settings.mesh, device)}
+        self._is_native = settings.compute.mixed_precision == "native"
+        options = {"mesh": hybrid_mesh(settings.plan.mesh, device)}
         if self._is_native:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in model.h.values():
-            fully_shard(block, reshard_after_forward=settings.reshard_after_forward == "on", **options)
+            fully_shard(block, reshard_after_forward=settings.data_parallel.reshard_after_forward == "on", **options)
         # embedding and head are one matrix: what forward ends with, backward begins with, so it stays gathered
         fully_shard(model, reshard_after_forward=False, **options)
         super().__init__(settings, model, device)

@@ -48,12 +48,14 @@ class Pipeline(Baseline):
     """All micro batches of a step pass through the stages, several at once, in the order of a schedule."""
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        mesh = device_mesh(settings.mesh, device)
-        self.data_rank, self.data_world_size = mesh.get_local_rank("data"), settings.mesh.data
+        mesh = device_mesh(settings.plan.mesh, device)
+        self.data_rank, self.data_world_size = mesh.get_local_rank("data"), settings.plan.mesh.data
         self.data_group, self.pipeline_group = mesh.get_group("data"), mesh.get_group("pipeline")
         self.schedule_name, self.micro_batches_per_pass = self.schedule_of(settings)
-        self.ranks, self.rank = settings.mesh.pipeline, mesh.get_local_rank("pipeline")
-        stages = balanced_stages(settings.shape, settings.seq_length, self.ranks * (settings.stages_per_rank or 1))
+        self.ranks, self.rank = settings.plan.mesh.pipeline, mesh.get_local_rank("pipeline")
+        stages = balanced_stages(
+            settings.shape, settings.data.seq_length, self.ranks * (settings.model_parallel.stages_per_rank or 1)
+        )
         self.num_stages = len(stages)
         mine = {number: stage for number, stage in enumerate(stages) if self._holder_of(number) == self.rank}
         self.has_first, self.has_last = 0 in mine, self.num_stages - 1 in mine
@@ -67,7 +69,7 @@ class Pipeline(Baseline):
 
     def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
         """The schedule, and how many micro batches it takes at once."""
-        return settings.pipeline_schedule, settings.grad_accum_steps
+        return settings.model_parallel.pipeline_schedule, settings.batch.grad_accum_steps
 
     def _holder_of(self, number: int) -> int:
         """The pipeline rank of a stage. Stages go round the ranks; the zero-bubble schedule's second round runs back,
@@ -126,7 +128,7 @@ class Pipeline(Baseline):
             x = micro_batch.inputs
             for number, stage in self.stages.items():
                 if number > 0 and self._holder_of(number - 1) != self.rank:
-                    x = torch.empty((*micro_batch.inputs.shape, self.settings.embedding_size), device=self.device)
+                    x = torch.empty((*micro_batch.inputs.shape, self.settings.model.embedding_size), device=self.device)
                     dist.recv(x, group=self.pipeline_group, group_src=self._holder_of(number - 1))
                 x = stage(x)
                 if number == self.num_stages - 1:

@@ -47,11 +47,11 @@ class TensorParallel(Baseline):
     average their gradients after the last backward pass."""
 
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
-        mesh = device_mesh(settings.mesh, device)
+        mesh = device_mesh(settings.plan.mesh, device)
         shard_model_(model.to(device), mesh["tensor"])
         super().__init__(settings, model, device)
         self.data_rank = mesh.get_local_rank("data")
-        self.data_world_size = settings.mesh.data
+        self.data_world_size = settings.plan.mesh.data
         self._data_group = mesh.get_group("data")
         self._reports = mesh.get_local_rank("tensor") == 0
 
@@ -83,7 +83,7 @@ class TensorParallel(Baseline):
         weights = get_model_state_dict(self.model, options=options)
         for name, tensor in weights.items():
             if ".attn.c_attn." in name:
-                weights[name] = _exchange_order(tensor, self.settings.mesh.tensor, 3)
+                weights[name] = _exchange_order(tensor, self.settings.plan.mesh.tensor, 3)
         return weights
 
     def state(self) -> state_files.State:

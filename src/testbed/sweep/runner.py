@@ -258,10 +258,12 @@ def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machin
 
 def guessed_seconds(cell: Cell, settings: RunSettings, machine: Machine) -> float:
     """Wall seconds of a run before any was made: model FLOPs over a typical rate. Only for planning."""
-    sequences = settings.last_step * settings.global_batch_size
-    validations = 1 + (settings.last_step // settings.eval_every if settings.eval_every else 0)
-    sequences += validations * (settings.max_val_steps or 0) * settings.global_batch_size / 3  # forward only
-    flops = sequences * settings.seq_length * flops_per_token_palm(settings.shape, settings.seq_length)
+    sequences = settings.last_step * settings.batch.global_batch_size
+    validations = 1 + (settings.last_step // settings.training.eval_every if settings.training.eval_every else 0)
+    sequences += (
+        validations * (settings.training.max_val_steps or 0) * settings.batch.global_batch_size / 3
+    )  # forward only
+    flops = sequences * settings.data.seq_length * flops_per_token_palm(settings.shape, settings.data.seq_length)
     devices = min(cell.ranks, machine.num_cores) if machine.kind == "cpu" else cell.ranks
     return GUESSED_START_S[machine.kind] + flops / (GUESSED_FLOPS_PER_S[machine.kind] * devices)
 

@@ -21,19 +21,19 @@ class TrainingBatches:
     """Micro batches of one data rank, by optimizer step counted from 0."""
 
     def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
-        self.windows = Windows(token_file, settings.seq_length)
+        self.windows = Windows(token_file, settings.data.seq_length)
         self.settings = settings
         self.data_rank = data_rank
         self.device = device
         self._order_of_epoch: tuple[int, np.ndarray] | None = None
-        self._reader = ThreadPoolExecutor(1, "read-ahead", self._use_device) if settings.num_workers else None
+        self._reader = ThreadPoolExecutor(1, "read-ahead", self._use_device) if settings.data.num_workers else None
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
 
     def of_step(self, step: int) -> list[MicroBatch]:
         """This rank's micro batches of the step, on the device."""
         if self._reader is None:
             return self._read(step)
-        for coming in range(step, min(step + self.settings.num_workers + 1, self.settings.last_step)):
+        for coming in range(step, min(step + self.settings.data.num_workers + 1, self.settings.last_step)):
             if coming not in self._ahead:
                 self._ahead[coming] = self._reader.submit(self._read, coming)
         return self._ahead.pop(step).result()
@@ -49,18 +49,18 @@ class TrainingBatches:
 
     def windows_of_step(self, step: int) -> np.ndarray:
         """Indices of the whole global batch's windows. The incomplete last batch of an epoch is dropped."""
-        epoch, step_in_epoch = divmod(step, self.settings.steps_per_epoch)
+        epoch, step_in_epoch = divmod(step, self.settings.plan.steps_per_epoch)
         if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
-            order = np.random.default_rng([self.settings.seed, epoch]).permutation(len(self.windows))
+            order = np.random.default_rng([self.settings.training.seed, epoch]).permutation(len(self.windows))
             self._order_of_epoch = (epoch, order)
-        first = step_in_epoch * self.settings.global_batch_size
-        return self._order_of_epoch[1][first : first + self.settings.global_batch_size]
+        first = step_in_epoch * self.settings.batch.global_batch_size
+        return self._order_of_epoch[1][first : first + self.settings.batch.global_batch_size]
 
     def _read(self, step: int) -> list[MicroBatch]:
-        share = self.settings.global_batch_size // self.settings.data_world_size
+        share = self.settings.batch.global_batch_size // self.settings.plan.data_world_size
         everyones = self.windows_of_step(step)
         mine = everyones[self.data_rank * share : (self.data_rank + 1) * share]
-        loss_divisor = self.windows.num_target_tokens(everyones) / self.settings.data_world_size
+        loss_divisor = self.windows.num_target_tokens(everyones) / self.settings.plan.data_world_size
         return micro_batches(self.windows, mine, share, self.settings, self.device, loss_divisor)
 
 
@@ -68,24 +68,26 @@ class ValidationBatches:
     """The same windows in file order for every world size; the partial last global batch is kept."""
 
     def __init__(self, token_file: TokenFile, settings: RunSettings, data_rank: int, device: torch.device):
-        self.windows = Windows(token_file, settings.seq_length)
+        self.windows = Windows(token_file, settings.data.seq_length)
         self.settings = settings
         self.data_rank = data_rank
         self.device = device
         self.num_sequences = len(self.windows)
-        if settings.max_val_steps is not None:
-            self.num_sequences = min(self.num_sequences, settings.max_val_steps * settings.global_batch_size)
+        if settings.training.max_val_steps is not None:
+            self.num_sequences = min(
+                self.num_sequences, settings.training.max_val_steps * settings.batch.global_batch_size
+            )
 
     def __len__(self) -> int:
         """Global batches."""
-        return -(-self.num_sequences // self.settings.global_batch_size)
+        return -(-self.num_sequences // self.settings.batch.global_batch_size)
 
     def of_batch(self, index: int) -> list[MicroBatch]:
         """This rank's micro batches of a global batch. Every rank gets the same number of them, filled up with
         sequences that have no targets: strategies that shard weights must call the model equally often."""
-        first = index * self.settings.global_batch_size
-        windows = np.arange(first, min(first + self.settings.global_batch_size, self.num_sequences))
-        share = -(-len(windows) // self.settings.data_world_size)
+        first = index * self.settings.batch.global_batch_size
+        windows = np.arange(first, min(first + self.settings.batch.global_batch_size, self.num_sequences))
+        share = -(-len(windows) // self.settings.plan.data_world_size)
         mine = windows[self.data_rank * share : (self.data_rank + 1) * share]
         return micro_batches(self.windows, mine, share, self.settings, self.device)
 
@@ -109,8 +111,8 @@ def micro_batches(
         inputs, targets = inputs.pin_memory(), targets.pin_memory()
     inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
     batches = []
-    for first in range(0, num_sequences, settings.micro_batch_size_per_gpu):
-        rows = slice(first, min(first + settings.micro_batch_size_per_gpu, num_sequences))
+    for first in range(0, num_sequences, settings.batch.micro_batch_size_per_gpu):
+        rows = slice(first, min(first + settings.batch.micro_batch_size_per_gpu, num_sequences))
         num_target_tokens = windows.num_target_tokens(numbers[rows])
         batches.append(MicroBatch(inputs[rows], targets[rows], num_target_tokens, loss_divisor))
     return batches

@@ -65,7 +65,7 @@ class RunEnding:
 
     def __init__(self, settings: RunSettings, launch: Launch):
         self.settings, self.launch = settings, launch
-        self.signals = StopSignals(settings.grace_seconds, self._mark_in_time, launch.rank == 0)
+        self.signals = StopSignals(settings.training.grace_seconds, self._mark_in_time, launch.rank == 0)
         self.recorder: RunRecorder | None = None
         self.checkpoints: CheckpointWriter | None = None
         self._meeting: Meeting | None = None  # from before the ranks meet until they train
@@ -75,7 +75,7 @@ class RunEnding:
         """The other ranks are waited for from now on: as long as they live, and by ranks that live."""
         if self.launch.is_distributed:
             open_store = functools.partial(process_group.second_connection, self.launch)
-            timeout_s = self.settings.collective_timeout
+            timeout_s = self.settings.training.collective_timeout
             # torchrun ends the others when a rank dies, so there a slow start (a cold network file system) is no danger
             start_patience_s = START_PATIENCE_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
             # loading PyTorch took this rank so long by now, on a busy machine half a minute, and takes others as long
@@ -89,7 +89,7 @@ class RunEnding:
         run_lock.hold(directory)
         watchdog.begin(self._places, self.launch.rank)
         if self.launch.is_distributed:
-            timeout_s = self.settings.collective_timeout
+            timeout_s = self.settings.training.collective_timeout
             watchdog.Watch(self._places, self.launch.rank, self.launch.world_size, timeout_s, self._end_without)
 
     @property
@@ -99,7 +99,7 @@ class RunEnding:
 
     def trains(self) -> None:
         """From now on no rank waits longer for another one than --collective_timeout allows, whatever that one does."""
-        process_group.limit_waiting(self.settings.collective_timeout)
+        process_group.limit_waiting(self.settings.training.collective_timeout)
         if self._meeting is not None:
             self._meeting.close(TRAINS)
         self._meeting = None
@@ -353,9 +353,9 @@ def last_checkpoint(folder: Path) -> str:
 def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
     """One sentence: what was asked for, and what to give instead."""
     advice = "give a smaller one, or auto; the global batch stays the same"
-    if settings.micro_batch_size_per_gpu == 1:
+    if settings.batch.micro_batch_size_per_gpu == 1:
         advice = "give --activation_checkpointing block, or shard the model with --run_type fsdp"
     return (
-        f"out of memory with --micro_batch_size_per_gpu {settings.micro_batch_size_per_gpu}; {advice} "
+        f"out of memory with --micro_batch_size_per_gpu {settings.batch.micro_batch_size_per_gpu}; {advice} "
         f"({first_line(error)})"
     )

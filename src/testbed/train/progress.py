@@ -31,23 +31,27 @@ def say_what_runs(
     Args:
         windows: of the training file.
     """
-    mesh = settings.mesh
+    mesh = settings.plan.mesh
     progress.say(str(mesh))
     if mesh.pipeline > 1:
-        stages = balanced_stages(settings.shape, settings.seq_length, mesh.pipeline * (settings.stages_per_rank or 1))
+        stages = balanced_stages(
+            settings.shape, settings.data.seq_length, mesh.pipeline * (settings.model_parallel.stages_per_rank or 1)
+        )
         progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
-    steps = "validation only" if settings.eval_only else f"steps {first_step + 1} to {settings.last_step}"
-    if settings.skip_gradient_sync:
+    steps = "validation only" if settings.training.eval_only else f"steps {first_step + 1} to {settings.last_step}"
+    if settings.data_parallel.skip_gradient_sync:
         progress.say(
-            f"--skip_gradient_sync {settings.skip_gradient_sync}: the ranks train apart. This measures steps without "
+            f"--skip_gradient_sync {settings.data_parallel.skip_gradient_sync}: the ranks train apart. This measures "
+            "steps without "
             "communication and is no training"
         )
-    compiled = ", compiled blocks" if settings.compile else ""
+    compiled = ", compiled blocks" if settings.compute.compile else ""
     progress.say(
-        f"{settings.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
-        f"{settings.precision}{compiled} on {world_size} x {device_type}; "
-        f"global batch {settings.global_batch_size} = {settings.micro_batch_size_per_gpu} x "
-        f"{settings.grad_accum_steps} x {settings.data_world_size} data ranks of {settings.seq_length} tokens; "
+        f"{settings.training.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
+        f"{settings.compute.precision}{compiled} on {world_size} x {device_type}; "
+        f"global batch {settings.batch.global_batch_size} = {settings.batch.micro_batch_size_per_gpu} x "
+        f"{settings.batch.grad_accum_steps} x {settings.plan.data_world_size} data ranks of {settings.data.seq_length} "
+        "tokens; "
         f"{steps}; files in {directory}"
     )
     if windows.token_file.targets is not None:
@@ -70,20 +74,22 @@ def _pairs_in_words(windows: Windows) -> str:
 def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
     """Where the ranks are fewer, or their threads more, than who started them may have meant; a line each."""
     notes, cores, started_by = [], usable_cores(), launcher()
-    if STRATEGIES[settings.run_type].is_distributed and launch.world_size == 1:
+    if STRATEGIES[settings.training.run_type].is_distributed and launch.world_size == 1:
         if started_by == "python":
             notes.append(
-                f"note: one rank, because plain python starts one: --run_type {settings.run_type} shares nothing out; "
+                f"note: one rank, because plain python starts one: --run_type {settings.training.run_type} shares "
+                "nothing out; "
                 f"torchrun --nproc-per-node {max(2, cores)} src/gpt2.py ... starts more"
             )
-        elif started_by == "deepspeed" and settings.device == "cpu":
+        elif started_by == "deepspeed" and settings.compute.device == "cpu":
             notes.append(
                 "note: one rank, because the deepspeed command counts no cores: --run_type "
-                f"{settings.run_type} shares nothing out; deepspeed --num_gpus {max(2, cores)} src/gpt2.py ... starts "
+                f"{settings.training.run_type} shares nothing out; deepspeed --num_gpus {max(2, cores)} src/gpt2.py "
+                "... starts "
                 "more, on a CPU too"
             )
-    ranks, threads = launch.local_world_size, settings.threads_per_rank
-    if settings.device == "cpu" and ranks * threads > cores:
+    ranks, threads = launch.local_world_size, settings.compute.threads_per_rank
+    if settings.compute.device == "cpu" and ranks * threads > cores:
         notes.append(
             f"note: {ranks} rank{'s' * (ranks > 1)} x {threads} thread{'s' * (threads > 1)} on {cores} usable "
             f"core{'s' * (cores > 1)}: they take turns, so steps are slow and scatter; for a measurement give at most "
@@ -98,11 +104,15 @@ class Progress:
     def __init__(self, settings: RunSettings, first_step: int, is_speaking: bool):
         self.settings = settings
         self.is_speaking = is_speaking
-        has_bar = is_speaking and sys.stderr.isatty() and not settings.profile_mode
+        has_bar = is_speaking and sys.stderr.isatty() and not settings.measuring.profile_mode
         self.bar = None
         if has_bar:
             self.bar = tqdm(
-                total=settings.last_step, initial=first_step, desc=settings.run_type, unit="step", dynamic_ncols=True
+                total=settings.last_step,
+                initial=first_step,
+                desc=settings.training.run_type,
+                unit="step",
+                dynamic_ncols=True,
             )
 
     def say(self, message: str) -> None:
@@ -118,7 +128,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
             self.bar.update()
-        elif step == 1 or step % self.settings.steps_per_print == 0 or step == self.settings.last_step:
+        elif step == 1 or step % self.settings.measuring.steps_per_print == 0 or step == self.settings.last_step:
             self.say(
                 f"step {step:>5}/{self.settings.last_step}  loss {loss:.4f}  lr {learning_rate:.2e}  "
                 f"{step_time_s:.3f} s  {tokens_per_s:,.0f} tokens/s"

@@ -34,17 +34,17 @@ def beginning(
             "model_name": size_name(settings.shape),
             "model_size": settings.shape.describe(),
             "num_parameters": settings.shape.num_parameters,
-            "vocab_size": settings.vocab_size,
+            "vocab_size": settings.model.vocab_size,
             "padded_vocab_size": settings.shape.padded_vocab_size,
-            "batch_size": settings.global_batch_size,
-            "micro_batch_size": settings.micro_batch_size_per_gpu,
-            "seq_length": settings.seq_length,
+            "batch_size": settings.batch.global_batch_size,
+            "micro_batch_size": settings.batch.micro_batch_size_per_gpu,
+            "seq_length": settings.data.seq_length,
             "steps": settings.last_step,
             "warmup_steps": runner.warmup_steps,
-            "learning_rate": settings.learning_rate,
-            "seed": settings.seed,
+            "learning_rate": settings.optimizer.learning_rate,
+            "seed": settings.training.seed,
             "val_sequences": _val_sequences(runner),
-            "flops_per_token_palm": flops_per_token_palm(settings.shape, settings.seq_length),
+            "flops_per_token_palm": flops_per_token_palm(settings.shape, settings.data.seq_length),
             "repeats": repeats,
             "only_ours": list(runner.only_ours),
         },
@@ -63,8 +63,8 @@ def beginning(
 def _val_sequences(runner: Runner) -> int:
     """Windows that every trainer is validated on."""
     settings = runner.settings
-    windows = num_windows(runner.checked.val_file, settings.seq_length)
-    return min(windows, settings.max_val_steps * settings.global_batch_size)
+    windows = num_windows(runner.checked.val_file, settings.data.seq_length)
+    return min(windows, settings.training.max_val_steps * settings.batch.global_batch_size)
 
 
 def _peer(peer: str, plan: Plan, runner: Runner) -> dict[str, Any]:

@@ -113,15 +113,15 @@ def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str
     arguments = TrainingArguments(
         output_dir=str(Path(work["out"]).parent),
         max_steps=settings.last_step,
-        per_device_train_batch_size=settings.micro_batch_size_per_gpu,
-        gradient_accumulation_steps=settings.grad_accum_steps,
-        learning_rate=settings.learning_rate,
+        per_device_train_batch_size=settings.batch.micro_batch_size_per_gpu,
+        gradient_accumulation_steps=settings.batch.grad_accum_steps,
+        learning_rate=settings.optimizer.learning_rate,
         lr_scheduler_type="constant",
-        weight_decay=settings.weight_decay,
-        adam_beta1=settings.adam_beta1,
-        adam_beta2=settings.adam_beta2,
-        adam_epsilon=settings.adam_eps,
-        max_grad_norm=settings.max_grad_norm,
+        weight_decay=settings.optimizer.weight_decay,
+        adam_beta1=settings.optimizer.adam_beta1,
+        adam_beta2=settings.optimizer.adam_beta2,
+        adam_epsilon=settings.optimizer.adam_eps,
+        max_grad_norm=settings.optimizer.max_grad_norm,
         bf16=work["precision"] == "bf16",
         torch_compile=work["compile"],
         train_sampling_strategy="sequential",  # the windows come in the order of src/gpt2.py
@@ -131,7 +131,7 @@ def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        seed=settings.seed,
+        seed=settings.training.seed,
     )
     trainer = WithLosses(model, arguments, train_dataset=_dataset(checked, settings), callbacks=[StepEnds()])
     trainer.train()
@@ -151,7 +151,7 @@ def nanogpt_loop(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
     checked, settings = _checked(work)
     model = _nanogpt(work, settings)
     weights = {f"transformer.{name}": tensor for name, tensor in _initial_weights(settings).items()}
-    weights["transformer.wpe.weight"] = weights["transformer.wpe.weight"][: settings.seq_length]
+    weights["transformer.wpe.weight"] = weights["transformer.wpe.weight"][: settings.data.seq_length]
     weights["lm_head.weight"] = weights["transformer.wte.weight"]
     model.load_state_dict(weights)
     return _loop(model, _loss_of_nanogpt, checked, work, device)
@@ -178,7 +178,7 @@ def _checked(work: dict[str, Any]) -> tuple[CheckedRun, RunSettings]:
 
 def _initial_weights(settings: RunSettings) -> dict[str, torch.Tensor]:
     """Those with which src/gpt2.py begins."""
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.training.seed)
     return GPT2(settings.shape).state_dict()
 
 
@@ -192,9 +192,9 @@ def _gpt2_of_transformers(settings: RunSettings, attention: str) -> nn.Module:
         n_embd=shape.embedding_size,
         n_layer=shape.num_layers,
         n_head=shape.num_heads,
-        resid_pdrop=settings.dropout,
-        embd_pdrop=settings.dropout,
-        attn_pdrop=settings.dropout,
+        resid_pdrop=settings.model.dropout,
+        embd_pdrop=settings.model.dropout,
+        attn_pdrop=settings.model.dropout,
         use_cache=False,  # it is for generating
         attn_implementation=attention,
         bos_token_id=0,  # of no use here, and GPT-2's own lies outside a small vocabulary
@@ -211,12 +211,12 @@ def _nanogpt(work: dict[str, Any], settings: RunSettings) -> nn.Module:
     module = _module_at(Path(work["nanogpt_dir"]) / "model.py")
     return module.GPT(
         module.GPTConfig(
-            block_size=settings.seq_length,
+            block_size=settings.data.seq_length,
             vocab_size=settings.shape.padded_vocab_size,
-            n_layer=settings.num_layers,
-            n_head=settings.num_heads,
-            n_embd=settings.embedding_size,
-            dropout=settings.dropout,
+            n_layer=settings.model.num_layers,
+            n_head=settings.model.num_heads,
+            n_embd=settings.model.embedding_size,
+            dropout=settings.model.dropout,
             bias=True,
         )
     )
@@ -262,10 +262,10 @@ def _loop(
     settings, precision = checked.settings, work["precision"]
     model.to(device).train()
     optimizer = torch.optim.AdamW(
-        parameter_groups(model.parameters(), settings.weight_decay),
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_eps,
+        parameter_groups(model.parameters(), settings.optimizer.weight_decay),
+        lr=settings.optimizer.learning_rate,
+        betas=(settings.optimizer.adam_beta1, settings.optimizer.adam_beta2),
+        eps=settings.optimizer.adam_eps,
         fused=True,
     )
     batches = TrainingBatches(checked.train_file, settings, 0, device)
@@ -281,8 +281,8 @@ def _loop(
                 loss = mean_loss(model, batch) / len(micro_batches)
             loss.backward()
             loss_of_step += loss.detach()
-        if settings.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        if settings.optimizer.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         synchronize(device)
