@@ -16,7 +16,6 @@ from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, r
 from torch.distributed.checkpoint import FileSystemReader
 
 from testbed.config.check import check_run
-from testbed.config.compatibility import why_not_resharded
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
 from testbed.distributed.launch import Launch
@@ -257,14 +256,6 @@ def test_what_a_state_lacks_of_the_loss_scale_begins_anew(token_files, tmp_path,
     reader.load_checkpoint(tmp_path)
     assert reader.scaler.state_dict() == expected
     assert torch.equal(reader.model.wte.weight, writer.model.wte.weight)
-
-
-def test_what_no_rank_can_move_is_refused_by_name():
-    saved = {"num_layers": 2, "embedding_size": 32, "vocab_size": 300, "max_position_embeddings": 64}
-    saved |= {"optimizer": "adamw", "run_type": "ddp"}
-    assert why_not_resharded(saved, {**saved, "run_type": "tensor"}) is None
-    for name, other in {"num_layers": 3, "optimizer": "muon"}.items():
-        assert why_not_resharded(saved, {**saved, name: other}).startswith(f"--{name} is {other}")
 
 
 def test_what_is_written_in_the_background_is_a_copy():

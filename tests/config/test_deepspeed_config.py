@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from support.programs import TINY_RUN, data_flags
 
-from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
-from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
 from testbed.strategies.deepspeed_config import effective_config
@@ -41,7 +39,7 @@ def settings_of(token_files, tmp_path):
 
 
 def effective(settings) -> dict:
-    return effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings)
+    return effective_config(settings)
 
 
 def refusal(build, *flags: str, **content) -> str:
@@ -118,7 +116,7 @@ def test_the_default_file_leaves_everything_with_a_flag_to_the_flag(token_files)
     arguments = [*TINY_RUN, *data_flags(token_files), "--run_type", "optimized", *flags.split()]
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     settings = check_run(parse_command_line(arguments), launch).settings
-    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    config = effective_config(settings)
     assert config["zero_optimization"] == {
         "stage": 3,
         "contiguous_gradients": True,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from support.programs import VOCABULARY, write_token_files
 from support.settings import launch, refusal, settings_of
 
 from testbed.config.batch import batch_arithmetic
-from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
-from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.check import check_run
 from testbed.config.flags import build_parser, parse_command_line
 from testbed.strategies.deepspeed_config import effective_config
 
@@ -254,7 +252,7 @@ def test_sections_that_say_nothing_decide_nothing(token_files, tmp_path, nothing
         1.0,
         "fp32",
     )
-    config = effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings)
+    config = effective_config(settings)
     assert config["zero_optimization"]["stage"] == 1 and '"auto"' not in json.dumps(config)
 
 
@@ -269,7 +267,7 @@ def test_deepspeed_is_told_everything_that_it_would_otherwise_decide_silently(to
     settings = settings_of(
         token_files, "--run_type", "optimized", "--zero_stage", str(stage), "--max_grad_norm", "0", world_size=2
     )
-    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    config = effective_config(settings)
     assert config["gradient_clipping"] == 0.0, "its own default is 1.0"
     assert config["train_batch_size"] == 32 and config["zero_optimization"]["stage"] == stage
     assert '"auto"' not in json.dumps(config)

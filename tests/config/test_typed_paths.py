@@ -143,5 +143,5 @@ def test_a_sidecar_is_no_token_file(tmp_path):
 
 def test_a_module_that_is_run_names_its_program(capsys):
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "src" / "testbed" / "sweep.py"), run_name="__main__")
+        runpy.run_path(str(REPOSITORY / "src" / "testbed" / "sweep" / "plan.py"), run_name="__main__")
     assert ended.value.code == 2 and "scripts/run_scaling_benchmarks.py --help" in capsys.readouterr().err

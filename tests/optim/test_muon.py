@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.programs import TINY_RUN, data_flags
+from support.settings import stand_in
 
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
@@ -32,7 +33,7 @@ def matrices(seed: int) -> list[torch.Tensor]:
 def tiny_model(**changes) -> tuple[GPT2, SimpleNamespace]:
     torch.manual_seed(0)
     model = GPT2(ModelShape(num_layers=2, num_heads=2, embedding_size=8, vocab_size=20, max_position_embeddings=8))
-    return model, SimpleNamespace(**{"optimizer": "muon", "precision": "fp32", **ADAM, **RATES, **changes})
+    return model, stand_in(**{"optimizer": "muon", "precision": "fp32", **ADAM, **RATES, **changes})
 
 
 def settings_of(token_files, *flags: str) -> RunSettings:
@@ -109,9 +110,9 @@ def test_matrices_pass_together_up_to_a_limit(monkeypatch):
 
 
 def test_only_matrices_inside_the_blocks_are_muons_and_the_rest_is_adamws_bit_for_bit():
-    (ours, settings), (theirs, _) = tiny_model(), tiny_model()
+    (ours, settings), (theirs, of_adamw) = tiny_model(), tiny_model(optimizer="adamw")
     optimizer = build_optimizer(ours, settings)
-    reference = build_optimizer(theirs, SimpleNamespace(**{**settings.by_flag(), "optimizer": "adamw"}))
+    reference = build_optimizer(theirs, of_adamw)
     assert isinstance(reference, torch.optim.AdamW) and isinstance(optimizer, Muon)
     generator = torch.Generator().manual_seed(1)
     for step in range(3):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from support.programs import TINY_RUN, data_flags
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
+from testbed.config.settings import PLACES, RunSettings
 from testbed.distributed.launch import Launch
 
 
@@ -14,7 +18,7 @@ def launch(world_size: int = 1) -> Launch:
     return Launch(rank=0, local_rank=0, world_size=world_size, local_world_size=world_size)
 
 
-def settings_of(token_files, *flags: str, world_size: int = 1):
+def settings_of(token_files, *flags: str, world_size: int = 1) -> RunSettings:
     arguments = [*TINY_RUN, *data_flags(token_files), *flags]
     return check_run(parse_command_line(arguments), launch(world_size)).settings
 
@@ -25,3 +29,13 @@ def refusal(token_files, *flags: str, world_size: int = 1) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def stand_in(**values: Any) -> SimpleNamespace:
+    """Return settings that hold only these values, each by the name of its flag. Other names stand outside groups."""
+    groups: dict[str, SimpleNamespace] = {}
+    outside = {name: value for name, value in values.items() if name not in PLACES}
+    for name in values.keys() - outside.keys():
+        group, field = PLACES[name]
+        setattr(groups.setdefault(group, SimpleNamespace()), field, values[name])
+    return SimpleNamespace(**groups, **outside)

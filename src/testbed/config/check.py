@@ -30,7 +30,7 @@ from testbed.config.settings import (
     Plan,
     RunSettings,
 )
-from testbed.config.table import FLAGS
+from testbed.config.table import FLAGS, OLDER_SWITCHES
 from testbed.config.trained_run import as_trained, origin_of_refused
 from testbed.data.token_file import TokenFile, open_token_file
 from testbed.distributed.launch import Launch, read_launch, refuse, threads_per_rank
@@ -139,10 +139,11 @@ def _deepspeed_file(asked: Asked) -> DeepSpeedFile | None:
 def _values_of_older_switches(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that an older switch sets."""
     found = {}
-    for switch in [flag for flag in FLAGS.values() if flag.sets and values[flag.name]]:
-        name, value = switch.sets
+    for switch, (name, value) in OLDER_SWITCHES.items():
+        if not values[switch]:
+            continue
         if values[name] not in (FLAGS[name].default, value):
-            raise ValueError(f"--{switch.name} contradicts --{name} {values[name]}; leave one of them out")
+            raise ValueError(f"--{switch} contradicts --{name} {values[name]}; leave one of them out")
         found[name] = value
     return found
 

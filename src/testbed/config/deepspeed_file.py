@@ -151,7 +151,8 @@ def _as_typed(flag: str, value: Any, place: str) -> Any:
 
 def _offload_of(file: DeepSpeedFile) -> str | None:
     """The value of --offload that the file's sections stand for; None where they decide nothing."""
-    on_cpu, off = set(), set()
+    on_cpu: set[str] = set()
+    off: set[str] = set()
     for old, section in OLDER_NAMES.items():
         if _look_up(file, ("zero_optimization", old)) is not None:
             raise ValueError(

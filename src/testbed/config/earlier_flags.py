@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from testbed.config.flag import NO_FLAG
-from testbed.config.table import FLAGS
+from testbed.config.table import FLAGS, OLDER_SWITCHES
 
 _BEFORE = {name: flag.before for name, flag in FLAGS.items() if flag.before is not NO_FLAG}
-_OLDER_SWITCHES = {name: flag.sets for name, flag in FLAGS.items() if flag.sets}
 _SKIPPED = {True: "all", False: None}  # once a switch
 
 
@@ -20,7 +19,7 @@ def in_todays_terms(recorded: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in a checkpoint or in training_metrics.json, with what its version did where it lacked the
     flags (`before` in the table)."""
     settings = {**_BEFORE, **recorded}
-    for switch, (name, value) in _OLDER_SWITCHES.items():
+    for switch, (name, value) in OLDER_SWITCHES.items():
         if settings.pop(switch, False):
             settings[name] = value
     skipped = settings.get("skip_gradient_sync")

@@ -10,6 +10,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from testbed.config.flag import Flag
 from testbed.config.run_types import ALL_OPTIONS
@@ -54,6 +55,9 @@ def flags_where(condition: Callable[[Flag], bool]) -> frozenset[str]:
     """Return the names of the flags whose rows meet a condition."""
     return frozenset(name for name, flag in FLAGS.items() if condition(flag))
 
+
+# a switch of older commands -> the flag that it stands for, and its value
+OLDER_SWITCHES: dict[str, tuple[str, Any]] = {name: flag.sets for name, flag in FLAGS.items() if flag.sets is not None}
 
 if (_options := flags_where(lambda flag: flag.is_option)) != ALL_OPTIONS:
     raise AssertionError(

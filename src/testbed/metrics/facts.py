@@ -105,8 +105,13 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.
         },
         "dataset_sha256": sha256,
         "tokenizer": checked.train_file.tokenizer,
-        "attention": f"sdpa {own_choice(settings, device) if settings.model.attention == 'auto' else settings.model.attention}",
+        "attention": f"sdpa {_kernel(settings, device)}",
     }
+
+
+def _kernel(settings: RunSettings, device: torch.device) -> str:
+    attention = settings.model.attention
+    return own_choice(settings, device) if attention == "auto" else attention
 
 
 def _data(checked: CheckedRun) -> dict[str, int | None]:

@@ -230,10 +230,10 @@ def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "st
         reasons = refused.values() or [cell.reason for cell in cells]
         raise ValueError(f"no run of this sweep can start: {next(iter(reasons))}")
     shortest = min(settings.values(), key=lambda each: each.last_step)
-    if shortest.last_step <= shortest.timing_warmup_steps:
+    if shortest.last_step <= shortest.measuring.timing_warmup_steps:
         raise ValueError(
             f"a run of {shortest.last_step} optimizer steps has none to measure, because the first "
-            f"{shortest.timing_warmup_steps} are warm-up (--timing_warmup_steps); give a larger --steps"
+            f"{shortest.measuring.timing_warmup_steps} are warm-up (--timing_warmup_steps); give a larger --steps"
         )
     if not allow_mismatch:
         fields = EQUAL_TASK if protocol == "time_to_loss" else EQUAL_WORK

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.analysis.runs.load import VALIDATION_FIELDS, WORK_FIELDS, Run
-from testbed.config.table import FLAGS
+from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.work import VALIDATION_FIELDS, WORK_FIELDS
 from testbed.errors import value_text
 
 UNKNOWN = "unknown"
 MOST_IN_TURN = 5  # runs whose numbers of cores are listed one by one
-# What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
-TASK_FIELDS = tuple(flag.compared_as or flag.in_config or name for name, flag in FLAGS.items() if flag.is_task)
 IN_PROPORTION = ("global_batch_size", "tokens")  # in weak scaling, to the ranks
 # Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
 LOSS_NOISE = 0.004

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.work import recorded_work
 from testbed.config.earlier_flags import in_todays_terms
-from testbed.config.flag import NO_FLAG, Kind
-from testbed.config.table import FLAGS
 from testbed.errors import one_line
 from testbed.metrics.file import metrics_version, read_metrics
 
@@ -25,18 +24,7 @@ METRICS_FILE = "training_metrics.json"
 # --skip_gradient_sync: ranks that train apart in all or half of their steps
 UNSYNCHRONISED = {"all": "without synchronisation", "alternate": "synchronised in every other step"}
 
-# The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
-_WORK = {name: flag for name, flag in FLAGS.items() if flag.kind is Kind.WORK}
-_COMPARED = [flag for flag in _WORK.values() if flag.compared_as is None]
-# what several flags come to, and where they meet
-_COME_TO = ("total_steps", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
-WORK_FIELDS = (*(flag.in_config or flag.name for flag in _COMPARED), *_COME_TO)
-VALIDATION_FIELDS = ("val_data_sha256", "val_tokens")
 _ONLY_OF_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
-if _lost := {flag.compared_as for flag in _WORK.values()} - {None, *WORK_FIELDS, *VALIDATION_FIELDS}:
-    raise AssertionError(
-        f"compared_as names {', '.join(sorted(_lost))} in the table of flags, and no run has such a field"
-    )
 
 
 @dataclass(frozen=True)
@@ -200,10 +188,7 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
-    work = _recorded_work(config, in_todays_terms(metrics["settings"]))
-    work["optimizer"] += _muon_in_words(config)
-    work["lr_schedule"] += f", decay share {config['decay_share']:g}" if config.get("decay_share") else ""
-    work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
+    work = recorded_work(config, in_todays_terms(metrics["settings"]))
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
     work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
@@ -250,21 +235,6 @@ def _from_v21(path: Path, metrics: dict) -> Run:
     )
 
 
-def _recorded_work(config: dict, settings: dict) -> dict[str, Any]:
-    """Return what a file says of each flag that is work; None where it says nothing.
-
-    A flag that training_config does not have stands in the settings, where null means that it was not set.
-    """
-    work = {"total_steps": config.get("total_steps")}
-    for flag in _COMPARED:
-        name = flag.in_config or flag.name
-        value = (settings if flag.in_config is None else config).get(name)
-        if value is None and settings:
-            value = "not set" if name in settings else flag.before
-        work[name] = None if value is NO_FLAG else value
-    return work
-
-
 def _without_rows(metrics: dict) -> dict[str, Any]:
     kept = {name: value for name, value in metrics.items() if name != "steps"}
     return kept | {"settings": in_todays_terms(metrics["settings"])}
@@ -299,12 +269,6 @@ def _other_optimizer(config: dict) -> str:
     return "" if config["optimizer"] == "AdamW" else f" {config['optimizer']}"
 
 
-def _muon_in_words(config: dict) -> str:
-    """Muon's own two numbers, which make its work another's as AdamW's numbers do."""
-    rate, momentum = config.get("muon_learning_rate"), config.get("muon_momentum")
-    return "" if rate is None else f" (learning rate {rate:g}, momentum {momentum:g})"
-
-
 def _from_v20(path: Path, metrics: dict) -> Run:
     config, hardware, epochs = metrics["training_config"], metrics["hardware"], metrics["epochs"]
     world_size = hardware.get("world_size")
@@ -313,7 +277,7 @@ def _from_v20(path: Path, metrics: dict) -> Run:
     run_type = flag[1] if flag else path.absolute().parent.name
     precision = config.get("precision") or "precision unknown"
     device = hardware.get("gpu_name") or "device unknown"
-    work = _recorded_work(config, {})
+    work = recorded_work(config, {})
     dimensions = dict(re.findall(r"(n_layer|n_head|n_embd)\s*=\s*(\d+)", config.get("model_size") or ""))
     for name, key in (("num_layers", "n_layer"), ("num_heads", "n_head"), ("embedding_size", "n_embd")):
         work[name] = int(dimensions[key]) if key in dimensions else None

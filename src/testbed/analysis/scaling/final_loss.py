@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.analysis.runs.comparability import TASK_FIELDS
 from testbed.analysis.runs.load import Point, Run
+from testbed.analysis.runs.work import TASK_FIELDS
 from testbed.analysis.scaling.tables import markdown_table
 from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
 from testbed.analysis.statistics import median_interval
