@@ -191,13 +191,13 @@ class Optimizer:
         "decoupled decay of matrices and embeddings, not of biases and LayerNorms (default: %(default)s)",
         WORK, type=not_negative_number, default=0.1, metavar="W", in_config="weight_decay")
     adam_beta1: float = flag(
-        "(default: %(default)s)",
+        "AdamW: share of the old mean of gradients that a step keeps (default: %(default)s)",
         WORK, type=fraction, default=0.9, metavar="B", in_config="adam_beta1")
     adam_beta2: float = flag(
-        "(default: %(default)s)",
+        "AdamW: share of the old mean of squared gradients that a step keeps (default: %(default)s)",
         WORK, type=fraction, default=0.95, metavar="B", in_config="adam_beta2")
     adam_eps: float = flag(
-        "(default: %(default)s)",
+        "AdamW: added to the root of that mean, so that it never divides by 0 (default: %(default)s)",
         WORK, type=not_negative_number, default=1e-8, metavar="E", in_config="adam_eps")
     max_grad_norm: float = flag(
         "scale gradients down to this global L2 norm; 0 = off (default: %(default)s)",

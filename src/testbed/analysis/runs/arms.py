@@ -21,6 +21,7 @@ from testbed.config.table import FLAGS, flags_where
 NOT_PART_OF_AN_ARM = flags_where(lambda flag: flag.varies or (flag.kind is Kind.LOOK and not flag.is_instrument))
 # Settings that do not make another strategy: work is told as unequal work, the rest is only how a run is looked at.
 _NOT_IN_A_NAME = flags_where(lambda flag: not flag.names_arm)
+_SPREADS = flags_where(lambda flag: flag.kind is Kind.SPREAD)
 # Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
 _FOLLOW_RANKS = flags_where(lambda flag: flag.filled is Filled.BY_RANKS)
 # What the program may choose itself where nobody did. Precision and micro batch have rules of their own: the one makes
@@ -200,7 +201,7 @@ def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list
 
     What only some strategies have, such as a bucket size, a file of the baseline records as null.
     """
-    ignored = NOT_PART_OF_AN_ARM | _NOT_IN_A_NAME | _FOLLOW_RANKS | _IN_THE_LABEL
+    ignored = NOT_PART_OF_AN_ARM | _NOT_IN_A_NAME | _FOLLOW_RANKS | _SPREADS | _IN_THE_LABEL
     own, others = ([run.section("settings") for run in side] for side in (runs, references))
     names = {name for each in others for name, value in each.items() if value is not None} - ignored
     shared = [name for name in names if all(name in each for each in (*own, *others))]
