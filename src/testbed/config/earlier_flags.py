@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.config.flag import NO_FLAG
 from testbed.config.table import FLAGS, OLDER_SWITCHES
 
-_BEFORE = {name: flag.before for name, flag in FLAGS.items() if flag.before is not NO_FLAG}
+BEFORE_THE_FLAG = {name: flag.before for name, flag in FLAGS.items() if flag.before is not None}
 _SKIPPED = {True: "all", False: None}  # once a switch
 
 
 def in_todays_terms(recorded: dict[str, Any]) -> dict[str, Any]:
     """Return the settings in a checkpoint or in training_metrics.json, with what its version did where it lacked the
     flags (`before` in the table)."""
-    settings = {**_BEFORE, **recorded}
+    settings = {**BEFORE_THE_FLAG, **recorded}
     for switch, (name, value) in OLDER_SWITCHES.items():
         if settings.pop(switch, False):
             settings[name] = value

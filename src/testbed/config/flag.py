@@ -44,7 +44,6 @@ _RESUME = {Kind.WORK: Resume.CONSENT, Kind.SPREAD: Resume.SPREAD, Kind.HOW: Resu
 OF_RUN_TYPE = (
     object()
 )  # default of a flag that only some run types have: run_types.py says which, and its default there
-NO_FLAG = object()  # `before` of a flag without an entry for files of earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Flag:
         of_one_start: it belongs to a start, not to the run: --config files do not hold it, nor does a record.
         recorded: False: files do not hold it, as it follows from other flags in every case.
         needs: the flag, and the values of it, without which nothing reads this one.
-        before: what runs did before the flag came, for files of earlier versions.
+        before: what runs did before the flag came, for files of earlier versions. None: they do not say.
         in_config: its name in `training_config` of the metrics file; None: only `settings` has it.
         compared_as: the field of equal work that holds it, where that is not its own name.
         is_task: a time to loss asks for it too; the rest of the work may be what is compared.
@@ -88,7 +87,7 @@ class Flag:
     of_one_start: bool = False
     recorded: bool = True
     needs: tuple[str, tuple[str, ...]] | None = None
-    before: Any = NO_FLAG
+    before: Any = None
     in_config: str | None = None
     compared_as: str | None = None
     is_task: bool = False

@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from testbed.analysis.runs.load import Run
-from testbed.config.flag import NO_FLAG, Filled, Kind
-from testbed.config.table import FLAGS, flags_where
+from testbed.config.earlier_flags import BEFORE_THE_FLAG
+from testbed.config.flag import Filled, Kind
+from testbed.config.table import flags_where
 
 # Settings in which repeats of one configuration may differ: where they wrote, what they said, where the data lies (what
 # it holds is compared), and the seed, which a protocol may vary on purpose (see comparability.py).
@@ -299,14 +300,8 @@ def _settings(run: Run) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
-        if name not in NOT_PART_OF_AN_ARM and value is not False and value not in (None, _before(name))
+        if name not in NOT_PART_OF_AN_ARM and value is not False and value not in (None, BEFORE_THE_FLAG.get(name))
     }
-
-
-def _before(name: str) -> Any:
-    """Return what runs did before the flag came; None where the table does not say."""
-    before = FLAGS[name].before if name in FLAGS else NO_FLAG
-    return None if before is NO_FLAG else before
 
 
 def differing_settings(runs: Sequence[Run], ignored: frozenset[str] = frozenset()) -> list[str]:
