@@ -108,7 +108,7 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         finds_micro_batch=finds_micro_batch,
-        deepspeed_file=deepspeed_file,
+        deepspeed_file=deepspeed_file if values["run_type"] == "optimized" else None,
     )
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given))
     _check_measuring(settings)

@@ -33,7 +33,9 @@ class Plan:
     steps_per_epoch: int
     total_steps: int  # optimizer steps that the schedule is made for
     finds_micro_batch: bool  # micro_batch_size_per_gpu stands for "auto" and is still to be found on the device
-    deepspeed_file: DeepSpeedFile | None = dataclasses.field(default=None, compare=False)  # as it was checked
+    deepspeed_file: DeepSpeedFile | None = dataclasses.field(
+        default=None, compare=False
+    )  # as checked; None: no DeepSpeed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,12 +136,12 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
             f"note: validated in {settings.compute.precision}, the run in {run.precision}: losses differ by rounding"
         )
     batches, batch = run.flags.get("max_val_steps"), run.flags.get("global_batch_size")
-    if None not in (batches, batch, settings.training.max_val_steps):
-        ours, theirs = settings.training.max_val_steps * settings.batch.global_batch_size, batches * batch
+    own_batches = settings.training.max_val_steps
+    if batches is not None and batch is not None and own_batches is not None:
+        ours, theirs = own_batches * settings.batch.global_batch_size, batches * batch
         if ours not in (0, theirs) and min(ours, theirs) < (run.val_windows or theirs):
             lines.append(
-                f"warning: --max_val_steps {settings.training.max_val_steps} x --global_batch_size "
-                f"{settings.batch.global_batch_size} "
+                f"warning: --max_val_steps {own_batches} x --global_batch_size {settings.batch.global_batch_size} "
                 f"validates on the first {ours:,} sequences, the run on the first {theirs:,}: another loss"
             )
     return lines + untrained_positions(

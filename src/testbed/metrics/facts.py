@@ -135,15 +135,15 @@ def _target_tokens(windows: Windows) -> int | None:
 
 def _breaks_down_wall_clock(settings: RunSettings) -> bool:
     """DeepSpeed's own timers synchronise the device several times a step."""
-    if settings.deepspeed.zero_stage is None:
-        return False
-    return bool(settings.plan.deepspeed_file.content.get("wall_clock_breakdown", False))
+    file = settings.plan.deepspeed_file
+    return file is not None and bool(file.content.get("wall_clock_breakdown", False))
 
 
 def _deepspeed_config(settings: RunSettings) -> dict | None:
-    if settings.deepspeed.zero_stage is None:
+    file = settings.plan.deepspeed_file
+    if file is None:
         return None
-    file, effective = settings.plan.deepspeed_file, effective_config(settings)
+    effective = effective_config(settings)
     return {
         "path": str(file.path),
         "file_sha256": file.sha256,

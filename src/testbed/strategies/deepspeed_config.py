@@ -17,6 +17,7 @@ def effective_config(settings: RunSettings) -> dict[str, Any]:
 
     The optimizer is the baseline's, not built by DeepSpeed, so no optimizer section remains.
     """
+    assert settings.plan.deepspeed_file is not None, "only --run_type optimized trains with DeepSpeed"
     config = json.loads(json.dumps(settings.plan.deepspeed_file.content))
     config.pop("optimizer", None)
     config["train_batch_size"] = settings.batch.global_batch_size

@@ -14,7 +14,7 @@ WORK_FIELDS = (*(flag.in_config or flag.name for flag in _COMPARED), *_COME_TO)
 VALIDATION_FIELDS = ("val_data_sha256", "val_tokens")
 # What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
 TASK_FIELDS = tuple(flag.compared_as or flag.in_config or name for name, flag in FLAGS.items() if flag.is_task)
-if _lost := {flag.compared_as for flag in _WORK.values()} - {None, *WORK_FIELDS, *VALIDATION_FIELDS}:
+if _lost := {flag.compared_as for flag in _WORK.values() if flag.compared_as} - {*WORK_FIELDS, *VALIDATION_FIELDS}:
     raise AssertionError(
         f"compared_as names {', '.join(sorted(_lost))} in the table of flags, and no run has such a field"
     )
@@ -28,7 +28,7 @@ def recorded_work(config: dict, settings: dict) -> dict[str, Any]:
         settings: `settings` of the same file, in the terms of today's flags; empty where it has none (version 2.0).
             Null there means that a flag was not set.
     """
-    work = {"total_steps": config.get("total_steps")}
+    work: dict[str, Any] = {"total_steps": config.get("total_steps")}
     for flag in _COMPARED:
         field = flag.in_config or flag.name
         if flag.in_config in config:
