@@ -236,7 +236,7 @@ def test_a_first_sign_may_take_as_long_as_this_rank_needed_to_load(monkeypatch):
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
 import os, sys, time
-from testbed.config.settings import start
+from testbed.config.check import start
 checked, launch = start(sys.argv[1:])
 import gpt2
 owner, name = {"meeting": (gpt2.distributed, "start_process_group"), "data": (gpt2, "check_data"),

@@ -139,7 +139,7 @@ def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     (folder / "weights").chmod(0)
     code = (
         "import os, sys\n"
-        "from testbed.config.settings import start\n"  # as root: nobody may not be able to read Python's own library
+        "from testbed.config.check import start\n"  # as root: nobody may not be able to read Python's own library
         "import encodings.utf_8_sig, mmap\n"
         "from testbed.config.flags import build_parser\n"
         "build_parser().format_help()\n"

@@ -95,7 +95,7 @@ from support.agreement_worker import build
 from testbed.train.batches import TrainingBatches
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
-from testbed.config.settings import check_run
+from testbed.config.check import check_run
 
 import sys
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)

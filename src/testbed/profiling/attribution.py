@@ -99,7 +99,7 @@ def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, 
         return None
     largest = max(row["bytes_per_step"] for row in collectives)
     num_bytes = int(min(largest, LARGEST_TRIAL_BYTES))
-    bandwidth = attribution.measured_bus_bandwidth(num_bytes, device)
+    bandwidth = measured_bus_bandwidth(num_bytes, device)
     return {
         "bus_bytes_per_step": sum(sizes),
         "bus_bandwidth_bytes_per_s": bandwidth,
