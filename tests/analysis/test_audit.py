@@ -14,8 +14,7 @@ from support.programs import REPOSITORY
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
 from testbed.analysis.audit.comparison_rules import LEFT_OUT_OF_WORK
-from testbed.analysis.runs.comparability import TASK_FIELDS
-from testbed.analysis.runs.load import WORK_FIELDS
+from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 
 
 @pytest.mark.parametrize(("rule", "words", "corrected", "broken", "sound"), CASES.values(), ids=CASES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -463,7 +462,7 @@ def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chos
         monkeypatch.setattr(
             choices,
             "with_precision_resolved",
-            lambda s, *_, p=chosen: (dataclasses.replace(s, precision=p), "said"),
+            lambda s, *_, p=chosen: (s.with_values(precision=p), "said"),
         )
         if chosen == "bf16":
             assert decide(named, ALONE, CPU)[0].compute.precision == "bf16"

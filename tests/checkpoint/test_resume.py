@@ -16,7 +16,6 @@ from support.settings import typed
 from support.variants import slow_but
 from torch.distributed.checkpoint import FileSystemReader
 
-from testbed.config.compatibility import why_not_resharded
 from testbed.config.run_types import STRATEGIES
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
@@ -249,14 +248,6 @@ def test_a_loss_scale_that_a_state_lacks_is_the_default(token_files, tmp_path, k
     reader.load_checkpoint(tmp_path)
     assert reader.scaler.state_dict() == expected
     assert torch.equal(reader.model.wte.weight, writer.model.wte.weight)
-
-
-def test_what_no_rank_can_move_is_refused_by_name():
-    saved = {"num_layers": 2, "embedding_size": 32, "vocab_size": 300, "max_position_embeddings": 64}
-    saved |= {"optimizer": "adamw", "run_type": "ddp"}
-    assert why_not_resharded(saved, {**saved, "run_type": "tensor"}) is None
-    for name, other in {"num_layers": 3, "optimizer": "muon"}.items():
-        assert why_not_resharded(saved, {**saved, name: other}).startswith(f"--{name} is {other}")
 
 
 def test_what_is_written_in_the_background_is_a_copy():

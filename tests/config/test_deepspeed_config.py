@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from support.programs import TINY_RUN, data_flags
 
-from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
-from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch
 from testbed.strategies.deepspeed_config import effective_config
@@ -38,10 +36,6 @@ def settings_of(token_files, tmp_path):
         return check_run(parse_command_line(arguments), launch).settings
 
     return build
-
-
-def effective(settings) -> dict:
-    return effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings)
 
 
 def refusal(build, *flags: str, **content) -> str:
@@ -85,7 +79,7 @@ def test_an_offload_section_that_says_nothing_leaves_it_to_the_flag(settings_of,
     zero = {"stage": 3, "offload_optimizer": nothing, "offload_param": nothing}
     settings = settings_of(zero=zero)
     assert settings.deepspeed.offload == "none"
-    assert effective(settings)["zero_optimization"]["offload_optimizer"] == {"device": "none"}
+    assert effective_config(settings)["zero_optimization"]["offload_optimizer"] == {"device": "none"}
     assert settings_of("--offload", "optimizer", zero=zero).deepspeed.offload == "optimizer"
 
 
@@ -120,7 +114,7 @@ def test_the_default_file_leaves_everything_with_a_flag_to_the_flag(token_files)
     arguments = [*TINY_RUN, *data_flags(token_files), "--run_type", "optimized", *flags.split()]
     launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
     settings = check_run(parse_command_line(arguments), launch).settings
-    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    config = effective_config(settings)
     assert config["zero_optimization"] == {
         "stage": 3,
         "contiguous_gradients": True,
@@ -134,7 +128,7 @@ def test_the_default_file_leaves_everything_with_a_flag_to_the_flag(token_files)
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_without_flags_the_defaults_are_named(settings_of, stage):
-    zero = effective(settings_of("--zero_stage", str(stage)))["zero_optimization"]
+    zero = effective_config(settings_of("--zero_stage", str(stage)))["zero_optimization"]
     assert zero == {
         "stage": stage,
         "reduce_bucket_size": 200_000_000,
@@ -149,13 +143,13 @@ def test_host_memory_is_pinned_for_a_gpu_unless_the_file_refuses(settings_of):
     for pin_memory, is_pinned in ((None, True), ("auto", True), (True, True), (False, False)):
         section = {"device": "cpu", "pin_memory": pin_memory, "buffer_count": 3}
         on_cpu = settings_of(zero={"offload_optimizer": section})
-        sections = effective(on_cpu.with_values(device="cuda"))["zero_optimization"]
+        sections = effective_config(on_cpu.with_values(device="cuda"))["zero_optimization"]
         assert sections["offload_optimizer"] == {"device": "cpu", "pin_memory": is_pinned, "buffer_count": 3}
-        assert effective(on_cpu)["zero_optimization"]["offload_optimizer"]["pin_memory"] is False
+        assert effective_config(on_cpu)["zero_optimization"]["offload_optimizer"]["pin_memory"] is False
 
 
 def test_autocast_keeps_weights_and_gradients_in_fp32(settings_of):
-    config = effective(settings_of(*BF16))
+    config = effective_config(settings_of(*BF16))
     assert config["bf16"] == {"enabled": False}
     # its default list would average the gradients of linear layers in bf16
     assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
@@ -163,17 +157,17 @@ def test_autocast_keeps_weights_and_gradients_in_fp32(settings_of):
 
 
 def test_native_is_deepspeeds_own_bf16_with_its_defaults_named(settings_of):
-    config = effective(settings_of(*NATIVE))
+    config = effective_config(settings_of(*NATIVE))
     assert config["bf16"] == {"enabled": True, "immediate_grad_update": False, "check_grad_overflow": True}
     assert config["torch_autocast"] == {"enabled": False}
     assert config["data_types"] == {"grad_accum_dtype": "bf16"} and config["communication_data_type"] == "bf16"
-    own = effective(settings_of(*NATIVE, bf16={"enabled": "auto", "check_grad_overflow": False}))
+    own = effective_config(settings_of(*NATIVE, bf16={"enabled": "auto", "check_grad_overflow": False}))
     assert own["bf16"] == {"enabled": True, "immediate_grad_update": False, "check_grad_overflow": False}
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "fp32"), ("fp16", "fp16")])
 def test_other_precisions_use_no_bf16(settings_of, precision, dtype):
-    config = effective(settings_of("--precision", precision))
+    config = effective_config(settings_of("--precision", precision))
     assert config["bf16"] == {"enabled": False} and config["torch_autocast"]["enabled"] is False
     assert config["data_types"] == {"grad_accum_dtype": dtype} and ("fp16" in config) == (precision == "fp16")
 
@@ -184,7 +178,7 @@ def test_deepspeed_itself_accepts_and_reads_the_configuration(settings_of, flags
     zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
     precision_config = pytest.importorskip("deepspeed.runtime.precision_config")
     settings = settings_of(*flags)
-    config = effective(settings)
+    config = effective_config(settings)
     zero = zero_config.DeepSpeedZeroConfig(**config["zero_optimization"])
     assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm) == (
         settings.deepspeed.zero_stage,

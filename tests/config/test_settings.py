@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from support.programs import VOCABULARY, write_token_files
+from support.programs import TINY_RUN, VOCABULARY, data_flags, write_token_files
 from support.settings import launch, refusal, settings_of
 
 from testbed.config.batch import batch_arithmetic
-from testbed.config.check import DEFAULT_DEEPSPEED_CONFIG, check_run
-from testbed.config.deepspeed_file import read_deepspeed_file
+from testbed.config.check import check_run
 from testbed.config.flags import build_parser, parse_command_line
 from testbed.strategies.deepspeed_config import effective_config
 
@@ -254,8 +252,36 @@ def test_sections_that_say_nothing_decide_nothing(token_files, tmp_path, nothing
         1.0,
         "fp32",
     )
-    config = effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings)
+    config = effective_config(settings)
     assert config["zero_optimization"]["stage"] == 1 and '"auto"' not in json.dumps(config)
+
+
+def test_a_deepspeed_file_is_read_once(token_files, tmp_path):
+    """What was checked is what the run trains with, whatever becomes of the file meanwhile."""
+    path = deepspeed_file(tmp_path, gradient_clipping=0.5, zero_optimization={"stage": 2})
+    settings = settings_of(token_files, "--run_type", "optimized", "--deepspeed_config", path)
+    deepspeed_file(tmp_path, gradient_clipping=0.1, scheduler={"type": "WarmupLR"})
+    config = effective_config(settings)
+    assert config["gradient_clipping"] == 0.5 and "scheduler" not in config
+
+
+def test_what_was_asked_for_and_what_it_came_to_are_two_records(token_files, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"seed": 7, "epochs": 3, "muon_momentum": None}))
+    words = [
+        "--config",
+        str(config),
+        "--epochs",
+        "2",
+        "--deepspeed_config",
+        deepspeed_file(tmp_path, gradient_clipping=0.5),
+    ]
+    checked = check_run(parse_command_line([*TINY_RUN, *data_flags(token_files), *words]), launch())
+    asked, settings = checked.asked, checked.settings
+    assert asked.configured == {"seed"} and asked.from_deepspeed == {"max_grad_norm"}
+    assert {"epochs", "config"} <= asked.typed and asked.given == asked.typed | {"seed", "max_grad_norm"}
+    assert (asked.values["learning_rate"], settings.optimizer.learning_rate) == (None, 6e-4)
+    assert (asked.values["epochs"], asked.values["seed"], asked.values["max_grad_norm"]) == (2, 7, 0.5)
 
 
 def test_a_precision_that_the_file_switches_off_is_refused(token_files, tmp_path):
@@ -269,7 +295,7 @@ def test_deepspeed_is_told_everything_that_it_would_otherwise_decide_silently(to
     settings = settings_of(
         token_files, "--run_type", "optimized", "--zero_stage", str(stage), "--max_grad_norm", "0", world_size=2
     )
-    config = effective_config(read_deepspeed_file(DEFAULT_DEEPSPEED_CONFIG), settings)
+    config = effective_config(settings)
     assert config["gradient_clipping"] == 0.0, "its own default is 1.0"
     assert config["train_batch_size"] == 32 and config["zero_optimization"]["stage"] == stage
     assert '"auto"' not in json.dumps(config)

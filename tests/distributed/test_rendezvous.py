@@ -18,6 +18,7 @@ import psutil
 import pytest
 from support.endings import FAILED, flags_of, started, wait_for
 from support.programs import PROGRAM
+from support.settings import stand_in
 
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import ENDED, TRAINS, Heartbeat, StartupHeartbeat, this_machine
@@ -230,7 +231,7 @@ def test_a_first_sign_may_take_as_long_as_this_rank_needed_to_load(monkeypatch):
     monkeypatch.setattr(run_ending, "seconds_since_start", lambda: 27.0)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     ending = object.__new__(run_ending.RunEnding)
-    ending.launch, ending.settings = Launch(0, 0, 2, 2), SimpleNamespace(collective_timeout=4)
+    ending.launch, ending.settings = Launch(0, 0, 2, 2), stand_in(collective_timeout=4)
     ending._ranks = SimpleNamespace(heartbeat=None)
     ending.start_heartbeat()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")

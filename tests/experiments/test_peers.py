@@ -12,7 +12,7 @@ import pytest
 from support.peers_examples import NANOGPT, OURS, THREE, TRAINER, example, one_set
 from support.programs import REPOSITORY, data_flags
 
-from testbed.analysis.runs.load import WORK_FIELDS
+from testbed.analysis.runs.work import WORK_FIELDS
 from testbed.config.flags import build_parser
 from testbed.config.settings import RunSettings
 from testbed.experiments.peers.chart import plot_peers

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.programs import REPOSITORY, write_token_files
+from support.settings import stand_in
 
 from testbed.analysis.statistics import compare
 from testbed.checkpoint.weights import export_weights
@@ -139,7 +139,7 @@ def test_the_interval_of_a_large_file_takes_no_gigabytes():
 
 def save_checkpoint(folder: Path, model: GPT2, tokenizer_file: Path | None = None) -> Path:
     """A run's folder, as far as evaluate.py looks at it."""
-    settings = SimpleNamespace(shape=model.shape, dropout=0.0)
+    settings = stand_in(shape=model.shape, dropout=0.0)
     text = tokenizer_file and tokenizer_file.read_text()
     export_weights(folder, model.state_dict(), settings, 299, "bpe:300", text)
     (folder / "training_metrics.json").write_text(json.dumps({"training_config": {"seq_len": TRAINED}}))

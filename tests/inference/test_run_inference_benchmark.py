@@ -13,6 +13,7 @@ import torch
 from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, inference_fields, save, v1_metrics
 from support.programs import REPOSITORY, TINY_RUN, data_flags, deepspeed_command, python_command, run_program
+from support.settings import stand_in
 
 from testbed.analysis.charts import training
 from testbed.analysis.runs.arms import group_into_arms
@@ -178,7 +179,7 @@ def test_rank_0_measures_with_all_cores_and_gives_them_back(monkeypatch):
 
     monkeypatch.setattr(after_training, "time_in_turn", time_in_turn)
     shape = ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=16, max_position_embeddings=8)
-    settings = SimpleNamespace(shape=shape, precision="fp32")
+    settings = stand_in(shape=shape, precision="fp32")
     found = after_training._measure(GPT2(shape).state_dict(), settings, [1], torch.device("cpu"))
     assert seen == [3] and found["threads"] == 3
     assert torch.get_num_threads() == share

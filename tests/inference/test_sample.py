@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.data_fixtures import gpt2_cache, random_unicode
 from support.programs import PROGRAM, REPOSITORY, TINY_MODEL, run_program
+from support.settings import stand_in
 
 from testbed.checkpoint.weights import export_weights
 from testbed.data.pairs import encode_prompt
@@ -59,7 +59,7 @@ def exported(folder: Path, data: Path | None, positions: int = 64, vocab_size: i
     model = GPT2(shape)
     file = None if data is None else (data / bpe_file_name(BPE_SIZE)).read_text()
     end, tokenizer = named.get("end_of_text_id", BPE_SIZE - 1), named.get("tokenizer", f"bpe:{BPE_SIZE}")
-    export_weights(folder, model.state_dict(), SimpleNamespace(shape=shape, dropout=0.0), end, tokenizer, file)
+    export_weights(folder, model.state_dict(), stand_in(shape=shape, dropout=0.0), end, tokenizer, file)
     return folder
 
 

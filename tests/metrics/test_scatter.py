@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from support.metrics_examples import example_metrics
 from support.programs import REPOSITORY
+from support.settings import stand_in
 
 from testbed.distributed.openmp import SPINS, wait_briefly
 from testbed.metrics.recorder import RunRecorder
@@ -80,7 +80,7 @@ def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, sa
     timing["num_measured_steps"] = steps
     facts = example_metrics(training_config={"math_changes": []})
     facts["timing"] |= timing
-    recorder = RunRecorder(tmp_path, SimpleNamespace(run_type="baseline"), facts, is_writer=True)
+    recorder = RunRecorder(tmp_path, stand_in(run_type="baseline"), facts, is_writer=True)
     recorder._marker = "marker"
     lines = [line for line in recorder.closing_words().splitlines() if "steps scatter" in line]
     assert len(lines) == says

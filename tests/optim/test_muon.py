@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.settings import refusal, settings_of
+from support.settings import refusal, settings_of, stand_in
 
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -28,7 +28,7 @@ def matrices(seed: int) -> list[torch.Tensor]:
 def tiny_model(**changes) -> tuple[GPT2, SimpleNamespace]:
     torch.manual_seed(0)
     model = GPT2(ModelShape(num_layers=2, num_heads=2, embedding_size=8, vocab_size=20, max_position_embeddings=8))
-    return model, SimpleNamespace(**{"optimizer": "muon", "precision": "fp32", **ADAM, **RATES, **changes})
+    return model, stand_in(**{"optimizer": "muon", "precision": "fp32", **ADAM, **RATES, **changes})
 
 
 def test_a_loss_scaler_leaves_out_a_step_that_overflowed_and_changes_no_other():
@@ -100,9 +100,9 @@ def test_matrices_pass_together_up_to_a_limit(monkeypatch):
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
-    (ours, settings), (theirs, _) = tiny_model(), tiny_model()
+    (ours, settings), (theirs, of_adamw) = tiny_model(), tiny_model(optimizer="adamw")
     optimizer = build_optimizer(ours, settings)
-    reference = build_optimizer(theirs, SimpleNamespace(**{**settings.by_flag(), "optimizer": "adamw"}))
+    reference = build_optimizer(theirs, of_adamw)
     assert isinstance(reference, torch.optim.AdamW) and isinstance(optimizer, Muon)
     generator = torch.Generator().manual_seed(1)
     for step in range(3):

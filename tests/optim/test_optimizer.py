@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from support.settings import refusal, settings_of
+from support.settings import refusal, settings_of, stand_in
 
-from testbed.config.flags import LR_SCHEDULES
+from testbed.config.training_flags import LR_SCHEDULES
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.optim.lr_schedule import learning_rate_at
@@ -21,7 +20,7 @@ from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_gra
 def schedule(**changes):
     marks = {"warmup_steps": 4, "lr_decay_steps": 14}
     values = {"lr_schedule": "cosine", "learning_rate": 1.0, "min_learning_rate": 0.1, "decay_share": None, **marks}
-    return SimpleNamespace(**{**values, **changes})
+    return stand_in(**{**values, **changes})
 
 
 def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
@@ -123,7 +122,7 @@ def test_the_factor_of_clipping_has_the_dtype_of_the_gradients(monkeypatch):
 def test_biases_and_layer_norms_do_not_decay():
     model = GPT2(ModelShape(num_layers=1, num_heads=1, embedding_size=8, vocab_size=20, max_position_embeddings=8))
     adam = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_eps": 1e-6}
-    settings = SimpleNamespace(optimizer="adamw", weight_decay=0.1, learning_rate=1e-3, **adam)
+    settings = stand_in(optimizer="adamw", weight_decay=0.1, learning_rate=1e-3, **adam)
     decaying, plain = build_optimizer(model, settings).param_groups
     assert decaying["weight_decay"] == 0.1 and plain["weight_decay"] == 0.0
     for group in (decaying, plain):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from support.programs import TINY_RUN, data_flags
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
-from testbed.config.settings import CheckedRun, RunSettings
+from testbed.config.settings import PLACES, CheckedRun, RunSettings
 from testbed.distributed.launch import Launch
 
 
@@ -34,3 +37,13 @@ def refusal(token_files, *flags: str, world_size: int = 1) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def stand_in(**values: Any) -> SimpleNamespace:
+    """Return settings that hold only these values, each by the name of its flag. Other names stand outside groups."""
+    groups: dict[str, SimpleNamespace] = {}
+    outside = {name: value for name, value in values.items() if name not in PLACES}
+    for name in values.keys() - outside.keys():
+        group, field = PLACES[name]
+        setattr(groups.setdefault(group, SimpleNamespace()), field, values[name])
+    return SimpleNamespace(**groups, **outside)

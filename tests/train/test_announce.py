@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
+from support.settings import stand_in
 
 from testbed.distributed.launch import Launch, launcher
 from testbed.train import progress
@@ -36,7 +36,7 @@ COUNTS_NO_CORES = "one rank, because the deepspeed command counts no cores: .*; 
 def test_a_note_says_what_may_not_have_been_meant(monkeypatch, by, run_type, device, launch, threads, expected):
     monkeypatch.setattr(progress, "usable_cores", lambda: 2)
     monkeypatch.setattr(progress, "launcher", lambda: by)
-    settings = SimpleNamespace(run_type=run_type, device=device, threads_per_rank=threads)
+    settings = stand_in(run_type=run_type, device=device, threads_per_rank=threads)
     notes = progress.notes_of_place(settings, launch)
     assert len(notes) == len(expected)
     for note, words in zip(notes, expected, strict=True):

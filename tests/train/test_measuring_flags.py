@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from support.metrics_examples import example_metrics
 from support.programs import TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from support.settings import stand_in
 
 from testbed.metrics.file import read_metrics
 from testbed.metrics.recorder import RunRecorder
@@ -89,7 +88,7 @@ def test_one_rank_alone_calls_collectives_that_send_nothing(tmp_path, token_file
 def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):
     """Its slowed rows stay among the measured ones."""
     for before, now, expected in ((True, False, True), (False, True, True), (False, False, False)):
-        settings = SimpleNamespace(run_type="baseline")
+        settings = stand_in(run_type="baseline")
         facts = example_metrics(instrumented=now, training_config={"math_changes": []})
         recorder = RunRecorder(tmp_path, settings, facts, is_writer=True)
         recorder.restore(example_metrics(instrumented=before), step=10, steps_done=10, elapsed_s=1.0, useful_wall_s=1.0)

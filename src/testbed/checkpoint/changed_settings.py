@@ -12,33 +12,26 @@ from typing import Any
 
 from testbed.autotune.choices import as_decided_before
 from testbed.checkpoint.folders import Checkpoint
-from testbed.config.compatibility import math_changes, why_not_resharded
+from testbed.config.compatibility import math_changes
 from testbed.config.earlier_flags import in_todays_terms
+from testbed.config.flag import Resume
 from testbed.config.run_types import ALL_OPTIONS
 from testbed.config.settings import RunSettings
+from testbed.config.table import flags_where
 from testbed.distributed.launch import Launch
 from testbed.errors import value_text
 
-# None of these changes what is trained; with other threads sums round otherwise, and segments[] names how many.
-FREE_TO_CHANGE = frozenset(
-    "checkpoint_path stop_at_step eval_every save_every keep_last async_mode keep_best max_val_steps num_workers "
-    "steps_per_print timing_warmup_steps timing_sample_every profile profile_steps profile_mode log_collectives "
-    "tensorboard quiet_nccl_monitor sample_prompt sample_tokens run_inference_benchmark threads_per_rank bind_cores "
-    "enforce_global_batch_size deepspeed_config grace_seconds collective_timeout "
-    "train_data_path val_data_path".split()  # their hashes are compared instead
-)
-# How the same work is spread and cut up. Losses move by rounding, and dropout draws other numbers: written down.
-WAYS_OF_SPREADING = ALL_OPTIONS | {"run_type", "micro_batch_size_per_gpu", "activation_checkpointing"}
-# Weights or moments of one do not fit the other.
-NEVER_TO_CHANGE = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "optimizer")
+FREE_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.FREE)
+SETTING_THE_MATHEMATICS = flags_where(lambda flag: flag.resume is Resume.MATHEMATICS)
+WAYS_OF_SPREADING = flags_where(lambda flag: flag.resume is Resume.SPREAD) | SETTING_THE_MATHEMATICS
+NEVER_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.NEVER)
 OTHER_MATHEMATICS = "math_changes"
-SETTING_THE_MATHEMATICS = {"mixed_precision", "gradient_compression", "skip_gradient_sync"}
 
 
 def changes_of_work(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The changes that do more than spread the same work in another way."""
     is_other_mathematics = any(change["name"] == OTHER_MATHEMATICS for change in changes)
-    harmless = WAYS_OF_SPREADING - (SETTING_THE_MATHEMATICS if is_other_mathematics else set())
+    harmless = WAYS_OF_SPREADING - (SETTING_THE_MATHEMATICS if is_other_mathematics else frozenset())
     return [change for change in changes if change["name"] not in harmless]
 
 
@@ -133,11 +126,5 @@ def _is_same_mesh(checkpoint: Checkpoint, settings: RunSettings) -> bool:
 def is_same_form(checkpoint: Checkpoint, settings: RunSettings, launch: Launch) -> bool:
     """Whether what lies on each rank is cut as it was saved, so that it can go on bit for bit."""
     before, now = in_todays_terms(checkpoint.settings), settings.as_dict()
-    is_cut_alike = all(before.get(name) == now.get(name) for name in ALL_OPTIONS - {"deepspeed_config"})
+    is_cut_alike = all(before.get(name) == now.get(name) for name in ALL_OPTIONS)
     return is_cut_alike and checkpoint.world_size == launch.world_size and _is_same_mesh(checkpoint, settings)
-
-
-def why_not_moved(checkpoint: Checkpoint, settings: RunSettings) -> str | None:
-    """Why the checkpoint cannot be put onto other ranks or under another run type; None: it can."""
-    before = {**in_todays_terms(checkpoint.settings), "mesh": checkpoint.mesh, "world_size": checkpoint.world_size}
-    return why_not_resharded(before, settings.by_flag())

@@ -15,8 +15,6 @@ from testbed.checkpoint.changed_settings import (
     check_changes,
     differences,
     in_words,
-    is_same_form,
-    why_not_moved,
 )
 from testbed.checkpoint.find import Found, is_checkpoint_of
 from testbed.checkpoint.folders import Checkpoint, read_description
@@ -138,9 +136,6 @@ def _fitting_start(
     metrics = copy if is_other_run else _metrics_of_run(directory, checkpoint, copy)
     changes = differences(settings, checkpoint) + changes_of_data(copy, sha256)
     check_changes(changes_of_work(changes), settings, folder)
-    reason = None if is_same_form(checkpoint, settings, launch) else why_not_moved(checkpoint, settings)
-    if reason is not None:
-        raise ValueError(f"--resume: {folder} cannot be continued in this way: {reason}")
     if not found.is_named and _is_complete(metrics, settings):
         return Start(sha256, is_complete=True)
     _check_steps_left(checkpoint, settings)

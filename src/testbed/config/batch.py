@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from collections.abc import Mapping
+from typing import Any
 
 DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
 LARGEST_MICRO_BATCH = 4
 
 
 def batch_arithmetic(
-    values: dict[str, Any], data_world_size: int, largest_micro_batch: int = LARGEST_MICRO_BATCH, at_least: int = 1
+    values: Mapping[str, Any], data_world_size: int, largest_micro_batch: int = LARGEST_MICRO_BATCH, at_least: int = 1
 ) -> dict[str, int]:
     """Global batch, micro batch and accumulation that fit together.
 

@@ -18,11 +18,9 @@ WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized
 # Run types that --compile auto compiles, and with which --activation_checkpointing: each pair is a case of
 # tests/strategies/test_strategies_agree.py, with a named attention kernel.
 PROVEN_COMPILED = {"baseline": ("none",), "allreduce": ("none",), "ddp": ("none", "block"), "fsdp": ("none",)}
-# what decides which tensors a state has, and of what shape
-STATE_SHAPES = ("num_layers", "embedding_size", "vocab_size", "max_position_embeddings", "optimizer")
 
 
-def check_combination(values: dict[str, Any], mesh: MeshSizes) -> None:
+def check_combination(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     """Refuse settings that do not work together. `values` are final but for a precision of "auto".
 
     Raises:
@@ -35,7 +33,7 @@ def check_combination(values: dict[str, Any], mesh: MeshSizes) -> None:
         check(values, mesh)
 
 
-def _check_precision(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_precision(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     run_type, precision = values["run_type"], values["precision"]
     cuts_the_model = STRATEGIES[run_type].options.keys() & mesh.flags().keys()
     if precision == "fp16" and cuts_the_model:
@@ -50,7 +48,7 @@ def _check_precision(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def _check_deepspeed(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_deepspeed(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     stage, offload = values["zero_stage"], values["offload"]
     if stage == 0 and values["precision"] == "fp16":
         raise ValueError(
@@ -84,13 +82,13 @@ def _check_deepspeed(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def _check_compile(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_compile(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     reason = why_not_compiled(values)
     if values["compile"] and reason is not None:
         raise ValueError(f"--compile {reason}, or give --compile off")
 
 
-def why_not_compiled(values: dict[str, Any]) -> str | None:
+def why_not_compiled(values: Mapping[str, Any]) -> str | None:
     """What --compile does not work with, why, and what does; None where it works."""
     if values["run_type"] == "dp":
         return "with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; use ddp"
@@ -112,7 +110,7 @@ def why_not_compiled(values: dict[str, Any]) -> str | None:
     return None
 
 
-def why_not_compiled_unasked(values: dict[str, Any]) -> str | None:
+def why_not_compiled_unasked(values: Mapping[str, Any]) -> str | None:
     """Why --compile auto leaves the blocks alone on CUDA; None where an agreement test compiles them.
 
     `values` are final, the precision too.
@@ -134,7 +132,7 @@ def why_not_compiled_unasked(values: dict[str, Any]) -> str | None:
     return f"with {unproven}: no test shows that compiled blocks compute the same there; give --compile to do it anyway"
 
 
-def _check_matmul(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_matmul(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     """What --matmul fp8 needs that is known without a device; device.py asks the device."""
     if values["matmul"] != "fp8":
         return
@@ -159,7 +157,7 @@ def _check_matmul(values: dict[str, Any], mesh: MeshSizes) -> None:
             )
 
 
-def _check_micro_batch(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_micro_batch(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     if values["micro_batch_size_per_gpu"] == "auto" and values["run_type"] not in WITH_AUTOMATIC_MICRO_BATCH:
         raise ValueError(
             f"--micro_batch_size_per_gpu auto with --run_type {values['run_type']}: what its ranks hold is not known "
@@ -168,7 +166,7 @@ def _check_micro_batch(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def _check_dropout(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_dropout(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     if values["dropout"] > 0 and mesh.tensor > 1:
         raise ValueError(
             f"--dropout {values['dropout']} with --run_type {values['run_type']}: tensor ranks would need the same "
@@ -182,7 +180,7 @@ def _check_dropout(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def _check_tensor(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_tensor(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     size = mesh.tensor
     if values["num_heads"] % size:
         raise ValueError(
@@ -191,7 +189,7 @@ def _check_tensor(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def _check_pipeline(values: dict[str, Any], mesh: MeshSizes) -> None:
+def _check_pipeline(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     if values["pipeline_stages"] is None:
         return
     stages = mesh.pipeline * (values["stages_per_rank"] or 1)
@@ -208,7 +206,7 @@ def _check_pipeline(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def check_schedule(values: dict[str, Any], mesh: MeshSizes) -> None:
+def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     """Whether the pipeline schedule can be made of this many micro batches.
 
     Raises:
@@ -231,19 +229,7 @@ def check_schedule(values: dict[str, Any], mesh: MeshSizes) -> None:
         )
 
 
-def why_not_resharded(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Why the state of a run with the settings `saved` cannot be put into one with the settings `now`; None where it
-    can. Run types and ranks are no reason: a state is kept by the names and in the shapes of the whole model."""
-    for name in STATE_SHAPES:
-        if name in saved and saved[name] != now[name]:
-            return (
-                f"--{name} is {now[name]}, but the checkpoint was saved with {saved[name]}: its tensors do not fit; "
-                f"give --{name} {saved[name]}"
-            )
-    return None
-
-
-def math_changes(values: dict[str, Any]) -> tuple[str, ...]:
+def math_changes(values: Mapping[str, Any]) -> tuple[str, ...]:
     """What makes this run compute something else than the baseline does, in words; empty for equal mathematics."""
     changes = []
     if values["skip_gradient_sync"]:

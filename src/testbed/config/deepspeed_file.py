@@ -6,21 +6,18 @@ no flag was given is taken over as if it had been typed: the file and the run's 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testbed.config.environment_variables import check_no_secret
-from testbed.config.flags import build_parser, checked_like_a_flag
+from testbed.config.flag_types import AUTO
+from testbed.config.flags import Asked, checked_like_a_flag
+from testbed.config.table import FLAGS
 from testbed.io import not_a_file, parse_json, read_regular
-
-if TYPE_CHECKING:
-    pass
-
-
-AUTO = "auto"
 
 # where a file says what a flag also says
 FILE_KEY_OF_FLAG = {
@@ -116,12 +113,11 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
         ValueError: a value has the wrong type.
     """
     decided = {}
-    actions = {action.dest: action for action in build_parser()._actions}
     for flag, keys in FILE_KEY_OF_FLAG.items():
         value = _look_up(file, keys)
         if value is not None:
             place = f"--deepspeed_config {file.path}: {'.'.join(keys)}"
-            decided[flag] = checked_like_a_flag(actions[flag], _as_typed(flag, value, place), place)
+            decided[flag] = checked_like_a_flag(FLAGS[flag], _as_typed(flag, value, place), place)
     offload = _offload_of(file)
     if offload is not None:
         decided["offload"] = offload
@@ -132,7 +128,7 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
         for flag, value in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
             if value != AUTO:
                 place = f"--deepspeed_config {file.path}: optimizer.params.betas"
-                decided[flag] = checked_like_a_flag(actions[flag], value, place)
+                decided[flag] = checked_like_a_flag(FLAGS[flag], value, place)
     enabled = [name for name in ("fp16", "bf16") if _look_up(file, (name, "enabled")) is True]
     if len(enabled) == 2:
         raise ValueError(f"--deepspeed_config {file.path} enables both fp16 and bf16; choose one")
@@ -155,7 +151,8 @@ def _as_typed(flag: str, value: Any, place: str) -> Any:
 
 def _offload_of(file: DeepSpeedFile) -> str | None:
     """The value of --offload that the file's sections stand for; None where they decide nothing."""
-    on_cpu, off = set(), set()
+    on_cpu: set[str] = set()
+    off: set[str] = set()
     for old, section in OLDER_NAMES.items():
         if _look_up(file, ("zero_optimization", old)) is not None:
             raise ValueError(
@@ -194,27 +191,27 @@ def _look_up(file: DeepSpeedFile, keys: tuple[str, ...]) -> Any:
     return value
 
 
-def merge_into_flags(file: DeepSpeedFile, values: dict[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
-    """The flags' values with the file's in the places where no flag was given.
+def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
+    """Return what is asked for with the file's values in the places where no flag was given.
 
     Raises:
         ValueError: the file and a flag disagree; names both.
     """
-    merged = dict(values)
     for precision in ("fp16", "bf16"):
-        if merged["precision"] == precision and _look_up(file, (precision, "enabled")) is False:
+        if asked.values["precision"] == precision and _look_up(file, (precision, "enabled")) is False:
             raise ValueError(
                 f"--precision {precision} contradicts {precision}.enabled = false in --deepspeed_config {file.path}; "
                 'change one of them, or write "auto" in the file'
             )
-    for flag, value in values_of(file).items():
-        if flag in explicit and merged[flag] != value and not (flag == "precision" and merged[flag] == AUTO):
+    decided = values_of(file)
+    for flag, value in decided.items():
+        given = asked.values[flag]
+        if flag in asked.explicit and given != value and not (flag == "precision" and given == AUTO):
             raise ValueError(
-                f"--{flag} {merged[flag]} contradicts {_said_in_file(file, flag, value)} in --deepspeed_config "
+                f"--{flag} {given} contradicts {_said_in_file(file, flag, value)} in --deepspeed_config "
                 f'{file.path}; change one of them, or write "auto" in the file'
             )
-        merged[flag] = value
-    return merged
+    return dataclasses.replace(asked.having(decided), from_deepspeed=frozenset(decided))
 
 
 def _said_in_file(file: DeepSpeedFile, flag: str, value: Any) -> str:

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-# What runs did before the flag came.
-BEFORE_THE_FLAG = {
-    "optimizer": "adamw",
-    "lr_schedule": "cosine",
-    "attention": "auto",
-    "compile": False,
-    "matmul": "default",
-    "async_mode": "disabled",
-    "bind_cores": False,
-    "run_inference_benchmark": False,
-}
+from testbed.config.table import FLAGS, OLDER_SWITCHES
+
+BEFORE_THE_FLAG = {name: flag.before for name, flag in FLAGS.items() if flag.before is not None}
 _SKIPPED = {True: "all", False: None}  # once a switch
 
 
 def in_todays_terms(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a checkpoint or in training_metrics.json, with what its version did where it lacked the flags."""
+    """Return the settings in a checkpoint or in training_metrics.json, with what its version did where it lacked the
+    flags (`before` in the table)."""
     settings = {**BEFORE_THE_FLAG, **recorded}
-    if settings.pop("use_flash_attention", False):
-        settings["attention"] = "flash"
+    for switch, (name, value) in OLDER_SWITCHES.items():
+        if settings.pop(switch, False):
+            settings[name] = value
     skipped = settings.get("skip_gradient_sync")
     if isinstance(skipped, bool):
         settings["skip_gradient_sync"] = _SKIPPED[skipped]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
-    """The shape: the size's numbers, overridden by the dimension flags, or those of the folder in --init_from."""
+def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
+    """Return the shape: the size's numbers, overridden by the dimension flags, or those of the folder in --init_from;
+    and --model, which published weights in --init_from decide."""
     for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
         ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
         if ours != theirs:
@@ -78,17 +80,18 @@ def model_dimensions(values: dict[str, Any], train_file: TokenFile, val_file: To
             f"--seq_length {values['seq_length']} is longer than the {shape['max_position_embeddings']} positions of "
             "the model; shorten it or raise --max_position_embeddings"
         )
-    return shape
+    return shape | ({"model": values["init_from"]} if _is_published(values["init_from"]) else {})
 
 
-def _starting_shape(values: dict[str, Any]) -> ModelShape:
+def _starting_shape(values: Mapping[str, Any]) -> ModelShape:
     init_from = values["init_from"]
     if init_from == "scratch":
         return MODEL_SIZES[values["model"]]
-    if init_from in MODEL_SIZES and init_from.startswith("gpt2"):
-        values["model"] = init_from
-        return MODEL_SIZES[init_from]
-    return shape_of_folder(Path(init_from))
+    return MODEL_SIZES[init_from] if _is_published(init_from) else shape_of_folder(Path(init_from))
+
+
+def _is_published(init_from: str) -> bool:
+    return init_from in MODEL_SIZES and init_from.startswith("gpt2")
 
 
 def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, way_out: str | None = None) -> None:

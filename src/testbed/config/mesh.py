@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
@@ -10,7 +11,7 @@ from testbed.distributed.mesh import MeshSizes
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
 
 
-def options_of_run_type(values: dict[str, Any], typed: frozenset[str]) -> dict[str, Any]:
+def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, Any]:
     """The flags that belong to some run types only: defaults for this one's, None for the others'.
 
     Raises:
@@ -24,12 +25,11 @@ def options_of_run_type(values: dict[str, Any], typed: frozenset[str]) -> dict[s
         raise ValueError(f"--{name} belongs to --run_type {owners}, not to {run_type}; leave it out")
     options = dict.fromkeys(ALL_OPTIONS)
     for name, default in own.items():
-        assert name in values, f"the option {name} of {run_type} needs a flag in flags.py and a field in RunSettings"
         options[name] = values[name] if values[name] is not None else default
     return options
 
 
-def mesh_sizes(values: dict[str, Any], world_size: int) -> MeshSizes:
+def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     """The mesh that the flags ask for on so many ranks; what no flag fixes is data parallel.
 
     Raises:
@@ -65,7 +65,7 @@ def mesh_sizes(values: dict[str, Any], world_size: int) -> MeshSizes:
     return MeshSizes(data, pipeline, tensor, shard)
 
 
-def stages_per_rank(values: dict[str, Any]) -> int | None:
+def stages_per_rank(values: Mapping[str, Any]) -> int | None:
     """Stages on each pipeline rank: what the flag says, else two for the schedules that need them.
 
     Raises:

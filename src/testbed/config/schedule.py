@@ -5,24 +5,15 @@ No torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
 from testbed.data.windows import longest_pair, num_windows
 from testbed.model.shape import LEARNING_RATES, MUON_LEARNING_RATES, ModelShape, size_name
 
-if TYPE_CHECKING:
-    pass
-
-
-# a flag -> the flag that it belongs to, and the choices of that one which read it
-BELONGS_TO = {
-    "muon_learning_rate": ("optimizer", ("muon",)),
-    "muon_momentum": ("optimizer", ("muon",)),
-    "decay_share": ("lr_schedule", ("wsd",)),
-    "min_learning_rate": ("lr_schedule", ("cosine", "wsd")),
-    "lr_decay_steps": ("lr_schedule", ("cosine", "wsd")),
-}
+_NEEDS = {name: flag.needs for name, flag in FLAGS.items() if flag.needs}
 DEFAULT_MUON_MOMENTUM = 0.95
 DEFAULT_DECAY_SHARE = 0.2
 
@@ -34,7 +25,7 @@ def default_learning_rate(shape: ModelShape, model: str, optimizer: str) -> floa
     return rates.get(size_name(shape), rates[model])
 
 
-def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[str, float | None]:
+def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, float | None]:
     """The flags that only some choices of --optimizer and --lr_schedule read: their defaults, or None.
 
     Raises:
@@ -42,7 +33,7 @@ def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[
             is), or Muon's learning rate is in no proportion to a --learning_rate of 0.
     """
     options = {}
-    for name, (owner, choices) in BELONGS_TO.items():
+    for name, (owner, choices) in _NEEDS.items():
         if values[owner] in choices:
             options[name] = values[name]
         elif name in typed:
@@ -66,8 +57,10 @@ def options_of_optimizer(values: dict[str, Any], typed: frozenset[str]) -> dict[
     return options
 
 
-def schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, float]:
-    """How many optimizer steps there are, and the learning rate's marks on them.
+def schedule(
+    values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile
+) -> tuple[dict[str, float], int, int]:
+    """Return the learning rate's marks by their flags, the optimizer steps of an epoch, and of the whole schedule.
 
     Raises:
         ValueError: one sentence for the first rule that is broken.
@@ -120,13 +113,8 @@ def schedule(values: dict[str, Any], train_file: TokenFile, val_file: TokenFile)
             f"--decay_share {values['decay_share']:g} of {decay} steps is {decay_steps(decay, values['decay_share'])}, "
             f"which with --warmup_steps {warmup} is more than there are; lower one of them"
         )
-    return {
-        "steps_per_epoch": steps_per_epoch,
-        "total_steps": total,
-        "warmup_steps": warmup,
-        "lr_decay_steps": decay,
-        "min_learning_rate": lowest,
-    }
+    marks = {"warmup_steps": warmup, "lr_decay_steps": decay, "min_learning_rate": lowest}
+    return marks, steps_per_epoch, total
 
 
 def decay_steps(last: int, decay_share: float) -> int:

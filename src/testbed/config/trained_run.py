@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def trained_with(folder: Path) -> TrainedRun:
     return TrainedRun()
 
 
-def as_trained(values: dict[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
+def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
     """What --eval_only takes over where nobody says otherwise, so that a run's weights give the loss that it recorded:
     its length, its data and its number of windows. A path that leads nowhere today is not taken over.
 
@@ -79,7 +80,7 @@ def as_trained(values: dict[str, Any], explicit: frozenset[str]) -> dict[str, An
     return taken
 
 
-def origin_of_refused(refusal: str, values: dict[str, Any], explicit: frozenset[str]) -> str | None:
+def origin_of_refused(refusal: str, values: Mapping[str, Any], explicit: frozenset[str]) -> str | None:
     """Where the values that a refusal names come from, if nobody typed them; None: they were typed.
 
     Args:
@@ -135,12 +136,12 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
             f"note: validated in {settings.compute.precision}, the run in {run.precision}: losses differ by rounding"
         )
     batches, batch = run.flags.get("max_val_steps"), run.flags.get("global_batch_size")
-    if None not in (batches, batch, settings.training.max_val_steps):
-        ours, theirs = settings.training.max_val_steps * settings.batch.global_batch_size, batches * batch
+    own_batches = settings.training.max_val_steps
+    if batches is not None and batch is not None and own_batches is not None:
+        ours, theirs = own_batches * settings.batch.global_batch_size, batches * batch
         if ours not in (0, theirs) and min(ours, theirs) < (run.val_windows or theirs):
             lines.append(
-                f"warning: --max_val_steps {settings.training.max_val_steps} x --global_batch_size "
-                f"{settings.batch.global_batch_size} "
+                f"warning: --max_val_steps {own_batches} x --global_batch_size {settings.batch.global_batch_size} "
                 f"validates on the first {ours:,} sequences, the run on the first {theirs:,}: another loss"
             )
     return lines + untrained_positions(

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from testbed.autotune.attention import own_choice
-from testbed.config.deepspeed_file import read_deepspeed_file
 from testbed.config.environment_variables import instruments_in
 from testbed.config.settings import CheckedRun, RunSettings
+from testbed.config.table import FLAGS
 from testbed.data.windows import Windows, num_windows
 from testbed.distributed.launch import Launch
 from testbed.io import now_utc
@@ -27,13 +27,7 @@ from testbed.model.shape import size_name
 from testbed.strategies.deepspeed_config import effective_config, sha256_of
 
 STEPS_NOTE = "epochs[].steps counts micro steps, as in 2.0; read micro_steps and optimizer_steps instead"
-RECORDED_AS_NAMED = (
-    "run_type num_layers num_heads embedding_size vocab_size max_position_embeddings dropout init_from epochs "
-    "max_train_steps total_steps stop_at_step micro_batch_size_per_gpu grad_accum_steps global_batch_size "
-    "data_world_size muon_learning_rate muon_momentum lr_schedule warmup_steps lr_decay_steps decay_share "
-    "weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
-    "zero_stage seed activation_checkpointing compile matmul"
-).split()
+_IN_CONFIG = {flag.in_config: name for name, flag in FLAGS.items() if flag.in_config}
 
 
 def facts_of_run(
@@ -93,16 +87,15 @@ def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) ->
 def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.device) -> dict[str, Any]:
     settings = checked.settings
     return {
-        **{name: settings.value(name) for name in RECORDED_AS_NAMED},
+        **{recorded: settings.value(name) for recorded, name in _IN_CONFIG.items()},
+        "total_steps": settings.plan.total_steps,
+        "data_world_size": settings.plan.data_world_size,
         "automatic_choices": {name: settings.value(name) for name in sorted(settings.origin.chosen)},
         "mesh": dataclasses.asdict(settings.plan.mesh),
         "math_changes": list(settings.plan.math_changes),
         "model_name": size_name(settings.shape),
         "model_size": settings.shape.describe(),
         "num_parameters": settings.shape.num_parameters,
-        "seq_len": settings.data.seq_length,
-        "lr": settings.optimizer.learning_rate,
-        "min_lr": settings.optimizer.min_learning_rate,
         "optimizer": {"adamw": "AdamW", "muon": "Muon"}[settings.optimizer.name],
         "deepspeed_enabled": settings.deepspeed.zero_stage is not None,
         "dataset_name": Path(settings.data.train_data_path).stem,
@@ -112,8 +105,13 @@ def _training_config(checked: CheckedRun, sha256: dict[str, str], device: torch.
         },
         "dataset_sha256": sha256,
         "tokenizer": checked.train_file.tokenizer,
-        "attention": f"sdpa {own_choice(settings, device) if settings.model.attention == 'auto' else settings.model.attention}",
+        "attention": f"sdpa {_kernel(settings, device)}",
     }
+
+
+def _kernel(settings: RunSettings, device: torch.device) -> str:
+    attention = settings.model.attention
+    return own_choice(settings, device) if attention == "auto" else attention
 
 
 def _data(checked: CheckedRun) -> dict[str, int | None]:
@@ -137,18 +135,15 @@ def _target_tokens(windows: Windows) -> int | None:
 
 def _breaks_down_wall_clock(settings: RunSettings) -> bool:
     """DeepSpeed's own timers synchronise the device several times a step."""
-    if settings.deepspeed.zero_stage is None:
-        return False
-    return bool(
-        read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)).content.get("wall_clock_breakdown", False)
-    )
+    file = settings.plan.deepspeed_file
+    return file is not None and bool(file.content.get("wall_clock_breakdown", False))
 
 
 def _deepspeed_config(settings: RunSettings) -> dict | None:
-    if settings.deepspeed.zero_stage is None:
+    file = settings.plan.deepspeed_file
+    if file is None:
         return None
-    file = read_deepspeed_file(Path(settings.deepspeed.deepspeed_config))
-    effective = effective_config(file, settings)
+    effective = effective_config(settings)
     return {
         "path": str(file.path),
         "file_sha256": file.sha256,

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
-from testbed.config.deepspeed_file import AUTO, OFFLOADED, DeepSpeedFile
+from testbed.config.deepspeed_file import OFFLOADED
+from testbed.config.flag_types import AUTO
 
 
-def effective_config(file: DeepSpeedFile, settings: RunSettings) -> dict[str, Any]:
-    """Exactly what `deepspeed.initialize` receives: the file with each "auto" filled in and each silent default named.
+def effective_config(settings: RunSettings) -> dict[str, Any]:
+    """Return what `deepspeed.initialize` receives: the file with each "auto" filled in and each silent default named.
 
     The optimizer is the baseline's, not built by DeepSpeed, so no optimizer section remains.
     """
-    config = json.loads(json.dumps(file.content))
+    assert settings.plan.deepspeed_file is not None, "only --run_type optimized trains with DeepSpeed"
+    config = json.loads(json.dumps(settings.plan.deepspeed_file.content))
     config.pop("optimizer", None)
     config["train_batch_size"] = settings.batch.global_batch_size
     config["train_micro_batch_size_per_gpu"] = settings.batch.micro_batch_size_per_gpu

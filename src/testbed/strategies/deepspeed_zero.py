@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from testbed.config.deepspeed_file import read_deepspeed_file
 from testbed.model.gpt2 import GPT2
 from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
 from testbed.profiling.step_clock import phase
@@ -52,7 +51,7 @@ class DeepSpeedZero:
         self.engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
-            config=effective_config(read_deepspeed_file(Path(settings.deepspeed.deepspeed_config)), settings),
+            config=effective_config(settings),
             dist_init_required=False,
         )
         zero_state.load_only_tensors(self.engine)

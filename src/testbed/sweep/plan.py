@@ -13,27 +13,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.config.check import check_run
+from testbed.config.flag import Kind
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
+from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.errors import value_text
 from testbed.sweep.request import Machine, Request, Variant, folder_name
 
 PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
-# fields of RunSettings in which the cells of one batch size must agree, else their times do not compare
-EQUAL_WORK = (
-    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
-    *("train_data_path", "val_data_path", "seq_length", "precision", "learning_rate", "min_learning_rate"),
-    *("warmup_steps", "lr_decay_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm"),
-    *("optimizer", "muon_learning_rate", "muon_momentum", "lr_schedule", "decay_share"),
-    *("total_steps", "stop_at_step", "math_changes"),
+# the batch size is an axis of a sweep, and so is the seed; how much is validated costs no step time
+_NOT_COMPARED = frozenset(("model", "global_batch_size", "seed", "max_val_steps"))
+_COMES_TO = frozenset(("total_steps", "math_changes"))  # of several flags
+# values of RunSettings in which the cells of one batch size must agree, else their times do not compare
+EQUAL_WORK = tuple(
+    dict.fromkeys(
+        flag.compared_as if flag.compared_as in _COMES_TO else name
+        for name, flag in FLAGS.items()
+        if flag.kind is Kind.WORK and name not in _NOT_COMPARED
+    )
 )
 # a time to loss asks that they learn the same task; by which recipe may be the question
-EQUAL_TASK = (
-    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from"),
-    *("train_data_path", "val_data_path", "seq_length", "max_val_steps"),
-)
+EQUAL_TASK = tuple(name for name, flag in FLAGS.items() if flag.is_task)
 _CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
 
 
@@ -243,7 +245,7 @@ def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], f
     for cell in cells:
         first = first_of.setdefault(cell.batch_size, cell)
         for field in fields:
-            ours, theirs = settings[cell.configuration].value(field), settings[first.configuration].value(field)
+            ours, theirs = (settings[each.configuration].value(field) for each in (cell, first))
             if ours != theirs:
                 raise ValueError(
                     f"{cell.name} would do other work than {first.name}: "

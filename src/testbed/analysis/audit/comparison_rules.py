@@ -22,12 +22,11 @@ from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import made_first
 from testbed.analysis.runs.comparability import (
     IN_PROPORTION,
-    TASK_FIELDS,
     differing_validation,
     differing_work,
     loss_noise,
 )
-from testbed.analysis.runs.load import WORK_FIELDS
+from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.

@@ -14,35 +14,22 @@ from typing import Any
 
 from testbed.analysis.runs.load import Run
 from testbed.config.earlier_flags import BEFORE_THE_FLAG
+from testbed.config.flag import Filled, Kind
+from testbed.config.table import flags_where
 
-# Settings in which repeats of one configuration may differ: where they wrote, what they said, and the seed, which a
-# protocol may vary on purpose (whether two arms then did equal work is another question, see comparability.py).
-NOT_PART_OF_AN_ARM = frozenset(
-    "checkpoint_path seed steps_per_print sample_prompt sample_tokens run_inference_benchmark train_data_path "
-    "val_data_path save_every keep_last keep_best timing_sample_every tensorboard grace_seconds "
-    "collective_timeout".split()
-)
+# Settings in which repeats of one configuration may differ: where they wrote, what they said, where the data lies (what
+# it holds is compared), and the seed, which a protocol may vary on purpose (see comparability.py).
+NOT_PART_OF_AN_ARM = flags_where(lambda flag: flag.varies or (flag.kind is Kind.LOOK and not flag.is_instrument))
+# Settings that do not make another strategy: work is told as unequal work, the rest is only how a run is looked at.
+_NOT_IN_A_NAME = flags_where(lambda flag: not flag.names_arm)
+_SPREADS = flags_where(lambda flag: flag.kind is Kind.SPREAD)
 # Settings that follow the number of ranks. Arms that differ in them at the same ranks become strategies of their own.
-_FOLLOW_RANKS = frozenset(
-    "micro_batch_size_per_gpu grad_accum_steps pipeline_stages tensor_parallel_size shard_size threads_per_rank".split()
-)
-# Settings that say what is trained: they do not make another strategy, they make unequal work, and that is told.
-_WORK_SETTINGS = frozenset(
-    "epochs max_train_steps stop_at_step max_val_steps eval_every model num_layers num_heads embedding_size vocab_size "
-    "max_position_embeddings dropout init_from seq_length global_batch_size enforce_global_batch_size learning_rate "
-    "min_learning_rate warmup_steps lr_decay_steps weight_decay adam_beta1 adam_beta2 adam_eps max_grad_norm precision "
-    "target_val_loss".split()
-)
+_FOLLOW_RANKS = flags_where(lambda flag: flag.filled is Filled.BY_RANKS)
 # What the program may choose itself where nobody did. Precision and micro batch have rules of their own: the one makes
 # unequal work, the other follows the ranks.
-_CHOSEN_ALIKE = ("attention", "compile", "num_workers")
+_CHOSEN_ALIKE = flags_where(lambda flag: flag.filled is Filled.DECIDED)
 _DEFAULT_BEFORE = {"compile": False, "num_workers": 0}  # in files from before the program chose
-# How a run is looked at, not what it does; and what is compared as hardware.
-_LOOKING = frozenset(
-    "profile profile_mode profile_steps log_collectives timing_warmup_steps quiet_nccl_monitor device config overwrite "
-    "resume allow_setting_change".split()
-)
-# Of the effective DeepSpeed configuration what says the same as settings of the three kinds above.
+# Of the effective DeepSpeed configuration what says the same as settings of the kinds above.
 _SETTINGS_OF_DEEPSPEED = frozenset(
     "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping bf16 fp16 "
     "torch_autocast data_types communication_data_type wall_clock_breakdown steps_per_print".split()
@@ -215,7 +202,7 @@ def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list
 
     What only some strategies have, such as a bucket size, a file of the baseline records as null.
     """
-    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | _FOLLOW_RANKS | _IN_THE_LABEL
+    ignored = NOT_PART_OF_AN_ARM | _NOT_IN_A_NAME | _FOLLOW_RANKS | _SPREADS | _IN_THE_LABEL
     own, others = ([run.section("settings") for run in side] for side in (runs, references))
     names = {name for each in others for name, value in each.items() if value is not None} - ignored
     shared = [name for name in names if all(name in each for each in (*own, *others))]
@@ -248,7 +235,7 @@ def automatic_choices(run: Run) -> dict[str, Any]:
 
 def how_text(run: Run, with_rank_settings: bool = False) -> str:
     """The settings that say how a step is spread over the ranks, as JSON to compare."""
-    ignored = NOT_PART_OF_AN_ARM | _WORK_SETTINGS | _LOOKING | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
+    ignored = NOT_PART_OF_AN_ARM | _NOT_IN_A_NAME | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
     config = run.section("training_config")
     how = {name: value for name, value in _settings(run).items() if name not in ignored}
     how |= {name: config.get(name) for name in ("zero_stage", "deepspeed_enabled")}

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.analysis.runs.load import WORK_FIELDS, Run
+from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.work import VALIDATION_FIELDS, WORK_FIELDS
 from testbed.analysis.statistics import all_known
 from testbed.errors import value_text
 
 UNKNOWN = "unknown"
 MOST_IN_TURN = 5  # runs whose numbers of cores are listed one by one
-# What a time to loss must have in common. Batch, schedule, optimizer and steps may be what is being compared.
-TASK_FIELDS = (
-    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "init_from", "seq_len"),
-    *("train_data_sha256", "val_data_sha256", "val_tokens"),
-)
 IN_PROPORTION = ("global_batch_size", "tokens")  # in weak scaling, to the ranks
 # Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
 LOSS_NOISE = 0.004
@@ -44,7 +40,7 @@ def differing_work(runs: Sequence[Run]) -> list[Difference]:
 def differing_validation(runs: Sequence[Run]) -> list[Difference]:
     """What keeps validation losses from being comparable: other data, or another number of tokens."""
     records = {number: run.validation for number, run in enumerate(runs, start=1) if run.validation_losses}
-    return _differences(records, ("val_data_sha256", "val_tokens"))
+    return _differences(records, VALIDATION_FIELDS)
 
 
 def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | None]:

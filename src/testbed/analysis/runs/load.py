@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.runs.search import files_of_runs
+from testbed.analysis.runs.work import recorded_work
 from testbed.analysis.statistics import all_known
 from testbed.config.earlier_flags import in_todays_terms
 from testbed.errors import one_line
@@ -24,14 +25,7 @@ METRICS_FILE = "training_metrics.json"
 # --skip_gradient_sync: ranks that train apart in all or half of their steps
 UNSYNCHRONISED = {"all": "without synchronisation", "alternate": "synchronised in every other step"}
 
-# The fields of docs/measuring.md, rule 1: two runs did equal work when all of these are recorded and agree.
-_WORK_FROM_CONFIG = (
-    *("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout", "init_from"),
-    *("seq_len", "global_batch_size", "precision", "optimizer", "lr", "min_lr", "warmup_steps", "lr_decay_steps"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm", "total_steps", "seed"),
-)
 _SINCE_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"))
-WORK_FIELDS = (*_WORK_FROM_CONFIG, "lr_schedule", "math_changes", "train_data_sha256", "optimizer_steps", "tokens")
 
 
 @dataclass(frozen=True)
@@ -195,13 +189,7 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
-    work = {name: config[name] for name in _WORK_FROM_CONFIG}
-    work["optimizer"] += _muon_in_words(config)
-    decay_share = config.get("decay_share")
-    work["lr_schedule"] = config.get("lr_schedule", "cosine") + (
-        f", decay share {decay_share:g}" if decay_share else ""
-    )
-    work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
+    work = recorded_work(config, in_todays_terms(metrics["settings"]))
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
     work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
@@ -282,12 +270,6 @@ def _other_optimizer(config: dict) -> str:
     return "" if config["optimizer"] == "AdamW" else f" {config['optimizer']}"
 
 
-def _muon_in_words(config: dict) -> str:
-    """Muon's own two numbers, which make its work another's as AdamW's numbers do."""
-    rate, momentum = config.get("muon_learning_rate"), config.get("muon_momentum")
-    return "" if rate is None else f" (learning rate {rate:g}, momentum {momentum:g})"
-
-
 def _from_v20(path: Path, metrics: dict) -> Run:
     config, hardware, epochs = metrics["training_config"], metrics["hardware"], metrics["epochs"]
     world_size = hardware.get("world_size")
@@ -296,7 +278,7 @@ def _from_v20(path: Path, metrics: dict) -> Run:
     run_type = flag[1] if flag else path.absolute().parent.name
     precision = config.get("precision") or "precision unknown"
     device = hardware.get("gpu_name") or "device unknown"
-    work = {name: config.get(name) for name in _WORK_FROM_CONFIG}
+    work = recorded_work(config, {})
     dimensions = dict(re.findall(r"(n_layer|n_head|n_embd)\s*=\s*(\d+)", config.get("model_size") or ""))
     for name, key in (("num_layers", "n_layer"), ("num_heads", "n_head"), ("embedding_size", "n_embd")):
         work[name] = int(dimensions[key]) if key in dimensions else None

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Document, Section, Table, Text
 from testbed.analysis.document.words import BRACKETS, Number
-from testbed.analysis.runs.comparability import TASK_FIELDS
 from testbed.analysis.runs.load import Point, Run
+from testbed.analysis.runs.work import TASK_FIELDS
 from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
 from testbed.analysis.statistics import median_interval
 

@@ -24,8 +24,9 @@ from testbed.analysis.runs.arms import (
     strategies_of,
     without_copies,
 )
-from testbed.analysis.runs.comparability import IN_PROPORTION, TASK_FIELDS
-from testbed.analysis.runs.load import WORK_FIELDS, Run
+from testbed.analysis.runs.comparability import IN_PROPORTION
+from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 
 BASELINE = "baseline"
 

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed.config.flag import Kind
 from testbed.config.flags import parse_command_line
+from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
 from testbed.experiments.peers import NANOGPT_SOURCE, PEERS
 from testbed.sweep.plan import order_of_round
 
 OURS, CEILING = "ours", "matrix product"  # the second is no peer, but is measured in every round like one
 SETS = ("own", "fp32", "bf16")
-# what may stand after `--` for ours alone: how a step is computed, or what is said beside it; all else is other work
-ONLY_HOW = ("compile", "attention", "use_flash_attention", "activation_checkpointing", "num_workers", "steps_per_print",
-            "tensorboard", "quiet_nccl_monitor")  # fmt: skip
+# What may stand after `--` for ours alone: how a step is computed, but for what is the same for all trainers, and how
+# the run is shown. All else is other work, or another clock.
+_SAME_FOR_ALL = frozenset(("threads_per_rank", "bind_cores", "timing_warmup_steps", "eval_every", "async_mode"))
+_SHOWN = ("steps_per_print", "tensorboard", "quiet_nccl_monitor")
+ONLY_HOW = (*(name for name, flag in FLAGS.items() if flag.kind is Kind.HOW and name not in _SAME_FOR_ALL), *_SHOWN)
 EMULATED = "this device has no fast bf16 (a trial product was not 1.5 times as fast as in fp32)"
 
 

@@ -1,0 +1,110 @@
+"""Make docs/flags.md from the table of flags: `python -m testbed.config.flags_page`. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from enum import Enum
+from pathlib import Path
+
+from testbed.config.flag import Filled, Flag, Kind, Resume
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flags import build_parser
+from testbed.config.run_types import STRATEGIES
+from testbed.config.table import FLAGS, GROUPS
+from testbed.io import SOURCE, write_text
+
+PAGE = SOURCE.parent / "docs" / "flags.md"
+COMMAND = "python -m testbed.config.flags_page"
+_HEAD = f"""# Flags of `src/gpt2.py`
+
+Made by `{COMMAND}` from the table of flags in
+[training_flags.py](../src/testbed/config/training_flags.py) and
+[system_flags.py](../src/testbed/config/system_flags.py). A new flag is one row there, and `settings.<group>.<flag>` is
+its value (of `--model` it is `settings.model.size`, of `--optimizer` `settings.optimizer.name`). `--save-every` and
+`--save_every` are one flag.
+
+**Kind** says how a comparison of two runs treats a flag in which they differ:
+
+{{kinds}}
+
+**Resume** says what a start that continues a run (`--resume`) may do with it:
+
+{{resumes}}
+
+**In files** says what `effective_config.json` and `settings` of the metrics file hold where it was not given:
+
+{{filled}}
+
+Files name settings by their flags, without groups. A `--config` file may hold every flag but those marked "one start".
+"""
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    parser = build_parser()
+    formatter = parser._get_formatter()
+    said = {
+        action.dest: formatter._expand_help(action) for action in parser._actions if action.help != argparse.SUPPRESS
+    }
+    parts = [_HEAD.format(kinds=_listed(Kind), resumes=_listed(Resume), filled=_listed(Filled))]
+    for group, held_by in GROUPS.items():
+        title = held_by.__doc__ or group
+        parts.append(f"## {title[0].upper()}{title[1:]}\n\n`settings.{group}`\n")
+        parts.append("| flag | effect | default | kind | resume | in files |\n|---|---|---|---|---|---|")
+        flags = [flag for flag in FLAGS.values() if flag.group == group and flag.name in said]
+        parts.append("\n".join(_line(flag, said[flag.name]) for flag in flags) + "\n")
+    return "\n".join(parts)
+
+
+def _listed(words: type[Enum]) -> str:
+    return "\n".join(f"- `{word.name.lower()}`: {word.value}" for word in words)
+
+
+def _line(flag: Flag, said: str) -> str:
+    """Return the row of a flag; `said` is its help."""
+    effect, _, rest = said.partition("(default: ")
+    default = "off" if flag.is_switch else rest.rstrip(")")
+    spelled = "`, `".join(flag.option_strings)
+    values = " ".join(map(str, flag.choices)) if flag.choices else flag.metavar or ""
+    cells = [
+        f"`{spelled}`" + (f" `{values}`" if values else ""),
+        effect.strip().rstrip(";") + _owners(flag),
+        default,
+        flag.kind.name.lower(),
+        "one start" if flag.of_one_start else flag.resume.name.lower(),
+        _in_files(flag),
+    ]
+    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells) + " |"
+
+
+def _owners(flag: Flag) -> str:
+    """Return the run types that have the flag, where not all do."""
+    if not flag.is_option:
+        return ""
+    return f" [{', '.join(name for name, entry in STRATEGIES.items() if flag.name in entry.options)}]"
+
+
+def _in_files(flag: Flag) -> str:
+    if not flag.field or flag.of_one_start or not flag.recorded:
+        return "not there"
+    return flag.filled.name.lower()
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with --check say whether it is as the table has it. Returns the exit code."""
+    parser = FlagParser(prog=COMMAND, description="Write docs/flags.md from the table of flags.")
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is another")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE.md", help="(default: docs/flags.md)")
+    given = parser.parse_args(arguments)
+    if not given.check:
+        write_text(given.page, page())
+    elif not given.page.exists() or given.page.read_text(encoding="utf-8") != page():
+        print(f"{given.page} is not what the table of flags says; run {COMMAND}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
