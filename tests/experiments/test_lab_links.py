@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -16,11 +15,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.lab_links_cases import (
+    NEEDS_PING,
+    NO_SWITCH,
+    PING,
+    inside,
+    needs_lab,
+    network,
+    wait_until,
+)
 from support.programs import REPOSITORY
 
 from testbed.experiments.network_lab import keeper, links
 from testbed.experiments.network_lab.hosts import command_on, run_on_hosts
-from testbed.experiments.network_lab.keeper import STATE, bring_up, known_labs, lab, lab_from, take_down
+from testbed.experiments.network_lab.keeper import bring_up, known_labs, lab, lab_from
 from testbed.experiments.network_lab.links import (
     LabError,
     Link,
@@ -29,61 +37,13 @@ from testbed.experiments.network_lab.links import (
     set_connected,
     spelled_rate,
     why_impossible,
-    why_no_switch,
 )
 from testbed.experiments.network_lab.relay import Switch
-
-PROGRAM = REPOSITORY / "scripts" / "lab" / "network.py"
-PING = ["ping", "-c", "3", "-i", "0.05", "-W", "1"]
-
-
-def needs_lab(test):
-    """Labs are seen by the whole machine, so nothing that makes others may run beside these tests."""
-    is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
-    return pytest.mark.launches(pytest.mark.alone(is_missing(test)))
-
-
-NO_SWITCH = pytest.mark.skipif(why_no_switch() is not None, reason=f"no lab with a delay here: {why_no_switch()}")
-NEEDS_PING = pytest.mark.skipif(shutil.which("ping") is None, reason="no ping here: apt-get install iputils-ping")
-
-
-def network(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(PROGRAM), *words], capture_output=True, text=True, timeout=60)
-
-
-def inside(namespace: Namespace, *words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(["ip", "netns", "exec", namespace.name, *words], capture_output=True, text=True, timeout=30)
 
 
 def round_trip_ms(made) -> float:
     said = inside(made.hosts[0], *PING, "10.77.0.2").stdout
     return float(said.rpartition("=")[2].split("/")[1])
-
-
-def network_of_this_machine() -> str:
-    return subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
-
-
-@pytest.fixture
-def nothing_left():
-    """What a test of labs must leave as it was."""
-    before = known_labs(), sorted(links.NETNS.glob("*")), network_of_this_machine()
-    yield
-    assert (known_labs(), sorted(links.NETNS.glob("*")), network_of_this_machine()) == before
-    assert not [path for path in STATE.glob("*") if path.stem not in before[0]]
-
-
-def kill(process: int) -> None:
-    found = psutil.Process(process)
-    found.kill()
-    found.wait(10)
-
-
-def wait_until(is_so, wait_s: float = 10) -> bool:
-    deadline_s = time.monotonic() + wait_s
-    while not is_so() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return is_so()
 
 
 def test_rates_are_read_and_spelled_as_tc_does():
@@ -337,93 +297,3 @@ def test_each_namespace_is_on_record_as_soon_as_it_is_made(tmp_path, monkeypatch
     made = keeper.Keeper(asked)._make()
     assert on_record == [[], ["-s"], ["-s", "-1"]] and len(made.namespaces) == 3
     assert lab_from(json.loads((tmp_path / f"{made.name}.json").read_text())) == made
-
-
-@needs_lab
-def test_the_program_runs_a_command_on_each_host_and_says_who_failed(nothing_left, tmp_path):
-    said = network(
-        "run", "--hosts", "3", "--log_dir", str(tmp_path), "--", "sh", "-c", "echo I am $RANK; exit $((RANK == 2))"
-    )
-    assert said.returncode == 1 and said.stderr.splitlines()[1:] == ["network.py: host3 ended with 1"]
-    assert re.fullmatch(r"network.py: lab testbed-[0-9a-f]{6}, 3 hosts, unlimited", said.stderr.splitlines()[0])
-    assert sorted(said.stdout.splitlines()) == ["[host1] I am 0", "[host2] I am 1", "[host3] I am 2"]
-    assert (tmp_path / "host3.log").read_text() == "I am 2\n"
-
-
-@needs_lab
-def test_the_hosts_find_the_python_that_made_the_lab(nothing_left):
-    """Under sudo its folder is in no PATH."""
-    environment = {**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    command = [sys.executable, str(PROGRAM), "run", "--hosts", "1", "--", "sh", "-c", "command -v python"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert said.stdout.strip() == f"[host1] {Path(sys.executable).parent / 'python'}", said.stderr
-
-
-@needs_lab
-def test_a_lab_that_stays_up_is_taken_down_by_name(nothing_left):
-    said = network("up", "--hosts", "2", "--seconds", "60")
-    name = said.stdout.split(":")[0]
-    assert said.returncode == 0 and name in known_labs()
-    assert f"down {name}" in said.stdout
-    said = network("down", name)
-    assert said.returncode == 0 and name not in known_labs(), said.stderr
-
-
-@needs_lab
-def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothing_left):
-    with pytest.raises(LabError, match="time of 5 s was over"), lab(2, Link(), 5) as made:
-        sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
-        assert sleeper.wait(timeout=15) == -signal.SIGTERM
-
-
-@needs_lab
-def test_who_dies_leaves_no_lab(nothing_left):
-    """kill -9: no line of the program runs any more."""
-    others = set(known_labs())
-    command = [sys.executable, str(PROGRAM), "run", "--", "sh", "-c", "echo up; sleep 100"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert "up" in process.stdout.readline()
-    (name,) = set(known_labs()) - others
-    process.kill()
-    process.wait()
-    assert wait_until(lambda: name not in known_labs())
-
-
-@needs_lab
-@NO_SWITCH
-def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
-    made = bring_up(2, Link(None, 0.001), 60)
-    sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
-    kill(made.keeper)
-    assert "had been killed" in take_down(made.name)
-    assert sleeper.wait(timeout=5) == -signal.SIGTERM
-
-
-@needs_lab
-@NEEDS_PING
-def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
-    abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
-    kill(abandoned.keeper)
-    with lab(2, Link(), 60):
-        assert abandoned.name not in known_labs() and kept.name in known_labs()
-        assert inside(kept.hosts[0], *PING, "10.77.0.2").returncode == 0
-    take_down(kept.name)
-
-
-@needs_lab
-def test_a_name_that_somebody_else_took_costs_them_nothing(nothing_left):
-    made = bring_up(2, Link(), 60)
-    taken = made.hosts[0]
-    subprocess.run(["ip", "netns", "del", taken.name], check=True)
-    subprocess.run(["ip", "netns", "add", taken.name], check=True)
-    foreign = subprocess.Popen(["ip", "netns", "exec", taken.name, "sleep", "100"])
-    try:
-        with pytest.raises(LabError, match="not the namespace that this lab made"):
-            taken.open()
-        take_down(made.name)
-        assert foreign.poll() is None and taken.path.exists()
-        assert not made.hosts[1].path.exists() and not made.switch.path.exists()
-    finally:
-        foreign.kill()
-        foreign.wait()
-        subprocess.run(["ip", "netns", "del", taken.name], check=True)

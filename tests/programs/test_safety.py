@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 import base64
 import json
-import os
 import pickle
-import re
 import subprocess
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -20,32 +17,32 @@ from support.corpus_cases import ALL, Documents
 from support.evil import EVIL, complete_again, evil_metrics
 from support.fuzz import content_of
 from support.metrics_examples import example_metrics, save
-from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program
+from support.programs import REPOSITORY
 from support.report_cases import load, run_metrics
 
 from testbed import run_files, run_lock
 from testbed.analysis.charts.training import write_charts
 from testbed.analysis.report.build import write_html, write_markdown
 from testbed.analysis.runs.verify import verify
-from testbed.config.check import check_run
-from testbed.config.environment_variables import nccl_variables, recorded_variables, secret_in
-from testbed.config.flag_parser import FlagParser
-from testbed.config.flags import parse_command_line
 from testbed.data.corpus import write_corpus
 from testbed.data.sources import find_source
 from testbed.data.token_file import open_token_file, sidecar_path
-from testbed.distributed.launch import Launch
 from testbed.metrics import run_directory
 from testbed.sweep.request import folder_name
 
 SOURCES = [*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py"), *REPOSITORY.glob("*.py")]
 
+
 # What runs or unpacks what it reads. `pickle` and its like may not even be imported, but for the two files below.
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+
+
 MAY_PICKLE = {
     "tensor_archive.py": {"pickle.UnpicklingError"},  # what PyTorch raises
     "peers/nanogpt.py": {"pickle.dumps"},  # writes what nanoGPT wants to read
 }
+
+
 FORBIDDEN_CALLS = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "tempfile.mktemp", "shutil.unpack_archive"),
     *("pandas.read_pickle", "numpy.lib.format.read_array", "torch.package.PackageImporter", "torch.jit.load"),
@@ -134,6 +131,8 @@ PLANTED = [
     "from shutil import unpack_archive\nunpack_archive('x')",
     "import datasets\ndatasets.load_dataset('x', trust_remote_code=True)",
 ]
+
+
 HARMLESS = [
     "import torch\ntorch.load('x', weights_only=True)\nmodel.eval()\nload('x')",
     "import subprocess\nsubprocess.run(['ls'], shell=False)",
@@ -324,128 +323,3 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     with pytest.raises(ValueError, match="cannot be written"):
         run_lock.keep_others_out(tmp_path / "run")
     assert victim.read_text() == "precious"
-
-
-SECRETS = {
-    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIplantedK7MDENGbPxRfi",
-    "AWS_ACCESS_KEY_ID": "AKIAPLANTEDPLANTED01",
-    "HF_TOKEN": "hf_plantedPlantedPlanted0123456789",
-    "WANDB_API_KEY": "plantedwandb0123456789abcdef01234567",
-    "GITHUB_TOKEN": "ghp_plantedPlanted0123456789abcdefgh",
-    "MY_PASSWORD": "planted-password-0123",
-    "PGPASSWORD": "planted-pg-0123",
-    "MYSQL_PWD": "planted-mysql-0123",
-    "GH_PAT": "planted_github_pat_0123",
-    "SSHPASS": "planted-sshpass-0123",
-    "SLURM_JWT": "planted.slurm.jwt.0123456789",
-    "NCCL_NONSENSE": "planted_nccl_nonsense_0123",
-    "NCCL_AUTH_TOKEN": "planted_nccl_token_0123",
-    "TORCH_NCCL_SECRET": "planted_torch_nccl_0123",
-    "SLURM_PLANTED": "planted_slurm_variable_0123",
-    "MASTER_ADDR_PLANTED": "planted_master_0123",
-}
-KNOWN = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ENABLE_MONITORING": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-
-
-def test_only_named_variables_have_values_in_a_file():
-    with mock.patch.dict(os.environ, {**SECRETS, **KNOWN}, clear=True):
-        recorded, nccl = recorded_variables(), nccl_variables()
-    assert recorded == {"OMP_NUM_THREADS": "1"}
-    assert nccl == {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ENABLE_MONITORING": "0", "NCCL_NONSENSE": None}
-
-
-TOLD_BY_THEIR_NAME = [
-    *("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD", "GITHUB_TOKEN"),
-    *("PGPASSWORD", "MYSQL_PWD", "GH_PAT", "SSHPASS", "SLURM_JWT"),
-]
-
-
-@pytest.mark.parametrize("name", TOLD_BY_THEIR_NAME)
-def test_a_flag_that_holds_a_secret_is_refused(monkeypatch, name, capsys):
-    """Flags are recorded as they were typed, by the trainer and by other programs."""
-    monkeypatch.setenv(name, SECRETS[name])
-    with pytest.raises(SystemExit) as ended:
-        FlagParser(prog="other.py").parse_args([f"--out={SECRETS[name]}"])
-    assert ended.value.code == 2 and f"the value of {name}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=f"the value of {name}") as caught:
-        parse_command_line(["--sample_prompt", f"before {SECRETS[name]} after"])
-    assert SECRETS[name] not in str(caught.value)
-
-
-@pytest.mark.parametrize("flag", ["--config", "--deepspeed_config"])
-def test_a_file_of_settings_that_holds_a_secret_is_refused(monkeypatch, tmp_path, token_files, flag):
-    """What a --config file says stands in effective_config.json; escapes of JSON hide nothing."""
-    monkeypatch.setenv("GH_PAT", SECRETS["GH_PAT"])
-    path = tmp_path / "settings.json"
-    hidden = "".join(f"\\u{ord(each):04x}" for each in SECRETS["GH_PAT"])
-    inside = {"--config": '"sample_prompt": "x SECRET"', "--deepspeed_config": '"monitor": [{"SECRET": 1}]'}[flag]
-    path.write_text("{" + inside.replace("SECRET", hidden) + "}")
-    words = ["--run_type", "optimized", *TINY_RUN, *data_flags(token_files), flag, str(path)]
-    with pytest.raises(ValueError, match=rf"{flag} .*settings\.json holds the value of GH_PAT") as caught:
-        check_run(parse_command_line(words), Launch(0, 0, 1, 1))
-    assert SECRETS["GH_PAT"] not in str(caught.value)
-
-
-def test_words_that_are_no_secrets_are_not_refused(monkeypatch):
-    folder = str(REPOSITORY)
-    monkeypatch.setenv("STARTED_PWD", folder)
-    assert secret_in(f"{folder}/checkpoint") is None, "a folder is no secret"
-    for name, value in {
-        "GIT_AUTHOR_NAME": "checkpoint",
-        "TOKEN": "run",
-        "KEYBOARD": "checkpoint",
-        "MONKEY": "baseline",
-    }.items():
-        monkeypatch.setenv(name, value)
-    assert secret_in("checkpoint/baseline/run") is None
-
-
-@pytest.fixture(scope="module")
-def secretive_runs(tmp_path_factory, token_files) -> tuple[Path, str]:
-    """A run that ends well and writes all that a run can write, one that fails, and all that both said."""
-    folder = tmp_path_factory.mktemp("secretive")
-    flags = [*python_command(), *TINY_RUN, *data_flags(token_files), "--global_batch_size", "8"]
-    whole = [
-        "--max_train_steps",
-        "8",
-        "--save_every",
-        "4",
-        "--keep_best",
-        "--profile",
-        "--profile_steps",
-        "2",
-        "--tensorboard",
-    ]
-    broken = ["--max_train_steps", "8", "--learning_rate", "1e30", "--warmup_steps", "0", "--max_grad_norm", "0"]
-    environment = {**os.environ, **SECRETS, "NCCL_DEBUG": "WARN", "SLURM_JOB_ID": "77"}
-    said = []
-    for name, more, code in (("whole", whole, 0), ("broken", broken, 1)):
-        done = run_program([*flags, *more, "--checkpoint_path", str(folder / name)], env=environment)
-        assert done.returncode == code, done.stderr[-2000:]
-        said += [done.stdout, done.stderr]
-    write_html(load(folder), folder / "report.html")
-    return folder, "".join(said)
-
-
-@pytest.mark.launches
-@pytest.mark.slow
-def test_no_secret_of_the_environment_lands_in_a_file(secretive_runs):
-    folder, said = secretive_runs
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    names = {path.name for path in files}
-    assert {"launcher_metadata.json", "training_metrics.json", "RUN_FAILED.txt", "report.html"} <= names
-    assert any("tfevents" in name for name in names) and any("trace" in name for name in names) and len(files) > 20
-    launcher = json.loads((folder / "whole" / "launcher_metadata.json").read_text())
-    assert launcher["nccl_env"]["NCCL_DEBUG"] == "WARN" and launcher["nccl_env"]["NCCL_NONSENSE"] is None
-    for name, secret in SECRETS.items():
-        assert secret not in said, name
-        holders = [path for path in files if secret.encode() in path.read_bytes()]
-        assert holders == [], f"{name} is in {holders}"
-
-
-@pytest.mark.launches
-def test_the_search_for_secrets_finds_one(secretive_runs, tmp_path):
-    """The same search, with a value that does stand in the files."""
-    folder, _ = secretive_runs
-    assert [path for path in folder.rglob("*") if path.is_file() and b"77" in path.read_bytes()]
-    assert re.search(r'"job_id": "77"', (folder / "whole" / "launcher_metadata.json").read_text())

@@ -1,0 +1,122 @@
+"""Check the trial that chooses an attention kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.automatic_choices_cases import ALONE, CPU
+from support.settings import settings_of
+
+from testbed.autotune import attention, choices
+from testbed.autotune.attention import check_backend, fastest_backend, own_choice, why_not
+from testbed.autotune.choices import ChoiceContradicts, decide
+from testbed.model.gpt2 import BACKENDS, GPT2
+from testbed.model.shape import ModelShape
+
+
+def test_every_kernel_name_has_its_flag(token_files):
+    assert settings_of(token_files, "--use_flash_attention").model.attention == "flash"
+    assert settings_of(token_files, "--use_flash_attention").as_config()["attention"] == "flash"
+    for name in (*BACKENDS, "auto"):
+        assert settings_of(token_files, "--attention", name).model.attention == name
+
+
+def test_on_the_cpu_there_are_two_kernels(token_files):
+    settings = settings_of(token_files)
+    there = [name for name in BACKENDS if why_not(name, settings, CPU, torch.float32) is None]
+    assert there == ["flash", "math"]
+    assert own_choice(settings, CPU) == "flash"
+    assert own_choice(settings.with_values(dropout=0.5), CPU) == "math", "flash for CPU has no dropout"
+    with pytest.raises(ValueError, match=r"--attention cudnn.*cpu.*leave --attention out"):
+        check_backend(settings.with_values(attention="cudnn"), CPU)
+
+
+def test_the_trial_takes_the_fastest_and_leaves_no_trace(token_files, monkeypatch):
+    """Flash is real here; the times and a wrong kernel are planted."""
+    settings = settings_of(token_files)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    chosen, trials = fastest_backend(settings, CPU)
+    found = {trial.backend: trial.seconds is not None for trial in trials}
+    assert chosen == "flash" and found == {"flash": True, "cudnn": False, "efficient": False}
+    assert torch.equal(torch.get_rng_state(), before)
+    for seconds, expected in (
+        ({"flash": 3.0, "cudnn": 1.0, "efficient": 2.0}, "cudnn"),
+        ({"flash": 2.0, "cudnn": 3.0, "efficient": 1.0}, "efficient"),
+        ({"flash": 1.0, "cudnn": 1.04, "efficient": 1.02}, "cudnn"),  # within noise: always the same
+        ({"flash": 1.04, "cudnn": 1.06, "efficient": 1.0}, "flash"),
+    ):
+        monkeypatch.setattr(attention, "_check_result", lambda *_: None)
+        monkeypatch.setattr(attention, "_seconds_of_pass", lambda name, *_, s=seconds: s[name])
+        assert fastest_backend(settings, CPU)[0] == expected
+
+
+def test_a_machine_that_is_busy_for_a_while_does_not_move_the_choice_of_a_kernel(token_files, monkeypatch):
+    """Kernels take turns and the least time counts: whichever pass other work falls on, cudnn is the fastest by far."""
+    settings = settings_of(token_files)
+    own_s, order = {"cudnn": 1.0, "flash": 2.0, "efficient": 3.0}, []
+    monkeypatch.setattr(attention, "_check_result", lambda *_: None)
+    for slow_from in range(24):
+        passes = iter(range(100))
+
+        def seconds(name, *_, slow_from=slow_from, passes=passes):
+            order.append(name)
+            return own_s[name] * (10 if slow_from <= next(passes) < slow_from + 15 else 1)
+
+        monkeypatch.setattr(attention, "_seconds_of_pass", seconds)
+        assert fastest_backend(settings, CPU)[0] == "cudnn"
+    assert order[:6] == ["cudnn", "flash", "efficient"] * 2
+
+
+def plant_kernel(monkeypatch, *dtypes: torch.dtype) -> None:
+    """A device whose kernels run in these dtypes only, and say nothing where they do not."""
+
+    def run(backend, settings, heads):
+        if heads[0].dtype not in dtypes:
+            raise RuntimeError
+
+    monkeypatch.setattr(attention, "_forward_and_backward", run)
+
+
+def test_a_kernel_that_has_one_precision_is_refused_only_once_the_other_was_chosen(token_files, monkeypatch):
+    """No kernel of FlashAttention or cuDNN on CUDA computes in fp32, and --precision auto means bf16 there."""
+    named = settings_of(token_files, "--use_flash_attention").with_values(precision="auto", compile=False)
+    plant_kernel(monkeypatch, torch.bfloat16)
+    check_backend(named, CPU)
+    for chosen in ("bf16", "fp32"):
+        monkeypatch.setattr(
+            choices,
+            "with_precision_resolved",
+            lambda s, *_, p=chosen: (s.with_values(precision=p), "said"),
+        )
+        if chosen == "bf16":
+            assert decide(named, ALONE, CPU)[0].compute.precision == "bf16"
+            continue
+        with pytest.raises(ChoiceContradicts, match=r"--attention flash.*--precision fp32.*give --precision bf16"):
+            decide(named, ALONE, CPU)
+    plant_kernel(monkeypatch)
+    with pytest.raises(ValueError, match=r"bf16 or fp32.*\(RuntimeError\); leave --attention out"):
+        check_backend(named, CPU)
+
+
+def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkeypatch):
+    settings = settings_of(token_files)
+    plain = attention._forward_and_backward
+
+    def wrong(backend, *arguments, **options):
+        output, *gradients = plain(backend, *arguments, **options)
+        return output, *((gradient * 1.1 if backend == "flash" else gradient) for gradient in gradients)
+
+    monkeypatch.setattr(attention, "_forward_and_backward", wrong)
+    chosen, trials = fastest_backend(settings, CPU)
+    assert chosen == "auto" and "wrong by" in next(str(trial) for trial in trials if trial.backend == "flash")
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_the_model_computes_with_the_kernel_that_was_chosen(backend):
+    shape = ModelShape(num_layers=1, num_heads=2, embedding_size=32, vocab_size=50, max_position_embeddings=16)
+    model = GPT2(shape, attention=backend)
+    with torch.profiler.profile() as profile:
+        model(torch.zeros(1, 16, dtype=torch.int64))
+    names = {event.name for event in profile.events()}
+    assert any("flash_attention_for_cpu" in name for name in names) == (backend == "flash")

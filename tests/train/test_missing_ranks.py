@@ -1,0 +1,258 @@
+"""Name the rank that died, stopped or lags behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from support.endings import ENDLESS, FAILED, PREEMPTED, ending_of, flags_of, ranks, started, wait_for
+from support.programs import PROGRAM, REPOSITORY
+
+from testbed.data.token_file import sidecar_path
+from testbed.distributed import process_group, watchdog
+from testbed.distributed.launch import Launch
+from testbed.distributed.store_port import free_port
+from testbed.metrics.file import read_metrics
+from testbed.train import ending as run_ending
+from testbed.train import other_ranks
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_within_the_timeout(files, tmp_path):
+    """And the rank that waited goes, though nobody tells it to. The progress file has the place to the step."""
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--collective_timeout", "6")
+    with ranks(folder, flags) as run:
+        run.wait_until(lambda: run.is_at(20))
+        os.kill(run.process_of(1), signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        assert run.processes[0].wait(30) == 1, run.text
+        seconds = time.monotonic() - stopped_s
+        place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
+    assert 3 < seconds < 20  # the default is 120
+    assert f"rank 1 is stopped (SIGSTOP): it is in {place.words} since" in mark
+    assert "rank 0 waited in" in mark and "Traceback" not in run.text
+    assert abs(place.step - read_metrics(folder / "training_metrics.json")["steps"][-1]["step"]) <= 1
+
+
+# On SIGUSR2 the main thread stands still in its next forward or backward pass, while the process and its threads run.
+STAND_STILL = """
+import signal, time
+def stand_still(number, frame):
+    while frame and frame.f_code.co_name != "train_step":
+        frame = frame.f_back
+    time.sleep(600) if frame else signal.setitimer(signal.ITIMER_REAL, 0.0005)
+for number in (signal.SIGUSR2, signal.SIGALRM):
+    signal.signal(number, stand_still)
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_rank_that_runs_and_does_not_come_is_named_when_the_collective_times_out(files, tmp_path):
+    """Its progress file shows signs of life, so the watch leaves it alone."""
+    folder, patch = tmp_path / "run", tmp_path / "patch"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(STAND_STILL)
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--collective_timeout", "6")
+    with ranks(folder, flags, PYTHONPATH=f"{patch}:{os.environ.get('PYTHONPATH', '')}") as run:
+        run.wait_until(lambda: run.is_at(20))
+        os.kill(run.process_of(1), signal.SIGUSR2)
+        stopped_s = time.monotonic()
+        assert run.processes[0].wait(30) == 1, run.text
+        assert 5 < time.monotonic() - stopped_s < 20
+        place, mark = watchdog.read_place(folder, 1), run.mark(FAILED)
+    assert f"rank 1 is in {place.words} since" in mark and "rank 0 waited in" in mark and "imed out" in mark
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_dead_rank_is_named_at_once(files, tmp_path):
+    folder = tmp_path / "run"
+    with ranks(folder, flags_of(files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "5")) as run:
+        run.wait_until(lambda: run.is_at(12))
+        os.kill(run.process_of(1), signal.SIGKILL)
+        killed_s = time.monotonic()
+        assert run.codes(20) == [1, -signal.SIGKILL], run.text
+        assert time.monotonic() - killed_s < 20  # not after --collective_timeout
+        mark = run.mark(FAILED)
+    assert "rank 1 is dead, its last sign was from" in mark and "rank 0 waited in" in mark
+    assert "last checkpoint: " in mark and "step_0000" in mark
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
+    """Rank 1 alone reads a token that the model does not know; rank 0 checks its own files only."""
+    beyond = tmp_path / "beyond.bin"
+    shutil.copy(sidecar_path(files[0]), sidecar_path(beyond))
+    np.full_like(np.fromfile(files[0], dtype="<u2"), 60_000).tofile(beyond)
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "ddp")
+    with ranks(folder, flags, of_rank_1=("--train_data_path", str(beyond))) as run:
+        assert run.codes() == [1, 1], run.text
+        mark = run.mark(FAILED)
+    assert "[Rank 1] RUN_FAILED reason=IndexError: " in mark, "the first to fail knows the cause"
+    assert "rank 0 failed: rank 1 has ended itself, its own message says why; rank 0 waited in" in run.text
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_the_documented_torchrun_starts_again_without_a_rank_and_saves_when_told_to_make_room(files, tmp_path):
+    """Rank 1 is killed: all start again from the last checkpoint. Then SIGUSR1 to the launcher, which passes it on."""
+    guide = (REPOSITORY / "docs" / "faults.md").read_text(encoding="utf-8")
+    documented = (
+        re.search(r"^torchrun (.*?)src/gpt2\.py", guide, re.DOTALL | re.MULTILINE)[1].replace("\\\n", "").split()
+    )
+    assert {"--max-restarts", "--signals-to-handle", "--shutdown-timeout"} < {*documented}
+    launcher = [sys.executable, "-m", "torch.distributed.run", *documented, f"--master-port={free_port()}"]
+    folder = tmp_path / "run"
+    flags = [*ENDLESS, "--run_type", "ddp", "--save_every", "10", "--resume", "auto"]
+    with started(folder, [[*launcher, str(PROGRAM), *flags_of(files, folder, *flags)]]) as run:
+        run.wait_until(lambda: (folder / "checkpoints" / "step_000010").exists())
+        killed = run.process_of(1)
+        os.kill(killed, signal.SIGKILL)
+        run.wait_until(lambda: run.process_of(1) not in (None, killed) and run.is_at(12))
+        named = f"local_rank: 1 (pid: {killed})", "rank 1 is dead"  # by the launcher, if it looks before rank 0 ends
+        assert any(words in run.text for words in named), run.text
+        run.processes[0].send_signal(signal.SIGUSR1)
+        assert run.codes(30) == [1], run.text
+        run.mark(PREEMPTED)
+    metrics = read_metrics(folder / "training_metrics.json")
+    assert [row["step"] for row in metrics["steps"]] == list(range(1, metrics["steps"][-1]["step"] + 1))
+    assert [segment["ended"] for segment in metrics["segments"]][1:] == ["preempted"]
+    assert metrics["segments"][1]["first_step"] > 10
+
+
+def test_a_start_again_does_not_find_what_the_ranks_before_left_in_the_store(monkeypatch):
+    """torchrun keeps one store through --max-restarts, and in it the addresses of the dead."""
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    here, of_two_nodes = Launch(0, 0, 2, 2), Launch(0, 0, 2, 1)
+    for name, value in here.as_variables("127.0.0.1", server.port).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    def store(launch: Launch, restarts: int) -> torch.distributed.Store:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        return process_group._store_of_this_start(launch)
+
+    store(here, 0).set("address", "of the dead")
+    assert store(here, 0).check(["address"]) and not store(here, 1).check(["address"])
+    store(of_two_nodes, 0).set("address", "of a rank whose node has not lost any")
+    assert store(of_two_nodes, 1).check(["address"]), "nodes that count apart must find each other"
+
+
+def place_of(folder: Path, rank: int, phase: str, step: int, process: int | None = None) -> watchdog.ProgressFile:
+    file = watchdog.ProgressFile(folder, rank)
+    file.enter(phase, step)
+    if process is not None:
+        watchdog._WHO.pack_into(file._map, watchdog._WHO_AT, process, socket.gethostname().encode())
+    return file
+
+
+@pytest.mark.launches
+def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_path, other):
+    place_of(tmp_path, 0, "exchange", 12)
+    file = place_of(tmp_path, 1, "exchange", 12, other.pid)
+    missing = lambda: watchdog.missing_ranks(tmp_path, 2, 0)  # noqa: E731
+    assert missing() is None, "both wait at one place"
+    assert watchdog.longest_level_rank(tmp_path, 2, 0).startswith(
+        "no rank is behind, and rank 1 is in the exchange of the"
+    )
+    file.enter("data_wait")
+    assert re.fullmatch(r"rank 1 is in reading data of step 12 since \d s", missing())
+    file.enter("forward", 13)
+    assert missing() is None is watchdog.longest_level_rank(tmp_path, 2, 0), "ahead is not missing"
+    file.enter("backward", 12)
+    os.kill(other.pid, signal.SIGSTOP)
+    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)
+    assert re.fullmatch(r"rank 1 is stopped \(SIGSTOP\): it is in backward of step 12 since \d s", missing())
+    other.kill()  # and nobody has asked for its exit code: a zombie is dead too
+    wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE)
+    assert missing().startswith("rank 1 is dead, its last sign was from backward of step 12")
+    file.enter("ended")
+    assert missing() == "rank 1 has ended itself, its own message says why"
+    watchdog.path_of(tmp_path, 1).write_bytes(b"\xff" * 200)
+    assert missing() is None, "what is no progress file says nothing"
+
+
+def waiting_for_rank_1(files, folder: Path, process: int) -> tuple[run_ending.RunEnding, watchdog.ProgressFile]:
+    """Rank 0 of two in the exchange of step 12, and rank 1 in the barrier before it, where it was last seen."""
+    ending = ending_of(files)
+    ending.launch = Launch(0, 0, 2, 2)
+    ending._ranks = other_ranks.OtherRanks(ending.launch)
+    ending._ranks.directory = folder
+    place_of(folder, 0, "exchange", 12)
+    return ending, place_of(folder, 1, "barrier", 12, process)
+
+
+BROKEN = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1024")
+
+
+@pytest.mark.launches
+def test_a_rank_that_is_killed_is_dead_as_soon_as_the_kernel_shows_it(files, tmp_path, other, monkeypatch):
+    """Its connections break before. A table of processes that shows the death at the third look."""
+    ending, _ = waiting_for_rank_1(files, tmp_path, other.pid)
+    shown = iter([psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING, psutil.STATUS_RUNNING])
+    monkeypatch.setattr(watchdog, "_status", lambda process: next(shown, psutil.STATUS_ZOMBIE))
+    reason = ending._reason_of(BROKEN)
+    assert reason.startswith("rank 1 is dead, its last sign was from the barrier before a step of step 12"), reason
+
+
+@pytest.mark.launches
+def test_a_rank_that_lives_is_behind_as_soon_as_it_shows_it(files, tmp_path, other, monkeypatch):
+    ending, file = waiting_for_rank_1(files, tmp_path, other.pid)
+    looks = []
+    monkeypatch.setattr(other_ranks.time, "sleep", lambda seconds: looks.append(seconds) or file.beat())
+    reason = ending._reason_of(BROKEN)
+    assert re.match(r"rank 1 is in the barrier before a step of step 12 since \d s; rank 0 waited", reason), reason
+    assert len(looks) == 1, "and nobody waits longer"
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("flags", "lives"), [(0x400040, True), (0x400044, False)])
+def test_a_process_that_the_kernel_takes_apart_is_dead(tmp_path, other, monkeypatch, flags, lives):
+    """It is listed as running while its memory goes, after its connections have broken. Names may hold brackets."""
+    (tmp_path / str(other.pid)).mkdir()
+    (tmp_path / str(other.pid) / "stat").write_text(f"{other.pid} (a) R (b)) R 1 2 3 0 -1 {flags} 101 0 0 0\n")
+    monkeypatch.setattr(watchdog, "PROCESSES", tmp_path)
+    assert watchdog.is_process_alive(other.pid) is lives
+
+
+@pytest.mark.launches
+def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path, other, monkeypatch):
+    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
+    mine, file = place_of(tmp_path, 0, "exchange", 3), place_of(tmp_path, 1, "backward", 3, other.pid)
+    watch = watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print)
+    for _ in range(30):
+        file.beat()
+        assert watch.look(1.0) is None, "slow, perhaps, but running: the collective's own timeout decides"
+    found = [watch.look(1.0) for _ in range(9)]
+    assert found[:7] == [None] * 7 and "rank 1" in found[-1], "it has not run for ten seconds"
+    mine.enter("barrier", 4)
+    assert watch.look(1.0) is None, "this rank goes on, so it waits for nobody"
+
+
+def test_where_a_rank_is_costs_microseconds(tmp_path):
+    """No system call and no flush: measured as the best of five thousand calls each, on a machine that may be busy."""
+    file = watchdog.ProgressFile(tmp_path, 0)
+    seconds = []
+    for _ in range(5):
+        start_s = time.perf_counter()
+        for step in range(5000):
+            file.enter("forward", step)
+        seconds.append((time.perf_counter() - start_s) / 5000)
+    assert min(seconds) < 10e-6
