@@ -107,7 +107,7 @@ def named_runs(paths: list[Path]) -> list:
     """The runs in these files and directories, each once, in the order given."""
     from testbed.analysis.runs import load as run_files
 
-    found = {}
+    found: dict[Path, run_files.Run] = {}
     for path in paths:
         if path.is_dir() and not (path / run_files.METRICS_FILE).exists():
             runs = runs_under(path, "name a run's directory, or one with runs below it")
@@ -123,7 +123,7 @@ def has_repeats(runs: list) -> bool:
     return any(len(arm.runs) > 1 for arm in group_into_arms(runs))
 
 
-def named_inference(paths: list[Path], output_dir: Path | None) -> dict[Path, tuple[Path, dict]]:
+def named_inference(paths: list[Path], output_dir: Path) -> dict[Path, tuple[Path, dict]]:
     """What is to be drawn into which folder: file and content of each path, in a folder of its own where there are
     several. ValueError, one sentence, where a file cannot be read or two would share a folder."""
     from testbed.inference.report import read_inference

@@ -227,7 +227,7 @@ def preprocess(settings: argparse.Namespace) -> None:
                     temporary.open("w", encoding="utf-8") as file,
                 ):
                     file.writelines(source.held_out())
-            if new_bpe_file is not None:
+            if new_bpe_file is not None and bpe_file is not None:
                 put_in_place(new_bpe_file, bpe_file)
 
         with tqdm(unit="B", unit_scale=True, desc="tokenize") as bar:

@@ -207,6 +207,7 @@ def compare(arguments: argparse.Namespace) -> int:
         except RunFailed as error:
             raise ValueError(f"PyTorch cannot be used here: {error}") from None
         except Interrupted:
+            assert stop.exit_code is not None  # a signal was noted
             return stop.exit_code
         device_type = facts["hardware"]["device_type"]
         if arguments.device == "cuda" and device_type != "cuda":

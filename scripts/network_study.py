@@ -23,7 +23,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from testbed.experiments.network_lab.study import Asked
@@ -39,7 +39,7 @@ from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-DEFAULTS = {"repeats": 5, "profile_runs": 1, "steps": 9, "warmup_steps": 3, "hosts": "2,4"}
+DEFAULTS: dict[str, Any] = {"repeats": 5, "profile_runs": 1, "steps": 9, "warmup_steps": 3, "hosts": "2,4"}
 QUICK = {
     "repeats": 2, "profile_runs": 1, "steps": 8, "hosts": "2", "strategies": "allreduce,ddp",
     "links": "unlimited,100mbit", "parts": "strategies",

@@ -135,7 +135,7 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
     from testbed.inference.generate import stream
     from testbed.inference.sample import text_of
 
-    sys.stdout.reconfigure(errors="replace")
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # typeshed: TextIO, which lacks it
     shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
     clock = Clock(stream(model, prompt, new_tokens, sampling, stop_id=tokenizer.end_of_text_id))
     texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)

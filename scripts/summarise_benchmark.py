@@ -67,7 +67,7 @@ def summary(folder: Path) -> dict[str, Any]:
     was left out because it cannot be had here is no failure.
     """
     with holding_together(folder / "steps.tsv"):
-        steps = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
+        steps: list[dict[str, Any]] = [dict(zip(FIELDS, row, strict=True)) for row in _rows(folder / "steps.tsv")]
         for step in steps:
             step["seconds"] = int(step["seconds"])
             step["exit_code"] = None if step["exit_code"] == "-" else int(step["exit_code"])
@@ -112,15 +112,15 @@ def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:
     metrics = read_metrics(run.path)
     config, speed = metrics["training_config"], metrics["flops"]
     rate = rates.get(config["precision"])
+    ranks = rank_count(run)
+    assert ranks is not None  # files of this version record it
     return {
         "status": run.status,
         "tokens_per_s": run.tokens_per_s,
         "step_time_median_s": run.step_time_median_s,
         "mfu": run.mfu,
         "mfu_peak_source": speed["peak_source"],
-        "mfu_of_matrix_rate": mfu(
-            run.tokens_per_s, speed["per_token_palm"], rate and rate["flops_per_s"], rank_count(run)
-        ),
+        "mfu_of_matrix_rate": mfu(run.tokens_per_s, speed["per_token_palm"], rate and rate["flops_per_s"], ranks),
         "peak_memory_bytes": run.peak_memory_bytes,
         "final_train_loss": run.final_train_loss,
         "final_validation_loss": run.final_validation_loss,
@@ -132,9 +132,11 @@ def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:
 
 def agreement(runs: dict[str, Run], reference: str, name: str, most: float) -> dict[str, Any]:
     """Whether no step's loss differs by more than `most` nats; None where a run is missing or broke off."""
-    check = {"reference": reference, "run": name, "tolerance": most, "largest_difference": None, "holds": None}
-    pair = [runs.get(reference), runs.get(name)]
-    if all(run is not None and run.status == "complete" for run in pair):
+    check: dict[str, Any] = {"reference": reference, "run": name, "tolerance": most}
+    check |= {"largest_difference": None, "holds": None}
+    found = (runs.get(reference), runs.get(name))
+    pair = [run for run in found if run is not None and run.status == "complete"]
+    if len(pair) == 2:
         ours, theirs = (run.train_losses for run in pair)
         is_equal_length = len(ours) == len(theirs) > 0
         check["largest_difference"] = float(np.max(np.abs(ours - theirs))) if is_equal_length else None

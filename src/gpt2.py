@@ -43,6 +43,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
         setup = set_up(checked, launch, ending)  # device, process group, data, checkpoint
         if not setup.start.is_complete:
             train(open_run(setup, ending))  # model, strategy, batches, report
+    assert ending.exit_code is not None  # leaving the block above sets it
     return ending.exit_code
 
 

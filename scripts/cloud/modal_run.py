@@ -194,7 +194,9 @@ if modal is not None:
             "run_type": run_type, "world_size": world_size, "epochs": n_epochs, "batch_size": batch_size or None,
             "dataset": dataset, "name": name or f"modal/{run_type}_{world_size}x{gpu}", "extra": extra,
         }  # fmt: skip
-        machine = Machine.with_options(gpu=gpu_request(gpu, world_size)) if gpu != "cpu" else Machine
+        machine: Any = Machine  # modal's decorator has made it something else than the class above
+        if gpu != "cpu":
+            machine = machine.with_options(gpu=gpu_request(gpu, world_size))
         said = machine().train.remote(request)
         print(json.dumps(said, indent=2))
         print(f"modal volume get {VOLUME} {request['name']} checkpoint/")

@@ -24,7 +24,7 @@ def filled(page: str, texts: Mapping[str, str]) -> str:
     for name, text in texts.items():
         start, end = _START.format(name=name), _END.format(name=name)
         pattern = re.compile(re.escape(start) + "(?:.*?)" + re.escape(end), re.DOTALL)
-        page, count = pattern.subn(lambda _, block=start + text + end: block, page)
+        page, count = pattern.subn((start + text + end).replace("\\", r"\\"), page)
         if count != 1:
             raise ValueError(f"the page has {count} places for {name!r} instead of one")
     return page

@@ -205,9 +205,12 @@ def more_than_alone(settings: RunSettings, states_alone: int) -> int:
         outside = parameters - settings.model.num_layers * block  # embeddings stay gathered, two blocks at a time do
         gathered = parameters if settings.data_parallel.reshard_after_forward == "off" else outside + 2 * block
         return own + FP32 * (gathered + 2 * block) - states_alone  # and two blocks' gradients on their way
+    deepspeed = settings.deepspeed
+    assert zero_stage is not None
+    assert deepspeed.allgather_bucket_size is not None and deepspeed.reduce_bucket_size is not None
     whole_gradients = parameters if zero_stage < 2 else 0  # while they accumulate
-    gathered = parameters if zero_stage == 3 else min(parameters, settings.deepspeed.allgather_bucket_size)
-    buckets = 2 * min(parameters, settings.deepspeed.reduce_bucket_size)
+    gathered = parameters if zero_stage == 3 else min(parameters, deepspeed.allgather_bucket_size)
+    buckets = 2 * min(parameters, deepspeed.reduce_bucket_size)
     return own + FP32 * (whole_gradients + gathered + buckets) - states_alone
 
 

@@ -88,7 +88,8 @@ def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, s
     Raises:
         ValueError: it is another, or a shorter one, and cannot be continued.
     """
-    directory, reason = Path(settings.checkpointing.checkpoint_path), "it was written by an earlier version"
+    directory = Path(settings.checkpointing.checkpoint_path)
+    reason: str | None = "it was written by an earlier version"
     if metrics_version(metrics) == SCHEMA_VERSION:
         config = metrics["training_config"]
         recorded = Checkpoint(
@@ -128,6 +129,7 @@ def _fitting_start(
         ValueError: it belongs to other work, or does not go with what this start is to do.
     """
     folder, directory = found.folder, Path(settings.checkpointing.checkpoint_path)
+    assert folder is not None
     checkpoint = read_description(folder)
     copy = read_metrics(folder / run_files.METRICS)
     is_other_run = not is_checkpoint_of(directory, folder)

@@ -35,6 +35,7 @@ def find(settings: RunSettings) -> Found:
     if settings.checkpointing.resume == "auto":
         lock(directory)
         return Found(*latest_valid(directory), is_named=False, is_repeated=False)
+    assert settings.checkpointing.resume is not None
     path = Path(settings.checkpointing.resume)
     if _is_begun_with(directory, path):
         lock(directory)

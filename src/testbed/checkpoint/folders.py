@@ -83,7 +83,7 @@ def read_description(directory: Path) -> Checkpoint:
         ValueError: one sentence: checkpoint.json is missing, damaged, or of an earlier version.
     """
     content = read_json(directory / DESCRIPTION)
-    kinds = {"step": int, "elapsed_s": float, "useful_wall_s": float, "world_size": int}
+    kinds: dict[str, Any] = {"step": int, "elapsed_s": float, "useful_wall_s": float, "world_size": int}
     kinds |= {"run_type": str, "mesh": dict, "settings": dict}
     for name, kind in kinds.items():
         value = content.get(name) if isinstance(content, dict) else None

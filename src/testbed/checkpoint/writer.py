@@ -139,7 +139,8 @@ class CheckpointWriter:
     def _raise_on_any_rank(self, step: int, mine: Future | None) -> None:
         """Wait for every rank's part. Where one failed, raise its error on all."""
         process_group.wait_for_work(mine)
-        cause, error = None if mine is None else mine.exception(), None
+        cause = None if mine is None else mine.exception()
+        error: FolderGone | CheckpointFailed | None = None
         if gone := why_gone(self.directory):
             error = FolderGone(gone)
         elif cause is not None:

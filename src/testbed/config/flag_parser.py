@@ -7,7 +7,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from testbed.config.environment_variables import check_no_secret
@@ -22,7 +22,7 @@ _NUMBERS = {int: "whole number", float: "number"}
 class FlagParser(argparse.ArgumentParser):
     """`argparse.ArgumentParser` for people: `--save-every` and `--save_every` are one flag in every program."""
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         try:
             check_no_secret("a flag", *words)
@@ -35,7 +35,7 @@ class FlagParser(argparse.ArgumentParser):
             self.error(self._not_a_flag(next((word for word in left if word.startswith("-")), left[0])))
         return parsed
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
         flags = _before_the_end(words)
         return super().parse_known_args([*map(self._as_declared, flags), *words[len(flags) :]], namespace)

@@ -168,7 +168,7 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
     config, lead = _config_of_folder(folder, name), f"{name}: config.json does not describe a GPT-2:"
     if config.get("model_type") != "gpt2":
         raise ValueError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
-    numbers = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    numbers: dict[str, Any] = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     numbers["n_positions"] = config.get("n_positions", 1024)
     for name, number in numbers.items():
         if type(number) is not int or not 0 < number <= LARGEST_COUNT:

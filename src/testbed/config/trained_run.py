@@ -156,6 +156,7 @@ def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha25
     if "val_data_path" not in settings.origin.given and recorded not in (None, path):
         lines.append(f"note: the run's --val_data_path {recorded} is no file here, so the default is taken: {path}")
     if is_other:
+        assert run.val_sha256 is not None
         lines.append(
             f"warning: {file} is validated, which is not the run's data (sha256 {sha256[:12]}…, the run's is "
             f"{run.val_sha256[:12]}…): the loss is not the run's; give its file with --val_data_path"

@@ -76,7 +76,7 @@ def start(command: Sequence[str], output: BinaryIO, **options: Any) -> subproces
     Args:
         options: of subprocess.Popen.
     """
-    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, **streams, start_new_session=True, **options)
 
 

@@ -143,6 +143,7 @@ class StartupHeartbeat:
             self._wake.wait(BEAT_S if is_slow and not self._is_quiet.is_set() else BEAT_S / 5)
             self._wake.clear()
         if self._store is not None:
+            assert self._last_word is not None  # `close` gave it
             with contextlib.suppress(Exception):
                 self._write(self._last_word)
 
@@ -172,6 +173,7 @@ class StartupHeartbeat:
             self._store, self._trouble = None, str(error).partition("\n")[0]
 
     def _read_beats(self) -> None:
+        assert self._store is not None
         come = [rank for rank in self._others if rank in self._beats or self._store.check([_key(rank)])]
         for rank, text in zip(come, self._store.multi_get([_key(rank) for rank in come]) if come else [], strict=True):
             beat = Heartbeat.read(text.decode())
@@ -186,6 +188,7 @@ class StartupHeartbeat:
                 self._are_here.add(rank)
 
     def _send_or_receive_failure(self) -> None:
+        assert self._store is not None
         if self._launch.rank == 0:
             if self._to_send is not None and not self._is_sent.is_set():
                 self._store.set(_key_of_failure(os.getpid()), self._to_send)
@@ -196,6 +199,7 @@ class StartupHeartbeat:
                 self.received = self._store.get(key).decode()
 
     def _write(self, count: str) -> None:
+        assert self._store is not None
         self._store.set(_key(self._launch.rank), str(Heartbeat(this_machine(), os.getpid(), count)))
 
     def broadcast_failure(self, sentence: str) -> None:

@@ -133,6 +133,7 @@ def quality_title(points: Mapping[str, Mapping[str, Any]]) -> str:
     if harmless:
         name = min(harmless, key=lambda name: smaller[name]["bytes_in_memory"])
         most = f"no detectable loss (at most {_signed(smaller[name]['perplexity_ratio']['high'] - 1)})"
+        assert whole is not None  # else no scheme is smaller
         said = most if judged[name] == NO_DIFFERENCE else f"perplexity {judged[name]}"
         return f"{name}: {smaller[name]['bytes_in_memory'] / whole['bytes_in_memory']:.0%} of the bytes, {said}"
     least = min(each["perplexity_ratio"]["value"] for each in smaller.values())
@@ -154,8 +155,8 @@ def _labels_beside(axis: Axes, points: Mapping[str, Mapping[str, Any]]) -> None:
         )  # fmt: skip
 
 
-def _change(ratio: Mapping[str, float | None]) -> str:
-    return bounded(ratio["value"] - 1, *(_less_one(ratio[end]) for end in ("low", "high")), _signed)
+def _change(ratio: Mapping[str, Any]) -> str:
+    return bounded(ratio["value"] - 1, _less_one(ratio["low"]), _less_one(ratio["high"]), _signed)
 
 
 def _signed(share: float) -> str:

@@ -56,7 +56,7 @@ def measured_schemes(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def quality_ratio(ratio: Mapping[str, float | None]) -> str:
+def quality_ratio(ratio: Mapping[str, Any]) -> str:
     """`1.0800x [1.0795, 1.0805]`; in words where all of it would read 1.0000."""
     known = [bound for bound in (ratio["value"], ratio["low"], ratio["high"]) if bound is not None]
     if {f"{bound:.4f}" for bound in known} == {f"{1:.4f}"}:

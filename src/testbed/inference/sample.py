@@ -29,6 +29,7 @@ def sample_text(
     """
     if settings.measuring.sample_tokens == 0:
         return None, ""
+    assert token_file.tokenizer is not None
     try:
         tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file, tokenizer_text)
         prompt = tokenizer.encode(settings.measuring.sample_prompt) or [tokenizer.end_of_text_id]

@@ -44,7 +44,7 @@ def facts_of_run(
     peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.compute.precision) or (None, None)
     instruments = [*settings.instruments, *instruments_in(os.environ)]
     instruments += ["wall_clock_breakdown of DeepSpeed"] if _breaks_down_wall_clock(settings) else []
-    facts = {
+    facts: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{uuid.uuid4().hex[:8]}",
         "timestamp_utc": now_utc(),

@@ -83,6 +83,7 @@ class RunRecorder:
         """Add the row of optimizer step `step`, counted from 1."""
         if not self.is_writer:
             return
+        assert world.grad_norm is not None
         epoch, is_skipped = self._epoch_of(step), not math.isfinite(world.grad_norm)  # fp16 skipped the update
         self.steps.append(
             {

@@ -29,6 +29,7 @@ class Scalars:
     def add_step(self, step: int, world: WorldStep, learning_rate: float) -> None:
         if self._writer is None:
             return
+        assert world.grad_norm is not None
         curves = {
             "train/loss": world.loss,
             "train/grad_norm": world.grad_norm,

@@ -23,6 +23,7 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
         return settings.optimizer.learning_rate
     falls_from = settings.optimizer.warmup_steps
     if settings.optimizer.lr_schedule == "wsd":
+        assert settings.optimizer.decay_share is not None
         falls_from = settings.optimizer.lr_decay_steps - decay_steps(
             settings.optimizer.lr_decay_steps, settings.optimizer.decay_share
         )

@@ -44,6 +44,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 def muon_groups(model: nn.Module, settings: RunSettings) -> list[dict[str, Any]]:
     """The matrices inside the blocks for Muon, then AdamW's groups of all the rest, embeddings and head included."""
     is_muons = {name: name.startswith(BLOCKS) and p.dim() == 2 for name, p in model.named_parameters()}
+    assert settings.optimizer.muon_learning_rate is not None
     ratio = (
         settings.optimizer.muon_learning_rate / settings.optimizer.learning_rate
         if settings.optimizer.learning_rate

@@ -53,10 +53,12 @@ def _zero_section(given: dict[str, Any], settings: RunSettings) -> dict[str, Any
         "allgather_bucket_size": settings.deepspeed.allgather_bucket_size,
         "overlap_comm": settings.deepspeed.overlap_comm == "on",  # its own default depends on the stage
     }
+    assert settings.deepspeed.offload is not None
     for section in OFFLOADED["parameters"]:
         zero[section] = {"device": "none"}
         if section in OFFLOADED[settings.deepspeed.offload]:
-            own = given.get(section) if isinstance(given.get(section), dict) else {}
+            of_file = given.get(section)
+            own = of_file if isinstance(of_file, dict) else {}
             # page-locked memory is for copies to and from a GPU; a file may still refuse it
             is_pinned = settings.compute.device == "cuda" and own.get("pin_memory") is not False
             zero[section] = {**own, "device": "cpu", "pin_memory": is_pinned}

@@ -115,7 +115,9 @@ class DeepSpeedZero:
         Besides the seam's kinds there is "buffers": what DeepSpeed keeps to communicate or to convert, first of all the
         fp32 copy of the gradients that the update reads, made for one parameter group at a time.
         """
-        held = STATES_OF_STAGE[self.settings.deepspeed.zero_stage](self.engine)
+        stage = self.settings.deepspeed.zero_stage
+        assert stage is not None
+        held = STATES_OF_STAGE[stage](self.engine)
         held["optimizer"] += [value for state in self.optimizer.state.values() for value in state.values()]
         seen: set[tuple] = set()
         return {kind: _whole_allocations(tensors, seen) for kind, tensors in held.items()}

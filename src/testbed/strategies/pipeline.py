@@ -69,6 +69,7 @@ class Pipeline(Baseline):
 
     def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
         """The schedule, and how many micro batches it takes at once."""
+        assert settings.model_parallel.pipeline_schedule is not None
         return settings.model_parallel.pipeline_schedule, settings.batch.grad_accum_steps
 
     def _holder_of(self, number: int) -> int:

@@ -33,6 +33,7 @@ class TrainingBatches:
         """This rank's micro batches of the step, on the device."""
         if self._reader is None:
             return self._read(step)
+        assert self.settings.data.num_workers is not None
         for coming in range(step, min(step + self.settings.data.num_workers + 1, self.settings.last_step)):
             if coming not in self._ahead:
                 self._ahead[coming] = self._reader.submit(self._read, coming)

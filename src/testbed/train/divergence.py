@@ -21,6 +21,7 @@ def check_step(step: int, world: WorldStep, precision: str) -> None:
         raise TrainingDiverged(
             f"the loss of step {step} is {world.loss}; lower --learning_rate or lengthen --warmup_steps"
         )
+    assert world.grad_norm is not None
     if not math.isfinite(world.grad_norm) and precision != "fp16":
         raise TrainingDiverged(f"the gradient norm of step {step} is {world.grad_norm}; lower --learning_rate")
 

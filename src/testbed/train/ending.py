@@ -167,6 +167,7 @@ class RunEnding:
         """Write the mark on rank 0, last of all. The others wait for it, so that no launcher ends rank 0 before."""
         stop = self.signals.as_exception()
         if self.launch.rank == 0:
+            assert self._directory is not None and self.recorder is not None  # it has trained
             run_lock.check_held(self._directory)
             saved = step_folders(self._directory / run_files.CHECKPOINTS)
             if not saved:  # it began with another run's checkpoint, and no step since

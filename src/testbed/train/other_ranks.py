@@ -30,6 +30,7 @@ class OtherRanks:
     @property
     def places(self) -> Path:
         """Folder of the ranks' progress files: the held one, not one that took its name."""
+        assert self.directory is not None
         return run_lock.by_handle(self.directory)
 
     def missing(self, describe: Callable[[Path, int, int], str | None] = watchdog.missing_ranks) -> str | None:

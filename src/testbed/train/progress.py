@@ -61,6 +61,7 @@ def say_what_runs(
 def _pairs_in_words(windows: Windows) -> str:
     """How many pairs fit, and how much of what is computed is learned."""
     num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
+    assert num_pairs is not None  # a file of pairs counts them
     words = f"pairs: all {num_pairs:,} fit whole into --seq_length {windows.seq_length}; the longest needs {longest}"
     if len(windows) < num_pairs:
         words = (

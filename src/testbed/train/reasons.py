@@ -20,8 +20,8 @@ from testbed.metrics.run_directory import RunAlreadyFailed
 from testbed.train.divergence import TrainingDiverged
 
 # errors that are one sentence already
-EXPECTED = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed, ChoiceContradicts, RunAlreadyFailed)
-EXPECTED += (run_lock.FolderGone, FileChanged, PortTaken)
+EXPECTED: tuple[type[Exception], ...] = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed)
+EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")

@@ -3,11 +3,13 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from testbed.analysis.charts.style import (
     COLOURS,
@@ -69,7 +71,7 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
             look = index + index // len(COLOURS)  # the ninth run has the first one's colour, and nothing else of it
             marker, style = MARKERS[look % len(MARKERS)], LINE_STYLES[look % len(LINE_STYLES)]
             width, size = 1.6 + 1.6 * 0.5**order, max(6.0, 12.5 * 0.65**order)
-            label = wrapped(run.full_label, LEGEND_CHARACTERS)
+            label: str | None = wrapped(run.full_label, LEGEND_CHARACTERS)
             x, losses = lines[run], run.train_losses
             if len(x):
                 steps_in_mean = window if run in smoothed else 1
@@ -78,16 +80,17 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
                 # "valid" keeps whole windows only, each drawn at its middle: no value from outside the run.
                 smooth = np.convolve(losses, np.full(steps_in_mean, 1 / steps_in_mean), mode="valid")
                 middle = x[steps_in_mean // 2 :][: len(smooth)]
-                line = {"color": colour, "linewidth": width, "linestyle": style, "label": label, "markersize": 11}
+                line: dict[str, Any] = {"color": colour, "linewidth": width, "linestyle": style, "label": label}
+                line["markersize"] = 11
                 axis.plot(middle, smooth, marker="." if len(smooth) == 1 else None, **line)  # a line of one is no line
                 label = None
             # Later runs are drawn thinner and smaller: at equal work they fall on top of each other.
             for losses_at, face in ((run.validation_losses, colour), (run.epoch_losses, "white")):
-                x, losses = x_of(losses_at)
-                if x:
+                at, known = x_of(losses_at)
+                if at:
                     edge = "white" if face is colour else colour
                     axis.plot(
-                        x, losses, marker, markersize=size, color=face, markeredgecolor=edge, markeredgewidth=0.9,
+                        at, known, marker, markersize=size, color=face, markeredgecolor=edge, markeredgewidth=0.9,
                         label=label, zorder=4,
                     )  # fmt: skip
                     label = None
@@ -104,6 +107,7 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
             wall_axis[0].set_xlabel("wall time since the first step began (s)")
         axis.set_ylabel("loss (nats per token)")
         for each, meaning in itertools.zip_longest([axis, *wall_axis], titles, fillvalue=""):
+            assert isinstance(each, Axes)  # there are no more titles than panels
             each.set_title(meaning, fontsize=9, color="#555555", loc="left")
             each.set_xlim(left=0)
             each.xaxis.set_major_formatter("{x:,g}")
@@ -115,6 +119,7 @@ def _loss_figure(runs: Sequence[Run], title: str, x_label: str, by_time: bool) -
 def _legend_below(figure: Figure, axis: Axes, inches: float) -> None:
     """Between the axes and the footer: however the losses run, it covers none of them."""
     engine, height = figure.get_layout_engine(), figure.get_figheight()
+    assert isinstance(engine, ConstrainedLayoutEngine)
     left, bottom, width, above = engine.get()["rect"]
     engine.set(rect=(left, bottom + inches / height, width, above - inches / height))
     legend = figure.legend(

@@ -118,16 +118,18 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
             f"{swapped[0]!r} is a quantity; plot_results takes {{label: repeats}} or {{label: {{quantity: repeats}}}}"
         )
     title, axis_label, _, _ = QUANTITIES[quantity]
-    bars, meanings, left_out, first_runs = [], set(), [], []
+    bars, left_out, first_runs = [], [], []
+    meanings: set[str] = set()
     for number, (label, given) in enumerate(metrics.items()):
-        values, unfit = [], 0
+        values: list[float] = []
+        unfit = 0
         given = _of_quantity(given, quantity, label) if isinstance(given, Mapping) else given
         for item in [given] if isinstance(given, Run | str | Path | numbers.Real) else given:
             item = load_run(Path(item)) if isinstance(item, str | Path) else item
             value, meaning = _measured(item, quantity, label)
             if value is not None and not values and isinstance(item, Run):
                 first_runs.append(item)
-            meanings |= {meaning} - {None}
+            meanings |= set() if meaning is None else {meaning}
             values += [] if value is None else [value]
             unfit += value is None
         if unfit:

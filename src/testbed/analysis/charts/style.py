@@ -5,12 +5,14 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import get_hinting_flag
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from testbed.analysis.runs.comparability import note_on_cores, warnings
 from testbed.analysis.runs.load import Run
@@ -20,7 +22,7 @@ from testbed.io import replacing
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6A51A3", "#8C6D31")  # Okabe-Ito + 2
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # equal work gives equal curves: both must show
-STYLE = {
+STYLE: dict[Any, Any] = {  # matplotlib types the keys as a union of all their names
     "font.family": "DejaVu Sans",  # ships with matplotlib, so the pictures look alike on every machine
     "font.size": 10,
     "text.parse_math": False,  # a name may hold dollars, and is no formula
@@ -69,14 +71,17 @@ def figure_with_footer(
     height = title_inches + sum(panel_inches) + 0.75 * len(panel_inches) + footer_inches
     figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
     bottom = footer_inches / height
-    figure.get_layout_engine().set(rect=(0.008, bottom, 0.984, 1 - bottom - title_inches / height), hspace=0.06)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0.008, bottom, 0.984, 1 - bottom - title_inches / height), hspace=0.06)
     figure.text(0.012, 1 - 0.16 / height, title, fontsize=15, fontweight="bold", color="#111111", va="top")
     for line, (text, colour) in enumerate(footer):
         y = (footer_inches - 0.04 - FOOTER_LINE_INCHES * line) / height
         weight = "bold" if colour == WARNING_COLOUR else "normal"
         figure.text(FOOTER_MARGIN, y, text, fontsize=FOOTER_POINTS, color=colour, weight=weight, va="top")
     rows = len(panel_inches)
-    return figure, figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches).ravel()
+    axes = figure.subplots(rows, columns, squeeze=False, sharey="row", height_ratios=panel_inches)
+    return figure, list(axes.ravel())
 
 
 def save_png(figure: Figure, path: Path) -> None:

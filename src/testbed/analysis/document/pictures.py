@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from testbed.analysis.charts.style import STYLE
 from testbed.analysis.document.model import Look
 
-DOCUMENT_STYLE = {
+DOCUMENT_STYLE: dict[Any, Any] = {
     **STYLE,
     "svg.hashsalt": "testbed",
     "svg.fonttype": "path",  # drawn letters: no text can be wider on a machine without the font

@@ -241,5 +241,5 @@ def exposed_table(found: Sequence[ExposedCommunication]) -> str:
 
 
 def _milliseconds(estimate: Estimate) -> Number:
-    bounds = (None if bound is None else 1000 * bound for bound in (estimate.low, estimate.high))
-    return Number(1000 * estimate.median, ".1f", *bounds)
+    low, high = (None if bound is None else 1000 * bound for bound in (estimate.low, estimate.high))
+    return Number(1000 * estimate.median, ".1f", low, high)

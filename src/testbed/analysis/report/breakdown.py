@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,8 +50,8 @@ def breakdown(runs: Sequence[Run]) -> Breakdown | None:
 
 
 def _attributed(run: Run) -> tuple[dict[str, float], str, int] | None:
-    attribution = run.record.get("attribution")
-    rows = [step for rank in (attribution or {}).get("per_rank", []) for step in rank["steps"]]
+    attribution: dict[str, Any] = run.record.get("attribution") or {}
+    rows = [step for rank in attribution.get("per_rank", []) for step in rank["steps"]]
     if not rows:
         return None
     seconds = {part: float(np.mean([row[name] for row in rows])) for part, name in _ATTRIBUTED.items()}

@@ -176,8 +176,7 @@ def _attributions(subject: Subject) -> list[tuple[Entry, dict[str, Any]]]:
     """The first attributed run of each configuration whose steps are all alike."""
     found = []
     for entry in filter(lambda entry: entry.is_synchronised, subject.entries):
-        attributed = [run.record.get("attribution") for run in entry.runs]
-        attributed = [each for each in attributed if each]
+        attributed = [each for run in entry.runs if (each := run.record.get("attribution"))]
         found += [(entry, attributed[0])] if attributed else []
     return found
 

@@ -29,6 +29,7 @@ def headlines(subject: Subject) -> Statements:
 
 def _best(workload: Workload) -> str:
     reference = workload.reference
+    assert reference is not None  # something was measured
     pairs = [compared(entry, reference) for entry in workload.measured if entry is not reference]
     ahead = [pair for pair in pairs if pair.kind == FASTER]
     if ahead:

@@ -153,6 +153,7 @@ def _against_reference(workload: Workload) -> list[Verdict]:
     reference = workload.reference
     found, unclaimed, level = [], [], []
     for entry in workload.measured:
+        assert reference is not None  # one of those measured
         if entry is reference:
             continue
         pair = compared(entry, reference)

@@ -162,7 +162,8 @@ def subject_of(runs: Sequence[Run]) -> Subject:
         for arm in group
     }
     names = _numbered(names)
-    entries, workloads, first_run = [], [], 1
+    entries: list[Entry] = []
+    workloads, first_run = [], 1
     for group, title in zip(groups, titles, strict=True):
         members = []
         for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
@@ -214,7 +215,8 @@ def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
 
 def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
     """Names that are still equal get a number: a sentence is about one configuration."""
-    counts, seen = Counter(names.values()), Counter()
+    counts = Counter(names.values())
+    seen: Counter[str] = Counter()
     numbered = {}
     for arm, name in names.items():
         seen[name] += 1

@@ -69,7 +69,11 @@ def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
     if not folders:
         raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
     seen: dict[tuple, Path] = {}
-    return [_check(folder, *planned.get(folder, (None, None)), metrics_only, seen) for folder in sorted(folders)]
+    checks = []
+    for folder in sorted(folders):
+        cell, protocol = planned.get(folder, (None, None))
+        checks.append(_check(folder, cell, protocol, metrics_only, seen))
+    return checks
 
 
 def as_tsv(checks: Sequence[RunCheck]) -> str:

@@ -80,15 +80,16 @@ def _panel(
     for arm in rows:
         summary = found[arm["name"]]
         waits = [(summary.exposed_s, "exposed"), (summary.idle_s, "idle")]
-        worth_it = [(seconds, name) for seconds, name in waits if (seconds or 0) > WORTH_SAYING * summary.median_step_s]
+        least_s = WORTH_SAYING * summary.median_step_s
+        worth_it = [(seconds, name) for seconds, name in waits if seconds is not None and seconds > least_s]
         exposed = "".join(f", {1000 * seconds:,.0f} {name}" for seconds, name in worth_it)
         times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
         text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
         bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["strategy"]], text))
     draw_bars(axis, bars)
     rows_on(axis, [bar.label for bar in bars])
-    for text in axis.texts:  # the line of the bound may pass behind it
-        text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})
+    for drawn in axis.texts:  # the line of the bound may pass behind it
+        drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})
     right = axis.get_xlim()[1] * 1.4  # room for the text after the longest bar
     bound = bound_s(content, rows[0]["hosts"], rows[0]["link"])
     if bound is not None:

@@ -222,13 +222,19 @@ def summaries(content: Mapping[str, Any]) -> list[Summary]:
         steps, profiled = (steps_of(content, arm["name"], kind) for kind in ("timed", "profiled"))
         if steps:
             traced = _traced_runs(content, arm["name"])
+            median_s, low_s, high_s = median_interval(steps)
+            assert median_s is not None  # there are steps
             found.append(
                 Summary(
                     arm["name"],
                     len(steps),
-                    *median_interval(steps),
+                    median_s,
+                    low_s,
+                    high_s,
                     statistics.median(rates_of(content, arm["name"])),
-                    *(_median_of_medians(traced, name) for name in ("exposed_s", "communication_s", "idle_s")),
+                    _median_of_medians(traced, "exposed_s"),
+                    _median_of_medians(traced, "communication_s"),
+                    _median_of_medians(traced, "idle_s"),
                     # a transfer between a pipeline's stages is no collective: what waits for it counts as idle
                     None
                     if arm["strategy"] == "pipeline"

@@ -283,7 +283,7 @@ def _step(summary: Summary) -> str:
 
 def _ratio(each: LinkComparison) -> str:
     """With as many digits as show that an interval leaves 1 out, where it does."""
-    if each.low is None:
+    if each.low is None or each.high is None:
         return f"{each.ratio:.2f}x"
     is_apart = not each.low <= 1 <= each.high
     for places in (2, 3, 4):

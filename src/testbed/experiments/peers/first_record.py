@@ -61,6 +61,7 @@ def beginning(
 def _val_sequences(runner: PeerRunner) -> int:
     """Windows that every trainer is validated on."""
     settings = runner.settings
+    assert runner.checked is not None and settings.training.max_val_steps is not None
     windows = num_windows(runner.checked.val_file, settings.data.seq_length)
     return min(windows, settings.training.max_val_steps * settings.batch.global_batch_size)
 

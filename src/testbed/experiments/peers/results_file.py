@@ -98,6 +98,7 @@ def _result(content: Mapping[str, Any], set_name: str, arm: dict[str, str], ours
     known = [share for share in shares if share is not None]
     of_steps = [_step_rate(run, work) for run in runs]
     median, low, high = median_interval(rates)
+    assert median is not None  # an arm of the file has runs
     against = _runs(content, ours) if ours is not None and arm["peer"] != OURS else []
     ratio = compare([_rate(run, work) for run in against], rates) if against else None
     loss, loss_of = _loss(runs)

@@ -26,7 +26,8 @@ from testbed.sweep.request import visible_devices
 from testbed.sweep.runner import reason_of_failure
 
 CEILING_REPEATS = 10
-WORKERS = {  # kind of work in worker.py, and what it is told beside the work itself
+# kind of work in worker.py, and what it is told beside the work itself
+WORKERS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers": ("transformers", {"attention": "sdpa", "compile": False}),
     "transformers-compiled": ("transformers", {"attention": "sdpa", "compile": True}),
     "transformers-eager": ("transformers", {"attention": "eager", "compile": False}),
@@ -108,6 +109,7 @@ class PeerRunner:
 
     @property
     def settings(self) -> RunSettings:
+        assert self.checked is not None
         return self.checked.settings
 
     def _shared(self, precision: str) -> dict[str, Any]:
@@ -143,6 +145,7 @@ class PeerRunner:
 
     def _nanogpt(self, arm: PeerArm, name: str) -> dict[str, Any]:
         vocabulary = self.settings.shape.padded_vocab_size
+        assert self.checked is not None
         data = write_data(self.scratch.resolve() / "data", self.checked.train_file, self.checked.val_file, vocabulary)
         out_dir = self.scratch.resolve() / "nanogpt"
         command = [sys.executable, "-u", *self._nanogpt_arguments(arm, data, out_dir)]

@@ -13,7 +13,7 @@ from testbed.experiments.peers.plan import check_only_ours
 from testbed.model.shape import LEARNING_RATES
 
 # what is not given: by the device, or --quick
-DEFAULTS = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"batch_size": 4, "seq_length": 512, "steps": 20, "warmup_steps": 3, "repeats": 5},
     "cuda": {"batch_size": 32, "seq_length": 1024, "steps": 60, "warmup_steps": 10, "repeats": 5},
     "quick": {"batch_size": 4, "seq_length": 64, "steps": 6, "warmup_steps": 2, "repeats": 2,

@@ -169,10 +169,10 @@ def _gpt2_of_transformers(settings: RunSettings, attention: str) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = settings.shape
+    sizes: dict[str, Any] = {**shape.as_transformers(settings.model.dropout), "attn_implementation": attention}
     config = GPT2Config(
-        **shape.as_transformers(settings.model.dropout),
+        **sizes,
         use_cache=False,  # it is for generating
-        attn_implementation=attention,
         bos_token_id=0,  # of no use here, and GPT-2's own lies outside a small vocabulary
         eos_token_id=0,
     )
@@ -200,6 +200,7 @@ def _nanogpt(work: dict[str, Any], settings: RunSettings) -> nn.Module:
 
 def _module_at(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
+    assert spec is not None and spec.loader is not None  # the name of a .py file
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
