@@ -86,7 +86,7 @@ def read_description(directory: Path) -> Checkpoint:
     kinds: dict[str, Any] = {"step": int, "elapsed_s": float, "useful_wall_s": float, "world_size": int}
     kinds |= {"run_type": str, "mesh": dict, "settings": dict}
     for name, kind in kinds.items():
-        value = content.get(name) if isinstance(content, dict) else None
+        value: Any = content.get(name) if isinstance(content, dict) else None
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
         least = {"step": 1, "world_size": 1, "elapsed_s": 0, "useful_wall_s": 0}.get(name)

@@ -29,8 +29,9 @@ def sample_text(
     """
     if settings.measuring.sample_tokens == 0:
         return None, ""
-    assert token_file.tokenizer is not None
     try:
+        if token_file.tokenizer is None:
+            raise ValueError(f"{token_file.path} names no tokenizer")
         tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file, tokenizer_text)
         prompt = tokenizer.encode(settings.measuring.sample_prompt) or [tokenizer.end_of_text_id]
         room = settings.shape.max_position_embeddings - len(prompt)

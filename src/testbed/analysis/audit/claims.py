@@ -117,7 +117,7 @@ def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) ->
     sweeps: dict[Path, dict] = {}
     for item in items:
         by_sweep.setdefault((None, None) if has_baseline else _cell(item, sweeps), []).append(item)
-    found = []
+    found: list[tuple[str | None, list[Side]]] = []
     for (protocol, _), members in by_sweep.items():
         sides = _sides(members, baseline_first=not has_baseline and (prefer_baseline or protocol is not None))
         batches = {side.first.global_batch_size for side in sides}
@@ -125,7 +125,8 @@ def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) ->
         is_open = protocol is None and not has_baseline and None not in batches
         if is_open and 1 < len(batches) < len(sides) and batches == alone:
             # Every batch has its own one-rank run: a table per batch, as scaling studies print them.
-            groups = [[side for side in sides if side.first.global_batch_size == batch] for batch in sorted(batches)]
+            known = sorted(batch for batch in batches if batch is not None)
+            groups = [[side for side in sides if side.first.global_batch_size == batch] for batch in known]
             found += [(None, sorted(group, key=lambda side: side.first.world_size != 1)) for group in groups]
         else:
             found.append((protocol, sides))
@@ -165,6 +166,7 @@ def _what_2_0_records_elsewhere(item: Reported) -> tuple:
     """2.0 has no settings: what was changed between two arms can stand in the code or in the DeepSpeed file alone."""
     if item.form != "2.0":
         return ()
+    assert item.run is not None
     return item.run.git_commit, str((item.run.record.get("deepspeed_config") or {}).get("sha256"))
 
 

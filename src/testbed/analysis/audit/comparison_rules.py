@@ -56,12 +56,12 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
 
 def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
     base, other = claim.baseline.first, claim.other.first
-    exempt = set(LEFT_OUT_OF_WORK.get(claim.protocol, set()))
+    assert base.run is not None and other.run is not None  # the caller looked
+    exempt = set(LEFT_OUT_OF_WORK.get(claim.protocol or "", set()))
     if claim.protocol == "weak" and not _batch_is_in_proportion(base, other):
         exempt = set()
-    if {run.run.work.get("seed") for run in claim.baseline.runs} == {
-        run.run.work.get("seed") for run in claim.other.runs
-    }:
+    base_runs, other_runs = claim.measured_runs
+    if {run.work.get("seed") for run in base_runs} == {run.work.get("seed") for run in other_runs}:
         exempt.add("seed")  # a protocol may vary it, in both arms alike
     found = [item for item in differing_work([base.run, other.run]) if item.field not in exempt]
     if claim.protocol == "time_to_loss":
@@ -69,13 +69,14 @@ def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
     differing = {}
     for item in found:
         if not item.is_unknown_only:
-            values = tuple((side.run.work | side.run.validation).get(item.field) for side in (base, other))
+            values = tuple((run.work | run.validation).get(item.field) for run in (base.run, other.run))
             differing[item.field] = item.values if isinstance(values[0], str) else values
     return differing, [item.field for item in found if item.is_unknown_only]
 
 
 def _batch_is_in_proportion(base: Reported, other: Reported) -> bool:
     def per_rank(item: Reported) -> set[float]:
+        assert item.run is not None
         ranks = {item.world_size, (item.run.record.get("training_config") or {}).get("data_world_size")}
         return {item.global_batch_size / count for count in ranks if count and item.global_batch_size}
 
@@ -106,10 +107,11 @@ def _at_equal_updates(claim: Claim) -> str | None:
 def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
     """v1: rate x time is what one rank read. An integer ratio of the two tells the ranks of an equal epoch."""
     base, other = claim.baseline.first, claim.other.first
-    if base.form != "v1" or other.form != "v1" or not all((base.rate, other.rate, base.time_s, other.time_s)):
+    if base.form != "v1" or other.form != "v1" or not (base.rate and other.rate and base.time_s and other.time_s):
         return
-    epochs = [len(item.run.record["train_time_per_epoch"]) for item in (base, other)]
-    tokens = [item.rate * item.time_s / count for item, count in zip((base, other), epochs, strict=True)]
+    assert base.run is not None and other.run is not None  # of a training_metrics.json
+    epochs = [len(run.record["train_time_per_epoch"]) for run in (base.run, other.run)]
+    tokens = [base.rate * base.time_s / epochs[0], other.rate * other.time_s / epochs[1]]
     ratio = tokens[0] / tokens[1] if tokens[1] else math.inf
     if not math.isfinite(ratio) or abs(ratio - 1) <= RATE_TOLERANCE:  # infinite: numbers that no run measured
         return
@@ -142,9 +144,9 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
         return
     linear = other.world_size / base.world_size
     own = base.is_our_own and other.is_our_own
-    slowest = [max(item.rank_times_s, default=None) for item in (base, other)]
+    slowest = [max(item.rank_times_s, default=0.0) for item in (base, other)]
     corrected = None
-    if None not in slowest and min(slowest) > 0 and len(other.rank_times_s) > 1:
+    if min(slowest) > 0 and len(other.rank_times_s) > 1:
         corrected = (
             f"{slowest[0] / slowest[1]:.2f}x = {slowest[0]:,.2f} s / {slowest[1]:,.2f} s by the slowest rank, "
             f"instead of {speed_up:.2f}x"
@@ -175,10 +177,11 @@ def _speed_up(claim: Claim) -> tuple[float | None, str]:
     same_unit = base.first.rate_unit == other.first.rate_unit
     if same_unit and not base.first.rate_is_per_rank and not other.first.rate_is_per_rank:
         rates = base.middle("rate"), other.middle("rate")
-        if all(rates):
+        if rates[0] and rates[1]:
             return rates[1] / rates[0], "throughput"
     times = base.middle("time_s"), other.middle("time_s")
-    if all(times) and base.first.time_meaning.endswith("iteration") == other.first.time_meaning.endswith("iteration"):
+    is_iteration = [side.first.time_meaning.endswith("iteration") for side in (base, other)]
+    if times[0] and times[1] and is_iteration[0] == is_iteration[1]:
         return times[0] / times[1], "time"
     return None, ""
 
@@ -186,19 +189,20 @@ def _speed_up(claim: Claim) -> tuple[float | None, str]:
 def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
     """Validation losses at the end; under weak scaling each arm trains with another batch, so nothing is said."""
     speed_up, by = _speed_up(claim)
-    sides = (claim.baseline.first, claim.other.first)
-    if by == "time" and sides[0].time_meaning.endswith("iteration") and sides[0].world_size != sides[1].world_size:
+    base, other = claim.baseline.first, claim.other.first
+    if by == "time" and base.time_meaning.endswith("iteration") and base.world_size != other.world_size:
         return  # an iteration of more ranks can be of more data
     if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
         claim, speed_up = claim.turned, 1 / speed_up
     before, after = claim.baseline.middle("val_loss"), claim.other.middle("val_loss")
     if not before or not after or speed_up is None or speed_up <= 1 or claim.protocol in ("weak", "time_to_loss"):
         return
-    runs = [side.first.run for side in (claim.baseline, claim.other)]
-    if all(runs) and any(not item.is_unknown_only for item in differing_validation(runs)):
+    runs = [side.first.run for side in (claim.baseline, claim.other) if side.first.run]
+    if len(runs) == 2 and any(not item.is_unknown_only for item in differing_validation(runs)):
         yield claim.notes(LOSSES, "validation losses are over different data or numbers of tokens")
         return
-    losses = [[run.val_loss for run in side.runs] for side in (claim.baseline, claim.other)]
+    sides = (claim.baseline, claim.other)
+    losses = [[run.val_loss for run in side.runs if run.val_loss is not None] for side in sides]
     spread, _ = loss_noise(*losses)
     if after - before > spread:
         yield claim.fails(
@@ -216,14 +220,16 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
         return
     kinds = ("val_loss", "train_loss")
     equal = next((kind for kind in kinds if _is_same(getattr(base, kind), getattr(other, kind))), None)
-    if equal is None and len(set(other.rank_train_losses)) == 1 and base.train_loss and is_exact(base.train_loss):
+    ranks_agree = len(set(other.rank_train_losses)) == 1
+    if equal is None and ranks_agree and base.train_loss and other.train_loss and is_exact(base.train_loss):
         equal = "train_loss" if abs(other.train_loss / base.train_loss - 1) < 1e-6 else None
-    work = [_work_per_rank(item) for item in (base, other)]
+    before, after = (_work_per_rank(item) for item in (base, other))
     if equal is None or (base.global_batch_size and base.global_batch_size == other.global_batch_size):
         return
     said = f"{equal.replace('_', ' ')} {getattr(other, equal)!r} on {base.world_size} and on {other.world_size} ranks"
-    if None in work or abs(work[1] / work[0] - 1) > RATE_TOLERANCE:
-        unknown = "the batch per rank is not in the files" if None in work else "though not at one batch per rank"
+    if before is None or after is None or abs(after / before - 1) > RATE_TOLERANCE:
+        is_known = before is not None and after is not None
+        unknown = "though not at one batch per rank" if is_known else "the batch per rank is not in the files"
         yield claim.notes(EQUAL_WORK, f"the same {said}, {unknown}")
         return
     corrected = None
@@ -243,7 +249,7 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
 
 
 def _is_same(before: float | None, after: float | None) -> bool:
-    return bool(before) and before == after and is_exact(before)
+    return bool(before and before == after and is_exact(before))
 
 
 def _work_per_rank(item: Reported) -> float | None:
@@ -258,17 +264,19 @@ def _work_per_rank(item: Reported) -> float | None:
 def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     """torch.nn.DataParallel splits one batch over the devices: the global batch does not grow with them."""
     base, other = claim.baseline.first, claim.other.first
-    work = [_work_per_rank(item) for item in (base, other)]
-    if not other.is_data_parallel_module or not other.world_size or other.world_size < 2 or None in work:
+    before, after = (_work_per_rank(item) for item in (base, other))
+    if not other.is_data_parallel_module or not other.world_size or other.world_size < 2:
         return
-    if base.world_size != 1 or abs(work[1] / work[0] - 1) > 5 * RATE_TOLERANCE:
+    if base.world_size != 1 or before is None or after is None or abs(after / before - 1) > 5 * RATE_TOLERANCE:
         return
+    assert base.rate is not None and other.rate is not None  # what such a log prints
+    assert base.time_s is not None and other.time_s is not None
     claimed = other.rate * other.world_size / base.rate
     yield claim.fails(
         THROUGHPUT,
         f"DataParallel splits one batch over {other.world_size} devices, but {other.rate:.2f} {other.rate_unit} is "
-        f"credited to each of them: rate x time per device, {work[1]:.2f}, is that of the whole batch on one device, "
-        f"{work[0]:.2f}",
+        f"credited to each of them: rate x time per device, {after:.2f}, is that of the whole batch on one device, "
+        f"{before:.2f}",
         f"{other.rate:.2f} {other.rate_unit} over all devices, {base.time_s / other.time_s:.2f}x = "
         f"{base.time_s:.4f} s / {other.time_s:.4f} s instead of {claimed:.2f}x",
     )

@@ -10,7 +10,8 @@ from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVIC
 from testbed.analysis.runs.arms import hardware_of
 
 _THREADS = "cpu threads per rank"
-_DIRTY = {("True",): "in every run", ("False",): "in no run"}  # of the runs of one side that say it
+# of the runs of one side that say it
+_DIRTY: dict[tuple[str, ...], str] = {("True",): "in every run", ("False",): "in no run"}
 
 
 def code_is_the_same(claim: Claim) -> Iterator[Finding]:
@@ -71,7 +72,7 @@ def _cores_are_equal(claim: Claim) -> bool:
 
 def _other_threads(claim: Claim, item: Confounder) -> Finding:
     """Return a note where the number of threads is all that differs, so that it is what is compared."""
-    configurations = [_configuration(side.first.run.record) for side in (claim.baseline, claim.other)]
+    configurations = [_configuration(runs[0].record) for runs in claim.measured_runs]
     message = f"{item.what} {item.against}"
     if configurations[0] == configurations[1]:
         return claim.notes(DEVICES, f"{message}: a ratio of the two is what more cores do")

@@ -55,6 +55,7 @@ def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
 
 
 def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
+    assert item.run is not None
     if item.form == "2.2":
         config = item.run.record["training_config"]
         per_step = config["global_batch_size"] * config["seq_len"]
@@ -66,6 +67,7 @@ def counters_agree(item: Reported) -> Iterator[Finding]:
     """global batch = micro batch x accumulation x data ranks; tokens = steps x batch x length (2.0 and 2.1)."""
     if item.form not in ("2.0", "2.2"):
         return
+    assert item.run is not None
     config = item.run.record["training_config"]
     ranks = config.get("data_world_size") if item.form == "2.2" else item.world_size
     factors = (config.get("micro_batch_size_per_gpu"), config.get("grad_accum_steps"), ranks)
@@ -106,6 +108,7 @@ def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
     """
     if item.form != "2.0":
         return
+    assert item.run is not None
     accumulation = item.run.record["training_config"].get("grad_accum_steps") or 1
     flag = re.search(r"--timing_sample_every[= ](\d+)", item.run.record.get("command_line") or "")
     every = int(flag[1][:9]) if flag else SAMPLE_EVERY
@@ -143,7 +146,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
                 "to leave it out by",
             )
         return
-    if item.form != "2.2" or len(item.run.step_times_s) < 10:
+    if item.form != "2.2" or item.run is None or len(item.run.step_times_s) < 10:
         return
     times_s, usual_s = item.run.step_times_s, float(np.median(item.run.step_times_s))
     slow = int(np.argmax(times_s <= 1.5 * usual_s))  # steps before the first that is not slow
@@ -169,7 +172,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
 
 def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
     """2.1: rows of steps k apart are samples; a step's time below a rank's own is no time of a synchronous step."""
-    if item.form != "2.2" or not len(item.run.train_steps):
+    if item.form != "2.2" or item.run is None or not len(item.run.train_steps):
         return
     steps, slowest_s, recorded_s = item.run.train_steps, item.run.slowest_rank_times_s, item.run.all_step_times_s
     missing = int(steps[-1] - len(steps))
@@ -203,7 +206,7 @@ def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]
 
 
 def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
-    epochs = item.run.record.get("epochs") if item.form == "2.0" else None
+    epochs = item.run.record.get("epochs") if item.run and item.form == "2.0" else None
     values = [epoch.get("val_loss_avg_global") for epoch in epochs] if epochs else [item.val_loss]
     if any(value == 0 and value is not None for value in values):
         yield item.fails(
@@ -225,10 +228,10 @@ def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
 
 def schedule_warmup_steps(item: Reported) -> int | None:
     """Steps of learning-rate warm-up, from the file, or from a DeepSpeed configuration beside it."""
-    if item.form == "2.2":
-        return item.run.record["training_config"]["warmup_steps"]
     if item.run is None:
         return None
+    if item.form == "2.2":
+        return item.run.record["training_config"]["warmup_steps"]
     path = item.path.absolute().parent / "deepspeed_config.json"
     config = read_json(path) if path.is_file() else None
     scheduler = config.get("scheduler") if isinstance(config, dict) else None

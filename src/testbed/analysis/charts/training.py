@@ -48,6 +48,7 @@ def training_time_figure(runs: Sequence[Run]) -> Figure | None:
     """Time spent in optimizer steps (2.1) or in the training loop (v1, 2.0) as bars."""
 
     def text(run: Run, unit: str, size: float) -> str:
+        assert run.training_time_s is not None
         return f"{digits(run.training_time_s / size)} {unit}{_steps(run.work.get('optimizer_steps'))}"
 
     bars = [(run, run.training_time_meaning, run.training_time_s) for run in runs if run.training_time_s]
@@ -78,13 +79,14 @@ def memory_figure(runs: Sequence[Run]) -> Figure | None:
     """Peak memory: the bar is the largest rank, a dot each rank."""
 
     def text(run: Run, unit: str, size: float) -> str:
+        assert run.peak_memory_bytes is not None
         ranks = len(run.memory_bytes_per_rank)
         return f"{digits(run.peak_memory_bytes / size)} {unit}" + f"  (largest of {ranks} ranks)" * (ranks > 1)
 
     def dots(run: Run) -> tuple[int, ...]:
         return run.memory_bytes_per_rank if len(run.memory_bytes_per_rank) > 1 else ()
 
-    bars = [(run, run.memory_meaning, run.peak_memory_bytes) for run in runs if run.peak_memory_bytes]
+    bars = [(run, run.memory_meaning, float(run.peak_memory_bytes)) for run in runs if run.peak_memory_bytes]
     units = (("MiB", 2**20, 0), ("GiB", 2**30, 2**30))
     return _bars_by_meaning(runs, "Peak memory", "peak memory ({unit})", bars, text, units, dots, "A dot is one rank.")
 
@@ -94,6 +96,7 @@ def inference_figure(runs: Sequence[Run]) -> Figure | None:
     times with one: panels of their own. A dot is one repeat."""
 
     def text(run: Run, unit: str, size: float) -> str:
+        assert run.inference_tokens_per_s is not None
         latency_s = run.inference_latency_s
         return digits(run.inference_tokens_per_s) + (f"  ({latency_s:.3f} s in all)" if latency_s else "")
 
@@ -117,6 +120,7 @@ def _inference_title(runs: Sequence[Run]) -> str:
 
         if compare(*repeats).verdict == NO_DIFFERENCE:
             return f"{title}: {NO_DIFFERENCE} between two runs"
+    assert first.inference_tokens_per_s is not None and second.inference_tokens_per_s is not None
     ratio = second.inference_tokens_per_s / first.inference_tokens_per_s
     if f"{ratio:.2f}" == "1.00":
         return f"{title}: two runs within half a per cent"
@@ -133,7 +137,7 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
     shown = [(index, run) for index, run in enumerate(runs) if len(run.step_times_s)]
     if not shown:
         return None
-    medians_s = [run.step_time_median_s for _, run in shown]
+    medians_s = [median_s for _, run in shown if (median_s := run.step_time_median_s) is not None]
     use_log = max(run.step_times_s.max() for _, run in shown) > 8 * min(medians_s)
     unit, per_second = ("s", 1) if max(medians_s) >= 10 else ("ms", 1e3)
     meaning = "A dot is one optimizer step on its slowest rank; warm-up steps are left out of dots, median and p95."
@@ -142,6 +146,7 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
         figure, (axis,) = figure_with_footer(runs, "Step time distribution", [0.85 * len(shown)], notes)
         for row, (index, run) in enumerate(shown):
             times, colour = run.step_times_s * per_second, COLOURS[index % len(COLOURS)]
+            assert run.step_time_median_s is not None and run.step_time_p95_s is not None
             median, p95 = run.step_time_median_s * per_second, run.step_time_p95_s * per_second
             dots = times[:: -(-len(times) // MAX_DOTS)]
             # A fixed pattern instead of random jitter: the same runs give the same picture.
@@ -216,7 +221,7 @@ def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
 
 def _median_run(entry: Entry) -> Run:
     """The run of median throughput, named as what it is; its seed is one of several that the configuration had."""
-    runs = sorted(entry.measured, key=lambda run: run.tokens_per_s)
+    runs = sorted(entry.measured, key=lambda run: run.tokens_per_s or 0.0)
     count = f"median of {len(runs)} runs" if len(runs) > 1 else "one run"
     seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
     run = runs[(len(runs) - 1) // 2]

@@ -200,7 +200,7 @@ def _top_rows(tables: dict[str, StatsTable]) -> dict[str, list[dict]]:
     found = {}
     for kind in ("nvtx", "osrt"):
         rows = tables[f"{kind}_sum"].rows if f"{kind}_sum" in tables else ()
-        best = sorted(rows, key=lambda row: -row.time_percent)[:5]
+        best = sorted(rows, key=lambda row: -(row.time_percent or 0.0))[:5]
         found[f"{kind}_top5"] = [{"kind": kind, **_legacy_row(row), "raw": row.raw} for row in best]
     return found
 
@@ -209,18 +209,19 @@ def _legacy_row(row: Row) -> dict:
     return {"name": row.name, "time_percent": row.time_percent, "total_time": f"{row.total} ns"}
 
 
-def _bottleneck(rows: Sequence[Row], outermost_ns: int) -> dict:
+def _bottleneck(rows: Sequence[Row], outermost_ns: float) -> dict:
     """The earlier tools' flag, by the share that nsys prints; beside it the share that nested ranges do not dilute."""
     found: dict[str, Any] = {"allreduce_gradients_over_20pct": False}
-    candidates = sorted((r for r in rows if "allreduce_gradients" in r.name.lower()), key=lambda row: -row.time_percent)
-    if candidates and candidates[0].time_percent > 20.0:
+    candidates = [row for row in rows if "allreduce_gradients" in row.name.lower()]
+    candidates = sorted(candidates, key=lambda row: -(row.time_percent or 0.0))
+    if candidates and (candidates[0].time_percent or 0.0) > 20.0:
         found = {"allreduce_gradients_over_20pct": True, "matched": _legacy_row(candidates[0])}
     if candidates and outermost_ns:
         found["allreduce_gradients_percent_of_outermost_ranges"] = 100 * candidates[0].total / outermost_ns
     return found
 
 
-def _outermost_ns(rows: Sequence[Row]) -> int:
+def _outermost_ns(rows: Sequence[Row]) -> float:
     """Time of the training ranges that lie in no other: what a share of training can be taken of."""
     names = {row.name for row in rows}
     return sum(row.total for row in rows if _TRAINING_RANGE.match(row.name) and _parent(row.name, names) is None)
@@ -242,7 +243,7 @@ def _coverage(
     if ranks is None and not inputs.stats:
         ranks, ranks_source = len(inputs.operators), "one trace of torch.profiler per rank"
     if ranks is None and {export.stats.trace for export in inputs.exports if export.num_ranks} == traces:
-        ranks, ranks_source = sum(export.num_ranks for export in inputs.exports), f"processes with {STEP} ranges"
+        ranks, ranks_source = sum(export.num_ranks or 0 for export in inputs.exports), f"processes with {STEP} ranges"
     if ranks is None:
         ranks, ranks_source = facts.ranks_in(len(traces))
     recorded, steps_source = facts.num_optimizer_steps, "training_metrics.json"
@@ -294,7 +295,8 @@ def _phases(
     totals = {row.name: row.total for row in rows}
     exports = [export for export in inputs.exports if export.in_steps]
     if exports and {export.stats.trace for export in exports} == {stats.trace for stats in inputs.stats}:
-        source, parts = "events: each range without the ranges inside it, on the thread of train/step", {}
+        source = "events: each range without the ranges inside it, on the thread of train/step"
+        parts: dict[str, float] = {}
         for export in exports:
             for name, value in export.in_steps.items():
                 parts[name] = parts.get(name, 0) + value

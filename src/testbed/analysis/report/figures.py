@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from testbed.analysis.charts.repeats import Bar, draw_bars
@@ -106,8 +107,9 @@ def loss_figure(workload: Workload, look: Look) -> Figure:
     if look.is_narrow and with_difference:
         size = (look.inches, size[1] + 1.0 + 0.36 * len(workload.entries))
     figure = Figure(figsize=size, layout="constrained")
-    layout = {"height_ratios": [3, 0.4 + 0.36 * len(workload.entries)][:panels]} if look.is_narrow else {}
-    axes = figure.subplots(*((panels, 1) if look.is_narrow else (1, panels)), squeeze=False, **layout).ravel()
+    rows, columns = (panels, 1) if look.is_narrow else (1, panels)
+    heights = [3, 0.4 + 0.36 * len(workload.entries)][:panels] if look.is_narrow else None
+    axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights).ravel()
     for index, entry in enumerate(workload.entries):
         _draw_losses(axes[0], entry, index)
     axes[0].set_ylabel("loss (nats per token)")
@@ -129,7 +131,7 @@ def loss_time_figure(entries: Sequence[Entry], target: float, look: Look) -> Fig
     axis = figure.subplots()
     axis.axhline(target, color="#999999", linewidth=1.0, zorder=1)
     for index, entry in enumerate(entries):
-        run = sorted(entry.measured, key=lambda run: run.tokens_per_s)[(len(entry.measured) - 1) // 2]
+        run = sorted(entry.measured, key=lambda run: run.tokens_per_s or 0.0)[(len(entry.measured) - 1) // 2]
         colour = strategy_colour(entry.look)
         style, marker = LINE_STYLES[index % len(LINE_STYLES)], MARKERS[index % len(MARKERS)]
         smooth, middle = _smoothed(run.train_losses), run.train_times_s
@@ -200,7 +202,9 @@ def scaling_figure(
 def _rows(look: Look, count: int, above_inches: float = 0.0) -> tuple[Figure, Axes]:
     row_inches = 0.56 if look.is_narrow else 0.4
     figure = Figure(figsize=(look.inches, row_inches * count + 0.62 + above_inches), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.03, w_pad=0.03)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(h_pad=0.03, w_pad=0.03)
     return figure, figure.subplots()
 
 
@@ -241,7 +245,8 @@ def _validation_table(entry: Entry) -> tuple[list[int], np.ndarray]:
     """Steps that every measured run validated at, and the losses there, one row per run."""
     losses = [{point.step: point.loss for point in run.validation_losses} for run in entry.measured]
     losses = [each for each in losses if each]
-    steps = sorted(set.intersection(*map(set, losses)) - {None}) if losses else []
+    shared = set.intersection(*map(set, losses)) if losses else set()
+    steps = sorted(step for step in shared if step is not None)
     return steps, np.array([[each[step] for step in steps] for each in losses])
 
 
@@ -250,7 +255,8 @@ def _draw_losses(axis: Axes, entry: Entry, index: int) -> None:
     runs = [run for run in (entry.measured or entry.runs) if len(run.train_losses)]
     marker, style = MARKERS[index % len(MARKERS)], LINE_STYLES[index % len(LINE_STYLES)]
     width = 1.4 + 1.8 * 0.6**index  # later ones are thinner and smaller: at equal work they fall on top of each other
-    label, colour = entry.name, strategy_colour(entry.look)
+    label: str | None = entry.name
+    colour = strategy_colour(entry.look)
     if runs:
         length = min(len(run.train_losses) for run in runs)
         losses = np.array([run.train_losses[:length] for run in runs])
@@ -278,6 +284,7 @@ def _draw_losses(axis: Axes, entry: Entry, index: int) -> None:
 def _draw_loss_differences(axis: Axes, workload: Workload, look: Look) -> None:
     """A row per configuration: each run's final validation loss minus the median of the reference's."""
     shown = _validated(workload)
+    assert workload.reference is not None  # the caller looked
     centre = float(np.median(workload.reference.values("final_validation_loss")))
     reach = 1.5 * LOSS_NOISE
     for row, entry in enumerate(shown):

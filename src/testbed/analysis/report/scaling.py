@@ -151,10 +151,10 @@ def _scaling_picture(
     law = LAWS.get(protocol)
     fits = {}
     for item in report["strategies"] if law else []:
-        row = next((each for each in rows if each["strategy"] == item["strategy"]), None)
-        if row is None:  # refused, as the table says
+        of_item = next((each for each in rows if each["strategy"] == item["strategy"]), None)
+        if of_item is None:  # refused, as the table says
             continue
-        name = shown[id(row)].strategy + (f", batch {item['batch_size']}" if several_batches else "")
+        name = shown[id(of_item)].strategy + (f", batch {item['batch_size']}" if several_batches else "")
         fits[name] = item["fits"][law]["serial_fraction"]
     caption = "Dots: ratio of medians; bar: its 95 % interval. Grey: the ideal." + (
         f" Dashed: {law.capitalize()}'s law with the fitted serial fraction; away from the measured rank counts "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -48,6 +50,7 @@ def overview(subject: Subject) -> Section | None:
         ]
         if not rows:
             continue
+        assert reference is not None  # something was measured
         columns = [
             *("configuration", "n", "tokens/s", "speed-up", "95 % interval", "verdict"),
             *("validation loss", "MFU", "step (ms)", "peak memory (MiB)"),
@@ -128,7 +131,7 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
                     "Loss against training time",
                     caption,
                     links_to(drawn),
-                    lambda look, drawn=drawn, chosen=chosen: loss_time_figure(drawn, chosen, look),
+                    functools.partial(loss_time_figure, drawn, chosen),
                 )
             )
         why = "the lowest that every run reached; no target was set" if target is None else "the target"
@@ -145,16 +148,22 @@ def time_to_loss(subject: Subject, target: float | None) -> Section | None:
                     links_to(timed),
                     _repeats(
                         timed,
-                        lambda entry, reached=reached: reached[entry]["train_time_s"]["values"],
-                        lambda entry, reached=reached: str(
-                            Number(reached[entry]["train_time_s"]["median"], digits, unit=" s")
-                        ),
+                        functools.partial(_seconds_to_loss, reached),
+                        functools.partial(_median_to_loss, reached),
                         "seconds of training, lower is better",
                     ),
                 )
             )
         parts.append(Table(columns, rows, "" if timed else "Time to loss", (0,), note))
     return Section("Time to loss", parts, "time-to-loss") if parts else None
+
+
+def _seconds_to_loss(reached: dict[Entry, dict[str, Any]], entry: Entry) -> list[float]:
+    return reached[entry]["train_time_s"]["values"]
+
+
+def _median_to_loss(reached: dict[Entry, dict[str, Any]], entry: Entry) -> str:
+    return str(Number(reached[entry]["train_time_s"]["median"], digits, unit=" s"))
 
 
 def learning(subject: Subject) -> Section | None:
@@ -165,17 +174,18 @@ def learning(subject: Subject) -> Section | None:
         )
         if not entries:
             continue
-        shown = Workload(workload.title, entries)
+        shown, reference = Workload(workload.title, entries), workload.reference
+        assert reference is not None  # something was measured
         pictures.append(
             Picture(
                 f"loss_{number}",
                 "Loss against optimizer steps",
                 "Lines: training loss, median over runs, with a band from the lowest to the highest. Marks: validation "
                 "loss. Equal work makes the curves fall on top of each other, so the second panel shows what is left: "
-                f"each run's final validation loss minus the median of {workload.reference.name}; the grey band is "
+                f"each run's final validation loss minus the median of {reference.name}; the grey band is "
                 "what seeds explain in published runs." + _group(workload),
                 links_to(entries),
-                lambda look, shown=shown: loss_figure(shown, look),
+                functools.partial(loss_figure, shown),
             )
         )
     return Section("Learning", pictures, "loss") if pictures else None

@@ -152,8 +152,9 @@ def verdict_of(pair: EntryPair) -> Verdict:
 def _against_reference(workload: Workload) -> list[Verdict]:
     reference = workload.reference
     found, unclaimed, level = [], [], []
+    if reference is None:  # nothing was measured
+        return []
     for entry in workload.measured:
-        assert reference is not None  # one of those measured
         if entry is reference:
             continue
         pair = compared(entry, reference)
@@ -226,7 +227,7 @@ def _among_equal_ranks(ranks: int, peers: list[Entry], short: list[Entry], compa
     leader = alike[0]
     pairs = [compared(leader, other) for other in alike[1:]]
     pairs = [each for each in pairs if each.kind not in (NOT_COMPARED, NO_CLAIM)]
-    intervals = {each: each.interval_among(comparisons) for each in pairs}
+    intervals = {each: interval for each in pairs if (interval := each.interval_among(comparisons)) is not None}
     behind = [each for each in pairs if intervals[each][0] > 1]
     best_beaten = max([_median(each.reference) for each in pairs if each.kind == FASTER], default=0.0)
     level = [each for each in pairs if each.kind == NO_DIFFERENCE and _median(each.reference) > best_beaten]

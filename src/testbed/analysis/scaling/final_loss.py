@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Document, Section, Table, Text
@@ -29,12 +30,18 @@ class SeedPair:
     @property
     def share_of_steps(self) -> float | None:
         """Steps that the other needed, as a share of the reference's; of tokens too, as their steps hold as many."""
-        return None if self.reached is None else self.reached.step / self.ended.step
+        if self.reached is None:
+            return None
+        assert self.reached.step is not None and self.ended.step is not None
+        return self.reached.step / self.ended.step
 
     @property
     def share_of_time(self) -> float | None:
         """The same of the sums of step times, so that dearer steps count."""
-        return None if self.reached is None else self.reached.train_time_s / self.ended.train_time_s
+        if self.reached is None:
+            return None
+        assert self.reached.train_time_s is not None and self.ended.train_time_s is not None
+        return self.reached.train_time_s / self.ended.train_time_s
 
 
 def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedPair]:
@@ -44,7 +51,7 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedP
         ValueError: one sentence: a side lacks a seed or has it twice, a run did not validate, or the runs of a pair do
             not learn the same task in steps of as many tokens.
     """
-    by_seed = [{run.work.get("seed"): run for run in side} for side in (runs, references)]
+    by_seed: list[dict[Any, Run]] = [{run.work.get("seed"): run for run in side} for side in (runs, references)]
     if any(len(found) != len(side) or None in found for found, side in zip(by_seed, (runs, references), strict=True)):
         raise ValueError("a seed stands twice on one side, or is not recorded; each seed makes one pair")
     if by_seed[0].keys() != by_seed[1].keys():
@@ -85,12 +92,11 @@ def final_loss_table(pairs: Sequence[SeedPair], name: str, reference: str) -> st
     if any(pair.reached is None for pair in pairs):
         outcome: Text = f"{name} did not get there in every run, so no median is claimed."
     else:
+        of_steps = [pair.share_of_steps for pair in pairs if pair.share_of_steps is not None]
+        of_time = [pair.share_of_time for pair in pairs if pair.share_of_time is not None]
         tokens, time = (
             Number(median, ".3f", low, high, interval=BRACKETS)
-            for median, low, high in (
-                median_interval([pair.share_of_steps for pair in pairs]),
-                median_interval([pair.share_of_time for pair in pairs]),
-            )
+            for median, low, high in (median_interval(of_steps), median_interval(of_time))
         )
         outcome = f"Median over {len(pairs)} seeds: ", tokens, " of the tokens, ", time, " of the time."
     return markdown.text(Document(sections=[Section(blocks=[Table(header, rows)])], notes=[[outcome]]))

@@ -83,7 +83,7 @@ def _speed_up(
         if reason:
             return none | {"reason": reason}
     else:
-        numbers = [[run.tokens_per_s for run in each.runs] for each in (arm, reference)]
+        numbers = [[rate for run in each.runs if (rate := run.tokens_per_s) is not None] for each in (arm, reference)]
     speed_up = {"ratio": 1.0, "low": None, "high": None}
     if arm is not reference:
         ratio = compare(*numbers)
@@ -98,6 +98,7 @@ def _times_to_loss(
     arm: ScalingArm, reference: ScalingArm, target: float | None
 ) -> tuple[list[list[float]], str | None]:
     """Seconds of training to the target, the reference's first: less time is a larger ratio. Or why there are none."""
+    assert target is not None  # the protocol has one
     found = [time_to_loss_of_arm(each.runs, target, each.failed) for each in (reference, arm)]
     for each, times in zip((reference, arm), found, strict=True):
         if times["num_never_reached"] or len(times["train_time_s"]["values"]) < len(each.runs):
