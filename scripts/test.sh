@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Run what judges a change: ruff, and the tests that take seconds each. With --all as its first argument: every test.
-# Other arguments go to pytest.
+# Run what judges a change: ruff, mypy, and the tests that take seconds each. With --all as its first argument: every
+# test. Other arguments go to pytest.
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 use_environment -r requirements.txt -e '.[test]'
 ruff check .
 ruff format --check .
+mypy
 
 NO_TESTS=5 # pytest's exit code where the arguments select none of them
 run_tests() {

@@ -149,7 +149,7 @@ class HeldBytes(TorchDispatchMode):
     torch.distributed._tools.MemTracker does the same by module, but refuses a second forward pass.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
         self._counted: set[int] = set()  # addresses of storages that are alive
