@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -22,12 +23,12 @@ from support.settings import stand_in
 
 from testbed.checkpoint.weights import export_weights
 from testbed.data.pairs import encode_prompt
-from testbed.data.token_file import TokenFileWriter
+from testbed.data.token_file import TokenFileWriter, open_token_file
 from testbed.data.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
 from testbed.errors import printable
 from testbed.inference import load_model
 from testbed.inference.loading import shape_of_config, tokenizer_of
-from testbed.inference.sample import text_of
+from testbed.inference.sample import sample_text, text_of
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 
@@ -142,6 +143,12 @@ def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
     expected = ("def main" + sample["text"]).replace("\r\n", "\n").replace("\r", "\n")  # as a pipe is read
     assert again.stdout.startswith("def main") and expected.startswith(again.stdout.removesuffix("\n"))
     assert " tokens; the first after " in again.stderr
+
+
+def test_tokens_of_no_named_tokenizer_give_no_sample(data):
+    tokens = dataclasses.replace(open_token_file(data / "val.bin"), tokenizer=None)
+    sample, line = sample_text({}, stand_in(sample_tokens=8), tokens, None)
+    assert sample is None and line == f"no sample: {data / 'val.bin'} names no tokenizer"
 
 
 def test_a_folder_opens_as_it_was_saved(checkpoint, data):
