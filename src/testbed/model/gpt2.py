@@ -214,7 +214,7 @@ class GPT2(nn.Module):
         The compiler fuses the softmax and its backward into fewer passes over the logits. Generation and pipeline
         stages, which want the logits, do not use this region.
         """
-        self.loss_of_hidden = torch.compile(self.loss_of_hidden)  # type: ignore[method-assign]  # of this model alone
+        self.loss_of_hidden = torch.compile(self.loss_of_hidden)  # type: ignore[method-assign]  # on purpose
 
 
 def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
