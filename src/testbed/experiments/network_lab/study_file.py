@@ -72,7 +72,7 @@ class LinkComparison:
 @dataclass(frozen=True)
 class MeasuredAllReduce:
     """The gradients' all-reduce with nothing beside it, measured at the end of profiled runs: best of BEST_OF each,
-    as distributed.measured_bus_bandwidth keeps it."""
+    as profiling.attribution.measured_bus_bandwidth keeps it."""
 
     hosts: int
     link: str
