@@ -210,7 +210,8 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
         if path and path.is_dir():
             raise ValueError(f"{flag} {path} is a directory; name a file in it")
-    make_folder("--output-dir", arguments.output_dir)
+    if arguments.output_dir:
+        make_folder("--output-dir", arguments.output_dir)
     for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
         if path:
             make_folder(flag, path.parent)

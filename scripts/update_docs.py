@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Fill the blocks of README.md and docs/ that are made from the files in docs/results.
+"""Write what README.md, docs/ and the schema of the metrics file take from the code and from docs/results.
 
-    python scripts/update_docs.py            # write the blocks
-    python scripts/update_docs.py --check    # write nothing; exit code 1 where a block is not what its file says
+    python scripts/update_docs.py            # after a flag, a strategy, a field or a result changed
+    python scripts/update_docs.py --check    # write nothing; exit code 1 where a file is out of date
 
-A block stands between `<!-- made by: scripts/update_docs.py NAME -->` and `<!-- end of NAME -->`.
+docs/flags.md follows from the table of flags. The schema of training_metrics.json and the tables of
+docs/metrics_file.md follow from testbed/metrics/fields/. A block between
+`<!-- made by: scripts/update_docs.py NAME -->` and `<!-- end of NAME -->` follows from files in docs/results.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.analysis.blocks import filled, names_of_blocks
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
-from testbed.io import write_text
+from testbed.io import SOURCE, write_text
+from testbed.program import program
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "docs" / "results"
@@ -76,30 +79,57 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-def pages_with_blocks() -> dict[Path, list[str]]:
-    """Return the pages that hold a block, with the names of their blocks."""
-    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-    found = {page: names_of_blocks(page.read_text(encoding="utf-8")) for page in pages}
-    return {page: names for page, names in found.items() if names}
+def metrics_fields() -> str:
+    from testbed.metrics import schema
+
+    return schema.sections()
 
 
+def flags_page() -> str:
+    from testbed.config.flags_page import page
+
+    return page()
+
+
+def metrics_schema() -> str:
+    from testbed.metrics import schema
+
+    return schema.schema_text()
+
+
+BLOCKS["metrics fields"] = metrics_fields
+WHOLE_FILES: dict[Path, Callable[[], str]] = {
+    REPOSITORY / "docs" / "flags.md": flags_page,
+    SOURCE / "testbed" / "metrics" / "training_metrics.schema.json": metrics_schema,
+}
+
+
+def made_files() -> Iterator[tuple[Path, str]]:
+    """Yield each file that is made, or holds a block, with the text that it should have."""
+    for path, make in WHOLE_FILES.items():
+        yield path, make()
+    for path in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        names = names_of_blocks(text)
+        if unknown := [name for name in names if name not in BLOCKS]:
+            raise ValueError(f"{path}: no block is called {unknown[0]!r}; known: {', '.join(BLOCKS)}")
+        if names:
+            yield path, filled(text, {name: BLOCKS[name]() for name in names})
+
+
+@program
 def main(words: list[str] | None = None) -> int:
     parser = FlagParser(prog="update_docs.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a block is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a file is out of date")
     check = parser.parse_args(words).check
     out_of_date = []
-    for page, names in pages_with_blocks().items():
-        if unknown := [name for name in names if name not in BLOCKS]:
-            say(f"update_docs.py: error: {page}: no block is called {unknown[0]!r}", file=sys.stderr)
-            return 2
-        text = page.read_text(encoding="utf-8")
-        made = filled(text, {name: BLOCKS[name]() for name in names})
-        if made != text:
-            out_of_date.append(str(page.relative_to(REPOSITORY)))
+    for path, made in made_files():
+        if not path.exists() or path.read_text(encoding="utf-8") != made:
+            out_of_date.append(str(path.relative_to(REPOSITORY)))
             if not check:
-                write_text(page, made)
+                write_text(path, made)
     if not out_of_date:
-        say("every block is up to date")
+        say("every file is up to date")
     elif check:
         say(f"out of date: {', '.join(out_of_date)}; run: python scripts/update_docs.py", file=sys.stderr)
     else:

@@ -29,7 +29,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.metrics.world_step import gather_step
 from testbed.optim.lr_schedule import learning_rate_at
-from testbed.train.divergence import check_step
+from testbed.train.divergence import raise_if_diverged
 from testbed.train.ending import RunEnding, RunPreempted
 from testbed.train.finish import finish
 from testbed.train.run import Run, open_run
@@ -52,8 +52,10 @@ def train(run: Run) -> None:
     settings, strategy, clock, report = run.settings, run.strategy, run.clock, run.report
     report.begin_training(startup_s=time.perf_counter() - STARTED_S)
     run.signals.defer()  # from here on a stop waits for the end of the step
-    if run.owes_validation and validate(run, run.first_step):
-        leave_preempted(run, run.first_step)
+    if run.owes_validation:
+        stop = validate(run, run.first_step)
+        if stop:
+            leave_preempted(run, run.first_step)
     with report.profiled():
         for step in range(run.first_step, settings.last_step):
             learning_rate = learning_rate_at(step, settings)
@@ -63,7 +65,7 @@ def train(run: Run) -> None:
                 result = strategy.train_step(micro_batches, learning_rate)
             world = gather_step(result, clock, run.device, run.signals.number)  # one collective: loss, times, stop
             stop = run.signals.agree(world.stop)
-            check_step(step + 1, world, settings.compute.precision)
+            raise_if_diverged(step + 1, world, settings.compute.precision)
             report.step(step + 1, world, learning_rate)
             if not stop and run.saves_after(step + 1):
                 run.checkpoints.save(step + 1)  # before validation, which the last save may overlap
@@ -71,8 +73,10 @@ def train(run: Run) -> None:
                 stop = validate(run, step + 1)
             if stop:
                 leave_preempted(run, step + 1)
-    if settings.training.eval_only and validate(run, 0):
-        raise run.signals.as_exception()
+    if settings.training.eval_only:
+        stop = validate(run, 0)
+        if stop:  # nothing was trained, so there is nothing to save
+            raise run.signals.as_exception()
     finish(run)
 
 

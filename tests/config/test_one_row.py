@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.programs import REPOSITORY, TINY_RUN, data_flags, write_token_files
 
 from testbed.config.flag import OF_RUN_TYPE, Filled, Kind
-from testbed.config.flags_page import main, page
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 
@@ -83,6 +83,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.launches
 def test_a_flag_of_each_kind_is_one_row(tmp_path):
     config = copy_of_the_code(tmp_path)
     for name, (before, rows) in ROWS.items():
@@ -94,6 +95,7 @@ def test_a_flag_of_each_kind_is_one_row(tmp_path):
     assert done.stdout.endswith("every claim holds\n"), done.stderr[-3000:]
 
 
+@pytest.mark.launches
 def test_an_option_of_a_run_type_without_a_row_is_named(tmp_path):
     run_types = copy_of_the_code(tmp_path) / "run_types.py"
     run_types.write_text(run_types.read_text().replace('"bucket_cap_mb": 25.0', '"bucket_cap_mb": 25.0, "gossip": 2'))
@@ -108,12 +110,3 @@ def test_no_row_contradicts_itself():
         assert flag.needs is None or flag.needs[0] in FLAGS, name
         assert flag.filled is Filled.KEPT or flag.default in (None, "auto", OF_RUN_TYPE), "only an open value is filled"
         assert flag.is_option == any(name in entry.options for entry in STRATEGIES.values()), name
-
-
-def test_the_page_of_flags_is_as_the_table_has_it(tmp_path, capsys):
-    assert main(["--check"]) == 0, "run python -m testbed.config.flags_page"
-    other = tmp_path / "flags.md"
-    other.write_text(page().replace("`--epochs`", "`--epoch`"))
-    assert main(["--check", "--page", str(other)]) == 1
-    assert "python -m testbed.config.flags_page" in capsys.readouterr().err
-    assert main(["--page", str(other)]) == 0 and other.read_text() == page()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from support.settings import stand_in
 
 from testbed.data.token_file import TokenFileWriter, open_token_file
 from testbed.data.windows import Windows, longest_pair, num_windows
@@ -19,19 +19,22 @@ CPU = torch.device("cpu")
 SEQUENCE = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The settings that data reads."""
+DEFAULTS = {
+    "seq_length": SEQUENCE,
+    "global_batch_size": 24,
+    "micro_batch_size_per_gpu": 1,
+    "data_world_size": 1,
+    "steps_per_epoch": 4,
+    "last_step": 8,
+    "seed": 3,
+    "num_workers": 0,
+    "max_val_steps": None,
+}
 
-    seq_length: int = SEQUENCE
-    global_batch_size: int = 24
-    micro_batch_size_per_gpu: int = 1
-    data_world_size: int = 1
-    steps_per_epoch: int = 4
-    last_step: int = 8
-    seed: int = 3
-    num_workers: int = 0
-    max_val_steps: int | None = None
+
+def settings_with(**values: int | None) -> SimpleNamespace:
+    """Return the settings that data reads."""
+    return stand_in(**{**DEFAULTS, **values})
 
 
 def counting_file(num_windows: int, odd_tokens: int = 5) -> SimpleNamespace:
@@ -57,8 +60,8 @@ def windows_in(micro_batches) -> list[int]:
 @pytest.mark.parametrize("micro_batch", [1, 3])
 def test_ranks_read_disjoint_shares_that_make_up_the_global_batch(world_size, micro_batch):
     file = counting_file(num_windows=100)  # 4 whole steps of 24, and 4 windows that no step uses
-    settings = Settings(data_world_size=world_size, micro_batch_size_per_gpu=micro_batch)
-    reference = TrainingBatches(file, Settings(), 0, CPU)
+    settings = settings_with(data_world_size=world_size, micro_batch_size_per_gpu=micro_batch)
+    reference = TrainingBatches(file, settings_with(), 0, CPU)
     ranks = [TrainingBatches(file, settings, rank, CPU) for rank in range(world_size)]
     for step in range(8):
         shares = [windows_in(rank.of_step(step)) for rank in ranks]
@@ -69,7 +72,7 @@ def test_ranks_read_disjoint_shares_that_make_up_the_global_batch(world_size, mi
 
 
 def test_an_epoch_reads_every_window_at_most_once_and_the_next_in_another_order():
-    batches = TrainingBatches(counting_file(num_windows=100), Settings(), 0, CPU)
+    batches = TrainingBatches(counting_file(num_windows=100), settings_with(), 0, CPU)
     epochs = [[w for step in range(first, first + 4) for w in windows_in(batches.of_step(step))] for first in (0, 4)]
     for windows in epochs:
         assert len(windows) == len(set(windows)) == 96
@@ -79,7 +82,7 @@ def test_an_epoch_reads_every_window_at_most_once_and_the_next_in_another_order(
 
 
 def test_targets_are_the_inputs_shifted_by_one():
-    for batch in TrainingBatches(counting_file(100), Settings(), 0, CPU).of_step(0):
+    for batch in TrainingBatches(counting_file(100), settings_with(), 0, CPU).of_step(0):
         assert torch.equal(batch.targets, batch.inputs + 1)
         assert batch.num_target_tokens == batch.targets.numel()
         assert batch.loss_divisor == 24 * SEQUENCE
@@ -87,14 +90,15 @@ def test_targets_are_the_inputs_shifted_by_one():
 
 def test_the_seed_decides_the_order():
     orders = [
-        windows_in(TrainingBatches(counting_file(100), Settings(seed=seed), 0, CPU).of_step(0)) for seed in (3, 3, 4)
+        windows_in(TrainingBatches(counting_file(100), settings_with(seed=seed), 0, CPU).of_step(0))
+        for seed in (3, 3, 4)
     ]
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_reading_ahead_changes_nothing():
-    plain = TrainingBatches(counting_file(100), Settings(), 0, CPU)
-    ahead = TrainingBatches(counting_file(100), Settings(num_workers=3), 0, CPU)
+    plain = TrainingBatches(counting_file(100), settings_with(), 0, CPU)
+    ahead = TrainingBatches(counting_file(100), settings_with(num_workers=3), 0, CPU)
     for step in range(8):
         assert windows_in(plain.of_step(step)) == windows_in(ahead.of_step(step))
     ahead.close()
@@ -104,7 +108,7 @@ def test_reading_ahead_changes_nothing():
 @pytest.mark.parametrize("num_windows", [1, 23, 24, 25, 61])
 def test_validation_reads_every_window_once_in_file_order(world_size, num_windows):
     """Also the partial last batch; what fills a rank's share up has no targets, so it does not count."""
-    settings = Settings(data_world_size=world_size, micro_batch_size_per_gpu=2)
+    settings = settings_with(data_world_size=world_size, micro_batch_size_per_gpu=2)
     ranks = [ValidationBatches(counting_file(num_windows), settings, rank, CPU) for rank in range(world_size)]
     seen = []
     for index in range(len(ranks[0])):
@@ -119,15 +123,15 @@ def test_validation_reads_every_window_once_in_file_order(world_size, num_window
 
 
 def test_max_val_steps_counts_global_batches():
-    batches = ValidationBatches(counting_file(61), Settings(max_val_steps=2), 0, CPU)
+    batches = ValidationBatches(counting_file(61), settings_with(max_val_steps=2), 0, CPU)
     assert len(batches) == 2 and batches.num_sequences == 48
-    assert ValidationBatches(counting_file(61), Settings(max_val_steps=100), 0, CPU).num_sequences == 61
+    assert ValidationBatches(counting_file(61), settings_with(max_val_steps=100), 0, CPU).num_sequences == 61
 
 
 def test_a_window_holds_one_whole_pair_and_only_its_reference_is_learned(tmp_path):
     """With windows of 8 a pair has 9 tokens at most: the third fills one, the second and the fifth fit into none."""
     file = pairs_file(tmp_path, [(2, 3), (6, 3), (7, 1), (1, 1), (20, 20)])
-    settings = Settings(global_batch_size=3, micro_batch_size_per_gpu=3, max_val_steps=None)
+    settings = settings_with(global_batch_size=3, micro_batch_size_per_gpu=3, max_val_steps=None)
     (batch,) = ValidationBatches(file, settings, 0, CPU).of_batch(0)
     N = NOT_A_TARGET
     assert batch.inputs.tolist() == [
@@ -152,7 +156,7 @@ def test_every_rank_divides_by_the_targets_of_the_global_batch(tmp_path, world_s
     """The mean over ranks of (sum of a rank's losses / divisor) is the mean over all targets of the batch."""
     random = np.random.default_rng(0)
     file = pairs_file(tmp_path, [(1, int(length)) for length in random.integers(1, 7, 50)])
-    settings = Settings(global_batch_size=8, data_world_size=world_size, steps_per_epoch=6)
+    settings = settings_with(global_batch_size=8, data_world_size=world_size, steps_per_epoch=6)
     ranks = [TrainingBatches(file, settings, rank, CPU) for rank in range(world_size)]
     unequal = 0
     for step in range(8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from itertools import chain
@@ -175,7 +176,7 @@ def test_prompts_are_drawn_independently_and_by_their_seed():
     assert sum(found) == number
     assert stats.chisquare(found, expected).pvalue > 1e-3, (found, expected)
     again = generate(our_model(), [prompt] * 20, 1, settings)
-    later = generate(our_model(), [prompt] * 20, 1, settings.with_values(seed=12))
+    later = generate(our_model(), [prompt] * 20, 1, dataclasses.replace(settings, seed=12))
     assert [tokens[0] for tokens in again] == drawn[:20]
     assert [tokens[0] for tokens in later] == drawn[1:21]
 

@@ -36,6 +36,7 @@ def test_a_program_puts_its_own_source_first_before_it_imports_any(path):
     assert Path(folder) == REPOSITORY / "src"
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     "name", ["generate_charts.py", "scripts/compare_runs.py", "scripts/profiling/diff_profiles.py", "src/gpt2.py"]
 )
@@ -101,6 +102,7 @@ def test_a_signal_ends_it_through_its_own_clauses(capsys, number, code):
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.launches
 def test_a_reader_that_has_gone_is_no_traceback(tmp_path):
     script = "from testbed.program import program\nimport sys\n"
     script += "@program\ndef main():\n    print('x' * 1_000_000)\nsys.exit(main())"

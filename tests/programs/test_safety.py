@@ -38,8 +38,8 @@ PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 
 
 MAY_PICKLE = {
-    "tensor_archive.py": {"pickle.UnpicklingError"},  # what PyTorch raises
-    "peers/nanogpt.py": {"pickle.dumps"},  # writes what nanoGPT wants to read
+    "model/tensor_archive.py": {"pickle.UnpicklingError"},  # what PyTorch raises
+    "experiments/peers/nanogpt.py": {"pickle.dumps"},  # writes what nanoGPT wants to read
 }
 
 

@@ -178,6 +178,7 @@ def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_a_full_disk_ends_the_sweep_and_no_run_is_left(stand_in, monkeypatch):
+    before = psutil.Process().children()
     with a_runner(stand_in, "baseline") as runner:
 
         def full(path: Path, text: str) -> None:
@@ -186,7 +187,7 @@ def test_a_full_disk_ends_the_sweep_and_no_run_is_left(stand_in, monkeypatch):
         monkeypatch.setattr(state, "write_text", full)
         with pytest.raises(OSError, match="No space left"):
             runner.run_all(warmup_runs=0)
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before
 
 
 def test_a_report_that_is_not_ok_says_so_and_where(tmp_path):

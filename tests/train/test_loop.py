@@ -6,6 +6,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from support.settings import stand_in
 
 import gpt2
 from testbed.distributed.signals import RunStopped
@@ -18,7 +19,7 @@ class Noted:
     def __init__(self, monkeypatch, stop_at: int = 0):
         self.calls: list[str] = []
         note = self.calls.append
-        self.settings = SimpleNamespace(last_step=4, precision="fp32", eval_only=False, skip_gradient_sync=None)
+        self.settings = stand_in(last_step=4, precision="fp32", eval_only=False, skip_gradient_sync=None)
         self.first_step, self.owes_validation, self.device = 0, False, None
         self.strategy = SimpleNamespace(train_step=lambda micro_batches, learning_rate: note("step"))
         self.batches = SimpleNamespace(of_step=lambda step: None)
@@ -36,7 +37,7 @@ class Noted:
         self.saves_after, self.validates_after = lambda step: step == 2, lambda step: step in (2, 4)
         worlds = iter(range(1, 5))
         monkeypatch.setattr(gpt2, "gather_step", lambda *_: SimpleNamespace(stop=15 * (next(worlds) == stop_at)))
-        monkeypatch.setattr(gpt2, "check_step", lambda *_: None)
+        monkeypatch.setattr(gpt2, "raise_if_diverged", lambda *_: None)
         monkeypatch.setattr(gpt2, "learning_rate_at", lambda *_: 1.0)
         monkeypatch.setattr(gpt2, "validate", lambda run, step: note(f"validate {step}") or 0)
         monkeypatch.setattr(gpt2, "finish", lambda run: note("finish"))
@@ -72,7 +73,7 @@ def test_a_stop_during_validation_saves_the_step(monkeypatch):
 
 def test_ranks_that_train_apart_save_nothing(monkeypatch):
     run = Noted(monkeypatch, stop_at=1)
-    run.settings.skip_gradient_sync = "all"
+    run.settings.data_parallel.skip_gradient_sync = "all"
     with pytest.raises(RunStopped):
         gpt2.train(run)
     assert run.calls == ["step", "report 1"]

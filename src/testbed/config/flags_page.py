@@ -1,25 +1,19 @@
-"""Make docs/flags.md from the table of flags: `python -m testbed.config.flags_page`. No torch."""
+"""Make docs/flags.md from the table of flags; scripts/update_docs.py writes it. No torch."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from enum import Enum
-from pathlib import Path
 
 from testbed.config.flag import Filled, Flag, Kind, Resume
-from testbed.config.flag_parser import FlagParser
 from testbed.config.flags import build_parser
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS, GROUPS
-from testbed.io import SOURCE, write_text
 
-PAGE = SOURCE.parent / "docs" / "flags.md"
-COMMAND = "python -m testbed.config.flags_page"
-_HEAD = f"""# Flags of `src/gpt2.py`
+_HEAD = """# Flags of `src/gpt2.py`
 
-Made by `{COMMAND}` from the table of flags in
+Made by `python scripts/update_docs.py` from the table of flags in
 [training_flags.py](../src/testbed/config/training_flags.py) and
 [system_flags.py](../src/testbed/config/system_flags.py). A new flag is one row there, and `settings.<group>.<flag>` is
 its value (of `--model` it is `settings.model.size`, of `--optimizer` `settings.optimizer.name`). `--save-every` and
@@ -27,15 +21,15 @@ its value (of `--model` it is `settings.model.size`, of `--optimizer` `settings.
 
 **Kind** says how a comparison of two runs treats a flag in which they differ:
 
-{{kinds}}
+{kinds}
 
 **Resume** says what a start that continues a run (`--resume`) may do with it:
 
-{{resumes}}
+{resumes}
 
 **In files** says what `effective_config.json` and `settings` of the metrics file hold where it was not given:
 
-{{filled}}
+{filled}
 
 Files name settings by their flags, without groups. A `--config` file may hold every flag but those marked "one start".
 """
@@ -90,21 +84,3 @@ def _in_files(flag: Flag) -> str:
     if not flag.field or flag.of_one_start or not flag.recorded:
         return "not there"
     return flag.filled.name.lower()
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or with --check say whether it is as the table has it. Returns the exit code."""
-    parser = FlagParser(prog=COMMAND, description="Write docs/flags.md from the table of flags.")
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is another")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE.md", help="(default: docs/flags.md)")
-    given = parser.parse_args(arguments)
-    if not given.check:
-        write_text(given.page, page())
-    elif not given.page.exists() or given.page.read_text(encoding="utf-8") != page():
-        print(f"{given.page} is not what the table of flags says; run {COMMAND}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

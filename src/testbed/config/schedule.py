@@ -1,6 +1,6 @@
-"""The recipe: what --optimizer and --lr_schedule need, how many optimizer steps a run has, the learning rate of each.
+"""Work out how many optimizer steps a run has, and the marks of its learning-rate schedule. No torch.
 
-No torch.
+optim/lr_schedule.py makes the learning rate of a step from them.
 """
 
 from __future__ import annotations

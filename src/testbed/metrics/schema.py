@@ -18,7 +18,6 @@ from testbed.metrics.fields.types import Rule
 from testbed.metrics.file import SCHEMA_VERSION
 
 SCHEMA_FILE = Path(__file__).with_name("training_metrics.schema.json")
-BEGIN, END = "<!-- made by scripts/generate_metrics_schema.py: begin -->", "<!-- end -->"
 
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 _WIDTH = 120
@@ -62,7 +61,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "training_metrics.json",
-        "description": "Made by scripts/generate_metrics_schema.py. This project writes the version that $ref names, "
+        "description": "Made by scripts/update_docs.py. This project writes the version that $ref names, "
         "and reads the earlier ones too. docs/metrics_file.md explains each field.",
         "$ref": f"#/$defs/{name}",
         "$defs": {
@@ -77,15 +76,6 @@ def schema() -> dict[str, Any]:
 def schema_text() -> str:
     """Return the schema as its file has it: what fits on a line stands on one."""
     return _json(schema(), 0) + "\n"
-
-
-def page_with_fields(page: str) -> str:
-    """Return docs/metrics_file.md with the sections of fields made again between their marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{sections()}\n{END}{after}"
 
 
 def _field(name: str, hint: Any) -> Field:

@@ -1,8 +1,8 @@
 """The plan of a sweep: which runs, each one's command, in which order, and what is already known to be impossible.
 
 A cell is one configuration (variant x ranks x batch size); every repeat of it is one run, and one row of sweep.json.
-No torch: the plan is made in a second. What was asked for comes from sweep_request.py; sweep_state.py keeps the plan in
-a file, sweep_run.py carries it out.
+No torch: the plan is made in a second. What was asked for comes from request.py; state.py keeps the plan in a file,
+runner.py carries it out.
 """
 
 from __future__ import annotations

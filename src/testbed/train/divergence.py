@@ -11,7 +11,7 @@ class TrainingDiverged(Exception):
     """The loss or the gradient is not finite. Nothing of that step is recorded or saved."""
 
 
-def check_step(step: int, world: WorldStep, precision: str) -> None:
+def raise_if_diverged(step: int, world: WorldStep, precision: str) -> None:
     """Check the loss and the gradient norm of an optimizer step, counted from 1.
 
     Raises:

@@ -98,18 +98,20 @@ class RunEnding:
             start_patience_s = START_PATIENCE_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
             # loading PyTorch took this rank this long, half a minute on a busy machine, and takes others as long
             start_patience_s = max(start_patience_s, seconds_since_start())
-            heartbeat = StartupHeartbeat(self.launch, timeout_s, open_store, self._end_alone, start_patience_s)
+            heartbeat = StartupHeartbeat(
+                self.launch, timeout_s, open_store, self._end_for_rank_missing_at_startup, start_patience_s
+            )
             self._ranks.heartbeat = heartbeat.begin()
 
     def claim_directory(self, directory: Path) -> None:
         """Take the folder for this run: each rank keeps a progress file there, and watches those of the others."""
         self._ranks.directory = directory
         run_lock.hold(directory)
-        places, rank = self._ranks.places, self.launch.rank
-        watchdog.begin(places, rank)
+        progress_folder, rank = self._ranks.progress_folder, self.launch.rank
+        watchdog.begin(progress_folder, rank)
         if self.launch.is_distributed:
             timeout_s = self.settings.training.collective_timeout
-            watchdog.Watch(places, rank, self.launch.world_size, timeout_s, self._end_without)
+            watchdog.Watch(progress_folder, rank, self.launch.world_size, timeout_s, self._end_for_stuck_rank)
 
     def arm_timeouts(self) -> None:
         """Let no rank wait longer for another one than --collective_timeout from now on, whatever that one does."""
@@ -222,15 +224,15 @@ class RunEnding:
         reason = f"{stop.reason}; {self._ranks.waited()}{words}" if self._directory else stop.reason
         self._mark_failed(reason, stop.exit_code)
 
-    def _end_without(self, missing: str) -> None:
+    def _end_for_stuck_rank(self, missing: str) -> None:
         """End from the watching thread: a rank is dead or stopped, and this one would wait for ever."""
-        self._end_now(f"{missing}; {self._ranks.waited()}, longer than --collective_timeout allows")
+        self._mark_failed_and_exit(f"{missing}; {self._ranks.waited()}, longer than --collective_timeout allows")
 
-    def _end_alone(self, missing: str) -> None:
+    def _end_for_rank_missing_at_startup(self, missing: str) -> None:
         """End from the thread of the heartbeat: a rank is dead, or never came."""
-        self._end_now(f"{missing}; {self._ranks.waited()}")
+        self._mark_failed_and_exit(f"{missing}; {self._ranks.waited()}")
 
-    def _end_now(self, reason: str) -> None:
+    def _mark_failed_and_exit(self, reason: str) -> None:
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
         last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [exit_code])  # the disk itself may hang
         last_resort.daemon = True

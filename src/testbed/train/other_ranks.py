@@ -28,7 +28,7 @@ class OtherRanks:
         self.heartbeat: StartupHeartbeat | None = None
 
     @property
-    def places(self) -> Path:
+    def progress_folder(self) -> Path:
         """Folder of the ranks' progress files: the held one, not one that took its name."""
         assert self.directory is not None
         return run_lock.by_handle(self.directory)
@@ -39,7 +39,7 @@ class OtherRanks:
             return None
         if self.heartbeat is not None and self.heartbeat.received:
             return self.heartbeat.received  # from rank 0, which has ended by now, and is not the cause
-        words = describe(self.places, self.launch.world_size, self.launch.rank) if self.directory else None
+        words = describe(self.progress_folder, self.launch.world_size, self.launch.rank) if self.directory else None
         if self.heartbeat is not None:
             words = words or self.heartbeat.dead_ranks()
             if words:
@@ -48,15 +48,15 @@ class OtherRanks:
 
     def blocking(self) -> str:
         """Describe the rank for which a collective broke or timed out."""
-        return self._missing_soon() or self._level() or self._unknown()
+        return self._wait_for_proof_of_death() or self._longest_at_same_phase() or self._unknown()
 
     def waited(self) -> str:
         """Say where this rank waited."""
         if self.directory is None:
             return f"rank {self.launch.rank} waited for the others to start"
-        return f"rank {self.launch.rank} waited in {watchdog.own_place(self.places, self.launch.rank)}"
+        return f"rank {self.launch.rank} waited in {watchdog.own_place(self.progress_folder, self.launch.rank)}"
 
-    def _missing_soon(self) -> str | None:
+    def _wait_for_proof_of_death(self) -> str | None:
         """Look until a rank is known to be gone, or until each of the others has shown that it lives.
 
         A connection breaks a moment before the kernel shows that the process at its other end is dead. Until then that
@@ -74,12 +74,12 @@ class OtherRanks:
     def _signs_of_life(self) -> dict[int, int]:
         if self.directory is None:
             return {}
-        return watchdog.signs_of_life(self.places, self.launch.world_size, self.launch.rank)
+        return watchdog.signs_of_life(self.progress_folder, self.launch.world_size, self.launch.rank)
 
-    def _level(self) -> str | None:
+    def _longest_at_same_phase(self) -> str | None:
         if self.directory is None or not self.launch.is_distributed:
             return None
-        return watchdog.longest_level_rank(self.places, self.launch.world_size, self.launch.rank)
+        return watchdog.longest_level_rank(self.progress_folder, self.launch.world_size, self.launch.rank)
 
     def _unknown(self) -> str:
         if self.launch.rank > 0 and self.heartbeat is not None and not process_group.is_store_held():

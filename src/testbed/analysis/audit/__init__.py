@@ -9,6 +9,6 @@ To add a rule, write one function and list it in the table at the end of its fil
 A rule takes what reported.py read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(RULE, ...)`
 where a claim does not stand and `item.notes(RULE, ...)` where something is only pointed out, with the corrected figure
 if the files give one. What a file does not record is None, and a rule says nothing about it. The names of the rules
-stand in finding.py, their arithmetic in docs/audit.md. tests/analysis/test_audit.py plants each fault and shows its
-sound twin.
+stand in finding.py, their arithmetic in docs/audit.md. tests/support/audit_cases.py has a fault of each
+kind and its sound twin.
 """

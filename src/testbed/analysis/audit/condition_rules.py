@@ -33,7 +33,7 @@ def code_is_the_same(claim: Claim) -> Iterator[Finding]:
 
 
 def _configuration(record: dict) -> dict:
-    """What was set, apart from where it ran: settings (2.1), or the few that 2.0 records."""
+    """What was set, apart from where it ran: settings (since 2.1), or the few that 2.0 records."""
     ignored = {"checkpoint_path", "seed", "threads_per_rank", "train_data_path", "val_data_path"}
     settings = {name: value for name, value in (record.get("settings") or {}).items() if name not in ignored}
     config = record.get("training_config") or {}

@@ -60,7 +60,7 @@ class Reported(Audited):
 
     @property
     def is_our_own(self) -> bool:
-        """A 2.1 file: every optimizer step of every rank, on a clock that is synchronised on both sides."""
+        """A file of 2.1 or later: every optimizer step of every rank, on a clock that is synchronised on both sides."""
         return self.form == "2.2"
 
 

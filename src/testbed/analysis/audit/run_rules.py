@@ -34,7 +34,7 @@ SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
 
 
 def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
-    """2.0: tokens / wall time of the epochs. 2.1: tokens of the measured rows / their times."""
+    """2.0: tokens / wall time of the epochs. Since 2.1: tokens of the measured rows / their times."""
     if item.form not in ("2.0", "2.2") or not item.rate:
         return
     tokens, seconds = _tokens_and_seconds(item)
@@ -64,7 +64,7 @@ def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
 
 
 def counters_agree(item: Reported) -> Iterator[Finding]:
-    """global batch = micro batch x accumulation x data ranks; tokens = steps x batch x length (2.0 and 2.1)."""
+    """global batch = micro batch x accumulation x data ranks; tokens = steps x batch x length (since 2.0)."""
     if item.form not in ("2.0", "2.2"):
         return
     assert item.run is not None
@@ -137,7 +137,7 @@ def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
 
 
 def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
-    """2.1 without warm-up rows: the slow first steps are in the throughput. v1 and 2.0 never leave them out."""
+    """Since 2.1, without warm-up rows: the slow first steps are in the throughput. v1 and 2.0 never leave them out."""
     if item.form in ("v1", "2.0"):
         if item.rate:
             yield item.notes(
@@ -171,7 +171,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
 
 
 def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
-    """2.1: rows of steps k apart are samples; a step's time below a rank's own is no time of a synchronous step."""
+    """Since 2.1: rows k steps apart are samples; a step's time below a rank's own is no time of a synchronous step."""
     if item.form != "2.2" or item.run is None or not len(item.run.train_steps):
         return
     steps, slowest_s, recorded_s = item.run.train_steps, item.run.slowest_rank_times_s, item.run.all_step_times_s

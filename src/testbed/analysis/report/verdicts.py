@@ -22,7 +22,7 @@ NO_CLAIM, NOT_COMPARED = "no claim", "not compared"
 
 @dataclass(frozen=True, eq=False)
 class EntryPair:
-    """A configuration beside another, as comparison.py compares them; a faster one that learns worse is not faster."""
+    """Two configurations, as comparison/two_arms.py compares them; a faster one that learns worse is not faster."""
 
     entry: Entry
     reference: Entry

@@ -1,6 +1,6 @@
 """The network study's plan: which strategy on how many hosts over which links, and how long that will take. No torch.
 
-Every run is one call of src/gpt2.py on the hosts of a lab of its own, made by scripts/lab/network.py; sweep_run.py
+Every run is one call of src/gpt2.py on the hosts of a lab of its own, made by scripts/lab/network.py; sweep/runner.py
 carries the plan out, as it does any sweep. The strategies are told apart at 2 hosts; on 4, which share the cores of
 this machine, only those that differ in how their traffic grows with the number of hosts.
 """

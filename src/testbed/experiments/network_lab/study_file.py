@@ -4,7 +4,7 @@ One number per run, its tokens/s over the measured steps. Whether two arms diffe
 communication comes from profiled runs of their own, which enter no time: of the rank that waits least in each step,
 since what another one waits beyond that is for a slower rank, not for the network.
 
-The bound is that of a ring all-reduce of the gradients (network_bounds.py). The bytes are those of the model's
+The bound is that of a ring all-reduce of the gradients (bounds.py). The bytes are those of the model's
 parameters in fp32; no strategy must move exactly these, and what ZeRO and FSDP move more shows against it.
 """
 
@@ -72,7 +72,7 @@ class LinkComparison:
 @dataclass(frozen=True)
 class MeasuredAllReduce:
     """The gradients' all-reduce with nothing beside it, measured at the end of profiled runs: best of BEST_OF each,
-    as distributed.measured_bus_bandwidth keeps it."""
+    as profiling.attribution.measured_bus_bandwidth keeps it."""
 
     hosts: int
     link: str
