@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -99,6 +100,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> None:
     try:
         continue_prompt(parse_arguments(sys.argv[1:]))
+    except BrokenPipeError:  # as with `| head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RuntimeError, MemoryError) as error:
         from testbed.train.ending import is_out_of_memory
 

@@ -43,10 +43,10 @@ class Recording(BatchingEngine):
 
 
 def test_a_thousand_requests_through_a_bounded_queue(model):
-    """All arrive within 0.2 s: each is answered once and whole or rejected, and answers are not mixed up."""
+    """All arrive within 0.05 s: each is answered once and whole or rejected, and answers are not mixed up."""
     traffic = Traffic(TOKENS, prompt_tokens=10, new_tokens=6, requests=1000, seed=3)
     engine = Recording(model, max_batch=16, max_queue=32)
-    point = open_loop(engine, traffic, rate_per_s=5000.0)
+    point = open_loop(engine, traffic, rate_per_s=20_000.0)
     assert point["requests"] == 1000 == point["completed"] + point["rejected"]
     assert 0 < point["rejected"] < 1000  # else the queue was not tried
     assert len(engine.accepted) == point["completed"] == len({request.id for request in engine.accepted})

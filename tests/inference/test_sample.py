@@ -383,3 +383,16 @@ def test_bytes_of_tokens_are_the_bytes_of_the_text(data):
     assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
     with pytest.raises(ValueError, match=f"token id {BPE_SIZE} is not one of"):
         tokenizer.decode_bytes([BPE_SIZE])
+
+
+@pytest.mark.launches
+def test_a_reader_that_has_enough_is_no_failure(tmp_path, data):
+    """As with `| head -c 1`."""
+    folder = exported(tmp_path / "run", data)
+    words = ["--checkpoint", str(folder), "--prompt", "def", "--max_new_tokens", "40", "--device", "cpu"]
+    with subprocess.Popen(
+        [sys.executable, str(SAMPLE), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        program.stdout.close()
+        said = program.stderr.read()
+    assert program.returncode == 0 and "Traceback" not in said, said

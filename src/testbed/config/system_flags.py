@@ -47,7 +47,7 @@ class Compute:
     local_rank: ClassVar[Flag] = row(argparse.SUPPRESS, LOOK, type=int, default=-1, of_one_start=True)
     quiet_nccl_monitor: bool = flag(
         "switch NCCL's monitoring thread off (TORCH_NCCL_ENABLE_MONITORING=0)",
-        LOOK, default=False)
+        HOW, default=False, resume=Resume.FREE, names_arm=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class Measuring:
         LOOK, type=positive, default=10, metavar="STEPS")
     timing_warmup_steps: int = flag(
         "first steps marked as warm-up; kept in the file, left out of medians (default: %(default)s)",
-        HOW, type=not_negative, default=5, metavar="STEPS", resume=Resume.FREE)
+        HOW, type=not_negative, default=5, metavar="STEPS", resume=Resume.FREE, names_arm=False)
     timing_sample_every: int = flag(
         "kept from older commands; every step is timed whatever it says (default: %(default)s)",
         LOOK, type=positive, default=1, metavar="STEPS")
@@ -168,7 +168,7 @@ class Measuring:
         LOOK, default=False, is_instrument=True)
     profile_steps: int = flag(
         "steps that --profile looks at (default: %(default)s)",
-        LOOK, type=positive, default=5, metavar="STEPS")
+        HOW, type=positive, default=5, metavar="STEPS", resume=Resume.FREE, names_arm=False)
     profile_mode: bool = flag(
         "for Nsight: NVTX ranges around the step, its phases and validation, no progress bar; marks the run "
         "as instrumented",

@@ -52,7 +52,7 @@ class Training:
         WORK, type=not_negative, metavar="BATCHES", resume=Resume.FREE, compared_as="val_tokens", is_task=True)
     eval_every: int | None = flag(
         "validate every STEPS optimizer steps too, not only at the end of an epoch (default: do not)",
-        HOW, type=positive, metavar="STEPS", resume=Resume.FREE)
+        HOW, type=positive, metavar="STEPS", resume=Resume.FREE, names_arm=False)
     eval_only: bool = flag(
         "train nothing: validate the weights of --init_from and write the run's files; of a run of ours, its "
         "sequence length, token files, global batch and --max_val_steps are the default, so the loss is the run's own; "

@@ -45,7 +45,7 @@ MAX_DOTS = 2000  # per run; median and p95 are of all steps
 
 
 def training_time_figure(runs: Sequence[Run]) -> Figure | None:
-    """Time spent in optimizer steps (2.1) or in the training loop (v1, 2.0) as bars."""
+    """Time spent in optimizer steps (since 2.1) or in the training loop (v1, 2.0) as bars."""
 
     def text(run: Run, unit: str, size: float) -> str:
         assert run.training_time_s is not None

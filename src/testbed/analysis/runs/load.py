@@ -32,7 +32,7 @@ _SINCE_21 = frozenset(("timing", "attribution", "utilization", "flops", "memory"
 class Point:
     """A loss at a moment of the run. `step` None: the file does not say. Times in seconds of training (see Run).
 
-    `elapsed_s` is wall time since the first step began, evaluation and saving included; only 2.1 records it.
+    `elapsed_s` is wall time since the first step began, evaluation and saving included; files before 2.1 lack it.
     """
 
     step: int | None
@@ -242,7 +242,7 @@ def _without_rows(metrics: dict) -> dict[str, Any]:
 
 
 def _of_earlier_version(metrics: dict) -> dict[str, Any]:
-    """Without what only 2.1 defines: a file of an earlier version may hold anything under these names."""
+    """Without what only 2.1 and later define: a file of an earlier version may hold anything under these names."""
     return {name: value for name, value in metrics.items() if name not in _SINCE_21}
 
 
