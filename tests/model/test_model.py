@@ -85,6 +85,7 @@ def test_the_loss_is_the_sum_over_real_targets_and_the_real_vocabulary():
     assert loss.item() == pytest.approx(-picked[targets != NOT_A_TARGET].sum().item(), rel=1e-5)
 
 
+@pytest.mark.launches
 @pytest.mark.alone  # the compiler wants all cores
 def test_a_compiled_head_gives_the_same_loss_and_gradients():
     """LayerNorm, padded head and cross entropy as one region; generation does not go through it."""
