@@ -101,7 +101,7 @@ def test_the_report_says_what_was_not_measured_and_how_the_rest_was():
 def test_the_notes_say_what_a_speed_does_not_show():
     text = report.report(example_inference())
     assert text.count("all in one process: the interval says nothing of another start") == 2  # schemes, and wrapped
-    eager = "- Eager, not compiled: torchao widens or sums int8 weights anew for each product"
+    eager = "- Eager, not compiled: torchao widens or sums int8 weights again for each product"
     assert eager in text and "slower here says nothing of compiled models." in text
     plain = {"schemes": {name: scheme(name) for name in ("none", "bf16")}}
     assert "Eager" not in report.report(example_inference() | plain)

@@ -233,6 +233,7 @@ class Fuzz:
         """Fail with every fault; where all was drawn, also when one of these outcomes is too rare."""
         told = "\n".join(f"  {place}: {words}" for place, words in self.faults.items())
         assert not self.faults, f"{self.name}: {len(self.faults)} kinds of faults in {self.counts.total()}\n{told}"
+        assert self.counts.total(), f"{self.name}: nothing was drawn"
         if draws_all():
             assert all(self.counts[each] >= LEAST_SHARE * self.counts.total() for each in outcomes), self.counts
 

@@ -144,7 +144,7 @@ class Checkpointing:
         LOOK, type=positive, default=2, metavar="K")
     async_mode: str = flag(
         "async = the loop goes on as soon as a checkpoint's state is copied to host memory, and it is written "
-        "beside the next steps, which that can slow down; not with --run_type optimized (default: %(default)s)",
+        "while the next steps run, which that can slow down; not with --run_type optimized (default: %(default)s)",
         HOW, choices=["disabled", "async"], default="disabled", resume=Resume.FREE, before="disabled")
     keep_best: bool = flag("also keep the weights with the lowest validation loss, in DIR/best", LOOK, default=False)
 

@@ -1,6 +1,6 @@
 """Many requests at once through a BatchingEngine: closed loop, open loop, and where the engine saturates.
 
-Closed loop: `concurrency` users, each of whom sends the next request when the last one is answered. It finds the
+Closed loop: `concurrency` users; each sends the next request when the last one is answered. It finds the
 throughput, and hides waiting: a slow engine is asked more slowly.
 Open loop: requests arrive when they arrive (Poisson), whatever the engine does. All arrival times are drawn before, and
 latency counts from the drawn time, not from when the loop came round to submitting: a stall delays everybody who

@@ -275,7 +275,7 @@ def speed_notes(content: Mapping[str, Any]) -> list[str]:
         return []
     first, is_eager = latencies[0], any(name in EAGER for name in timed)
     eager = (
-        "Eager, not compiled: torchao widens or sums int8 weights anew for each product, which torch.compile would "
+        "Eager, not compiled: torchao widens or sums int8 weights again for each product, which torch.compile would "
         "fuse or fold; slower here says nothing of compiled models."
     )
     return [

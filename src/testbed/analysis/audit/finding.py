@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 FAILS = "claim does not stand"
@@ -34,12 +35,13 @@ class Finding:
     corrected: str | None = None
 
 
-class Audited:
+class Audited(ABC):
     """What a rule looks at. It makes the findings about the runs that `names` names."""
 
     @property
+    @abstractmethod
     def names(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """Return the runs that a finding is about."""
 
     def fails(self, rule: str, message: str, corrected: str | None = None) -> Finding:
         return self.finds(rule, FAILS, message, corrected)
