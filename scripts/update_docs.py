@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write what README.md, docs/ and the schema of the metrics file take from the code and from docs/results.
+"""Write what README.md and docs/ take from the code and from docs/results.
 
     python scripts/update_docs.py            # after a flag, a strategy, a field or a result changed
     python scripts/update_docs.py --check    # write nothing; exit code 1 where a file is out of date
 
-docs/flags.md follows from the table of flags. The schema of training_metrics.json and the tables of
-docs/metrics_file.md follow from testbed/metrics/fields/. A block between
+docs/flags.md follows from the table of flags, the tables of docs/metrics_file.md from testbed/metrics/fields/. A block
+between
 `<!-- made by: scripts/update_docs.py NAME -->` and `<!-- end of NAME -->` follows from files in docs/results.
 """
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.analysis.blocks import filled, names_of_blocks
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import say
-from testbed.io import SOURCE, write_text
+from testbed.io import write_text
 from testbed.program import program
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -91,17 +91,8 @@ def flags_page() -> str:
     return page()
 
 
-def metrics_schema() -> str:
-    from testbed.metrics import schema
-
-    return schema.schema_text()
-
-
 BLOCKS["metrics fields"] = metrics_fields
-WHOLE_FILES: dict[Path, Callable[[], str]] = {
-    REPOSITORY / "docs" / "flags.md": flags_page,
-    SOURCE / "testbed" / "metrics" / "training_metrics.schema.json": metrics_schema,
-}
+WHOLE_FILES: dict[Path, Callable[[], str]] = {REPOSITORY / "docs" / "flags.md": flags_page}
 
 
 def made_files() -> Iterator[tuple[Path, str]]:

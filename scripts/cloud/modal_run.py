@@ -116,7 +116,7 @@ def train_here(request: dict[str, Any], repository: str, results: str) -> dict[s
     metrics = json.loads((run / "training_metrics.json").read_text(encoding="utf-8"))
     return {
         "status": metrics["status"],
-        "tokens_per_s": metrics["timing"]["tokens_per_sec_global"],
+        "tokens_per_s": metrics["summary"]["mean_tokens_per_sec_global"],
         "final_val_loss": metrics["summary"]["final_val_loss"],
         "files": str(run),
     }

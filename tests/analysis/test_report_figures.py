@@ -53,7 +53,7 @@ def test_a_protocol_that_compares_unequal_work_has_its_own_verdict(tmp_path, pro
         for path in tmp_path.glob("ddp_2/*/training_metrics.json"):
             metrics = json.loads(path.read_text())
             metrics["training_config"]["global_batch_size"] = 16
-            metrics["timing"]["tokens_per_sec_global"] *= 2
+            metrics["summary"]["mean_tokens_per_sec_global"] *= 2
             path.write_text(json.dumps(metrics))
     runs = load(tmp_path)
     said = [verdict.sentence for verdict in report_of(runs, tmp_path).verdicts]

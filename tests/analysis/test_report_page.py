@@ -259,7 +259,7 @@ def test_a_known_row_of_each_table(page):
     def row(title: str, name: str) -> list[str]:
         return next(each for each in table(subject, folder, title) if each[0] == name)
 
-    one, two = (raw(cell, "timing", "tokens_per_sec_global") for cell in ("baseline_1", "ddp_2"))
+    one, two = (raw(cell, "summary", "mean_tokens_per_sec_global") for cell in ("baseline_1", "ddp_2"))
     of_ddp = row("Equal work", "ddp on 2 ranks")
     assert of_ddp[:4] == ["ddp on 2 ranks", "5", f"{two:,.0f}", f"{two / one:.2f}x"]
     assert of_ddp[5:8] == ["faster", f"{raw('ddp_2', 'evaluations', -1, 'val_loss'):.4f}", f"{3.8e6 * two / 2e11:.1%}"]

@@ -244,7 +244,7 @@ def test_equal_labels_are_told_apart_by_their_folders(load, tmp_path):
 
 def test_a_run_that_has_not_begun_can_be_loaded(load):
     metrics = example_metrics(status="running", steps=[], evaluations=[], epochs=[])
-    metrics["timing"]["tokens_per_sec_global"] = None
+    metrics["summary"]["mean_tokens_per_sec_global"] = None
     (run,) = load(metrics)
     assert (run.training_time_s, run.tokens_per_s, run.final_train_loss) == (None, None, None)
     assert isinstance(run.step_times_s, np.ndarray)

@@ -78,7 +78,7 @@ def unstable(root: Path, losses: list[float], **more) -> None:
     for number, loss in enumerate(losses):
         path = run_with_losses(root / str(number), [9.0, loss], **more)
         metrics = json.loads(path.read_text())
-        metrics["timing"]["tokens_per_sec_global"] += number
+        metrics["summary"]["mean_tokens_per_sec_global"] += number
         save(path.parent, metrics)
 
 

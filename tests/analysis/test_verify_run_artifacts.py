@@ -90,7 +90,11 @@ def end_early(metrics):
 
 
 def claim_more(metrics):
-    metrics["timing"]["tokens_per_sec_global"] *= 1.001
+    metrics["summary"]["mean_tokens_per_sec_global"] *= 1.001
+
+
+def claim_more_in_an_older_file(metrics):
+    metrics["timing"]["tokens_per_sec_global"] = 1.001 * metrics["summary"]["mean_tokens_per_sec_global"]
 
 
 def hide_the_slowest_rank(metrics):
@@ -109,7 +113,8 @@ CONTENT_FAULTS = [
     (drop_a_row, "missing_steps", "without a gap"),
     (unmark_warmup, "missing_warmup", "warm-up"),
     (end_early, "wrong_number_of_steps", "17 steps, the settings say 20"),
-    (claim_more, "inconsistent_throughput", "timing.tokens_per_sec_global"),
+    (claim_more, "inconsistent_throughput", "summary.mean_tokens_per_sec_global"),
+    (claim_more_in_an_older_file, "inconsistent_throughput", "timing.tokens_per_sec_global"),
     (hide_the_slowest_rank, "inconsistent_step_time", "slowest rank"),
     (go_on, "incomplete", "running"),
     (die, "failed", "loss is nan"),

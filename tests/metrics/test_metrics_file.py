@@ -171,8 +171,10 @@ def test_every_version_is_read(tmp_path, metrics, version):
 
 
 def test_a_file_of_2_1_is_read_with_the_names_of_2_2(tmp_path):
-    """A figure has one name in a file: 2.1 called the median of a step otherwise in each of two sections."""
+    """A figure has one name in a file: 2.1 had two for the median of a step, and for the throughput."""
     metrics = example_metrics()
+    metrics["timing"]["tokens_per_sec_global"] = metrics["summary"]["mean_tokens_per_sec_global"]
+    check_metrics(metrics)  # files of 2.2 from before 2026-11-23 have both, too
     assert read_metrics(save(tmp_path, as_2_1(metrics))) == metrics
     with pytest.raises(ValueError, match="no field 'step_time_median_s' in this version"):
         write_metrics(tmp_path / "other.json", as_2_1(metrics))
@@ -236,10 +238,8 @@ def test_every_field_of_2_0_is_still_there():
     )
 
 
-def test_schema_and_page_are_made_of_the_fields():
-    """Else: python scripts/update_docs.py, whose --check tests/docs runs for the page."""
-    assert schema.SCHEMA_FILE.read_text(encoding="utf-8") == schema.schema_text()
-    assert json.loads(schema.schema_text()) == SCHEMA
+def test_the_page_is_made_of_the_fields():
+    """Else: python scripts/update_docs.py"""
     assert schema.sections() in (ROOT / "docs/metrics_file.md").read_text(encoding="utf-8")
 
 
@@ -255,7 +255,7 @@ def test_a_field_is_one_line(monkeypatch):
     assert after["properties"]["latitude"] == {"type": "number"}
     assert set(after["properties"]) - set(before["properties"]) == {"altitude_m", "latitude"}
     assert set(after["required"]) - set(before["required"]) == {"altitude_m"}
-    assert "| `altitude_m`, `latitude` | of the machine above the sea |" in schema.sections()
+    assert "| `altitude_m`, `latitude`† | of the machine above the sea |" in schema.sections()
 
 
 def test_an_example_that_breaks_nothing_is_not_refused_for_its_size():

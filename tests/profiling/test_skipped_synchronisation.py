@@ -32,7 +32,7 @@ def write_skipped(folder: Path, skipped: str | bool) -> None:
             metrics["settings"]["skip_gradient_sync"] = skipped
             metrics["training_config"]["math_changes"] = ["gradients are not synchronised: this is no training"]
             metrics["instrumented"] = True
-            metrics["timing"]["tokens_per_sec_global"] *= 2
+            metrics["summary"]["mean_tokens_per_sec_global"] *= 2
             save(folder / f"{is_profiled}_{number}", metrics)
 
 

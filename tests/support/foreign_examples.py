@@ -144,7 +144,7 @@ def agreeing(metrics: dict) -> dict:
     config["micro_batch_size_per_gpu"] = config["global_batch_size"] // config["data_world_size"]
     measured = [row["step_time_s"] for row in metrics["steps"] if not row["is_warmup"]]
     rate = config["global_batch_size"] * config["seq_len"] * len(measured) / sum(measured)
-    metrics["timing"]["tokens_per_sec_global"] = rate
+    metrics["summary"]["mean_tokens_per_sec_global"] = rate
     return metrics
 
 

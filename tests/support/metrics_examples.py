@@ -177,7 +177,6 @@ def example_metrics(
                 "step_time_p95_sec": p95,
                 "step_time_p95_above_median": p95 / median - 1,
                 "data_wait_fraction": 0.005,
-                "tokens_per_sec_global": tokens_per_s,
                 "wall_clock_tokens_per_sec_global": tokens_per_s * 0.9,
                 "startup_time_s": 3.0,
             },

@@ -136,7 +136,7 @@ def test_the_table_shows_medians_and_what_is_missing(tmp_path):
         [cell for cell in cells if cell.run_type == "ddp" and cell.ranks == 2], (1, 9, 5), strict=True
     ):
         cell.status = COMPLETE
-        finish(cell, tmp_path, timing={"tokens_per_sec_global": speed * 1000.0})
+        finish(cell, tmp_path, summary={"mean_tokens_per_sec_global": speed * 1000.0})
     alone = next(cell for cell in cells if cell.run_type == "baseline" and cell.ranks == 1)
     alone.status, alone.reason = FAILED, "the disk was full"
     rows = {tuple(line.split()[:2]): line for line in table(cells, tmp_path).splitlines()}

@@ -45,7 +45,6 @@ def timing(
         "num_measured_steps": len(rows),
         **_distribution(times),
         "data_wait_fraction": sum(row["data_wait_s"] for row in rows) / sum(times) if times else None,
-        "tokens_per_sec_global": tokens_per_s(steps, settings),
         "wall_clock_tokens_per_sec_global": wall_clock,
         "startup_time_s": startup_s,
     }

@@ -1,6 +1,6 @@
 """training_metrics.json, the only door between training and analysis: checked, atomically written, read in any version.
 
-fields/ says what each version holds and what each field means; the JSON schema and docs/metrics_file.md are made of it.
+fields/ says what each version holds and what each field means; schema.py makes the JSON schema of it.
 Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two ranks (28 MB), of which the check takes
 0.4 to 0.6 s; 25 to 45 ms for 1,000 steps. A running program rewrites it by elapsed time, not every step.
 """
@@ -12,15 +12,12 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from testbed.io import read_json, write_text
+from testbed.metrics.fields.metrics_file import SCHEMA_VERSION
 
-SCHEMA_VERSION = "2.2"
-
-_SCHEMA_FILE = "training_metrics.schema.json"
 _DEFINITIONS = {"1": "v1", "2.0": "v2_0", SCHEMA_VERSION: "v2_2"}
 # What 2.1 called other than 2.0 had: in 2.2 a figure has one name, that of 2.0.
 _RENAMED_TIMING = {"step_time_median_s": "step_time_p50_sec", "step_time_p95_s": "step_time_p95_sec"}
@@ -113,12 +110,9 @@ def _to_json(metrics: dict) -> str:
 
 
 @functools.cache
-def _schema() -> dict:
-    return json.loads(resources.files("testbed.metrics").joinpath(_SCHEMA_FILE).read_text(encoding="utf-8"))
-
-
-@functools.cache
 def _validator(definition: str) -> Any:
+    from testbed.metrics.schema import schema
+
     try:
         import jsonschema  # 0.15 s, which a program's --help does not owe
     except ModuleNotFoundError:
@@ -129,7 +123,7 @@ def _validator(definition: str) -> Any:
         "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
     )
     validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=strict)
-    return validator({"$ref": f"#/$defs/{definition}", "$defs": _schema()["$defs"]})
+    return validator({"$ref": f"#/$defs/{definition}", "$defs": schema()["$defs"]})
 
 
 @functools.cache  # said once

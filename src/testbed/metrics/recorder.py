@@ -200,7 +200,7 @@ class RunRecorder:
             words.append(
                 f"{self.last_step} steps: median step {timing['step_time_p50_sec']:.3f} s (p95 "
                 f"{timing['step_time_p95_sec']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
-                f"{timing['tokens_per_sec_global']:,.0f} tokens/s"
+                f"{summary['mean_tokens_per_sec_global']:,.0f} tokens/s"
             )
         words += filter(None, [words_on_scatter(timing)])
         if summary["final_val_loss"] is not None:

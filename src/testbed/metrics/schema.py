@@ -4,23 +4,16 @@ A field is one line there: its type, which carries the rules for its values, and
 shares the row of the field before it.
 """
 
-import json
-import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from testbed.metrics.fields.earlier import MetricsFile1, MetricsFile20
-from testbed.metrics.fields.metrics_file import SECTIONS, TrainingMetrics
+from testbed.metrics.fields.metrics_file import SCHEMA_VERSION, SECTIONS, TrainingMetrics
 from testbed.metrics.fields.types import Rule
-from testbed.metrics.file import SCHEMA_VERSION
-
-SCHEMA_FILE = Path(__file__).with_name("training_metrics.schema.json")
 
 _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
-_WIDTH = 120
 # The reason stands in a file exactly when the run failed.
 _FAILURE_HAS_A_REASON = {
     "if": {"properties": {"status": {"const": "failed"}}},
@@ -61,8 +54,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "training_metrics.json",
-        "description": "Made by scripts/update_docs.py. This project writes the version that $ref names, "
-        "and reads the earlier ones too. docs/metrics_file.md explains each field.",
+        "description": "The version that $ref names is written, the others are only read.",
         "$ref": f"#/$defs/{name}",
         "$defs": {
             name: ours,
@@ -71,11 +63,6 @@ def schema() -> dict[str, Any]:
             "v1": _object(MetricsFile1, is_open=True),
         },
     }
-
-
-def schema_text() -> str:
-    """Return the schema as its file has it: what fits on a line stands on one."""
-    return _json(schema(), 0) + "\n"
 
 
 def _field(name: str, hint: Any) -> Field:
@@ -149,10 +136,11 @@ def sections() -> str:
             lines += [f"### {title}", "", *([sentence, ""] if sentence else [])]
             rows = []
         for name, each in _with_members("", field):
+            shown = f"`{name}`" + "†" * each.is_optional
             if each.meaning is None:
-                rows[-1][0].append(f"`{name}`")
+                rows[-1][0].append(shown)
             else:
-                rows.append(([f"`{name}`"], each.meaning))
+                rows.append(([shown], each.meaning))
     return "\n".join([*lines, *_table(rows)]) + "\n"
 
 
@@ -167,18 +155,3 @@ def _with_members(prefix: str, field: Field) -> Iterator[tuple[str, Field]]:
         is_list = get_origin(field.kind) is list
         for member in fields_of(field.row_class):
             yield from _with_members(f"{prefix}{field.name}{'[]' if is_list else ''}.", member)
-
-
-def _json(value: Any, indent: int) -> str:
-    line = json.dumps(value)
-    if len(line) + indent <= _WIDTH or not isinstance(value, dict | list):
-        return line
-    inner = " " * (indent + 2)
-    if isinstance(value, dict):
-        members = [f"{inner}{json.dumps(key)}: {_json(member, indent + 2)}" for key, member in value.items()]
-        return "{\n" + ",\n".join(members) + "\n" + " " * indent + "}"
-    if all(isinstance(member, str) for member in value):
-        items = textwrap.fill(line[1:-1], _WIDTH, initial_indent=inner, subsequent_indent=inner)
-    else:
-        items = ",\n".join(inner + _json(member, indent + 2) for member in value)
-    return "[\n" + items + "\n" + " " * indent + "]"

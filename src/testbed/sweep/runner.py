@@ -133,7 +133,7 @@ class Runner:
                 "status": status,
                 "reason": reason,
                 "seconds": seconds,
-                "tokens_per_s": None if metrics is None else metrics["timing"]["tokens_per_sec_global"],
+                "tokens_per_s": None if metrics is None else metrics["summary"]["mean_tokens_per_sec_global"],
             }
         )
         self.sweep.write(self.out_dir)
@@ -164,7 +164,7 @@ class Runner:
             return str(cell.reason) if cell.status == PENDING else f"{cell.status}: {cell.reason}"
         metrics = metrics_of(cell, self.out_dir)
         assert metrics is not None, "a run that is complete left its file"
-        speed = metrics["timing"]["tokens_per_sec_global"]
+        speed = metrics["summary"]["mean_tokens_per_sec_global"]
         return f"{cell.seconds:.0f} s, " + ("no step measured" if speed is None else f"{speed:,.0f} tokens/s")
 
     def _time_left(self) -> str:

@@ -253,7 +253,7 @@ def table(cells: Sequence[Cell], out_dir: Path) -> str:
         repeats = [cell for cell in cells if cell.name == name]
         found = [metrics_of(cell, out_dir) for cell in repeats if cell.status == COMPLETE and not cell.profiled]
         files = [metrics for metrics in found if metrics is not None]
-        speeds = [metrics["timing"]["tokens_per_sec_global"] for metrics in files]
+        speeds = [metrics["summary"]["mean_tokens_per_sec_global"] for metrics in files]
         losses = [metrics["summary"]["final_val_loss"] for metrics in files]
         rows.append(
             (

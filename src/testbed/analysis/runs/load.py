@@ -183,7 +183,7 @@ def find_runs(directory: Path) -> list[Path]:
 
 
 def _from_v22(path: Path, metrics: dict) -> Run:
-    config, hardware, timing = metrics["training_config"], metrics["hardware"], metrics["timing"]
+    config, hardware = metrics["training_config"], metrics["hardware"]
     rows, world_size = metrics["steps"], hardware["world_size"]
     times = np.array([row["step_time_s"] for row in rows], dtype=float)
     is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
@@ -213,7 +213,7 @@ def _from_v22(path: Path, metrics: dict) -> Run:
         },
         training_time_s=float(times.sum()) if rows else None,
         training_time_meaning="sum of all optimizer steps, slowest rank; evaluation, logging and start-up excluded",
-        tokens_per_s=timing["tokens_per_sec_global"],
+        tokens_per_s=metrics["summary"]["mean_tokens_per_sec_global"],
         tokens_per_s_meaning="all ranks together, tokens / time of the measured steps; warm-up excluded",
         step_times_s=times[~is_warmup],
         num_warmup_steps=int(is_warmup.sum()),

@@ -1,4 +1,4 @@
-"""What earlier programs wrote: the versions 1 and 2.0, which are only read. They may hold more than is named here."""
+"""Fields of the versions 1 and 2.0, which are only read. Their files may hold more."""
 
 from typing import Any, NotRequired, TypedDict
 

@@ -1,4 +1,4 @@
-"""The fields of a metrics file that only some runs have: a profile of the steps, utilization, inference."""
+"""Fields that only some runs have: a profile of the steps, utilization, inference."""
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -7,29 +7,23 @@ from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMo
 
 class AttributedStep(TypedDict):
     step: Positive
-    step_time_s: Annotated[
-        Amount, "of the trace, slightly under the step clock's; the next six are exclusive and add up to it"
-    ]
-    data_wait_s: Annotated[Amount, "the phases, without the exposed communication in them"]
+    step_time_s: Annotated[Amount, "by the trace, slightly under the step clock; the sum of the next six"]
+    data_wait_s: Annotated[Amount, "the phases without exposed communication"]
     forward_s: Amount
     backward_s: Amount
     optimizer_s: Amount
     exposed_communication_s: Annotated[
-        Amount, "collectives that no computation of this rank covers, and the synchronisation after backward"
+        Amount, "collectives not overlapped by computation of this rank, and the synchronisation after backward"
     ]
     idle_s: Annotated[
-        Amount, "the rest: a pipeline's bubble with its point-to-point transfers, on CUDA a device without a kernel"
+        Amount, "the rest: a pipeline's bubble with its point-to-point transfers; on CUDA, no kernel running"
     ]
     communication_s: Annotated[
-        Amount,
-        "time in which a collective was in flight, and in which an operator or kernel was at work. Not "
-        "exclusive: their overlap is what is hidden",
+        Amount, "collectives in flight; operators or kernels running. They overlap where communication is hidden"
     ]
     compute_s: Amount
     num_collectives: Annotated[
-        Count,
-        "operations of the step on this rank, transfers between stages too, and the bytes of their inputs "
-        "(null where the trace does not tell)",
+        Count, "operations on this rank, point-to-point included, and their input bytes (null if not in the trace)"
     ]
     collective_bytes: Count | None
 
@@ -46,8 +40,8 @@ class CollectiveKind(TypedDict):
     seconds_per_step: Amount
     bus_bytes_per_step: Annotated[
         Amount | None,
-        "bytes that a rank must send for them at least (ring: 2 (N-1)/N of an all-reduce's); null where "
-        "several groups of ranks could be meant. gloo carries out a reduce-scatter as an all-reduce",
+        "least bytes that a rank must send (ring: 2 (N-1)/N of an all-reduce's); null if the group of ranks is not "
+        "known. gloo runs a reduce-scatter as an all-reduce",
     ]
 
 
@@ -63,42 +57,37 @@ class PipelineBubble(TypedDict):
     micro_batches: Positive
     per_rank_bubble_fraction: Annotated[
         list[Amount],
-        "share of the schedule in which a rank computes nothing, each and mean, beside (p-1)/(vm+p-1) for p "
-        "pipeline ranks, m micro batches and v stages on a rank of equal cost; null for the zero-bubble "
-        "schedule",
+        "share of the schedule without computation: each rank, mean, and (p-1)/(vm+p-1) for p pipeline ranks, m micro "
+        "batches and v equal stages per rank (null for zero_bubble)",
     ]
     bubble_fraction: Amount
     ideal_bubble_fraction: Amount | None
 
 
 class Attribution(TypedDict):
-    source: Annotated[str, 'which steps; "host": phases of the CPU\'s threads, "device": kernels of the CUDA device']
+    source: Annotated[str, 'which steps; "host": phases of CPU threads, "device": CUDA kernels']
     timeline: Literal["host", "device"]
-    per_rank: Annotated[list[AttributionOfRank], "a row for each profiled optimizer step on each rank"]
+    per_rank: Annotated[list[AttributionOfRank], "one row per profiled step and rank"]
     collectives: Annotated[
-        list[CollectiveKind],
-        "by kind of operation: number, bytes of the inputs and time in flight of an optimizer step, mean over ranks",
+        list[CollectiveKind], "by kind: number, input bytes and time in flight per optimizer step, mean over ranks"
     ]
     bound: Annotated[
         RingBound | None,
-        "the least time for all of them: their bus bytes over the bandwidth that one large all-reduce reached "
-        "alone at the run's end. Null where the bytes are not known or there is no collective",
+        "least time of all collectives: their bus bytes / the bandwidth of one large all-reduce at the end of the "
+        "run. Null without collectives or if bytes are not known",
     ]
-    pipeline: Annotated[
-        PipelineBubble | None, "only for pipelines: stages over all ranks, micro batches that pass at once"
-    ]
+    pipeline: Annotated[PipelineBubble | None, "of pipelines: stages over all ranks, micro batches in flight"]
 
 
 class UtilizationOfRank(TypedDict):
     rank: Count
     num_samples: Count
-    cpu_percent_mean: Annotated[Amount | None, "CPU time of the process over wall time, 100 is one core"]
+    cpu_percent_mean: Annotated[Amount | None, "CPU time / wall time of the process; 100 is one core"]
     rss_bytes_mean: Annotated[Amount | None, "resident memory"]
     rss_bytes_max: Count | None
     gpu_percent_mean: Annotated[
         Amount | None,
-        "NVML's: share of time in which some kernel ran (not how well it used the device; that is MFU), and "
-        "memory in use on the device by all processes. Null on the CPU",
+        "from NVML: share of time with any kernel running (not MFU), and memory used by all processes; null on CPU",
     ]
     gpu_memory_used_bytes_max: Count | None
 
@@ -110,33 +99,21 @@ class Utilization(TypedDict):
 
 class Inference(TypedDict):
     module: Annotated[
-        Literal["plain"],
-        '"plain": nothing of DeepSpeed or of another strategy is around the weights; what they were cast to, '
-        "the run's `training_config.precision`",
+        Literal["plain"], '"plain": the weights without DeepSpeed or another strategy; precision they were cast to'
     ]
     precision: Literal["fp32", "bf16", "fp16"]
     threads: NotRequired[
-        Annotated[
-            Positive,
-            "CPU threads of rank 0 while it generated: all cores that it may use, as the other ranks wait, so "
-            "runs of one and of several ranks have the same; not in files before this field came",
-        ]
+        Annotated[Positive, "CPU threads: all cores, as the other ranks wait, so runs on any number of ranks compare"]
     ]
-    batch_size: Annotated[
-        Positive,
-        "one sequence; keys and values are kept, so that each token is read once (v1 read the whole prefix "
-        "again for each)",
-    ]
+    batch_size: Annotated[Positive, "one sequence, with a key-value cache"]
     uses_cache: bool
     prompt_ids: Annotated[
-        OneOrMore[Count], "the first tokens of the training file, so that runs of equal work have the same prompt"
+        OneOrMore[Count], "first tokens of the training file, so runs of equal work have the same prompt"
     ]
-    new_tokens: Annotated[Positive, "how many tokens were generated, greedily and past end-of-text; which ones"]
+    new_tokens: Annotated[Positive, "number of tokens generated (greedily, past end-of-text), and the tokens"]
     new_ids: OneOrMore[Count]
     warmup: Annotated[
-        Count,
-        "answers before the repeats; of each repeat, seconds until the last token and until the first, from "
-        "an idle device until the host holds the token",
+        Count, "warm-up repeats; of each measured repeat, seconds to the last and to the first token on the host"
     ]
     latency_s: OneOrMore[AboveZero]
     time_to_first_token_s: OneOrMore[AboveZero]

@@ -1,4 +1,4 @@
-"""The fields of a metrics file about the run itself: how it ended, where it ran, its starts and its checkpoints."""
+"""Fields about the run itself: how it ended, where it ran, its starts and its checkpoints."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -53,24 +53,19 @@ class SettingChange(TypedDict):
 
 
 class Segment(TypedDict):
-    started_utc: Annotated[str, "when; its first optimizer step, and the last that it did: null where it did none"]
+    started_utc: Annotated[str, "start time; first and last optimizer step, the last null if none was done"]
     first_step: Positive
     last_step: Positive | None
     resumed_from: Annotated[
-        str | None,
-        "the checkpoint's folder; null: it began with the first step. In the first entry: of another run, "
-        "whose steps are not in this file",
+        str | None, "the checkpoint; null: from the beginning. In the first entry it is a checkpoint of another run"
     ]
     world_size: Annotated[
         Positive,
-        "ranks and strategy of this start. The rows of `steps` have as many entries per rank. Where starts "
-        "differ in them, in the next line's or in settings, only the rows of the last kind count as measured: "
-        "the others are marked `is_warmup`",
+        "ranks and strategy. Where starts differ in them, in the machine or in settings, only the last kind of rows "
+        "is measured; the others are marked `is_warmup`",
     ]
     run_type: str
-    git_commit: NotRequired[
-        Annotated[str | None, "the code, and the machine as rank 0 saw it. Not in files before these fields came"]
-    ]
+    git_commit: NotRequired[Annotated[str | None, "the code, and rank 0's machine"]]
     git_dirty: NotRequired[bool | None]
     torch_version: NotRequired[str]
     hostname: NotRequired[str]
@@ -78,30 +73,25 @@ class Segment(TypedDict):
     cpu_threads_per_rank: NotRequired[Positive]
     ended: Annotated[
         Literal["complete", "stopped", "preempted", "failed"] | None,
-        '"complete", "stopped" (`--stop_at_step`), "preempted" or "failed"; null while it runs, and where it '
-        "was killed",
+        '"complete", "stopped" (`--stop_at_step`), "preempted" or "failed"; null while it runs, or after a kill',
     ]
     setting_changes: Annotated[
         list[SettingChange],
-        "settings in which this start is not what the checkpoint was saved with. What changes the work "
-        "(`--allow-setting-change`) stands in `training_config.math_changes` too, so that the run compares "
-        "with none that did not change it",
+        "settings that differ from the checkpoint's. Those that change the work are in "
+        "`training_config.math_changes` too",
     ]
     random_numbers: Annotated[
         Literal["from the seed", "continued", "drawn anew"],
-        'dropout\'s: "from the seed"; "continued" from every rank\'s saved state; "drawn anew" from seed, rank '
-        "and step, where the checkpoint was saved on another number of ranks or another kind of device",
+        'of dropout: "from the seed", "continued" from the saved state, or "drawn anew" from seed, rank and step on '
+        "other ranks or another kind of device",
     ]
     lost_steps: Annotated[
         Count | None,
-        "what the starts before had done after the state that this one began from: optimizer steps that are "
-        "trained again, wall seconds. Steps are counted from rank 0's progress file too, which a kill does "
-        "not outrun; validation after the save is kept and not lost. Added up over the entries: all that was "
-        "lost, but for the time between starts and, of a start that was killed, the seconds after its last "
-        "write. Null: not known, since the file was damaged",
+        "optimizer steps done before this start and trained again, and their wall seconds; null if the file was "
+        "damaged. A killed start's seconds after its last write are unknown and not included",
     ]
     lost_s: Amount | None
-    wall_time_s: Annotated[Amount, "of this start, from the moment at which its folder was its own"]
+    wall_time_s: Annotated[Amount, "wall time of this start, from when it locked the folder"]
 
 
 class CheckpointWritten(TypedDict):
@@ -109,9 +99,8 @@ class CheckpointWritten(TypedDict):
     bytes: Count | None
     blocking_s: Annotated[
         Amount,
-        "how long the loop stood still for it; time from then until it was on disk; whether it was written "
-        "beside the next steps (`--async_mode async`). In no step time. `bytes` and `total_s` are null until "
-        "it is on disk",
+        "time the loop waited; time until it was on disk; whether it was written in the background "
+        "(`--async_mode async`). Not in step times. `bytes` and `total_s` are null until it is on disk",
     ]
     total_s: Amount | None
     is_asynchronous: bool
@@ -129,8 +118,8 @@ class Scheduler(TypedDict):
     ntasks: NotRequired[
         Annotated[
             str,
-            "tasks of the step, which are torchrun's agents and not ranks unless `LAUNCHER=srun`; rank 0's place "
-            "among them; how often the job was requeued, left out before the first time",
+            "tasks of the job step: torchrun's agents, or the ranks with `LAUNCHER=srun`; rank 0's place among them; "
+            "how often the job was requeued",
         ]
     ]
     procid: NotRequired[str]

@@ -1,4 +1,4 @@
-"""The fields of a metrics file about what was trained, and on what hardware."""
+"""Fields about what was trained, and on what hardware."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -6,32 +6,20 @@ from testbed.metrics.fields.types import Amount, Count, Fraction, Name, Positive
 
 
 class Hardware(TypedDict):
-    device_type: Annotated[Literal["cpu", "cuda"], '"cpu" or "cuda"; model names, null when not found']
+    device_type: Annotated[Literal["cpu", "cuda"], '"cpu" or "cuda"; model names']
     gpu_name: str | None
     cpu_name: str | None
     gpu_count_visible: Annotated[Count, "what the process may use, not what the machine has"]
     cpu_cores_visible: Positive
-    world_size: Annotated[
-        Positive, "ranks and machines. v1 read the world size as 1 on every rank, so its throughput is per rank"
-    ]
+    world_size: Annotated[Positive, "ranks and machines"]
     num_nodes: Positive
     num_devices: NotRequired[
-        Annotated[
-            Positive,
-            "devices that compute: one per rank, but all visible ones in the single process of `dp`. MFU divides "
-            "by their peak. Not in files before this field came",
-        ]
+        Annotated[Positive, "devices that compute: one per rank, all visible ones for `dp`. MFU divides by their peak"]
     ]
-    cpu_threads_per_rank: Annotated[
-        Positive, "threads of each rank; two runs on CPU compare only if ranks x threads is told"
-    ]
+    cpu_threads_per_rank: Annotated[Positive, "threads of each rank"]
     backend: Annotated[str | None, '"gloo" or "nccl"; null without a process group']
     cuda_version: Annotated[str | None, "CUDA that PyTorch was built with"]
-    instance_type: NotRequired[
-        Annotated[
-            str, "optional, as the environment names them. **2.0:** the cluster was a fixed name for every Slurm job"
-        ]
-    ]
+    instance_type: NotRequired[Annotated[str, "from the environment"]]
     cluster: NotRequired[str]
 
 
@@ -61,36 +49,35 @@ class DatasetHashes(TypedDict):
 
 
 class TrainingConfig(TypedDict):
-    run_type: Annotated[Name, "the strategy, as `--run_type` names it. **2.0:** not recorded"]
-    model_name: Annotated[str, 'size name, and "n_layer=12, n_head=12, n_embd=768". **2.0:** the name was always gpt2']
+    run_type: Annotated[Name, "strategy, as in `--run_type`"]
+    model_name: Annotated[str, 'size, and "n_layer=12, n_head=12, n_embd=768"']
     model_size: str
     num_layers: Annotated[Positive, "the same as numbers"]
     num_heads: Positive
     embedding_size: Positive
-    vocab_size: Annotated[Positive, "real sizes, without padding"]
+    vocab_size: Annotated[Positive, "without padding"]
     max_position_embeddings: Positive
-    num_parameters: Annotated[Positive, "all parameters, the tied embedding once, padding not counted"]
+    num_parameters: Annotated[Positive, "all parameters: the tied embedding once, padding not counted"]
     dropout: Annotated[
         Fraction,
-        'dropout probability; "scratch", a published model or a directory; which attention ran in training: '
-        '"sdpa" and the kernel\'s name, as `--attention` has it (files from before: "sdpa" alone where PyTorch '
-        "chose)",
+        'probability; "scratch", a published model or a folder; attention kernel that trained, such as "sdpa flash" '
+        '(older files: "sdpa" if PyTorch chose)',
     ]
     init_from: str
     attention: str
     seq_len: Annotated[Positive, "tokens per sequence"]
     epochs: Annotated[
         Count,
-        "passes over the data; limit in optimizer steps or null (**2.0:** micro steps); optimizer steps that "
-        "the schedule plans; step to stop at without changing the schedule, or null",
+        "passes over the data; limit in optimizer steps; optimizer steps that the schedule is made for; step to stop "
+        "at without changing the schedule",
     ]
     max_train_steps: Count | None
     total_steps: Count
     stop_at_step: Count | None
     micro_batch_size_per_gpu: Annotated[
         Positive,
-        "sequences per data rank and pass; passes per step; sequences per step over all ranks; ranks that "
-        "read different data (data ranks). global = micro x accumulation x data ranks",
+        "sequences per forward pass; passes per step; sequences per step of all ranks; ranks that read different data. "
+        "global = micro x accumulation x data ranks",
     ]
     grad_accum_steps: Positive
     global_batch_size: Positive
@@ -98,55 +85,43 @@ class TrainingConfig(TypedDict):
     mesh: NotRequired[
         Annotated[
             Mesh,
-            "ranks along each axis; data x pipeline x tensor is the world size, `shard` says how many of the data "
-            "ranks share one copy of the weights under `fsdp` (1 elsewhere)",
+            "ranks along each axis: data x pipeline x tensor is the world size; `shard` is the number of data ranks "
+            "that share one copy of the weights (`fsdp`)",
         ]
     ]
     math_changes: NotRequired[
         Annotated[
             list[Name],
-            "in words, what makes this run compute something else than the baseline does at the same precision "
-            "(gradients averaged in bf16, an engine's own mixed precision); empty for equal mathematics. Runs "
-            "that differ in it did not do equal work",
+            "what this run computes differently from a baseline of the same precision, such as gradients averaged in "
+            "bf16. Runs that differ in it did not do equal work",
         ]
     ]
     activation_checkpointing: NotRequired[
         Annotated[
             Literal["none", "block", "selective"],
-            "what backward computes again, whether blocks were compiled (what `--compile auto` came to)",
+            "what backward recomputes; whether blocks were compiled (true, false)",
         ]
     ]
     compile: NotRequired[bool]
     matmul: NotRequired[
-        Annotated[
-            Literal["default", "fp8"],
-            '"fp8" where the linear layers of the blocks multiplied in 8 bits, else "default". Not in files '
-            "before this field came",
-        ]
+        Annotated[Literal["default", "fp8"], '"fp8" if the linear layers of the blocks multiplied in 8 bits']
     ]
     automatic_choices: NotRequired[
-        Annotated[
-            AutomaticChoices,
-            "what the program chose because nobody set it, and what it came to (`settings` holds it too, as if it "
-            "had been given); what somebody set is left out. Not in files before this field came",
-        ]
+        Annotated[AutomaticChoices, "what the program chose because no flag was given; `settings` has the values too"]
     ]
-    lr: Annotated[Amount, "peak and final learning rate; linear warm-up to step; the step at which the fall ends"]
+    lr: Annotated[Amount, "peak and final learning rate; steps of linear warm-up; step at which the decay ends"]
     min_lr: Amount
     warmup_steps: Count
     lr_decay_steps: Count
     lr_schedule: NotRequired[
         Annotated[
             Literal["cosine", "wsd", "constant"],
-            'after the warm-up: "cosine", "wsd" (constant, then a straight line over the last share of the steps) '
-            'or "constant"; that share, null but for wsd. Files from before these fields: cosine',
+            '"cosine", "wsd" or "constant" (older files: cosine); share of the steps in which wsd decays',
         ]
     ]
     decay_share: NotRequired[Fraction | None]
     weight_decay: Annotated[
-        Amount,
-        'the optimizer, "AdamW" or "Muon"; with Muon these are of the AdamW beside it, and the decay is of '
-        "both. **2.0:** only lr and a name",
+        Amount, 'of AdamW, also where "Muon" (`optimizer`) updates the matrices; the weight decay is of both'
     ]
     adam_beta1: Amount
     adam_beta2: Amount
@@ -155,47 +130,35 @@ class TrainingConfig(TypedDict):
     muon_learning_rate: NotRequired[
         Annotated[
             Amount | None,
-            "of the matrices inside the blocks; null without Muon. The rate of a step is `steps[].lr` "
-            "x `muon_learning_rate` / `lr`",
+            "of the matrices inside the blocks. The rate of a step is `steps[].lr` x `muon_learning_rate` / `lr`",
         ]
     ]
     muon_momentum: NotRequired[Fraction | None]
-    max_grad_norm: Annotated[Amount, "clip the global gradient norm to this; 0 is off"]
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"],
-        'of the matrix products: "fp32", "bf16", "fp16". **2.0:** mixed it with the library that did it '
-        '("fp16_deepspeed")',
-    ]
-    deepspeed_enabled: Annotated[bool, "whether DeepSpeed ran the step; its stage, null without it (**2.0:** 0)"]
+    max_grad_norm: Annotated[Amount, "limit of the global gradient norm; 0 is off"]
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], 'of matrix products: "fp32", "bf16" or "fp16"']
+    deepspeed_enabled: Annotated[bool, "whether DeepSpeed ran the step, and its ZeRO stage"]
     zero_stage: ZeroStage | None
     seed: Annotated[int, "of initialisation, data order and dropout"]
-    dataset_name: Annotated[str, "stem of the training file; tokenizer of its sidecar, null without one"]
+    dataset_name: Annotated[str, "stem of the training file; tokenizer, null without a sidecar"]
     tokenizer: str | None
     dataset_subset_sizes: Annotated[SubsetSizes, "sequences in each file; of pairs, those that fit whole"]
-    dataset_sha256: Annotated[
-        DatasetHashes,
-        "SHA-256 of the token files; of pairs, of the `.bin` followed by its `.targets.bin`. **2.0:** not "
-        "recorded, so two data sets of one size looked alike",
-    ]
+    dataset_sha256: Annotated[DatasetHashes, "of each `.bin`; of pairs, of the `.bin` followed by its `.targets.bin`"]
 
 
 class Data(TypedDict):
     tokens_train: Count
     tokens_val: Count
     sequences_per_epoch: Annotated[
-        Count,
-        "windows of an epoch; windows of the incomplete last global batch, not trained on; optimizer steps of an epoch",
+        Count, "sequences of an epoch; sequences left over by the last incomplete batch; optimizer steps of an epoch"
     ]
     sequences_dropped_per_epoch: Count
     steps_per_epoch: Count
     target_tokens_train: NotRequired[
         Annotated[
             Count | None,
-            "of pairs, the tokens to be learned in all windows of each file; null of text, where every token that "
-            "is read is learned. Not in files before these fields came. **Every rate in this file "
-            "(`tokens_per_sec_global`, MFU) counts the tokens that pass through the model**, prompts and filling "
-            "included, for that is what a device computes; learned per second are `tokens_per_sec_global` x "
-            "`target_tokens_train` / (`dataset_subset_sizes.train` x `seq_len`)",
+            "of pairs, tokens to learn in each file; null for text, where every token is learned. **Rates and MFU "
+            "count all tokens that pass through the model**; tokens learned per second are "
+            "`mean_tokens_per_sec_global` x `target_tokens_train` / (`dataset_subset_sizes.train` x `seq_len`)",
         ]
     ]
     target_tokens_val: NotRequired[Count | None]
@@ -208,15 +171,10 @@ class SelectedByDeepSpeed(TypedDict):
 
 
 class DeepSpeedConfig(TypedDict):
-    path: Annotated[str | None, "the file that was given, and its hash"]
+    path: Annotated[str | None, "the given file, and its SHA-256"]
     file_sha256: Sha256 | None
-    sha256: Annotated[
-        Sha256,
-        "hash of the configuration that DeepSpeed got, and that configuration. **2.0:** `sha256` was of the "
-        "file, before flags changed it",
-    ]
+    sha256: Annotated[Sha256, "of the configuration that DeepSpeed got, and that configuration"]
     effective: dict[str, Any]
     selected: Annotated[
-        SelectedByDeepSpeed,
-        "three effective values; wall_clock_breakdown synchronises after each part and makes a run instrumented",
+        SelectedByDeepSpeed, "three effective values; wall_clock_breakdown makes a run instrumented, as it synchronises"
     ]
