@@ -46,31 +46,36 @@ if TYPE_CHECKING:
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
+    """Return the sweep's own flags as `own`, and what follows `--` as `passed_on`."""
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    what = parser.add_argument_group("what is compared (lists are separated by commas)")
-    what.add_argument(
+    _add_arms(parser.add_argument_group("what is compared (lists are separated by commas)"))
+    _add_work(parser.add_argument_group("work of each run"))
+    _add_execution(parser.add_argument_group("how it runs"))
+    end = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:end])
+    arguments.own, arguments.passed_on = words[:end], words[end + 1 :]
+    out_dir = arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol
+    arguments.out_dir = Path(os.path.relpath(out_dir))  # it is recorded, and a record should not name a home folder
+    return arguments
+
+
+def _add_arms(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
         "--run_types",
         default="baseline,allreduce,ddp,fsdp,optimized",
         metavar="LIST",
-        help="run types of gpt2.py, each with flags of its own where wanted: "
-        "run_type:flag=value+flag=value, for example optimized:zero_stage=3+offload=optimizer "
-        "(default: %(default)s)",
+        help="run types of gpt2.py, with flags of their own as run_type:flag=value+flag=value, for example "
+        "optimized:zero_stage=3+offload=optimizer (default: %(default)s)",
     )
-    what.add_argument(
-        "--ranks",
-        metavar="LIST",
-        help="numbers of ranks; on the CPU one core each (default: of 1,2,4 those that the machine has)",
-    )
-    what.add_argument(
-        "--gpus", metavar="LIST", help="the same as --ranks, and refused unless there are so many CUDA devices"
-    )
-    what.add_argument(
+    add("--ranks", metavar="LIST", help="numbers of ranks; on the CPU one core each (default: those of 1,2,4 that fit)")
+    add("--gpus", metavar="LIST", help="the same as --ranks, and refused without enough CUDA devices")
+    add(
         "--batch_sizes",
         metavar="LIST",
-        help="sequences per optimizer step: of all ranks together, with --protocol weak of each rank "
-        "(default: 32; weak: 16)",
+        help="sequences per optimizer step of all ranks, with --protocol weak of each rank (default: 32; weak: 16)",
     )
-    what.add_argument(
+    add(
         "--repeats",
         "--repeat",
         type=positive,
@@ -78,108 +83,75 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         metavar="N",
         help="runs of each; fewer than 5 make no claim (default: %(default)s)",
     )
-    what.add_argument(
+    add(
         "--protocol",
         choices=["strong", "weak", "time_to_loss"],
         default="strong",
-        help="strong: the same global batch on more ranks. weak: the same batch per rank. time_to_loss: "
-        "as strong, timed until --target_val_loss, each repeat with another seed (default: %(default)s)",
+        help="strong: the same global batch on more ranks. weak: the same batch per rank. time_to_loss: as strong, "
+        "timed until --target_val_loss, each repeat with another seed (default: %(default)s)",
     )
-    what.add_argument(
-        "--target_val_loss",
-        type=float,
-        metavar="NATS",
-        help="validation loss to reach: needed for --protocol time_to_loss, and only there",
-    )
+    add("--target_val_loss", type=float, metavar="NATS", help="with --protocol time_to_loss: validation loss to reach")
 
-    work = parser.add_argument_group("work of each run")
-    work.add_argument(
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
         "--steps",
         type=positive,
         metavar="N",
         help="optimizer steps (default on CPU / CUDA: 30 / 100; time_to_loss: 120 / 1000)",
     )
-    work.add_argument(
+    add(
         "--epochs",
         type=positive,
         metavar="N",
-        help="passes over the data; alone they decide the length, with --steps the first of the two ends "
-        "a run (default: 100 beside --steps)",
+        help="passes over the data; with --steps, whichever ends first (default: 100 with --steps)",
     )
-    work.add_argument(
+    add(
         "--seq_length",
         "--seq_len",
         type=positive,
         metavar="TOKENS",
         help="tokens per sequence (default on CPU / CUDA: 128 / 1024)",
     )
-    work.add_argument(
+    add(
         "--seed",
         type=not_negative,
         default=42,
         metavar="N",
         help="of all runs; with time_to_loss of the first repeat (default: %(default)s)",
     )
-    work.add_argument(
+    add(
         "--dataset_mode",
         choices=["small", "full"],
         help="train_small.bin and val_small.bin, or train.bin and val.bin (default: small)",
     )
-    work.add_argument(
-        "--deepspeed_config",
-        metavar="FILE.json",
-        help="for every run, so that all do the work it asks for (default: that of gpt2.py)",
-    )
-    work.add_argument(
-        "--allow_mismatch",
-        action="store_true",
-        help="let cells do unequal work, and go on with a sweep of another commit (default: refuse)",
-    )
+    add("--deepspeed_config", metavar="FILE.json", help="of every run, so that all do its work (default: gpt2.py's)")
+    add("--allow_mismatch", action="store_true", help="allow unequal work, and runs of another commit in one sweep")
 
-    how = parser.add_argument_group("how it runs")
-    how.add_argument(
-        "--out_dir", type=Path, metavar="DIR", help="folder of the sweep (default: checkpoint/scaling/<protocol>)"
-    )
-    how.add_argument(
+
+def _add_execution(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--out_dir", type=Path, metavar="DIR", help="folder of the sweep (default: checkpoint/scaling/<protocol>)")
+    add(
         "--warmup_runs",
         type=not_negative,
         default=1,
         metavar="N",
-        help="runs like the first one, made before it and thrown away: caches are warm then (default: %(default)s)",
+        help="unmeasured runs before the first, to warm caches (default: %(default)s)",
     )
-    how.add_argument(
+    add(
         "--profile_runs",
         type=not_negative,
         default=0,
         metavar="N",
-        help="also N runs of each with --profile, one at the end of each round: communication, compute and idle time "
-        "come from them, throughput never does (default: %(default)s)",
+        help="also N runs of each with --profile, for communication, compute and idle time but never throughput "
+        "(default: %(default)s)",
     )
-    how.add_argument(
-        "--run_timeout_s",
-        type=float,
-        metavar="SECONDS",
-        help="end a run that takes longer; it counts as failed (default: never)",
-    )
-    how.add_argument(
-        "--keep_weights",
-        action="store_true",
-        help="keep each run's model.safetensors and config.json (default: remove them)",
-    )
-    how.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print every command in order and an estimate of the time; run and write nothing",
-    )
-    how.add_argument("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
-    own, passed_on = words, []
-    if "--" in words:
-        own, passed_on = words[: words.index("--")], words[words.index("--") + 1 :]
-    arguments = parser.parse_args(own)
-    arguments.own, arguments.passed_on = own, passed_on
-    out_dir = arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol
-    arguments.out_dir = Path(os.path.relpath(out_dir))  # it is recorded, and a record should not name a home folder
-    return arguments
+    add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
+    add("--keep_weights", action="store_true", help="keep each run's model.safetensors and config.json")
+    add("--dry_run", action="store_true", help="print every command and an estimate of the time; write nothing")
+    add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
 
 
 @program
@@ -222,6 +194,7 @@ def main() -> int:
 
 
 def check_typed(arguments: argparse.Namespace) -> None:
+    """Check the flags that depend on each other. Raises ValueError."""
     if fault := cannot_become_a_folder(arguments.out_dir):
         raise ValueError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the sweep")
     for name in ("repeats", "warmup_runs", "profile_runs"):
@@ -313,7 +286,7 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
 
 
 def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool) -> bool:
-    """Whether to go on although a cell has more threads than cores; asked on a terminal."""
+    """Return whether to run although a cell has more threads than cores; ask on a terminal."""
     from testbed.sweep.plan import PENDING, oversubscription
 
     fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
@@ -351,7 +324,7 @@ def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, set
 
 
 def report(cells: list[Cell], out_dir: Path) -> None:
-    """The table, the report, and where everything is."""
+    """Print the table, write the report, and say where the files are."""
     from testbed.analysis.scaling.report import write_scaling_report
     from testbed.sweep.plan import COMPLETE
     from testbed.sweep.state import SWEEP_FILE, disagreements, table

@@ -17,11 +17,11 @@ from typing import NoReturn
 STARTED_S = time.perf_counter()
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # so that `testbed` is this checkout's, installed or not
 
-from testbed.config.check import start
+from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
 
 if __name__ == "__main__":
-    CHECKED, LAUNCH = start(sys.argv[1:])  # --help and what was typed wrong end here, before seconds of imports
+    CHECKED, LAUNCH = check_command_line(sys.argv[1:])  # ends here after --help or an error, before torch is imported
     if LAUNCH.rank == 0:
         print("starting: loading PyTorch, checking the data ...", flush=True)
 

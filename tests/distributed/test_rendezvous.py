@@ -244,8 +244,8 @@ def test_a_first_sign_may_take_as_long_as_this_rank_needed_to_load(monkeypatch):
 # Rank STANDS waits for SECONDS before what PLACE names, as rank 0 does that reads large files, and says so.
 STANDING = """
 import os, sys, time
-from testbed.config.check import start
-checked, launch = start(sys.argv[1:])
+from testbed.config.check import check_command_line
+checked, launch = check_command_line(sys.argv[1:])
 import gpt2
 from testbed.distributed import process_group
 from testbed.train import run, setup

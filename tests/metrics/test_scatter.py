@@ -33,8 +33,8 @@ def test_threads_wait_briefly_unless_the_user_said_how(given, spins):
 def test_the_library_reads_what_a_start_sets():
     """libgomp looks once, as it is loaded: a start that sets it later sets nothing."""
     code = (
-        "from testbed.config.check import start\n"
-        "try: start(['--run_type', 'nothing'])\n"
+        "from testbed.config.check import check_command_line\n"
+        "try: check_command_line(['--run_type', 'nothing'])\n"
         "except SystemExit: pass\n"
         "import torch"
     )

@@ -140,12 +140,12 @@ def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     (folder / "weights").chmod(0)
     code = (
         "import os, sys\n"
-        "from testbed.config.check import start\n"  # as root: nobody may not be able to read Python's own library
+        "from testbed.config.check import check_command_line\n"  # as root, who can read the library
         "import encodings.utf_8_sig, mmap\n"
         "from testbed.config.flags import build_parser\n"
         "build_parser().format_help()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "start(sys.argv[1:])\n"
+        "check_command_line(sys.argv[1:])\n"
     )
     for words, piece in (
         (["--train_data_path", "val.bin"], "val.bin cannot be read"),

@@ -28,7 +28,7 @@ from unittest import mock
 from hypothesis import HealthCheck, Phase, given, settings
 
 from support.mutations import broken_json
-from testbed.config.check import start
+from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
 
 LONGEST_S = 20.0
@@ -158,7 +158,7 @@ def gpt2_accepts(words: list[str], ranks: int | None = 1) -> CheckedRun:
         contextlib.redirect_stderr(err),
     ):
         try:
-            checked, _ = start(words)
+            checked, _ = check_command_line(words)
             return checked
         except SystemExit as end:
             code = end.code or 0

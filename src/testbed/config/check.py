@@ -45,8 +45,8 @@ from testbed.model.shape import ModelShape
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
 
 
-def start(arguments: list[str]) -> tuple[CheckedRun, Launch]:
-    """Return the checked run of a command line; --help and what was typed wrong end the process here, in a second."""
+def check_command_line(arguments: list[str]) -> tuple[CheckedRun, Launch]:
+    """Return the checked run and its launch; --help and errors end the process here, before torch is imported."""
     end_on_signals()
     wait_briefly()
     launch = None

@@ -1,7 +1,4 @@
-"""A row of the table of flags: all that the testbed knows of one flag of `src/gpt2.py`. No torch.
-
-The rows stand in training_flags.py and system_flags.py, one field of a dataclass each; table.py reads them.
-"""
+"""Define a row of the table of flags. The rows are in training_flags.py and system_flags.py. No torch."""
 
 from __future__ import annotations
 
@@ -13,37 +10,35 @@ from typing import Any
 
 
 class Kind(Enum):
-    """Say how a comparison of runs treats a flag in which they differ."""
+    """How a comparison treats a flag in which two runs differ."""
 
-    WORK = "what is computed: must be equal to compare"
-    SPREAD = "how the work is spread over ranks: may differ, names the arm"
-    HOW = "how a rank computes its part: may differ, names the arm, and a comparison warns of it"
+    WORK = "what is computed: must be equal"
+    SPREAD = "how work is spread over ranks: may differ, names the configuration"
+    HOW = "how a rank computes: may differ, names the configuration, with a warning"
     LOOK = "files, printing, profiling: never matters"
 
 
 class Resume(Enum):
-    """Say what a start that resumes may do with a flag."""
+    """What a resumed run may do with a flag."""
 
     FREE = "may change"
-    SPREAD = "may change: losses move by rounding, and the metrics file says so"
-    MATHEMATICS = "as SPREAD where the mathematics stay the same, else as CONSENT"
+    SPREAD = "may change: losses move by rounding, and the change is recorded"
+    MATHEMATICS = "as SPREAD if the mathematics stay the same, else as CONSENT"
     CONSENT = "may change with --allow-setting-change"
-    NEVER = "may not change: a checkpoint's tensors would not fit"
+    NEVER = "may not change: the checkpoint's tensors would not fit"
 
 
 class Filled(Enum):
-    """Say what the files of a run hold where no flag was given."""
+    """What the files of a run hold for a flag that was not given."""
 
-    KEPT = "the value, which a --config file repeats"
-    DERIVED = "null: it follows from other flags, and follows again where the file is used"
-    BY_RANKS = "null: it follows from the number of ranks"
-    DECIDED = "the value; null in effective_config.json, as the program decides for each device"
+    KEPT = "the default"
+    DERIVED = "null: follows from other flags, again where the file is used"
+    BY_RANKS = "null: follows from the number of ranks"
+    DECIDED = "the value; null in effective_config.json, as it follows from the device"
 
 
 _RESUME = {Kind.WORK: Resume.CONSENT, Kind.SPREAD: Resume.SPREAD, Kind.HOW: Resume.CONSENT, Kind.LOOK: Resume.FREE}
-OF_RUN_TYPE = (
-    object()
-)  # default of a flag that only some run types have: run_types.py says which, and its default there
+OF_RUN_TYPE = object()  # default of a flag of some run types only; run_types.py has the real one
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,24 +46,23 @@ class Flag:
     """One row.
 
     Attributes:
-        default: None: open, and filled in when the settings are worked out.
+        default: None: filled in when the settings are worked out.
         help: ends with the default; "%(default)s" stands for it.
-        type: text to value, raises argparse.ArgumentTypeError. None: text, or a switch where the default is False.
-        choices: the values that exist.
-        const: the value of the flag without a word after it.
-        also: further spellings, from older commands.
-        spelled: how --help writes it, where that is not --name.
-        sets: an older switch that stands for another flag and its value.
-        of_one_start: it belongs to a start, not to the run: --config files do not hold it, nor does a record.
-        recorded: False: files do not hold it, as it follows from other flags in every case.
-        needs: the flag, and the values of it, without which nothing reads this one.
-        before: what runs did before the flag came, for files of earlier versions. None: they do not say.
-        in_config: its name in `training_config` of the metrics file; None: only `settings` has it.
-        compared_as: the field of equal work that holds it, where that is not its own name.
-        is_task: a time to loss asks for it too; the rest of the work may be what is compared.
-        names_arm: runs that differ in it are called by it. Default: SPREAD and HOW.
+        type: text to value, raises argparse.ArgumentTypeError. None: text, or a switch if the default is False.
+        const: value of the bare flag.
+        also: older spellings.
+        spelled: spelling in --help, if not --name.
+        sets: flag and value that this older switch stands for.
+        of_one_start: it belongs to one start of the run: neither --config files nor records hold it.
+        recorded: False: files do not hold it, as it always follows from other flags.
+        needs: another flag, and the values of it with which this one has an effect.
+        before: what runs did before the flag existed. None: unknown.
+        in_config: its name in `training_config` of the metrics file. None: only `settings` has it.
+        compared_as: the field of equal work that holds it, if not its own name.
+        is_task: runs that are timed to a loss must agree in it; other WORK may be what they compare.
+        names_arm: runs that differ in it get it into their name. Default: SPREAD and HOW.
         varies: repeats of one configuration may differ in it.
-        is_instrument: it slows a step down or changes its timing, so the run enters no headline.
+        is_instrument: it changes the timing of steps, so the run is marked as instrumented.
     """
 
     help: str | None
@@ -93,7 +87,7 @@ class Flag:
     is_task: bool = False
     varies: bool = False
     is_instrument: bool = False
-    # filled in by table.py, from the place of the row
+    # set by table.py from the place of the row
     name: str = ""
     group: str = ""  # of the settings
     field: str = ""  # of the group
@@ -104,7 +98,7 @@ class Flag:
 
     @property
     def is_option(self) -> bool:
-        """Return whether only some run types have it."""
+        """Return True if only some run types have it."""
         return self.default is OF_RUN_TYPE
 
     @property
@@ -113,11 +107,11 @@ class Flag:
 
 
 def row(help: str | None, kind: Kind, *, name: str = "", resume: Resume | None = None, **columns: Any) -> Flag:
-    """Return a row that is no field of the settings: only a start reads it."""
+    """Return a row that is not a field of the settings."""
     named = columns.pop("names_arm", kind in (Kind.SPREAD, Kind.HOW))
     return Flag(help, kind, resume or _RESUME[kind], named, name=name, **columns)
 
 
 def flag(help: str | None, kind: Kind, **columns: Any) -> Any:
-    """Return the field of a group of settings, with its row. `name`: of the flag, where the field has another."""
+    """Return a field of a group of settings, with its row. `name`: the flag's name, if it is not the field's."""
     return dataclasses.field(metadata={"flag": row(help, kind, **columns)})

@@ -1,4 +1,4 @@
-"""Make docs/flags.md from the table of flags; scripts/update_docs.py writes it. No torch."""
+"""Make docs/flags.md from the table of flags, for scripts/update_docs.py. No torch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from testbed.config.table import FLAGS, GROUPS
 
 _HEAD = """# Flags of `src/gpt2.py`
 
-Made by `python scripts/update_docs.py` from the table of flags in
-[training_flags.py](../src/testbed/config/training_flags.py) and
-[system_flags.py](../src/testbed/config/system_flags.py). A new flag is one row there, and `settings.<group>.<flag>` is
-its value (of `--model` it is `settings.model.size`, of `--optimizer` `settings.optimizer.name`). `--save-every` and
-`--save_every` are one flag.
+Made by `python scripts/update_docs.py` from [training_flags.py](../src/testbed/config/training_flags.py) and
+[system_flags.py](../src/testbed/config/system_flags.py). A new flag is one row there, and code reads its value from
+`settings.<group>.<flag>` (`settings.model.size` for `--model`, `settings.optimizer.name` for `--optimizer`). Dashes and
+underscores are the same: `--save-every` is `--save_every`.
 
-**Kind** says how a comparison of two runs treats a flag in which they differ:
+**Kind**: how a comparison treats a flag in which two runs differ:
 
 {kinds}
 
-**Resume** says what a start that continues a run (`--resume`) may do with it:
+**Resume**: what `--resume` may do with it:
 
 {resumes}
 
-**In files** says what `effective_config.json` and `settings` of the metrics file hold where it was not given:
+**In files**: what `effective_config.json` and `settings` of the metrics file hold if it was not given:
 
 {filled}
 
-Files name settings by their flags, without groups. A `--config` file may hold every flag but those marked "one start".
+A `--config` file may hold every flag except those marked "one start".
 """
 
 
@@ -57,7 +56,7 @@ def _listed(words: type[Enum]) -> str:
 
 
 def _line(flag: Flag, said: str) -> str:
-    """Return the row of a flag; `said` is its help."""
+    """Return the row of a flag. `said`: its help."""
     effect, _, rest = said.partition("(default: ")
     default = "off" if flag.is_switch else rest.rstrip(")")
     spelled = "`, `".join(flag.option_strings)
@@ -74,7 +73,7 @@ def _line(flag: Flag, said: str) -> str:
 
 
 def _owners(flag: Flag) -> str:
-    """Return the run types that have the flag, where not all do."""
+    """Return the run types that have the flag, if not all do."""
     if not flag.is_option:
         return ""
     return f" [{', '.join(name for name, entry in STRATEGIES.items() if flag.name in entry.options)}]"
@@ -82,5 +81,5 @@ def _owners(flag: Flag) -> str:
 
 def _in_files(flag: Flag) -> str:
     if not flag.field or flag.of_one_start or not flag.recorded:
-        return "not there"
+        return "no"
     return flag.filled.name.lower()

@@ -7,6 +7,7 @@ runner.py carries it out.
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,25 +17,24 @@ from testbed.config.check import check_run
 from testbed.config.flag import Kind
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
-from testbed.config.settings import RunSettings
+from testbed.config.settings import Plan, RunSettings
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.errors import value_text
-from testbed.sweep.request import Machine, Request, Variant, folder_name
+from testbed.sweep.request import SET_BY_SWEEP, Machine, Request, Variant, folder_name
 
 PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
-# the batch size is an axis of a sweep, and so is the seed; how much is validated costs no step time
-_NOT_COMPARED = frozenset(("model", "global_batch_size", "seed", "max_val_steps"))
-_COMES_TO = frozenset(("total_steps", "math_changes"))  # of several flags
-# values of RunSettings in which the cells of one batch size must agree, else their times do not compare
+_PLANNED = {field.name for field in dataclasses.fields(Plan)}  # what several flags come to
+# Values of RunSettings in which the cells of one batch size must agree, else their times do not compare. The sweep
+# itself sets some flags alike, and validation costs no step time.
 EQUAL_WORK = tuple(
     dict.fromkeys(
-        flag.compared_as if flag.compared_as in _COMES_TO else name
+        flag.compared_as if flag.compared_as in _PLANNED else name
         for name, flag in FLAGS.items()
-        if flag.kind is Kind.WORK and name not in _NOT_COMPARED
+        if flag.kind is Kind.WORK and name not in SET_BY_SWEEP and flag.compared_as != "val_tokens"
     )
 )
-# a time to loss asks that they learn the same task; by which recipe may be the question
+# With time_to_loss they must learn the same task; the recipe may be what is compared.
 EQUAL_TASK = tuple(name for name, flag in FLAGS.items() if flag.is_task)
 _CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
 
