@@ -1,4 +1,4 @@
-"""Global batch, micro batch, gradient accumulation and data ranks that fit together. No torch."""
+"""Batch arithmetic: global batch, micro batch, gradient accumulation, data ranks. No torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ LARGEST_MICRO_BATCH = 4
 def batch_arithmetic(
     values: Mapping[str, Any], data_world_size: int, largest_micro_batch: int = LARGEST_MICRO_BATCH, at_least: int = 1
 ) -> dict[str, int]:
-    """Global batch, micro batch and accumulation that fit together.
+    """Return global batch, micro batch and accumulation: global batch = micro batch x accumulation x data ranks.
 
-    global batch = micro batch x accumulation x data ranks. With --grad_accum_steps the global batch follows from it,
-    otherwise the accumulation follows from the global batch.
+    With --grad_accum_steps the global batch follows, otherwise the accumulation. A micro batch of "auto" is 1 until the
+    device is known.
 
     Args:
-        largest_micro_batch: up to here the micro batch grows where no flag gives it ...
-        at_least: ... as long as a step still has so many of them, if it can (a pipeline needs some to be busy).
-
-    A micro batch of "auto" is 1 here: which one fits is found out on the device, and the global batch stays.
+        largest_micro_batch: the most that is chosen if no flag gives it.
+        at_least: micro batches that a step should have, if possible (a pipeline needs some to be busy).
 
     Raises:
         ValueError: the given numbers contradict each other or do not divide.

@@ -1,6 +1,6 @@
-"""Work out the settings of a run from what was asked for, and check every rule, before torch is imported. No torch.
+"""Fill in the settings of a run and check every rule before torch is imported. No torch.
 
-Each rule that a user can break raises ValueError with one sentence: the flag, its value, the rule, the way out.
+An error is a ValueError with one sentence: the flag, its value, the rule, the way out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_command_line(arguments: list[str]) -> tuple[CheckedRun, Launch]:
 
 
 def check_run(asked: Asked, launch: Launch) -> CheckedRun:
-    """Work out the settings and check all that can be checked without a device.
+    """Fill in the settings and check all that can be checked without a device.
 
     Raises:
         ValueError: one sentence for the first rule that is broken.
@@ -78,7 +78,7 @@ def check_run(asked: Asked, launch: Launch) -> CheckedRun:
 
 
 def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
-    """Work out the settings from what was asked for. A step sees what the steps before it worked out."""
+    """Fill in the settings. Each step sees the results of the steps before it."""
     _check_ranks(asked.values["run_type"], launch)
     deepspeed_file = _deepspeed_file(asked)
     if deepspeed_file is not None:
@@ -127,8 +127,7 @@ def _check_ranks(run_type: str, launch: Launch) -> None:
 
 
 def _deepspeed_file(asked: Asked) -> DeepSpeedFile | None:
-    """Read the file that --deepspeed_config names. A baseline that names one does the work it asks for, as in seed 000.
-    No other place reads it."""
+    """Read the file of --deepspeed_config, which a baseline may name too, to do the same work."""
     named = asked.values["deepspeed_config"]
     if named is None and asked.values["run_type"] != "optimized":
         return None
@@ -137,7 +136,7 @@ def _deepspeed_file(asked: Asked) -> DeepSpeedFile | None:
 
 
 def _values_of_older_switches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that an older switch sets."""
+    """Return the flags that older switches set."""
     found = {}
     for switch, (name, value) in OLDER_SWITCHES.items():
         if not values[switch]:
@@ -149,7 +148,7 @@ def _values_of_older_switches(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> dict[str, Any]:
-    """Return the run's folder and the DeepSpeed file that it has."""
+    """Return the run's folder and its DeepSpeed file."""
     folder = values["checkpoint_path"] or f"checkpoint/{values['run_type']}"
     if fault := cannot_become_a_folder(Path(folder)):
         raise ValueError(f"--checkpoint_path {folder} {fault}; name a folder for the run's files")
@@ -163,7 +162,7 @@ def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> d
 
 
 def _open_token_files(values: Mapping[str, Any], is_one: bool) -> tuple[TokenFile, TokenFile]:
-    """Open both files; one object where --eval_only has a single file for both."""
+    """Open both files; return one object twice if --eval_only has a single file."""
     val_path = Path(values["val_data_path"])
     if is_one and values["train_data_path"] == values["val_data_path"]:
         val_file = open_token_file(val_path, "--val_data_path")
@@ -180,14 +179,14 @@ def _learning_rate(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes_of_mesh(values: Mapping[str, Any], mesh: MeshSizes) -> dict[str, Any]:
-    """Return the flags that fix the mesh, as far as the run type has them, and the stages on each rank."""
+    """Return the mesh flags of the run type, and the stages on each rank."""
     own = STRATEGIES[values["run_type"]].options
     sizes = {name: size for name, size in mesh.flags().items() if name in own}
     return sizes | {"stages_per_rank": stages_per_rank(values)}
 
 
 def _precision(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bf16 for what --matmul fp8 does not multiply in 8 bits: every device that has them has fast bf16."""
+    """Return bf16 for --matmul fp8: it is the precision of all other products."""
     return {"precision": "bf16"} if values["matmul"] == "fp8" else {}
 
 

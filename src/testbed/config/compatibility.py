@@ -1,8 +1,4 @@
-"""The device mesh of a run, and which flags, strategies and ranks go together. No torch.
-
-Ranks are laid out pipeline x data x tensor, the tensor ranks of one shard group next to each other: they exchange most,
-and neighbours share a node. What cannot run is refused here, before a process group exists.
-"""
+"""Rules for flags, strategies and ranks that do not work together. No torch."""
 
 from __future__ import annotations
 
@@ -89,7 +85,7 @@ def _check_compile(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 
 def why_not_compiled(values: Mapping[str, Any]) -> str | None:
-    """What --compile does not work with, why, and what does; None where it works."""
+    """Return what --compile does not work with, why, and what does; None if it works."""
     if values["run_type"] == "dp":
         return "with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; use ddp"
     if values["pipeline_schedule"] == "zero_bubble":
@@ -111,9 +107,10 @@ def why_not_compiled(values: Mapping[str, Any]) -> str | None:
 
 
 def why_not_compiled_unasked(values: Mapping[str, Any]) -> str | None:
-    """Why --compile auto leaves the blocks alone on CUDA; None where an agreement test compiles them.
+    """Return why --compile auto does not compile on CUDA; None if an agreement test covers it.
 
-    `values` are final, the precision too.
+    Args:
+        values: all flags, with the final precision.
     """
     if (reason := why_not_compiled(values)) is not None:
         return reason
@@ -133,7 +130,7 @@ def why_not_compiled_unasked(values: Mapping[str, Any]) -> str | None:
 
 
 def _check_matmul(values: Mapping[str, Any], mesh: MeshSizes) -> None:
-    """What --matmul fp8 needs that is known without a device; device.py asks the device."""
+    """Check what --matmul fp8 needs. autotune/device.py checks the device."""
     if values["matmul"] != "fp8":
         return
     if values["device"] == "cpu":
@@ -207,7 +204,7 @@ def _check_pipeline(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 
 def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
-    """Whether the pipeline schedule can be made of this many micro batches.
+    """Check that the pipeline schedule can run the micro batches of a step.
 
     Raises:
         ValueError: it needs more of them, or another number.
@@ -230,7 +227,7 @@ def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 
 def math_changes(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """What makes this run compute something else than the baseline does, in words; empty for equal mathematics."""
+    """Return in words what this run computes differently from the baseline; empty for equal mathematics."""
     changes = []
     if values["skip_gradient_sync"]:
         steps = "of every even step " if values["skip_gradient_sync"] == "alternate" else ""

@@ -1,7 +1,7 @@
-"""The DeepSpeed configuration file: what it may say, what it decides, and what DeepSpeed is given in the end.
+"""Read and check DeepSpeed's configuration file. No torch.
 
-A file says "auto" for what the flags decide. A value in the file that contradicts a flag is refused, and a value where
-no flag was given is taken over as if it had been typed: the file and the run's record can never disagree. No torch.
+"auto" in it means that flags decide. A value that contradicts a flag is refused; a value for which no flag was given
+counts as given.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class DeepSpeedFile:
 
 
 def read_deepspeed_file(path: Path) -> DeepSpeedFile:
-    """Read and check what can be checked without DeepSpeed.
+    """Read and check the file, as far as possible without DeepSpeed.
 
     Raises:
-        ValueError: it cannot be read, is not a JSON object, or decides what is not decided there.
+        ValueError: it cannot be read, is not a JSON object, or decides what flags must decide.
     """
     if fault := not_a_file(path):
         raise ValueError(f"--deepspeed_config {path} {fault}")
@@ -107,7 +107,7 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
 
 
 def values_of(file: DeepSpeedFile) -> dict[str, Any]:
-    """What the file decides, under the names of the flags; "auto" and absent keys decide nothing.
+    """Return the file's decisions by the names of the flags.
 
     Raises:
         ValueError: a value has the wrong type.
@@ -138,7 +138,7 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
 
 
 def _as_typed(flag: str, value: Any, place: str) -> Any:
-    """A JSON value as a person would type it after the flag."""
+    """Return a JSON value as the text of its flag."""
     if flag == "optimizer":
         return value.lower()
     if flag == "overlap_comm":
@@ -150,7 +150,7 @@ def _as_typed(flag: str, value: Any, place: str) -> Any:
 
 
 def _offload_of(file: DeepSpeedFile) -> str | None:
-    """The value of --offload that the file's sections stand for; None where they decide nothing."""
+    """Return the value of --offload that the file's sections mean; None if they decide nothing."""
     on_cpu: set[str] = set()
     off: set[str] = set()
     for old, section in OLDER_NAMES.items():
@@ -192,7 +192,7 @@ def _look_up(file: DeepSpeedFile, keys: tuple[str, ...]) -> Any:
 
 
 def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
-    """Return what is asked for with the file's values in the places where no flag was given.
+    """Return the flags, with the file's values for those that were not given.
 
     Raises:
         ValueError: the file and a flag disagree; names both.
@@ -215,7 +215,7 @@ def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
 
 
 def _said_in_file(file: DeepSpeedFile, flag: str, value: Any) -> str:
-    """Where and how the file says what the flag would say."""
+    """Return the file's key and value for a flag."""
     if flag == "precision":
         return f"{value}.enabled = true"
     if flag == "offload":

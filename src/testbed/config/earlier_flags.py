@@ -1,8 +1,4 @@
-"""Settings that an earlier version recorded, in the terms of today's flags.
-
-Files of runs and checkpoints outlive the flags they were made with. Both are read through here, so that a run counts as
-what it did, not as the words in which its version said so.
-"""
+"""Upgrade settings that earlier versions recorded to the flags of today."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ _SKIPPED = {True: "all", False: None}  # once a switch
 
 
 def in_todays_terms(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings in a checkpoint or in training_metrics.json, with what its version did where it lacked the
-    flags (`before` in the table)."""
+    """Return recorded settings under the names and values of today, with what the version did before a flag existed
+    (`before` in the table)."""
     settings = {**BEFORE_THE_FLAG, **recorded}
     for switch, (name, value) in OLDER_SWITCHES.items():
         if settings.pop(switch, False):

@@ -1,6 +1,6 @@
-"""What outside a run's settings slows its steps down or changes their timing: variables of the environment. No torch.
+"""Environment variables that runs record, or that change the timing of their steps. No torch.
 
-A run with any of them is marked as instrumented, as one under a profiler is, and enters no headline.
+A run with one of the latter is marked as instrumented.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _NSIGHT = "NSYS_PROFILING_SESSION_ID"  # set by nsys in what it runs
 
 
 def instruments_in(environment: Mapping[str, Any]) -> list[str]:
-    """What these variables switch on, each as "NAME=value"; empty: nothing. Values may be of any file: not only text
-    is borne."""
+    """Return the switched-on instruments as "NAME=value". Values may be of any type, as in a damaged file."""
     values = {name: str(environment.get(name) or "").upper() for name in _COSTS_TIME}
     found = [f"{name}={value}" for name, value in values.items() if value in _COSTS_TIME[name]]
     if environment.get(_NSIGHT):
@@ -77,12 +76,12 @@ _SHORTEST_SECRET = 8  # a shorter value would be found in words that have nothin
 
 
 def recorded_variables() -> dict[str, str]:
-    """The variables of launcher and device that are set, by name."""
+    """Return the variables of launcher and device that are set, by name."""
     return {name: value for name, value in os.environ.items() if name in _RECORDED and value}
 
 
 def nccl_variables() -> dict[str, str | None]:
-    """Every NCCL_ and TORCH_NCCL_ variable that is set; of one that is not known here only the name, its value None."""
+    """Return every NCCL_ and TORCH_NCCL_ variable that is set; the value of an unknown name is None."""
     return {
         name: value if name in _NCCL else None
         for name, value in os.environ.items()
@@ -91,15 +90,15 @@ def nccl_variables() -> dict[str, str | None]:
 
 
 def slurm_facts() -> dict[str, str] | None:
-    """What Slurm says of the job that this process belongs to, where it says it; None outside of one."""
+    """Return the facts of the Slurm job; None outside of one."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
     return {fact: os.environ[name] for fact, name in _SLURM.items() if os.environ.get(name)}
 
 
 def secret_in(text: str) -> str | None:
-    """The variable, named like a secret, whose value stands in `text`; None where there is none. The path of a folder,
-    as of a variable that ends in PWD, is none."""
+    """Return the variable, named like a secret, whose value is in `text`; None if there is none. Paths of folders (PWD)
+    are no secrets."""
     return next(
         (
             name
@@ -114,14 +113,14 @@ def secret_in(text: str) -> str | None:
 
 
 def check_no_secret(place: str, *values: Any) -> None:
-    """What is typed, or read from a file of settings, is written into the run's files.
+    """Check that no secret of the environment is in values that the run's files will hold.
 
     Args:
-        place: the begin of the sentence, such as "a flag".
-        values: text, or what JSON may hold.
+        place: start of the sentence, such as "a flag".
+        values: text, or anything that JSON may hold.
 
     Raises:
-        ValueError: a secret of the environment stands in one of them, at any depth.
+        ValueError: a value holds one, at any depth.
     """
     left = list(values)
     while left:

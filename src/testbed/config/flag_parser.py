@@ -1,5 +1,4 @@
-"""The parser behind every program's command line: dashes and underscores are one letter, a mistake is one sentence, and
-a flag that does not exist is answered with those that were probably meant. No torch."""
+"""The parser of every program: one-sentence errors, suggestions for misspelt flags, dashes as underscores. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _NUMBERS = {int: "whole number", float: "number"}
 
 
 class FlagParser(argparse.ArgumentParser):
-    """`argparse.ArgumentParser` for people: `--save-every` and `--save_every` are one flag in every program."""
+    """`argparse.ArgumentParser` with `--save-every` and `--save_every` as one flag, and errors of one sentence."""
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
@@ -46,7 +45,7 @@ class FlagParser(argparse.ArgumentParser):
         self.refuse(f"{said}; --help lists every flag")
 
     def refuse(self, sentence: str) -> NoReturn:
-        """End with 2. Raises SystemExit."""
+        """Exit with 2."""
         self.exit(2, printable(f"{self.prog}: error: {sentence}", kept="\n\t") + "\n")
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
@@ -58,7 +57,7 @@ class FlagParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{text!r} is not a {_NUMBERS[action.type]}") from None
 
     def _as_declared(self, word: str) -> str:
-        """A flag with its dashes and underscores as it was declared; any other word as it is."""
+        """Return a flag in its declared spelling; any other word as it is."""
         matches = self._flags_like(word)
         name, has_value, value = word.partition("=")
         return f"{matches[0]}{has_value}{value}" if len(matches) == 1 and name not in matches else word
@@ -67,7 +66,7 @@ class FlagParser(argparse.ArgumentParser):
         return word.startswith("--") and " " not in word and not self._flags_like(word)
 
     def _flags_like(self, word: str) -> list[str]:
-        """The declared flags that a word may stand for: itself, or where that is allowed all that it begins."""
+        """Return the declared flags that a word may mean: itself, or all that it abbreviates."""
         if not word.startswith("--"):
             return []
         name = _plain(word.partition("=")[0])
@@ -95,7 +94,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def _before_the_end(words: Sequence[str]) -> list[str]:
-    """The words up to a bare `--`, after which nothing is a flag."""
+    """Return the words up to a bare `--`."""
     return list(words[: words.index("--")] if "--" in words else words)
 
 

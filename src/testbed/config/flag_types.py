@@ -1,7 +1,4 @@
-"""How the text of a flag becomes its value, and which texts are refused, of every program. No torch.
-
-A text that is no number at all gets the same sentence as a number that the rule excludes.
-"""
+"""Types of flags: text to value, or argparse.ArgumentTypeError. No torch."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def positive_or_auto(text: str) -> int | str:
 
 
 def on_off_or_auto(text: str) -> bool | None:
-    """True, False, or None where the program is to decide. Files of earlier versions say true and false."""
+    """Return True, False, or None for auto. Files of earlier versions have true and false."""
     known = {"on": True, "true": True, "off": False, "false": False, AUTO: None}
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of auto, on, off")

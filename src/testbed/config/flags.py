@@ -1,7 +1,6 @@
-"""The command line of `src/gpt2.py`, and --config files: what was asked for. No torch, so that --help answers at once.
+"""Command line and --config file of `src/gpt2.py`. No torch, so that --help is quick.
 
-The flags stand in the table (training_flags.py, system_flags.py). A default that depends on something else (the world
-size, the model, the data) is None here and is filled in when the settings are worked out; its help says how.
+A default that depends on world size, model or data is None here; config/check.py fills it in.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from testbed.io import read_json
 
 @dataclass(frozen=True)
 class Asked:
-    """What a start asks for: every flag's value, and where those that are no defaults come from.
+    """The flags of a start, and where their values come from.
 
     Attributes:
-        values: by flag; None where nobody gave an open one.
+        values: by flag; None for an open one that was not given.
         typed: flags on the command line.
-        configured: flags that the --config file gives and nobody typed.
-        from_deepspeed: flags that DeepSpeed's file gives (deepspeed_file.py adds them).
+        configured: flags from the --config file only.
+        from_deepspeed: flags from DeepSpeed's file.
     """
 
     values: Mapping[str, Any]
@@ -38,12 +37,12 @@ class Asked:
 
     @property
     def explicit(self) -> frozenset[str]:
-        """Flags that a person set, on the command line or in the --config file."""
+        """Flags given on the command line or in the --config file."""
         return self.typed | self.configured
 
     @property
     def given(self) -> frozenset[str]:
-        """Flags that are no defaults."""
+        """Flags that are not defaults."""
         return self.explicit | self.from_deepspeed
 
     def having(self, values: Mapping[str, Any]) -> Asked:
@@ -52,11 +51,11 @@ class Asked:
 
 
 def parse_command_line(arguments: list[str]) -> Asked:
-    """Return what is asked for: flags win over the --config file, the file wins over the defaults.
+    """Return the given flags: the command line wins over the --config file, the file over the defaults.
 
     Raises:
         SystemExit: 0 after --help.
-        ValueError: a flag does not exist or has no such value, or the --config file cannot be used.
+        ValueError: a flag or a value does not exist, or the --config file cannot be used.
     """
     for word in arguments:
         try:
@@ -75,7 +74,7 @@ def parse_command_line(arguments: list[str]) -> Asked:
 
 
 def _typed(arguments: list[str]) -> set[str]:
-    """Return the flags that stand on the command line: parse it again with a parser that fills in nothing."""
+    """Return the flags on the command line, by parsing it without defaults."""
     parser = build_parser()
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -83,7 +82,7 @@ def _typed(arguments: list[str]) -> set[str]:
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:
-    """Read settings from JSON and check each by the flag of the same name."""
+    """Read settings from JSON and check each like its flag."""
     content = read_json(path, f"--config {path}")
     if not isinstance(content, dict):
         raise ValueError(f"--config {path} must hold one JSON object of flag names and values")
@@ -100,7 +99,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 
 
 def checked_like_a_flag(flag: Flag, value: Any, place: str) -> Any:
-    """Return a value from a file, held to the same rules as if it had been typed.
+    """Return a value from a file, checked by the rules of its flag.
 
     Raises:
         ValueError: it breaks them; the sentence begins with `place`.
@@ -123,12 +122,12 @@ def checked_like_a_flag(flag: Flag, value: Any, place: str) -> Any:
 
 
 def default_of(flag: Flag) -> Any:
-    """Return what the command line gives for a flag that is not there."""
+    """Return the value of a flag that is not on the command line."""
     return None if flag.is_option else flag.default
 
 
 class RaisingParser(FlagParser):
-    """Hands the sentence to the caller: of many ranks one speaks."""
+    """Raises ValueError in place of exiting, so that only one rank prints it."""
 
     def refuse(self, sentence: str) -> NoReturn:
         raise ValueError(sentence)

@@ -1,4 +1,4 @@
-"""The shape of the model that a run begins with: a published size, flags, or the weights of a folder. No torch."""
+"""Shape of the initial model: a published size, flags, or the weights in a folder. No torch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
 
 
 def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
-    """Return the shape: the size's numbers, overridden by the dimension flags, or those of the folder in --init_from;
-    and --model, which published weights in --init_from decide."""
+    """Return the dimensions of the model, from its size or the weights of --init_from, overridden by flags; and
+    --model, which published weights decide."""
     for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
         ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
         if ours != theirs:
@@ -95,18 +95,17 @@ def _is_published(init_from: str) -> bool:
 
 
 def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, way_out: str | None = None) -> None:
-    """Two BPEs of one size have one name, and their ids mean different text.
+    """Check that weights and token ids use the same BPE: two of one size have one name, but other ids.
 
     Args:
         folder: of the weights.
-        file: the BPE that other ids are made with; None: none, they are GPT-2's.
-        weights, other: the sentence's parts that name both, for example "--init_from DIR" and "train.bin is written
+        file: the BPE of the ids; None: GPT-2's.
+        weights, other: parts of the sentence that name both, such as "--init_from DIR" and "train.bin is written
             with another bpe:8192".
-        way_out: its end (default: make the ids again with the folder's own BPE).
+        way_out: end of the sentence (default: make the ids again with the folder's BPE).
 
     Raises:
-        ValueError: the folder's own BPE is another file, or one of the two cannot be read. Where one is missing,
-            nothing can be said.
+        ValueError: the BPEs differ, or one cannot be read. A missing one is not checked.
     """
     own = folder / TOKENIZER
     if file is None or not file.is_file() or not own.is_file():
@@ -123,7 +122,7 @@ def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, wa
 
 
 def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
-    """The weights that a run begins with must not lie where it writes its own."""
+    """Check that the initial weights are not in the folder that the run writes."""
     start, run = (Path(os.path.realpath(path)) for path in (init_from, checkpoint_path))
     if init_from.is_dir() and (start == run or run in start.parents):
         raise ValueError(
@@ -133,17 +132,17 @@ def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> No
 
 
 def _tokenizer_of_weights(init_from: str) -> str | None:
-    """The tokenizer whose ids the weights know; None where that is not written down."""
+    """Return the tokenizer of the weights; None if unknown."""
     if init_from in MODEL_SIZES:
         return "gpt2"
     return None if init_from == "scratch" else tokenizer_of_folder(Path(init_from))
 
 
 def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:
-    """The name of the tokenizer that a folder's weights were trained with; None where config.json does not say.
+    """Return the name of the tokenizer that a folder's weights were trained with; None if config.json has none.
 
     Args:
-        name: what the folder is called in a sentence about it (default: --init_from and the folder).
+        name: name of the folder in errors (default: --init_from and the folder).
 
     Raises:
         ValueError: as `shape_of_folder`.
@@ -156,10 +155,10 @@ def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:
 
 
 def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
-    """The shape that a `config.json` in the form of `transformers` describes.
+    """Return the shape in a `config.json` of `transformers`.
 
     Args:
-        name: what the folder is called in a sentence about it (default: --init_from and the folder).
+        name: name of the folder in errors (default: --init_from and the folder).
 
     Raises:
         ValueError: there is no such file, or it describes no GPT-2.
@@ -183,7 +182,7 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
 
 
 def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
-    """What config.json in `folder` holds. ValueError: there are no weights, or it holds something else."""
+    """Return config.json of `folder`. Raises ValueError without weights or with other content."""
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         fault = not_a_folder(folder)

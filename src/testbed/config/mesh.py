@@ -1,4 +1,4 @@
-"""The device mesh that the flags ask for: its sizes, and what divides them."""
+"""Sizes of the device mesh that the flags ask for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
 
 
 def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, Any]:
-    """The flags that belong to some run types only: defaults for this one's, None for the others'.
+    """Return the flags of some run types only: value or default for those of this run type, None for the others.
 
     Raises:
-        ValueError: a flag was typed that this run type does not have. One from a --config file is dropped instead, so
-            that the file of one run type repeats its work under another.
+        ValueError: a flag was typed that this run type does not have. One from a --config file is dropped, so that
+            the file of one run type serves another.
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
@@ -30,10 +30,10 @@ def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dic
 
 
 def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
-    """The mesh that the flags ask for on so many ranks; what no flag fixes is data parallel.
+    """Return the mesh on `world_size` ranks; ranks that no flag claims are data parallel.
 
     Raises:
-        ValueError: the sizes do not multiply to the world size.
+        ValueError: the sizes do not divide the world size.
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
@@ -66,7 +66,7 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
 
 
 def stages_per_rank(values: Mapping[str, Any]) -> int | None:
-    """Stages on each pipeline rank: what the flag says, else two for the schedules that need them.
+    """Return the stages on each pipeline rank; None without a schedule.
 
     Raises:
         ValueError: the schedule cannot run with the given number.

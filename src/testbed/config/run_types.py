@@ -1,4 +1,4 @@
-"""The run types: which strategy carries each out, and which flags it has. Adding a strategy takes one row here."""
+"""Registry of run types: the strategy of each, and the flags that it has. A new strategy is one row here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StrategyEntry:
-    """A line of the registry. `module` is imported only when the strategy is used."""
+    """A row of the registry. `module` is imported only when the strategy is used."""
 
     module: str
     class_name: str

@@ -1,6 +1,6 @@
-"""Work out how many optimizer steps a run has, and the marks of its learning-rate schedule. No torch.
+"""Number of optimizer steps of a run, and marks of its learning-rate schedule. No torch.
 
-optim/lr_schedule.py makes the learning rate of a step from them.
+optim/lr_schedule.py computes the learning rate of a step from them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ DEFAULT_DECAY_SHARE = 0.2
 
 
 def default_learning_rate(shape: ModelShape, model: str, optimizer: str) -> float:
-    """The peak learning rate where none was given: that of the size which the model has, wherever its dimensions come
-    from; where no size has them, of `model`."""
+    """Return the peak learning rate of the size that has this shape; if none has, of `model`."""
     rates = LEARNING_RATES | (MUON_LEARNING_RATES if optimizer == "muon" else {})
     return rates.get(size_name(shape), rates[model])
 
 
 def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> dict[str, float | None]:
-    """The flags that only some choices of --optimizer and --lr_schedule read: their defaults, or None.
+    """Return the flags that only some optimizers and schedules read: their value or default, else None.
 
     Raises:
-        ValueError: a flag was typed that nothing would read (one from a --config file is dropped, as another run type's
-            is), or Muon's learning rate is in no proportion to a --learning_rate of 0.
+        ValueError: a typed flag has no effect (one from a --config file is dropped), or Muon's rate cannot follow a
+            --learning_rate of 0.
     """
     options = {}
     for name, (owner, choices) in _NEEDS.items():
@@ -60,7 +59,7 @@ def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> di
 def schedule(
     values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile
 ) -> tuple[dict[str, float], int, int]:
-    """Return the learning rate's marks by their flags, the optimizer steps of an epoch, and of the whole schedule.
+    """Return the marks of the learning rate by their flags, the optimizer steps of an epoch, and of the whole schedule.
 
     Raises:
         ValueError: one sentence for the first rule that is broken.
@@ -118,5 +117,5 @@ def schedule(
 
 
 def decay_steps(last: int, decay_share: float) -> int:
-    """Steps in which wsd falls, of the `last` that its schedule has: at least one."""
+    """Return the steps in which wsd decays, at least one; `last` is the length of its schedule."""
     return max(1, round(decay_share * last))

@@ -1,4 +1,4 @@
-"""The settings of a run, worked out and checked: the groups of flags, and what follows from them. No torch."""
+"""Settings of a run, filled in and checked. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INSTRUMENTS = [name for name, flag in FLAGS.items() if flag.is_instrument]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What follows from the flags, the ranks and the data."""
+    """Values that follow from flags, ranks and data."""
 
     mesh: MeshSizes
     math_changes: tuple[str, ...]  # what makes the run compute something else than the baseline does
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where values come from; the rest is default or follows."""
+    """Flags that are not defaults, by where their values come from."""
 
     given: frozenset[str] = frozenset()  # by a person, or by DeepSpeed's file
     chosen: frozenset[str] = frozenset()  # by autotune/choices.py
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(FlagGroups):
-    """The settings of one run. What a flag left open is filled in; a flag that the run type does not have is None."""
+    """Settings of one run. Open flags are filled in; a flag that the run type does not have is None."""
 
     plan: Plan
     origin: Origin = dataclasses.field(compare=False)
@@ -65,7 +65,7 @@ class RunSettings(FlagGroups):
         return cls(**groups, plan=plan, origin=origin)
 
     def with_values(self, **values: Any) -> RunSettings:
-        """Return the settings with other values, each by the name of its flag, or of a field of `plan` or `origin`."""
+        """Return the settings with other values, by flag, or by field of `plan` or `origin`."""
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             group, field = PLACES[name]
@@ -75,7 +75,7 @@ class RunSettings(FlagGroups):
         )
 
     def value(self, name: str) -> Any:
-        """Return one value by the name of its flag, or of a field of `plan` or `origin`."""
+        """Return one value, by flag, or by field of `plan` or `origin`."""
         group, field = PLACES[name]
         return getattr(getattr(self, group), field)
 
@@ -92,7 +92,7 @@ class RunSettings(FlagGroups):
 
     @property
     def last_step(self) -> int:
-        """Optimizer steps that this start of the run may reach."""
+        """Last optimizer step of this start of the run."""
         if self.training.eval_only:
             return 0
         return min(self.plan.total_steps, self.training.stop_at_step or self.plan.total_steps)
@@ -103,23 +103,23 @@ class RunSettings(FlagGroups):
 
     @property
     def instruments(self) -> list[str]:
-        """The flags that slow the step down or change its timing: a run with any of them enters no headline."""
+        """Flags that change the timing of steps: the run is marked as instrumented."""
         return [f"--{name}" for name in _INSTRUMENTS if self.value(name)]
 
     def as_config(self) -> dict[str, Any]:
-        """Return the settings in the form of a --config file, flat.
+        """Return the settings as a flat --config file.
 
-        A value that was not given and follows from others (the micro batch from the ranks, the warm-up from the steps,
-        the attention kernel from the device) is null, so that it follows again where the file is used.
+        A value that was not given and follows from ranks, steps or device is null, so that it follows again where the
+        file is used.
         """
         return self.as_recorded() | dict.fromkeys(_DECIDED & self.origin.chosen)
 
     def as_recorded(self) -> dict[str, Any]:
-        """Return the same with what the program chose for this run."""
+        """Return the settings as the metrics file has them: like `as_config`, with what was chosen on this device."""
         return self.as_dict() | dict.fromkeys(_FOLLOWS - self.origin.given)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every flag that is part of the run, with the value that it has in it."""
+        """Return every flag that belongs to the run."""
         return {name: value for name, value in self.by_flag().items() if name in _RECORDED}
 
 
@@ -133,7 +133,7 @@ PLACES: dict[str, tuple[str, str]] = {name: (flag.group, flag.field) for name, f
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """All that is known before torch is imported: what was asked for, what it came to, and the data."""
+    """All that is known before torch is imported."""
 
     asked: Asked
     settings: RunSettings

@@ -1,4 +1,4 @@
-"""The table of flags, second part: where and how it is trained, and what is left behind. See training_flags.py."""
+"""The table of flags, second part: devices, parallelism, files, measuring. See training_flags.py."""
 
 import argparse
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""The table of flags: every row by its name, and the groups that it is made of. No torch.
+"""The table of flags by name, and its groups. No torch.
 
-What a --config file holds, what a record holds, what may change on resume, what makes work equal and what names an arm
-all follow from it. docs/flags.md shows it (flags_page.py).
+--config files, records, rules for resuming, equal work and names of configurations follow from it, and docs/flags.md.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from testbed.config.training_flags import Batch, Data, Model, Optimizer, Trainin
 
 @dataclass(frozen=True, kw_only=True)
 class FlagGroups:
-    """The value of every flag, in the groups and in the order of --help."""
+    """The value of every flag, in the groups and order of --help."""
 
     training: Training
     model: Model

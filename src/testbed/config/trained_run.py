@@ -1,4 +1,4 @@
-"""The run whose weights are judged: how it was trained, and what --eval_only takes over from it. No torch."""
+"""The run whose weights --eval_only validates, and the settings taken from it. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAY_THE_BATCH = ("global_batch_size", "grad_accum_steps", "enforce_global_batch
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What the record of a run says of the length and the data that its losses belong to."""
+    """Length and data that a run's losses belong to, from its record."""
 
     flags: dict[str, Any] = field(default_factory=dict)  # as far as the record has them; empty: the folder is no run's
     val_sha256: str | None = None
@@ -33,8 +33,7 @@ class TrainedRun:
 
 
 def trained_with(folder: Path) -> TrainedRun:
-    """How the run in a folder was trained: its length, and where its record says so its token files and the batches
-    that it validated on. Of best/ the run is the folder above."""
+    """Return how the run in a folder was trained, as far as recorded. The run of best/ is the folder above."""
     for file in (folder / METRICS, folder.resolve().parent / METRICS):
         try:
             record = read_json(file)
@@ -55,14 +54,15 @@ def trained_with(folder: Path) -> TrainedRun:
 
 
 def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str, Any]:
-    """What --eval_only takes over where nobody says otherwise, so that a run's weights give the loss that it recorded:
-    its length, its data and its number of windows. A path that leads nowhere today is not taken over.
+    """Return the flags that --eval_only takes from the run, so that the loss is the one that it recorded: length, data,
+    windows.
 
-    No step reads the training file. Where the run's is gone, or only the validation file was typed, that one stands in.
+    Paths that no longer exist are not taken. No step reads the training file; if the run's is gone, or only the
+    validation file was given, that one stands in.
 
     Args:
-        values: of all flags.
-        explicit: which of them a person set.
+        values: all flags.
+        explicit: flags that were given.
     """
     if not values["eval_only"]:
         return {}
@@ -81,10 +81,10 @@ def as_trained(values: Mapping[str, Any], explicit: frozenset[str]) -> dict[str,
 
 
 def origin_of_refused(refusal: str, values: Mapping[str, Any], explicit: frozenset[str]) -> str | None:
-    """Where the values that a refusal names come from, if nobody typed them; None: they were typed.
+    """Return where refused values come from that were not given; None if they were given.
 
     Args:
-        values, explicit: as of `as_trained`.
+        values, explicit: as for `as_trained`.
     """
     if not values["eval_only"] or not Path(values["init_from"]).is_dir():
         return None
@@ -105,12 +105,12 @@ def origin_of_refused(refusal: str, values: Mapping[str, Any], explicit: frozens
 
 
 def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
-    """What --eval_only took over from the run that it validates, and a warning where it reads other data, other windows
-    or further than that run.
+    """Return lines for the screen: what --eval_only took from the run, and warnings of other data, windows or
+    positions.
 
     Args:
-        settings: with the precision that was found for the device.
-        sha256: of the token files as this start read them, under "train" and "val".
+        settings: with the final precision.
+        sha256: of the token files, under "train" and "val".
     """
     if not settings.training.eval_only:
         return []
@@ -150,7 +150,7 @@ def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:
 
 
 def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha256: str) -> list[str]:
-    """Which file is validated, where it is not plainly the run's."""
+    """Return lines on the validated file, if it is not plainly the run's."""
     lines, path, recorded = [], settings.data.val_data_path, run.flags.get("val_data_path")
     file = Path(path).absolute()
     if "val_data_path" not in settings.origin.given and recorded not in (None, path):
@@ -167,7 +167,7 @@ def _lines_of_data(settings: RunSettings, run: TrainedRun, is_other: bool, sha25
 
 
 def untrained_positions(what: str, tokens: int, trained: int | None) -> list[str]:
-    """A warning where `tokens` at a time reach positions that no training did; `what` begins the sentence."""
+    """Return a warning if `tokens` reach untrained positions; `what` begins the sentence."""
     if trained is None or tokens <= trained:
         return []
     return [
@@ -177,7 +177,7 @@ def untrained_positions(what: str, tokens: int, trained: int | None) -> list[str
 
 
 def _val(both: Any, kind: type) -> Any:
-    """What a record says of the validation file; None where it says nothing, or nothing of that kind."""
+    """Return the entry of the validation file; None if it is missing or not of this type."""
     value = both.get("val") if isinstance(both, dict) else None
     return value if type(value) is kind else None
 

@@ -1,7 +1,6 @@
-"""The table of flags, first part: what is trained. One field is one flag, one dataclass one group of --help. No torch.
+"""The table of flags, first part: what is trained. A field is a flag, a class a group of --help. No torch.
 
-flag.py explains the columns. A value is of one start of a run, as it was worked out: nothing in it is open but what
-autotune/choices.py decides on the device.
+flag.py explains the columns.
 """
 
 from dataclasses import dataclass
