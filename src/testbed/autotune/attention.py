@@ -1,4 +1,4 @@
-"""Which kernel computes attention: what the device offers, and which of them is fastest at the run's shape."""
+"""Choose the attention kernel: by what the device offers, and by a trial at the run's shape."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
 from testbed.errors import first_line
+from testbed.model.gpt2 import BACKENDS
 from testbed.profiling.device_limits import DTYPES
 from testbed.profiling.step_clock import synchronize
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
-from testbed.model.gpt2 import BACKENDS
 
 # Of these the trial chooses, the earlier one where two are about as fast: repeats of a run then take the same kernel.
 # The plain one stores a T x T matrix per head.
@@ -29,7 +29,7 @@ PASSES = 5  # one after the other, so that the host's part does not decide
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What became of one kernel: seconds of a forward and a backward pass, or why it does not take part."""
+    """Result of one kernel: seconds of a forward and backward pass, or why it was excluded."""
 
     backend: str
     seconds: float | None
@@ -40,8 +40,8 @@ class Trial:
 
 
 def check_backend(settings: RunSettings, device: torch.device) -> None:
-    """Whether the device has the kernel that --attention insists on, in the run's precision; in one of those that
-    --precision auto may come to while that is open.
+    """Check that the device has the kernel of --attention in the run's precision, or in one that --precision auto may
+    choose.
 
     Raises:
         ValueError: it has not.
@@ -65,7 +65,7 @@ def check_backend(settings: RunSettings, device: torch.device) -> None:
 
 
 def why_not(backend: str, settings: RunSettings, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a kernel does not run here, in PyTorch's words; None where it does. Tried on 16 tokens, forward and back."""
+    """Return why a kernel does not run here, in PyTorch's words; None if it runs on 16 tokens."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             _forward_and_backward(backend, settings, _heads(settings, device, dtype, (1, 16)))
@@ -75,15 +75,12 @@ def why_not(backend: str, settings: RunSettings, device: torch.device, dtype: to
 
 
 def fastest_backend(settings: RunSettings, device: torch.device, rounds: int = 7) -> tuple[str, list[Trial]]:
-    """The first of the fused kernels, in a fixed order, that is about as fast as the fastest: by the time of a forward
-    and a backward pass at the run's shape.
+    """Return the first fused kernel, in a fixed order, that is about as fast as the fastest at the run's shape, and all
+    trials.
 
-    They are timed in turns, and of each the least time counts: what else the machine does meets them alike, and only
-    adds. A kernel whose result is not that of the plain computation in fp32 does not take part. Random state and peak
-    memory are left as they were. "auto", which is PyTorch's own choice, where no fused kernel runs.
-
-    Returns:
-        The name, and what became of each kernel.
+    Kernels take turns and each keeps its least time, so other work on the machine does not decide. A kernel that
+    differs from plain attention in fp32 is excluded. "auto", PyTorch's choice, if no fused kernel runs. Random state
+    and peak memory are left as they were.
     """
     reasons: dict[str, str] = {}
     seconds: dict[str, list[float]] = {backend: [] for backend in FUSED}
@@ -110,21 +107,21 @@ def fastest_backend(settings: RunSettings, device: torch.device, rounds: int = 7
 
 
 def own_choice(settings: RunSettings, device: torch.device) -> str:
-    """The kernel that PyTorch picks by itself while training, as it would be named with --attention."""
+    """Return the kernel that PyTorch itself picks for training, by its name for --attention."""
     heads = _heads(settings, device, DTYPES[settings.compute.precision], (1, settings.data.seq_length))
     number = torch._fused_sdp_choice(*heads, dropout_p=settings.model.dropout, is_causal=True)
     return next((name for name, backend in BACKENDS.items() if backend.value == number), "math")
 
 
 def _check_result(backend: str, settings: RunSettings, device: torch.device) -> None:
-    """RuntimeError: the kernel does not compute what the plain computation in fp32 does. Dropout lets nobody tell."""
+    """Check the kernel against plain attention in fp32, if there is no dropout. Raises RuntimeError."""
     dtype = DTYPES[settings.compute.precision]
     if settings.model.dropout == 0 and (error := _error(backend, settings, device, dtype)) > LARGEST_ERROR:
         raise RuntimeError(f"is wrong by {error:.1e} here")
 
 
 def _seconds_of_pass(backend: str, settings: RunSettings, device: torch.device) -> float:
-    """Of a forward and a backward pass at the run's shape, the mean of PASSES."""
+    """Return the mean seconds of PASSES forward and backward passes at the run's shape."""
     shape = (settings.batch.micro_batch_size_per_gpu, settings.data.seq_length)
     heads = _heads(settings, device, DTYPES[settings.compute.precision], shape)
     synchronize(device)
@@ -136,7 +133,8 @@ def _seconds_of_pass(backend: str, settings: RunSettings, device: torch.device) 
 
 
 def _error(backend: str, settings: RunSettings, device: torch.device, dtype: torch.dtype) -> float:
-    """Largest difference of output and gradient from the plain computation in fp32, relative to its largest element."""
+    """Return the largest difference of output and gradients from plain attention in fp32, relative to the largest
+    element."""
     shape = (1, min(settings.data.seq_length, 256))
     ours = _forward_and_backward(backend, settings, _heads(settings, device, dtype, shape))
     exact = _forward_and_backward("math", settings, _heads(settings, device, dtype, shape), dtype=torch.float32)
@@ -144,7 +142,7 @@ def _error(backend: str, settings: RunSettings, device: torch.device, dtype: tor
 
 
 def _heads(settings: RunSettings, device: torch.device, dtype: torch.dtype, shape: tuple[int, int]) -> Heads:
-    """Query, key and value (B, H, T, D) as they lie in the model: views of one product. The same numbers every time."""
+    """Return query, key and value (B, H, T, D) as views of one product, as in the model; always the same numbers."""
     heads = settings.model.num_heads // settings.plan.mesh.tensor
     size = settings.model.embedding_size // settings.model.num_heads
     generator = torch.Generator(device).manual_seed(0)
@@ -156,7 +154,7 @@ def _heads(settings: RunSettings, device: torch.device, dtype: torch.dtype, shap
 def _forward_and_backward(
     backend: str, settings: RunSettings, heads: Heads, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Output, and the gradients of query, key and value when the output's is one everywhere."""
+    """Return the output, and the gradients of query, key and value for an output gradient of ones."""
     query, key, value = (head.detach().to(dtype or head.dtype).requires_grad_() for head in heads)
     with sdpa_kernel(BACKENDS[backend]):
         output = F.scaled_dot_product_attention(query, key, value, dropout_p=settings.model.dropout, is_causal=True)

@@ -1,8 +1,7 @@
-"""What the flags leave to the program: precision, micro batch, attention kernel, compilation and reading ahead.
+"""Decide open settings: precision, micro batch, attention kernel, compilation, reading ahead.
 
-Decided once the device is known and before anything is built, by all ranks alike: rank 0 tries out and tells, or each
-rank finds out for its own memory and the smallest counts. What was decided stands in the settings as if it had been
-given.
+All ranks decide alike, once the device is known: rank 0 tries and tells the others, or each rank checks its memory and
+the smallest result counts.
 """
 
 from __future__ import annotations
@@ -14,22 +13,25 @@ import torch
 from testbed.autotune.attention import check_backend, fastest_backend
 from testbed.autotune.device import why_nothing_compiles, with_precision_resolved
 from testbed.autotune.micro_batch import find_micro_batch, with_micro_batch
-from testbed.config.compatibility import why_not_compiled_unasked
-from testbed.config.earlier_flags import in_todays_terms
+from testbed.config.compatibility import auto_compile_blocker
+from testbed.config.earlier_flags import upgrade_settings
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 
+# flag -> its value while it is open; a micro batch of "auto" is `plan.finds_micro_batch`
+_OPEN = {"precision": "auto", "attention": "auto", "compile": None, "num_workers": None}
+
 
 class ChoiceContradicts(Exception):
-    """What was decided does not go with what was typed; one sentence."""
+    """A choice does not work with a given flag; one sentence."""
 
 
 def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple[RunSettings, list[str]]:
-    """Settings in which nothing is left open, and what to say about it. All ranks call it.
+    """Return the settings with every open value decided, and lines for the screen. All ranks call it.
 
     Raises:
-        ChoiceContradicts: the device lacks the kernel of --attention in the precision that --precision auto came to.
+        ChoiceContradicts: the device lacks the kernel of --attention in the precision that was chosen.
     """
     said: list[str] = []
     left_open = _left_open(settings)
@@ -54,44 +56,31 @@ def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple
 
 
 def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSettings:
-    """Settings of a start that resumes: what they leave open was decided when the run began.
+    """Return the settings of a resumed run, with open values as decided at its beginning.
 
     Args:
-        recorded: the settings in a checkpoint, of this version or an earlier one.
+        recorded: settings in a checkpoint of any version.
     """
-    recorded, left_open = in_todays_terms(recorded), _left_open(settings)
-    changes: dict[str, Any] = {}
-    if settings.compute.precision == "auto":
-        changes["precision"] = recorded["precision"]
-    if settings.compute.compile is None:
-        changes["compile"] = recorded["compile"]
-    if settings.model.attention == "auto":
-        changes["attention"] = recorded["attention"]
-    settings = settings.with_values(**changes)
+    recorded, left_open = upgrade_settings(recorded), _left_open(settings)
+    settings = settings.with_values(**{name: recorded[name] for name in left_open & _OPEN.keys() - {"num_workers"}})
     if settings.plan.finds_micro_batch:
         settings = with_micro_batch(settings, recorded["micro_batch_size_per_gpu"])
     return _with_choices(settings, left_open)
 
 
 def _left_open(settings: RunSettings) -> frozenset[str]:
-    """Settings that nobody gave a value."""
-    is_open = {
-        "precision": settings.compute.precision == "auto",
-        "attention": settings.model.attention == "auto",
-        "compile": settings.compute.compile is None,
-        "micro_batch_size_per_gpu": settings.plan.finds_micro_batch,
-        "num_workers": settings.data.num_workers is None,
-    }
-    return frozenset(name for name, value in is_open.items() if value)
+    """Return the names of settings without a value."""
+    names = {name for name, value in _OPEN.items() if settings.value(name) == value}
+    return frozenset(names | ({"micro_batch_size_per_gpu"} if settings.plan.finds_micro_batch else set()))
 
 
 def _with_choices(settings: RunSettings, left_open: frozenset[str]) -> RunSettings:
-    """The settings, with the names of those that were open and are no longer added to `chosen`."""
+    """Return the settings, with those that were open and have a value now marked as chosen."""
     return settings.with_values(chosen=settings.origin.chosen | (left_open - _left_open(settings)))
 
 
 def _told_by_rank_0(choose, settings: RunSettings, launch: Launch, device: torch.device, said: list[str]) -> Any:
-    """What rank 0 chooses, on every rank. Its line is added to `said`."""
+    """Return what rank 0 chooses, on every rank. Its line is added to `said`."""
     chosen, words = choose(settings, device) if launch.rank == 0 else (None, "")
     chosen, words = process_group.gather_objects((chosen, words))[0]
     if words:
@@ -105,10 +94,10 @@ def _attention(settings: RunSettings, device: torch.device) -> tuple[str, str]:
 
 
 def _compiles(settings: RunSettings, device: torch.device) -> tuple[bool, str]:
-    """On CUDA where tests show that compiled blocks compute the same, and the compiler works. A CPU gains nothing."""
+    """Return whether to compile, and why not: only on CUDA, and if tests cover the run type."""
     if device.type != "cuda" or settings.training.eval_only:
         return False, ""
-    if (reason := why_not_compiled_unasked(settings.by_flag())) is not None:
+    if (reason := auto_compile_blocker(settings.by_flag())) is not None:
         return False, f"not compiled {reason}"
     reason = why_nothing_compiles(device)
     return reason is None, "" if reason is None else f"not compiled, as {reason}"

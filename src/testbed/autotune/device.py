@@ -1,4 +1,4 @@
-"""The device of this rank, its threads and its precision."""
+"""Device, threads and precision of this rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,10 +15,6 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.errors import first_line
 from testbed.profiling.device_limits import choose_precision
-
-if TYPE_CHECKING:
-    from testbed.config.settings import RunSettings
-
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -38,8 +33,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
-    """Bind this process, all threads that it has and will have, to its share of the node's cores: those beside each
-    other in the kernel's numbering.
+    """Bind all present and future threads of this process to its share of the node's cores, a contiguous range.
 
     Raises:
         ValueError: the system cannot bind, or the share has fewer cores than the rank has threads.
@@ -60,7 +54,7 @@ def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
 
 
 def device_type(asked: str) -> str:
-    """What --device auto, cuda or cpu stands for here, "cuda" or "cpu". ValueError where it is not there."""
+    """Return "cuda" or "cpu" for --device. Raises ValueError if it does not exist."""
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
         raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
@@ -68,10 +62,10 @@ def device_type(asked: str) -> str:
 
 
 def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
-    """The device of this rank; sets its CPU threads.
+    """Return the device of this rank, after setting its CPU threads.
 
     Raises:
-        ValueError: the device is not there, or cannot compute in the asked precision or kernel.
+        ValueError: the device does not exist, or lacks the precision or kernel.
     """
     torch.set_num_threads(settings.compute.threads_per_rank)
     if settings.compute.bind_cores:
@@ -103,7 +97,7 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
 
 
 def why_nothing_compiles(device: torch.device) -> str | None:
-    """Why torch.compile cannot work on a device, found by a trial; None where it works."""
+    """Try torch.compile on a device; return why it fails, None if it works."""
     try:
         x = torch.ones(8, device=device, requires_grad=True)
         torch.compile(lambda x: torch.nn.functional.gelu(x) * 2)(x).sum().backward()
@@ -117,10 +111,10 @@ def why_nothing_compiles(device: torch.device) -> str | None:
 def with_precision_resolved(
     settings: RunSettings, launch: Launch, device: torch.device
 ) -> tuple[RunSettings, str | None]:
-    """--precision auto decided on rank 0, so that no two ranks can decide differently. All ranks call it.
+    """Decide --precision auto on rank 0, for all ranks. All ranks call it.
 
     Returns:
-        The settings, and a line that says why; None where a precision was given.
+        The settings, and a line that says why; None if a precision was given.
     """
     if settings.compute.precision != "auto":
         return settings, None
@@ -133,7 +127,7 @@ OLDEST_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
 def check_float8(settings: RunSettings, device: torch.device) -> None:
-    """Whether the device multiplies in 8 bits.
+    """Check that the device multiplies in 8 bits.
 
     Raises:
         ValueError: it does not.

@@ -1,8 +1,7 @@
-"""How many bytes of weights, gradients and optimizer state a rank must hold, by arithmetic. No torch.
+"""Compute the bytes of weights, gradients and optimizer state that a rank must hold. No torch.
 
-Counted is what lies in memory, so the rows that pad the embedding count too, and the tied head counts once per rank
-that holds it. Activations, communication buckets and host memory of --offload are not model states.
-tests/autotune/test_memory_model.py puts these numbers beside live tensors.
+Padding of the embedding counts, and the tied head counts once per rank. Activations, communication buckets and host
+memory of --offload do not. tests/autotune/test_memory_model.py compares with live tensors.
 
 Symbols: P parameters, C channels, N data ranks.
 """
@@ -69,7 +68,7 @@ def model_state_bytes(
 
 
 def published_zero_bytes(shape: ModelShape, data_ranks: int, zero_stage: int) -> dict[str, int]:
-    """What the ZeRO paper says of mixed precision, figure 1; stage 3 is what fully sharded means in it."""
+    """Return the bytes of mixed precision in figure 1 of the ZeRO paper. Stage 3 is its fully sharded one."""
     whole = elements_held(shape)
     part = _part(whole, data_ranks)
     return {
@@ -94,7 +93,7 @@ def update_copy_bytes(shape: ModelShape, data_ranks: int, zero_stage: int | None
 
 
 def elements_held(shape: ModelShape, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
-    """Parameters on the fullest of the tensor ranks, padding included; those of some pipeline stages, or of all."""
+    """Return the parameters on the fullest tensor rank, padding included, of some pipeline stages or all."""
     channels = shape.embedding_size
     # c_attn 3C^2 + 3C, c_proj C^2, c_fc 4C^2 + 4C, c_proj 4C^2 are cut; the bias of what is summed over the tensor
     # ranks (C, twice) and two LayerNorms (2C each) are on all of them
@@ -110,7 +109,7 @@ def elements_held(shape: ModelShape, tensor_ranks: int = 1, stages: Sequence[Sta
 
 
 def _block_matrix_elements(shape: ModelShape, tensor_ranks: int, stages: Sequence[Stage] | None) -> int:
-    """What Muon updates: 12 C^2 of every block that a rank holds, cut over the tensor ranks."""
+    """Return the elements that Muon updates: 12 C^2 of every block, split over the tensor ranks."""
     num_blocks = shape.num_layers if stages is None else sum(len(stage.blocks) for stage in stages)
     return num_blocks * _part(12 * shape.embedding_size**2, tensor_ranks)
 
@@ -135,7 +134,7 @@ def _gradients_of_whole_tensors(shape: ModelShape, ranks: int, rank: int) -> int
 
 
 def _tensor_sizes(shape: ModelShape) -> tuple[list[int], list[int]]:
-    """Elements of the matrices, then of the vectors, in the order of the model: the two groups of the optimizer."""
+    """Return the elements of all matrices and of all vectors in model order: the two groups of the optimizer."""
     channels = shape.embedding_size
     matrices = [shape.padded_vocab_size * channels, shape.num_position_parameters]
     matrices += [3 * channels**2, channels**2, 4 * channels**2, 4 * channels**2] * shape.num_layers
@@ -145,5 +144,5 @@ def _tensor_sizes(shape: ModelShape) -> tuple[list[int], list[int]]:
 
 
 def _part(elements: int, ranks: int) -> int:
-    """One of equal parts, the last one padded."""
+    """Return the size of one of equal parts, the last one padded."""
     return -(-elements // ranks)

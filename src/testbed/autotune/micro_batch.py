@@ -1,8 +1,7 @@
-"""--micro_batch_size_per_gpu auto: the largest micro batch that fits into memory and divides a rank's share.
+"""Find the micro batch for --micro_batch_size_per_gpu auto: the largest that fits and divides a rank's share.
 
-On CUDA a whole throw-away step is tried (data-parallel run types, whose ranks compute what a single one does); for the
-sharded run types and on the CPU, which has no error to catch, the same step runs on tensors without memory and what it
-would have held is added up.
+On CUDA, data-parallel run types try a real step of a single process. Sharded run types and the CPU, which cannot catch
+the error, run the step on fake tensors and add up the bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a rank found out about its memory."""
+    """Result of one rank's search."""
 
     micro_batch: int
     needed: int | None  # bytes at the peak of a step with it
@@ -70,7 +69,7 @@ class Finding:
 
 
 def find_micro_batch(settings: RunSettings, launch: Launch, device: torch.device) -> tuple[int, str]:
-    """The largest micro batch that fits on every rank, and a line that says so. All ranks call it.
+    """Return the largest micro batch that fits on every rank, and a line that says so. All ranks call it.
 
     Weights and random numbers of the run are not touched.
     """
@@ -86,7 +85,7 @@ def find_micro_batch(settings: RunSettings, launch: Launch, device: torch.device
 
 
 def available_bytes(device: torch.device, launch: Launch) -> int:
-    """What this rank may still take: free memory of the device, or its part of the host's, less MARGIN."""
+    """Return free memory of the device, or this rank's share of the host's, less MARGIN."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - MARGIN * total)
@@ -95,7 +94,7 @@ def available_bytes(device: torch.device, launch: Launch) -> int:
 
 
 def _left_in_cgroup(root: Path) -> int:
-    """Bytes until the limit of a container (cgroup 2, then 1); files that are only cached count as free."""
+    """Return the bytes until the limit of a container (cgroup 2, then 1); cached files count as free."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -110,7 +109,7 @@ def _left_in_cgroup(root: Path) -> int:
 
 
 def _predict(settings: RunSettings, candidates: Sequence[int], available: int, is_cpu: bool) -> Finding:
-    """By the step on tensors without memory; a larger micro batch never needs less, so few candidates are looked at."""
+    """Search by steps on fake tensors, few of them, as a larger micro batch never needs less."""
     needs = functools.cache(lambda micro_batch: predicted_bytes(settings, micro_batch))
     useful = [size for size in candidates if not is_cpu or size * settings.data.seq_length <= ENOUGH_TOKENS_ON_CPU] or [
         1
@@ -123,7 +122,7 @@ def _predict(settings: RunSettings, candidates: Sequence[int], available: int, i
 
 
 def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
-    """Most memory that a rank's step holds at once, model states and communication buffers included."""
+    """Return the most bytes that a step of this rank holds, model states and communication buffers included."""
     alone = _as_on_a_cpu(settings)
     with FakeTensorMode(), HeldBytes() as held_bytes:
         strategy = _throw_away(alone, torch.device("cpu"))
@@ -134,8 +133,7 @@ def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
 
 
 def _as_on_a_cpu(settings: RunSettings) -> RunSettings:
-    """What the tensors without memory, which lie on a CPU, can compute: no kernel of a GPU, no fp16, no 8 bits. A fused
-    kernel saves as much as any other; 8-bit products save no more than those in bf16, from which they are rounded."""
+    """Return settings that fake tensors on a CPU can compute, with equal memory: no GPU kernel, fp16 or 8 bits."""
     return settings.with_values(
         attention="math" if settings.model.attention == "math" else "auto",
         matmul="default",
@@ -144,7 +142,7 @@ def _as_on_a_cpu(settings: RunSettings) -> RunSettings:
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations inside it make, until they are let go of.
+    """Counts the bytes of all storages that operations inside it make, until they are freed.
 
     torch.distributed._tools.MemTracker does the same by module, but refuses a second forward pass.
     """
@@ -176,7 +174,7 @@ class HeldBytes(TorchDispatchMode):
 
 
 def more_than_alone(settings: RunSettings, states_alone: int) -> int:
-    """Bytes that a rank of the run type holds beyond a single process, an upper bound; negative where it shards.
+    """Return an upper bound of the bytes that a rank holds beyond a single process; negative if it shards.
 
     Args:
         states_alone: weights, gradients and optimizer state of the single process.
@@ -215,7 +213,7 @@ def more_than_alone(settings: RunSettings, states_alone: int) -> int:
 
 
 def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int]) -> Finding:
-    """By real steps, until one runs out of memory. What the run holds beyond them is held meanwhile."""
+    """Search by real steps until one runs out of memory, with the run's other memory held as ballast."""
     free, total = torch.cuda.mem_get_info(device)
     held = int(MARGIN * total) + more_than_alone(settings, 0)
     peaks: dict[int, int] = {}
@@ -247,14 +245,14 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
 
 
 class _Placed(GPT2):
-    """A model that is made where it is needed: tensors without memory cannot be moved, not even to where they are."""
+    """A model that is created on its device, as fake tensors cannot be moved."""
 
     def to(self, *place: Any, **options: Any) -> Self:
         return self
 
 
 def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
-    """A single process that does the work of one rank, uncompiled: compiling would have to be done for each size."""
+    """Return a single process with the work of one rank, not compiled."""
     alone = settings.with_values(run_type="baseline", compile=False, mesh=MeshSizes())
     with device:
         model = _Placed(
@@ -266,7 +264,7 @@ def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
 
 
 def _step(strategy: Baseline, settings: RunSettings, micro_batch: int) -> None:
-    """An optimizer step; of two micro batches if the run's has several, as the second finds the first's gradients."""
+    """Run an optimizer step, of two micro batches if the run has several: the second one adds to gradients."""
     share = settings.batch.global_batch_size // settings.plan.data_world_size
     tokens = torch.zeros(micro_batch, settings.data.seq_length, dtype=torch.int64, device=strategy.device)
     count = min(2, share // micro_batch)
@@ -276,13 +274,13 @@ def _step(strategy: Baseline, settings: RunSettings, micro_batch: int) -> None:
 
 
 def micro_batch_candidates(settings: RunSettings) -> list[int]:
-    """Every micro batch that divides a rank's share of the global batch, smallest first."""
+    """Return every micro batch that divides a rank's share of the global batch, smallest first."""
     share = settings.batch.global_batch_size // settings.plan.data_world_size
     return [size for size in range(1, share + 1) if share % size == 0]
 
 
 def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:
-    """The same work in micro batches of another size, as if it had been given."""
+    """Return the same work in micro batches of another size."""
     share = settings.batch.global_batch_size // settings.plan.data_world_size
     return settings.with_values(
         micro_batch_size_per_gpu=micro_batch,

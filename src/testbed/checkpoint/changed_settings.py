@@ -13,7 +13,7 @@ from typing import Any
 from testbed.autotune.choices import as_decided_before
 from testbed.checkpoint.folders import Checkpoint
 from testbed.config.compatibility import math_changes
-from testbed.config.earlier_flags import in_todays_terms
+from testbed.config.earlier_flags import upgrade_settings
 from testbed.config.flag import Resume
 from testbed.config.run_types import ALL_OPTIONS
 from testbed.config.settings import RunSettings
@@ -81,14 +81,14 @@ def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> R
         return as_decided_before(settings, checkpoint.settings)
     open_again = settings.plan.finds_micro_batch
     settings = settings.with_values(finds_micro_batch=False)
-    settings = as_decided_before(settings, in_todays_terms(checkpoint.settings) | {"compile": None})
+    settings = as_decided_before(settings, upgrade_settings(checkpoint.settings) | {"compile": None})
     return settings.with_values(finds_micro_batch=open_again)
 
 
 def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """The settings in which this start is not what was saved, but for those that change nothing."""
     settings = settings_to_go_on(settings, checkpoint)
-    now, before = settings.as_dict(), in_todays_terms(checkpoint.settings)
+    now, before = settings.as_dict(), upgrade_settings(checkpoint.settings)
     now = {name: value for name, value in now.items() if value or name in before}  # a flag that came later
     left_open = {"compile"} if settings.compute.compile is None else set()
     left_open |= {"micro_batch_size_per_gpu"} if settings.plan.finds_micro_batch else set()
@@ -125,6 +125,6 @@ def _is_same_mesh(checkpoint: Checkpoint, settings: RunSettings) -> bool:
 
 def is_same_form(checkpoint: Checkpoint, settings: RunSettings, launch: Launch) -> bool:
     """Whether what lies on each rank is cut as it was saved, so that it can go on bit for bit."""
-    before, now = in_todays_terms(checkpoint.settings), settings.as_dict()
+    before, now = upgrade_settings(checkpoint.settings), settings.as_dict()
     is_cut_alike = all(before.get(name) == now.get(name) for name in ALL_OPTIONS)
     return is_cut_alike and checkpoint.world_size == launch.world_size and _is_same_mesh(checkpoint, settings)

@@ -79,12 +79,12 @@ def _check_deepspeed(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 
 def _check_compile(values: Mapping[str, Any], mesh: MeshSizes) -> None:
-    reason = why_not_compiled(values)
+    reason = compile_blocker(values)
     if values["compile"] and reason is not None:
         raise ValueError(f"--compile {reason}, or give --compile off")
 
 
-def why_not_compiled(values: Mapping[str, Any]) -> str | None:
+def compile_blocker(values: Mapping[str, Any]) -> str | None:
     """Return what --compile does not work with, why, and what does; None if it works."""
     if values["run_type"] == "dp":
         return "with --run_type dp: DataParallel copies the model in every pass, and a copy is not compiled; use ddp"
@@ -106,13 +106,13 @@ def why_not_compiled(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def why_not_compiled_unasked(values: Mapping[str, Any]) -> str | None:
+def auto_compile_blocker(values: Mapping[str, Any]) -> str | None:
     """Return why --compile auto does not compile on CUDA; None if an agreement test covers it.
 
     Args:
         values: all flags, with the final precision.
     """
-    if (reason := why_not_compiled(values)) is not None:
+    if (reason := compile_blocker(values)) is not None:
         return reason
     run_type, recomputed = values["run_type"], values["activation_checkpointing"]
     unproven = None

@@ -6,14 +6,14 @@ from typing import Any
 
 from testbed.config.table import FLAGS, OLDER_SWITCHES
 
-BEFORE_THE_FLAG = {name: flag.before for name, flag in FLAGS.items() if flag.before is not None}
+LEGACY_DEFAULTS = {name: flag.before for name, flag in FLAGS.items() if flag.before is not None}
 _SKIPPED = {True: "all", False: None}  # once a switch
 
 
-def in_todays_terms(recorded: dict[str, Any]) -> dict[str, Any]:
+def upgrade_settings(recorded: dict[str, Any]) -> dict[str, Any]:
     """Return recorded settings under the names and values of today, with what the version did before a flag existed
     (`before` in the table)."""
-    settings = {**BEFORE_THE_FLAG, **recorded}
+    settings = {**LEGACY_DEFAULTS, **recorded}
     for switch, (name, value) in OLDER_SWITCHES.items():
         if settings.pop(switch, False):
             settings[name] = value

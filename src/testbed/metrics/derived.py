@@ -1,4 +1,4 @@
-"""Figures of training_metrics.json that follow from its rows."""
+"""Compute the figures of training_metrics.json that follow from its rows."""
 
 from __future__ import annotations
 

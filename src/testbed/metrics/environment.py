@@ -1,4 +1,4 @@
-"""Facts about where a run ran: versions, host, hardware, commit, scheduler. Rank 0's view."""
+"""Versions, host, hardware, commit and scheduler of a run, as rank 0 sees them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _cpu_name() -> str | None:
 
 
 def commit() -> tuple[str, bool | None]:
-    """The commit of this source and whether files differ from it; ("unknown", None) outside a repository."""
+    """Return the commit of this source, and whether files differ from it; ("unknown", None) outside a repository."""
     told = os.environ.get("GIT_COMMIT")
     found = told or _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
@@ -97,6 +97,6 @@ def _git(*arguments: str) -> str | None:
 
 
 def scheduler() -> dict[str, str] | None:
-    """What Slurm says of this job; None elsewhere."""
+    """Return the facts of the Slurm job; None elsewhere."""
     slurm = slurm_facts()
     return None if slurm is None else {"type": "slurm", **slurm}

@@ -1,4 +1,4 @@
-"""All of training_metrics.json that is known before the first step: who runs what, where, on which data."""
+"""Collect all of training_metrics.json that is known before the first step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _IN_CONFIG = {flag.in_config: name for name, flag in FLAGS.items() if flag.in_co
 def facts_of_run(
     checked: CheckedRun, sha256: dict[str, str], launch: Launch, device: torch.device, backend: str | None
 ) -> dict[str, Any]:
-    """The file as it stands before training; the recorder adds rows and what follows from them.
+    """Return the file as it is before training; the recorder adds the rest.
 
     Args:
         sha256: of the token files, targets included, under "train" and "val".
@@ -78,7 +78,7 @@ def facts_of_run(
 
 
 def _num_devices(settings: RunSettings, device: torch.device, launch: Launch) -> int:
-    """One per rank, but DataParallel's single process uses all that it sees."""
+    """Return one device per rank; for DataParallel's single process, all that are visible."""
     return (
         torch.cuda.device_count() if settings.training.run_type == "dp" and device.type == "cuda" else launch.world_size
     )
@@ -129,12 +129,12 @@ def _data(checked: CheckedRun) -> dict[str, int | None]:
 
 
 def _target_tokens(windows: Windows) -> int | None:
-    """What is learned of a file of pairs; None of text, where every token that is read is learned."""
+    """Return the tokens that are learned of a file of pairs; None for text."""
     return None if windows.token_file.targets is None else windows.num_target_tokens()
 
 
 def _breaks_down_wall_clock(settings: RunSettings) -> bool:
-    """DeepSpeed's own timers synchronise the device several times a step."""
+    """Return whether DeepSpeed's timers synchronise the device several times a step."""
     file = settings.plan.deepspeed_file
     return file is not None and bool(file.content.get("wall_clock_breakdown", False))
 

@@ -1,8 +1,7 @@
-"""training_metrics.json, the only door between training and analysis: checked, atomically written, read in any version.
+"""Read, check and write training_metrics.json. Training and analysis share nothing else.
 
-fields/ says what each version holds and what each field means; schema.py makes the JSON schema of it.
-Cost of one write on one CPU core: 1.5 to 2 s for 100,000 optimizer steps of two ranks (28 MB), of which the check takes
-0.4 to 0.6 s; 25 to 45 ms for 1,000 steps. A running program rewrites it by elapsed time, not every step.
+fields/ defines the fields of each version, schema.py makes the JSON schema. A write of 100,000 optimizer steps on two
+ranks (28 MB) takes 1.5 to 2 s on one core, of 1,000 steps 25 to 45 ms.
 """
 
 import functools
@@ -48,15 +47,16 @@ def metrics_version(metrics: Any) -> str:
 
 
 def check_metrics(metrics: dict) -> None:
-    """Raise ValueError, one sentence that names the place, unless `metrics` is a valid file of the current version."""
+    """Check a file of the current version. Raises ValueError, one sentence that names the place."""
     _check(metrics, SCHEMA_VERSION)
 
 
 def write_metrics(path: Path, metrics: dict) -> None:
-    """Replace `path` by `metrics` in one move; whatever fails, the earlier file stays whole and no temporary stays.
+    """Replace `path` by `metrics` in one move; if that fails, the earlier file stays whole.
 
-    ValueError when `metrics` breaks the schema or holds NaN or infinity. OSError from the disk. Where the package
-    jsonschema is missing, the schema is not looked at, which is said loudly: a bare machine can still measure.
+    Raises:
+        ValueError: `metrics` breaks the schema (checked if jsonschema is installed), or holds NaN or infinity.
+        OSError: the disk refuses.
     """
     _check(metrics, SCHEMA_VERSION, is_our_own=True)
     write_text(Path(path), _to_json(metrics))
@@ -97,7 +97,7 @@ def _renamed(section: Any, names: dict[str, str]) -> Any:
 
 
 def _to_json(metrics: dict) -> str:
-    """Indented, but one line per row of the long lists, so that thousands of rows stay readable and quick to write."""
+    """Return indented JSON, with one line per row of the long lists."""
     encode_row = json.JSONEncoder(allow_nan=False).encode
     members = []
     for key, value in metrics.items():
@@ -161,7 +161,7 @@ def _check_schema(document: Any, rows: list, version: str) -> None:
 
 
 def _check_sections(metrics: dict) -> None:
-    """v1 and 2.0 may carry more than their schema names; what later versions have too is of the same kind."""
+    """Check the sections that v1 and 2.0 files may add to their schema."""
     for key in (*_SECTIONS, *_OPTIONAL_SECTIONS, *_TEXTS):
         is_optional, value = key not in _SECTIONS, metrics.get(key)
         kind, name = (str, "text") if key in _TEXTS else (dict, "an object")
@@ -173,7 +173,7 @@ def _check_sections(metrics: dict) -> None:
 
 
 def _raise_first(validator: Any, instance: Any, prefix: tuple) -> None:
-    """ValueError for the error that says most: the shallowest, as `jsonschema.exceptions.best_match` finds it."""
+    """Raise ValueError for the shallowest error."""
     from jsonschema.exceptions import best_match
 
     error = best_match(validator.iter_errors(instance))
@@ -200,15 +200,15 @@ def _place(keys: tuple) -> str:
 
 
 def _printable(key: str) -> str:
-    """A key as it is, unless it would break the sentence that names it."""
+    """Return a key, quoted if it would break the sentence that names it."""
     return key if key.isprintable() and len(key) <= 80 else reprlib.repr(key)
 
 
 def _extreme_rows(rows: list) -> list[dict] | None:
-    """A few made-up rows that are valid exactly when all `rows` are; None when this cannot be told.
+    """Return a few made-up rows that are valid exactly if all `rows` are; None if that cannot be told.
 
-    The step schema asks of each column only a type and a minimum (a test holds it to that), so a column is valid when
-    the smallest value of each type in it is. 100,000 rows take 0.3 s.
+    The step schema asks of a column only a type and a minimum, so the smallest value of each type decides. 100,000 rows
+    take 0.3 s.
     """
     if not rows:
         return []
@@ -229,7 +229,7 @@ def _extreme_rows(rows: list) -> list[dict] | None:
 
 
 def _extremes(values: list) -> list | None:
-    """The smallest of each type in `values`; None when a type has no order that a bound could speak of."""
+    """Return the smallest of each type in `values`; None for a type without order."""
     found: list = []
     kinds = set(map(type, values))
     for kind in kinds:
@@ -244,7 +244,7 @@ def _extremes(values: list) -> list | None:
 
 
 def _has_not_finite(rows: list[dict]) -> bool:
-    """Whether `rows` may hold a number that is not finite, or a count that is too large: then each is looked at."""
+    """Return whether `rows` may hold a number that is not finite or too large, so that each must be checked."""
     if len({tuple(row) for row in rows}) != 1:
         return True
     for key in rows[0]:
@@ -282,7 +282,7 @@ def _first_not_finite(metrics: Any) -> str | None:
 
 
 def _check_rows_agree(rows: list[dict], world_size: int, segments: list[dict]) -> None:
-    """What a schema cannot say: steps go forward, and every rank of the start that made a row is in it."""
+    """Check that steps increase, and that rows have an entry for each rank of their start."""
     steps = [row["step"] for row in rows]
     for index in range(1, len(steps)):
         if steps[index] <= steps[index - 1]:

@@ -1,6 +1,6 @@
 """Record a run: a row for every optimizer step, and training_metrics.json while the run goes on.
 
-All ranks call the recorder alike; rank 0 alone keeps rows and writes. Nothing here runs inside the step clock.
+All ranks call the recorder; rank 0 keeps rows and writes. Nothing here runs inside the step clock.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SHARE_OF_TIME_FOR_WRITING = 0.01
 
 
 class RunRecorder:
-    """Collects the rows of a run, and keeps its training_metrics.json up to date.
+    """Rows of a run, and its training_metrics.json.
 
     Attributes:
-        metrics: the content of the file; the rows are added when it is written.
+        metrics: content of the file; rows are added when it is written.
         starts: this start of the run and the earlier ones.
     """
 
@@ -154,24 +154,24 @@ class RunRecorder:
         self.metrics["training_config"]["math_changes"].append(words)
 
     def add_checkpoint(self, row: dict[str, Any]) -> None:
-        """Add what a checkpoint cost. The row is completed later if the checkpoint is still being written."""
+        """Add the costs of a checkpoint. A save in the background completes the row later."""
         self.checkpoints.append(row)
 
     def add_measured_peak(self, flops_per_s: float, source: str) -> None:
-        """Add the best rate of a device that no data sheet is known for."""
+        """Add the best measured rate of a device without a data sheet."""
         self.metrics["flops"].update(peak_flops_per_s_per_device=flops_per_s, peak_source=source)
 
     def add_utilization(self, per_rank: list[dict]) -> None:
-        """Add how busy every rank's host and device were while training."""
+        """Add CPU and device use of every rank."""
         ranks = [{"rank": rank, **figures} for rank, figures in enumerate(per_rank)]
         self.metrics["utilization"] = {"interval_s": utilization.INTERVAL_S, "per_rank": ranks}
 
     def add_attribution(self, attribution: dict | None) -> None:
-        """Add where the time of the profiled steps went."""
+        """Add the attribution of the profiled steps."""
         self.metrics["attribution"] = attribution
 
     def add_inference(self, measured: dict | None) -> None:
-        """Add what generation with the trained weights took, and its median under the names of v1."""
+        """Add the inference benchmark, and its median under the names of v1."""
         latency_s = statistics.median(measured["latency_s"]) if measured else None
         self.metrics.update(inference=measured, inference_latency=latency_s)
         self.metrics["inference_throughput"] = measured["new_tokens"] / latency_s if measured else None
@@ -186,7 +186,7 @@ class RunRecorder:
         self._marker = mark_complete(self.directory, world_size, tokens_per_s(self.steps, self.settings), seconds)
 
     def note_process_group_ended(self) -> None:
-        """Note it in the closed file: only now is it true."""
+        """Note in the closed file that the process group was destroyed."""
         self.metrics["shutdown"]["destroy_process_group_called"] = True
         if self.is_writer:
             with run_lock.writing_in(self.directory) as place:
@@ -208,17 +208,16 @@ class RunRecorder:
         return "\n".join([*words, f"metrics: {self.directory / METRICS}", self._marker])
 
     def write_if_due(self) -> None:
-        """Write now and then: often enough that a killed run leaves its rows, seldom enough to cost under 1 %."""
+        """Write often enough to lose few rows in a kill, and seldom enough to cost under 1 % of the time."""
         if self.is_writer and time.perf_counter() >= self._next_write_s:
             self.write("running")
 
     def write(self, status: str, failure: dict | None = None, completion: dict | None = None) -> None:
-        """Write the file as it stands, checked against the schema. A run that has failed stays failed: a second thread
-        ends a rank that does not end in time, and the first may still be on its way here.
+        """Check and write the file. A failed run stays failed, whichever thread writes last.
 
         Raises:
-            OSError: it cannot be written; the file of the last write stays.
-            FolderGone: the run's folder has another name now, or none.
+            OSError: it cannot be written; the last file stays.
+            FolderGone: the run's folder was renamed or deleted.
         """
         if not self.is_writer:
             return

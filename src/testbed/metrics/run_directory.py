@@ -53,17 +53,16 @@ def claim(directory: Path, overwrite: bool) -> None:
 
 
 def held_files(directory: Path) -> list[Path]:
-    """Return what has the name of a run's own file or folder. An empty folder, or a link to one, does not count."""
+    """Return the files and folders with the names of a run's own. Empty folders do not count."""
     paths = [directory / name for name in (*OWN_FILES, *OWN_FOLDERS)]
     return [path for path in paths if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))]
 
 
 def reopen(directory: Path, from_the_start: bool) -> None:
-    """Make a locked folder ready for a run that goes on in it: it is neither complete nor failed as long as it runs.
+    """Prepare a locked folder for a run that continues in it.
 
     Args:
-        from_the_start: none of its steps is kept, so nothing that they left is either, but for what says whose the
-            folder is and what was lost, and the folders of checkpoints.
+        from_the_start: no step is kept, so only checkpoints and the files that identify the run stay.
     """
     kept = {METRICS, LAUNCHER, EFFECTIVE_CONFIG, CHECKPOINTS}
     ended = (COMPLETE, FAILED, PREEMPTED, INFERENCE)  # what was measured is of weights that will be others
@@ -75,7 +74,7 @@ def reopen(directory: Path, from_the_start: bool) -> None:
 
 
 def _leftovers(directory: Path) -> list[Path]:
-    """Hidden files that a killed start left: half-written ones, and where its ranks were."""
+    """Return hidden files that a killed start left: half-written files and progress files."""
     return [path for path in directory.glob(".*") if _LEFTOVER.fullmatch(path.name)]
 
 
@@ -87,7 +86,7 @@ def _delete(path: Path) -> None:
 
 
 def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) -> None:
-    """Who started the run, and with which settings of the communication libraries. Empty values are left out."""
+    """Write how the run was started, and the variables of communication libraries."""
     check_held(directory)
     content = {
         "checkpoint_path": str(directory),
@@ -104,10 +103,10 @@ def write_launcher_metadata(directory: Path, launch: Launch, git_commit: str) ->
 
 
 def mark_complete(directory: Path, world_size: int, tokens_per_s: float | None, total_wall_time_s: float) -> str:
-    """Write RUN_COMPLETE.txt, one line in the form that the older launchers look for; returns the line.
+    """Write RUN_COMPLETE.txt, one line that older launchers look for, and return the line.
 
     Raises:
-        FolderGone: the run's folder has another name now, or none.
+        FolderGone: the run's folder was renamed or deleted.
     """
     check_held(directory)
     speed = "n/a" if tokens_per_s is None else f"{tokens_per_s:.2f}"
@@ -121,11 +120,11 @@ def mark_complete(directory: Path, world_size: int, tokens_per_s: float | None, 
 
 
 def mark_preempted(directory: Path, reason: str, step: int, checkpoint: Path) -> None:
-    """Write RUN_PREEMPTED.txt: the run was asked to end, and nothing that it did is lost.
+    """Write RUN_PREEMPTED.txt.
 
     Raises:
-        RunAlreadyFailed: a rank has marked the run as failed in the meantime; a run has one end.
-        FolderGone: the run's folder has another name now, or none.
+        RunAlreadyFailed: a rank has marked the run as failed meanwhile.
+        FolderGone: the run's folder was renamed or deleted.
     """
     check_held(directory)
     check_not_failed(directory)
@@ -146,18 +145,18 @@ class RunAlreadyFailed(Exception):
 
 
 def check_not_failed(directory: Path) -> None:
-    """RunAlreadyFailed where a rank has marked this run as failed, though all was saved: it ended too early."""
+    """Check that no rank has marked the run as failed. Raises RunAlreadyFailed."""
     if (directory / FAILED).exists():
         raise RunAlreadyFailed(f"the step is saved, but a rank ended too early: {directory / FAILED} says why")
 
 
 def closing_mark(directory: Path) -> str | None:
-    """The mark of a run whose files are closed, by name: what goes wrong from now on changes nothing about them."""
+    """Return the name of the mark of a closed run; None if it is open."""
     return next((mark for mark in (COMPLETE, PREEMPTED) if (directory / mark).exists()), None)
 
 
 def mark_failed(directory: Path, rank: int, reason: str) -> str:
-    """Write RUN_FAILED.txt unless another rank has: the first to fail knows the cause. Returns what stands."""
+    """Write RUN_FAILED.txt unless another rank has, and return the reason in it: the first to fail knows the cause."""
     mine = directory / f".{FAILED}.rank{rank}.{threading.get_ident()}.tmp"  # a rank's watching thread may mark it too
     line = f"[Rank {rank}] RUN_FAILED reason={_one_line(reason)} timestamp_utc={now_utc()}\n"
     try:
@@ -178,5 +177,5 @@ def mark_failed(directory: Path, rank: int, reason: str) -> str:
 
 
 def _one_line(words: object) -> str:
-    """A mark is one line, whatever characters a path has."""
+    """Return text without line breaks, for a mark."""
     return one_line(str(words), LONGEST)

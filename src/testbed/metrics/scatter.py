@@ -1,4 +1,4 @@
-"""Whether the steps of a run scatter: then its times are not to be quoted before it is repeated. No torch."""
+"""Warn if the step times of a run scatter. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENOUGH_STEPS = 20  # of fewer the 95th percentile is close to the slowest one, w
 
 
 def words_on_scatter(timing: Mapping[str, Any]) -> str | None:
-    """One line for the end of a run whose steps scatter; None where they do not, or too few were measured.
+    """Return a warning for the end of a run; None if its steps do not scatter, or too few were measured.
 
     Args:
         timing: the section of training_metrics.json.

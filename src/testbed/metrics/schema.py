@@ -1,7 +1,6 @@
-"""Make the JSON schema of training_metrics.json, and the page that explains its fields, from the classes in fields/.
+"""Make the JSON schema of training_metrics.json, and the tables of docs/metrics_file.md, from the classes in fields/.
 
-A field is one line there: its type, which carries the rules for its values, and its meaning. A field without a meaning
-shares the row of the field before it.
+A field's type carries the rules for its values. A field without a meaning shares the row of the field before it.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""Keep the starts of a run, one segment of training_metrics.json each: what ran where, and what was lost. No torch."""
+"""Keep the starts of a run, one segment of training_metrics.json each. No torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _OF_EARLIER_STARTS = ("from step ", "steps 1 to ")  # how the entries of math_ch
 
 
 class Starts:
-    """The earlier starts of a run as its file has them, and this one.
+    """The earlier starts of a run, and this one.
 
     Attributes:
-        current: this start's segment.
-        earlier: the segments of the starts before it.
+        current: segment of this start.
+        earlier: segments of the starts before it.
         resumed_step: optimizer steps done before this start; its first steps are warm-up again.
-        elapsed_before_s: training time up to that step, with what was lost on the way.
+        elapsed_before_s: training time up to that step, lost time included.
     """
 
     def __init__(self, facts: dict[str, Any]):
@@ -48,10 +48,10 @@ class Starts:
     def resume(
         self, earlier: dict[str, Any], step: int, steps_done: int, elapsed_s: float, useful_wall_s: float
     ) -> None:
-        """Go on with the run of a file after `step`. What came later is trained again, and counts as lost.
+        """Continue the run of a file after `step`. Later steps are lost and trained again.
 
         Args:
-            steps_done: optimizer steps that the start before had done, whether or not their rows were written.
+            steps_done: optimizer steps done by the start before, whether or not their rows were written.
             elapsed_s, useful_wall_s: of the recorder when that step was saved.
         """
         self.begin_after(step)
@@ -64,7 +64,7 @@ class Starts:
         self.elapsed_before_s = elapsed_s + kept_s + self.current["lost_s"]
 
     def is_as_before(self, earlier: dict[str, Any], facts: dict[str, Any]) -> bool:
-        """Return whether this start measures what the one before did: same code, machine, ranks and settings."""
+        """Return whether this start has the code, machine, ranks and settings of the one before."""
         is_spread_alike = all(self.earlier[-1][name] == self.current[name] for name in SPREAD_HOW)
         is_same_place = measured_where(earlier) == measured_where(facts)
         return is_spread_alike and is_same_place and not self.current["setting_changes"]
@@ -74,7 +74,7 @@ class Starts:
 
         Args:
             ended: how this start ended; None: it goes on.
-            last_step: optimizer steps done by now.
+            last_step: optimizer steps done so far.
         """
         done = last_step if last_step > self.resumed_step else None
         wall_s = time.perf_counter() - self._started_s
@@ -82,7 +82,7 @@ class Starts:
 
 
 def take_over_facts(facts: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Keep of an earlier start's file what the run is called, what slowed its rows, and what other work it did."""
+    """Copy identity, instruments and other work from an earlier start's file."""
     facts["run_id"], facts["timestamp_utc"] = earlier["run_id"], earlier["timestamp_utc"]
     facts["instrumented"] |= earlier["instrumented"]  # its rows stay in the file
     facts["instruments"] = sorted({name for each in (facts, earlier) for name in each.get("instruments", [])})
@@ -91,7 +91,7 @@ def take_over_facts(facts: dict[str, Any], earlier: dict[str, Any]) -> None:
 
 
 def new_segment(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the segment of a start that begins with the first step; `facts` are those of facts_of_run."""
+    """Return the segment of a start that begins with the first step."""
     return {
         "started_utc": facts["timestamp_utc"],
         "first_step": 1,
@@ -110,7 +110,7 @@ def new_segment(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def segment_of(earlier: dict[str, Any]) -> dict[str, Any]:
-    """Return the only start of a run whose file is from before starts were listed."""
+    """Return the only segment of a run whose file has none."""
     steps = [row["step"] for row in earlier["steps"]]
     return new_segment(earlier) | {
         "last_step": steps[-1] if steps else None,
@@ -120,7 +120,7 @@ def segment_of(earlier: dict[str, Any]) -> dict[str, Any]:
 
 
 def failed_in_its_stead(metrics: dict[str, Any], reason: str) -> dict[str, Any]:
-    """Return what a killed rank 0 would have written last. How long it ran on is not known."""
+    """Return the file of a killed rank 0, marked as failed."""
     last = metrics["steps"][-1]["step"] if metrics["steps"] else None
     segments = metrics["segments"]
     ended = [*segments[:-1], segments[-1] | {"ended": "failed"}] if segments else segments
@@ -128,7 +128,7 @@ def failed_in_its_stead(metrics: dict[str, Any], reason: str) -> dict[str, Any]:
 
 
 def measured_where(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return code, machine and device of the start that wrote these facts; rank 0's."""
+    """Return code, machine and device of a start, as rank 0 sees them."""
     hardware = facts["hardware"]
     values = (
         facts["git_commit"],
@@ -142,16 +142,16 @@ def measured_where(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def lost_steps(earlier: dict[str, Any], step: int, steps_done: int) -> int:
-    """Return how many optimizer steps beyond `step` are trained again.
+    """Return the optimizer steps beyond `step` that are trained again.
 
     Args:
-        steps_done: by rank 0's progress file, which a kill does not outrun as it does the last write of the rows.
+        steps_done: by rank 0's progress file, which is newer than the last written rows.
     """
     return max(sum(row["step"] > step for row in earlier["steps"]), steps_done - step)
 
 
 def kept_validation_s(earlier: dict[str, Any], step: int, elapsed_s: float) -> float:
-    """Return the seconds of the validation that followed the save at `step`. Its row stays.
+    """Return the seconds of validation after the save at `step`, whose row stays.
 
     Args:
         elapsed_s: training time at that save.
@@ -161,7 +161,7 @@ def kept_validation_s(earlier: dict[str, Any], step: int, elapsed_s: float) -> f
 
 
 def larger_peaks(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each rank's peak memory over two starts on the same ranks; None where one does not know it."""
+    """Return each rank's peak memory over two starts on the same ranks; None if one is unknown."""
 
     def larger(name: str, old: Any, new: Any) -> Any:
         return new if name == "rank" or None in (old, new) else max(old, new)

@@ -1,4 +1,4 @@
-"""Write what TensorBoard shows while a run trains. Only rank 0 writes, outside the step clock."""
+"""Write TensorBoard scalars on rank 0, outside the step clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLUSH_S = 5  # what a run that dies loses at most
 
 
 class Scalars:
-    """With --tensorboard, scalars by optimizer step in `directory`; without it, nothing."""
+    """Scalars by optimizer step in `directory`; nothing without --tensorboard."""
 
     def __init__(self, settings: RunSettings, directory: Path, first_step: int, is_writer: bool):
         self._writer = None

@@ -26,7 +26,7 @@ class WorldStep:
 
     @property
     def step_time_s(self) -> float:
-        """Time of the slowest rank. The others wait for it."""
+        """Time of the slowest rank, for which the others wait."""
         return max(self.per_rank_step_time_s)
 
 

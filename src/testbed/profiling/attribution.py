@@ -1,4 +1,4 @@
-"""What the traces of all ranks say together, as it stands in training_metrics.json. Ranks call it together."""
+"""Merge the profiler traces of all ranks into `attribution` of training_metrics.json."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ LARGEST_TRIAL_BYTES = 100 * 2**20  # of the all-reduce that is measured alone
 def attribution(
     settings: RunSettings, directory: Path, rank: int, first_step: int, device: torch.device
 ) -> dict[str, Any] | None:
-    """Where the time of the profiled steps went, on every rank; None where a rank's trace cannot be read.
+    """Return where the time of the profiled steps went on every rank; None if a trace cannot be read. All ranks call
+    it.
 
     Args:
         directory: of the traces.
-        first_step: optimizer steps that were done before this start of the run.
+        first_step: optimizer steps done before this start of the run.
     """
     try:
         mine: Trace | str = read_trace(trace_file(directory, rank), is_of_device=device.type == "cuda")
@@ -61,7 +62,7 @@ def attribution(
 
 
 def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any]]:
-    """Per optimizer step, mean over ranks. Whose group is not known from the trace has unknown bus bytes."""
+    """Return one row per kind, per optimizer step, mean over ranks. Bus bytes are None if the group is unknown."""
     rank_steps = sum(len(trace.steps) for trace in traces)
     rows = []
     for name in sorted({collective.name for trace in traces for collective in trace.collectives}):
@@ -87,8 +88,7 @@ def _mean(sizes: Sequence[float | None], num_steps: int) -> float | None:
 
 
 def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> float | None:
-    """Of all these operations; None where the trace does not tell the group and several axes of the mesh could be
-    meant."""
+    """Return the bus bytes of these operations; None if several axes of the mesh could be their group."""
     group = collective.group_size
     if group is None:
         is_one_axis = mesh.pipeline == 1 and (mesh.data == 1 or mesh.tensor == 1) and mesh.shard in (1, mesh.data)
@@ -99,7 +99,7 @@ def _bus_bytes(collective: Collective, mesh: MeshSizes, world_size: int) -> floa
 
 
 def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, Any] | None:
-    """The least time that these bytes need at the bandwidth of one large all-reduce alone."""
+    """Return the least time for these bytes at the bandwidth of one large all-reduce."""
     sizes = [row["bus_bytes_per_step"] for row in collectives]
     if None in sizes or not sum(sizes):  # one rank alone calls collectives and sends nothing
         return None
@@ -115,10 +115,12 @@ def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, 
 
 
 def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] | None:
-    """The bubble beside the least that GPipe and 1F1B can have, (p - 1) / (m + p - 1) for p stages of equal cost and m
-    micro batches (Huang et al. 2019, arXiv:1811.06965, section 2.3); v stages on each rank divide the p - 1 by v
-    (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). One micro batch at a time: m is 1. The zero-bubble schedule
-    splits backward to have less than that, and how much less depends on the parts' times: no ideal is given."""
+    """Return the measured bubble and the ideal one of GPipe and 1F1B, (p - 1) / (m + p - 1) for p equal stages and m
+    micro batches (Huang et al. 2019, arXiv:1811.06965, section 2.3).
+
+    v stages on each rank divide p - 1 by v (Narayanan et al. 2021, arXiv:2104.04473, section 2.2). model_parallel has m
+    = 1. The zero-bubble schedule has no ideal, as it depends on the times of its parts.
+    """
     if not all(trace.schedule_s for trace in traces):
         return None
     ranks, rounds = settings.plan.mesh.pipeline, settings.model_parallel.stages_per_rank or 1
@@ -139,9 +141,9 @@ def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] 
 
 
 def measured_bus_bandwidth(num_bytes: int, device: torch.device, repeats: int = 5) -> float:
-    """Bytes per second of an all-reduce over all ranks with nothing beside it: 2 (N - 1) / N x bytes / best time.
+    """Measure the bytes per second of an all-reduce over all ranks: 2 (N - 1) / N x bytes / best time.
 
-    All ranks call it. N is the world size, at least 2.
+    All ranks call it, at least two.
     """
     buffer = torch.zeros(max(1, num_bytes // 4), device=device)
     world_size, times = dist.get_world_size(), []

@@ -1,10 +1,9 @@
-"""--log_collectives: when this rank entered and left each collective, a line of JSON for each moment.
+"""Log when this rank enters and leaves each collective (--log_collectives), a line of JSON each.
 
-They are taken where all of them pass, PyTorch's dispatcher: those of torch.distributed, DDP's from C++, a pipeline's,
-FSDP's, DeepSpeed's. Without the flag nothing is registered there and the path of a collective is PyTorch's own.
+The hooks are in PyTorch's dispatcher, which all collectives pass: torch.distributed's, DDP's from C++, FSDP's,
+DeepSpeed's. Without the flag nothing is registered.
 
-The file is docs/evidence.md's collectives_rank0_1.jsonl: rank, and the number of the start in that folder, so that what
-two starts wrote is never read as one.
+The file is collectives_rank0_1.jsonl (docs/evidence.md): rank, and number of the start in that folder.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MEANING = {
 
 
 class CollectiveLog:
-    """One rank's file. A line is one write, so that a rank that is killed leaves all that it had entered."""
+    """One rank's file. A line is one write, so a killed rank leaves all that it had entered."""
 
     def __init__(self, folder: Path, launch: Launch, backend: str | None):
         """Raises OSError where the folder cannot be written."""
@@ -64,7 +63,7 @@ class CollectiveLog:
 
 
 def _new_file(folder: Path, rank: int) -> tuple[int, Path]:
-    """The first name that no start has taken: a launcher that restarts its ranks starts them in the same folder."""
+    """Create the first free name: a launcher that restarts its ranks uses the same folder."""
     for start in itertools.count(1):
         path = folder / f"collectives_rank{rank}_{start}.jsonl"
         try:
@@ -78,8 +77,7 @@ _registered: torch.library.Library | None = None  # as long as it lives, collect
 
 
 def log_collectives(directory: Path, launch: Launch, backend: str | None) -> CollectiveLog:
-    """From here on this process logs its collectives, in the folder that the launcher named for this start, else in
-    DIRECTORY/evidence."""
+    """Begin to log the collectives of this process, in the launcher's folder of evidence, else DIRECTORY/evidence."""
     global _registered
     log = CollectiveLog(Path(os.environ.get(EVIDENCE_DIR) or directory / FOLDER), launch, backend)
     _registered = torch.library.Library(_NAMESPACE, "IMPL")
@@ -89,7 +87,7 @@ def log_collectives(directory: Path, launch: Launch, backend: str | None) -> Col
 
 
 def _collectives() -> Iterable[str]:
-    """All operators of torch.distributed that start work: each returns it, alone or last."""
+    """Yield the operators of torch.distributed that return a Work, alone or last."""
     for full_name in torch._C._dispatch_get_all_op_names():
         namespace, _, name = full_name.partition("::")
         if namespace == _NAMESPACE:
@@ -123,7 +121,7 @@ def _when_done(returned: Any, then: Callable[[], None]) -> None:
 
 
 def _group_name(arguments: tuple) -> str | None:
-    """Which ranks take part, as torch.distributed calls them: "0" is all."""
+    """Return the process group's name in torch.distributed; "0" is all ranks."""
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return c10d.ProcessGroup.unbox(argument).group_name
@@ -131,7 +129,7 @@ def _group_name(arguments: tuple) -> str | None:
 
 
 def _tensors(arguments: tuple) -> list[Any]:
-    """The arguments that hold tensors: what is sent and what it is received into, as the operator has them."""
+    """Return the arguments that hold tensors, inputs and outputs."""
     return [one for one in arguments if isinstance(one, torch.Tensor) or (isinstance(one, list) and _num_bytes(one))]
 
 

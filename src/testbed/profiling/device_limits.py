@@ -1,4 +1,4 @@
-"""Memory, and the rate that a device reaches at best."""
+"""Measure peak memory, and the best rate of a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BF16_MARGIN = 1.5  # the instructions gain 2 to 16 times, emulation loses
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:
-    """Most memory this rank ever held: resident set on the host, allocated and reserved on a CUDA device, in bytes."""
+    """Return the peak memory of this rank in bytes: resident set, and allocated and reserved CUDA memory."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     is_cuda = device.type == "cuda"
     return {
@@ -33,11 +33,11 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
 
 
 class PeakRate:
-    """The best rate of a large square matrix product, measured beside the steps of a run rather than after it.
+    """Best rate of a large square matrix product, measured between the steps of a run.
 
-    On a shared machine a peak of another minute is another machine's. All ranks multiply at the same time, as they do
-    in a step: cores that share a unit or their heat reach less together than one alone. A product takes up to 0.4 s, so
-    after the first ones it is repeated only so often that it costs about a hundredth of the time.
+    On a shared machine the peak of another minute is another one. All ranks multiply at the same time, as in a step,
+    because cores share units and heat. A product takes up to 0.4 s, so repeats are kept to about a hundredth of the
+    time.
     """
 
     SHARE_OF_TIME = 0.01
@@ -49,26 +49,26 @@ class PeakRate:
         self._since_s = 0.0
 
     def measure(self, repeats: int = 1) -> None:
-        """Multiply. All ranks call it at the same moment, outside the step clock."""
+        """Multiply. All ranks call it together, outside the step clock."""
         matrix = _random_matrix(self.size, self.device, DTYPES[self.precision])
         self._seconds += [_seconds_of_product(matrix, matrix, self.device) for _ in range(repeats)]
         self._since_s = 0.0
 
     def measure_if_due(self, step_time_s: float) -> None:
-        """Multiply again if enough steps have passed; all ranks come with the same time and decide alike.
+        """Multiply again if enough time has passed; all ranks decide alike by the same step time.
 
-        Not on CUDA, where the matrices would count in the peak of allocated memory, and nobody shares the device.
+        Not on CUDA, where the matrices would count as the run's memory.
         """
         self._since_s += step_time_s
         if self.device.type == "cpu" and self._since_s * self.SHARE_OF_TIME > 0.5:
             self.measure()
 
     def flops_per_s(self) -> float:
-        """The best that this rank saw."""
+        """Return the best rate of this rank."""
         return 2 * self.size**3 / min(self._seconds)
 
     def source(self, num_ranks: int) -> str:
-        """Where the number comes from, in words."""
+        """Return in words how the rate was measured."""
         together = f", {num_ranks} ranks at the same time" if num_ranks > 1 else ""
         threads = "" if self.device.type == "cuda" else f", {torch.get_num_threads()} threads"
         return (
@@ -78,9 +78,9 @@ class PeakRate:
 
 
 def _affordable_size(device: torch.device, dtype: torch.dtype, limit_s: float = 0.4, largest: int = 2048) -> int:
-    """The largest product that stays under `limit_s`: a CPU that emulates bf16 needs 20 s for a size of 2,048.
+    """Return the largest size whose product takes less than `limit_s`: a CPU that emulates bf16 needs 20 s for 2,048.
 
-    By processor time, so that repeats of a run come to the same size beside other work.
+    Processor time makes repeats of a run choose the same size.
     """
     size = 256
     small = _random_matrix(size, device, dtype)
@@ -93,17 +93,16 @@ def _affordable_size(device: torch.device, dtype: torch.dtype, limit_s: float = 
 
 
 def is_bf16_faster(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 well; see `choose_precision`."""
+    """Return whether the device multiplies bf16 well; see `choose_precision`."""
     return choose_precision(device)[0] == "bf16"
 
 
 def choose_precision(device: torch.device) -> tuple[str, str]:
-    """bf16 where the device has instructions for it and they multiply at least BF16_MARGIN times as fast as fp32.
+    """Return bf16 if the device has instructions for it, and they are at least BF16_MARGIN times as fast as fp32.
 
-    Neither decides alone. Without the instructions a CPU emulates bf16, up to 100 times slower than fp32, and products
-    that are short or timed one kind after the other can look otherwise beside other work. With them a library that is
-    told to leave them out (ONEDNN_MAX_CPU_ISA) is as slow. So the two are timed in turns, on a CPU by the processor
-    time of one thread, in which waiting for a core does not count; what the instructions gain is far from the margin.
+    Neither decides alone. A CPU without the instructions emulates bf16, up to 100 times slower than fp32, and short
+    timings can hide that. A library that is told to leave them out (ONEDNN_MAX_CPU_ISA) is as slow. The two are timed
+    in turns, on a CPU in processor time of one thread.
 
     Returns:
         "bf16" or "fp32", and a sentence that says why.
@@ -120,7 +119,7 @@ def choose_precision(device: torch.device) -> tuple[str, str]:
 
 
 def _bf16_instructions(device: torch.device) -> str | None:
-    """The name of what multiplies bf16 in hardware; None: the device emulates it."""
+    """Return the name of the bf16 hardware; None if the device emulates it."""
     if device.type == "cuda":
         has_them = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.cuda.get_device_name(device) if has_them else None
@@ -129,7 +128,7 @@ def _bf16_instructions(device: torch.device) -> str | None:
 
 
 def _speed_of_bf16(device: torch.device, rounds: int = 7) -> float:
-    """How many times as fast as in fp32 a product is in bf16: the median over rounds of both."""
+    """Return how many times as fast as fp32 a bf16 product is, the median over rounds."""
     is_cuda = device.type == "cuda"
     clock = time.perf_counter if is_cuda else time.thread_time
     pair = [_random_matrix(4096 if is_cuda else 1024, device, dtype) for dtype in (torch.float32, torch.bfloat16)]
@@ -146,7 +145,7 @@ def _speed_of_bf16(device: torch.device, rounds: int = 7) -> float:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """PyTorch computes in the calling thread alone, whose processor time then is all of it."""
+    """Compute in the calling thread only, so that its processor time is all of it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -160,7 +159,7 @@ def _kind(device: torch.device) -> str:
 
 
 def _random_matrix(size: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """From a generator of its own: a measurement must not move the random numbers of dropout."""
+    """Return random numbers from a generator of their own, which leaves dropout's alone."""
     return torch.randn(size, size, device=device, generator=torch.Generator(device)).to(dtype)
 
 
@@ -175,7 +174,7 @@ def _seconds_of_product(
 
 
 def begin_peak_rate(device: torch.device, precision: str) -> PeakRate | None:
-    """Begin to measure the device's best rate; None where every rank's data sheet is known. All ranks call it."""
+    """Begin to measure the device's best rate; None if every rank has a data sheet. All ranks call it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     is_known = peak_from_table(name, precision) is not None
     if all(process_group.gather_objects(is_known)):  # decided together: devices of one run may differ

@@ -1,4 +1,4 @@
-"""The torch.profiler window of a run with --profile. Such a run is instrumented."""
+"""The torch.profiler window of --profile."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def trace_file(directory: Path, rank: int) -> Path:
-    """Where a rank writes its trace."""
+    """Return the path of a rank's trace."""
     return directory / f"rank{rank}.pt.trace.json"
 
 
 def first_profiled_step(settings: RunSettings, first_step: int) -> int:
-    """The optimizer step, counted from 1, with which the trace of a run that begins after `first_step` begins."""
+    """Return the first traced optimizer step, counted from 1, of a start after `first_step`."""
     return first_step + max(1, settings.measuring.timing_warmup_steps) + 1
 
 
 @contextlib.contextmanager
 def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterator[Callable[[], None]]:
-    """With --profile, trace --profile_steps steps after warm-up into `directory`; yields what to call after a step."""
+    """Trace --profile_steps steps after warm-up into `directory`; yield the function to call after each step."""
     if not settings.measuring.profile:
         yield lambda: None
         return

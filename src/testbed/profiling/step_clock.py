@@ -1,8 +1,8 @@
-"""The clock of an optimizer step and of the phases inside it.
+"""The clock of an optimizer step and its phases.
 
-A strategy marks its phases with `phase("forward")`, `phase("backward")`, `phase("synchronise")`, `phase("optimizer")`.
-The marks cost microseconds, so they are there in every step of every run; the same marks are the ranges in a
-torch.profiler trace and, with --profile_mode, in Nsight.
+A strategy marks phases with `phase("forward")`, `phase("backward")`, `phase("synchronise")`, `phase("optimizer")`.
+Marks cost microseconds, so every step has them. They are the ranges in a torch.profiler trace and, with --profile_mode,
+in Nsight.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _running: StepClock | None = None
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given. The CPU has, when the call returns."""
+    """Wait until the device is done. On the CPU it is when a call returns."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class StepClock:
-    """Times one optimizer step: data wait, forward, backward, synchronisation, update, and nothing else.
+    """Times one optimizer step: data wait, forward, backward, synchronisation and update.
 
-    The device has finished its work on both sides. Used as `with clock:`; afterwards `step_time_s`, and `phase_s` with
-    the seconds of each phase. A phase inside another is not part of the outer one, so phases add up to at most the
-    step; what is in none of them is the rest (a pipeline's bubble, Python between the phases).
+    Used as `with clock:`; afterwards `step_time_s`, and `phase_s` with the seconds of each phase. The device is
+    synchronised on both sides. Phases are exclusive and add up to at most the step; a pipeline's bubble and Python
+    between phases are in none.
 
-    On a CUDA device a phase is what lies between its marks in the device's own stream, so nothing waits for it.
+    On CUDA, events in the device's stream mark the phases, so nothing waits for them.
     """
 
     def __init__(self, device: torch.device, emits_nvtx: bool = False):
@@ -137,7 +137,7 @@ def phase(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_range(name: str, emits_nvtx: bool = False) -> Iterator[None]:
-    """A range in a torch.profiler trace and, if asked and on CUDA, in Nsight's timeline."""
+    """Mark a range in a torch.profiler trace and, if asked and on CUDA, in Nsight."""
     emits_nvtx = emits_nvtx and torch.cuda.is_available()
     if emits_nvtx:
         torch.cuda.nvtx.range_push(name)

@@ -1,14 +1,14 @@
-"""Where the time of an optimizer step went, from a torch.profiler trace by interval arithmetic. No torch.
+"""Attribute the time of an optimizer step, from a torch.profiler trace by interval arithmetic. No torch.
 
-All parts are exclusive, so they add up to the step (step_clock.py marks the phases):
+Parts are exclusive and add up to the step (step_clock.py marks the phases):
 
-- data wait, forward, backward, optimizer: these phases without what is exposed communication in them.
-- exposed communication: the phase "synchronise", and what else of collectives no computation of the rank covers.
-- idle: the rest. In a pipeline that is its bubble: waiting for another stage, and point-to-point transfers in it.
+- data wait, forward, backward, optimizer: the phases without exposed communication.
+- exposed communication: the phase "synchronise", and collectives that no computation of the rank covers.
+- idle: the rest. In a pipeline, waiting for another stage, point-to-point transfers included.
 
-On the CPU the phases are those of the host, collectives are gloo's spans on threads of their own, and computation is
-PyTorch's operators. On a CUDA device the kernels count, each to the phase in which the host launched it; NCCL's kernels
-are the communication, and a device without a kernel is idle or waits for data. Times in seconds.
+On the CPU, phases are the host's, collectives are gloo's spans on their own threads, and computation is PyTorch's
+operators. On CUDA, a kernel counts to the phase that launched it, and NCCL's kernels are communication. Times in
+seconds.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ Intervals = np.ndarray  # (n, 2) float64: begin and end in microseconds, sorted 
 
 
 class TraceUnreadable(ValueError):
-    """The file is no trace of steps that this program ran."""
+    """The file is no trace of this program's steps."""
 
 
 @dataclass(frozen=True)
 class StepAttribution:
-    """One optimizer step on one rank, in seconds; the first parts are exclusive and add up to `step_time_s`."""
+    """One optimizer step on one rank, in seconds; the first six add up to `step_time_s`."""
 
     data_wait_s: float
     forward_s: float
@@ -72,7 +72,7 @@ class StepAttribution:
 
 @dataclass(frozen=True)
 class Collective:
-    """All operations of one kind and one size of group in the steps of a trace."""
+    """All operations of one kind and group size in a trace."""
 
     name: str
     group_size: int | None  # ranks that take part; gloo's spans do not tell
@@ -83,7 +83,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a rank's trace says of its optimizer steps."""
+    """The optimizer steps in a rank's trace."""
 
     rank: int
     world_size: int
@@ -96,7 +96,7 @@ class Trace:
 
 @dataclass
 class _Events:
-    """A trace's events by what they are."""
+    """Events of a trace by kind."""
 
     host_ranges: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     operators: dict[Any, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))  # by thread
@@ -110,7 +110,7 @@ def read_trace(path: Path, is_of_device: bool = False) -> Trace:
     """Attribute every optimizer step of a rank's Chrome trace, plain or .gz.
 
     Args:
-        is_of_device: the run was on a CUDA device, so a trace without kernels is a broken one, not one of the CPU.
+        is_of_device: the run was on CUDA, so a trace without kernels is broken.
 
     Raises:
         TraceUnreadable: it is no such file, or holds no step.
@@ -150,9 +150,9 @@ def _read(path: Path, is_of_device: bool) -> Trace:
 
 
 def bus_bytes(name: str, num_bytes: float, group_size: int) -> float:
-    """Bytes that each rank must send for an operation, whatever the algorithm: the ring's lower bound. 0 for recv.
+    """Return the least bytes that each rank must send for an operation: the ring's bound. 0 for recv.
 
-    As nccl-tests defines bus bandwidth (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+    This is the bus bandwidth of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 
     Args:
         num_bytes: of the operation's input on one rank.
@@ -190,7 +190,7 @@ def _sorted_out(trace_events: Iterable[dict]) -> _Events:
 
 
 def _on_host(events: _Events):
-    """How to attribute a step on the CPU: a function of its begin and end."""
+    """Return a function that attributes a step on the CPU, from its begin and end."""
     compute = union([])
     for thread, spans in events.operators.items():
         mine = subtract(_without_pauses(union(spans)), union(events.calls[thread]))
@@ -213,7 +213,7 @@ def _on_host(events: _Events):
 
 
 def _on_device(events: _Events):
-    """How to attribute a step on a CUDA device: a function of its begin and end."""
+    """Return a function that attributes a step on CUDA, from its begin and end."""
     ranges = {phase: union(events.host_ranges[name]) for name, phase in PHASES.items()}
     by_phase: dict[str, list] = defaultdict(list)
     for event in events.kernels:
@@ -250,7 +250,7 @@ def _step(
     compute: Intervals,
     events: _Events,
 ) -> StepAttribution:
-    """The row of a step from its exclusive parts in microseconds; what they leave over is idle."""
+    """Return the row of a step from its exclusive parts in microseconds; the rest is idle."""
     begin, end = map(float, step[0])
     mine = [event for event in events.communication if begin <= event["ts"] < end]
     exposed_us = total_us(exposed)
@@ -309,8 +309,7 @@ def _sum_of_known(sizes: Iterable[int | None]) -> int | None:
 
 
 def _collective_name(event: dict) -> str:
-    """gloo's spans and NCCL's kernels carry it differently: "all_reduce", "send". A transfer that NCCL made of several
-    calls carries none."""
+    """Return "all_reduce", "send" and so on, from a gloo span or an NCCL kernel."""
     told = event.get("args", {}).get("Collective name")
     if told:
         return told.removeprefix("_").removesuffix("_base")
@@ -324,7 +323,7 @@ def _is_point_to_point(event: dict) -> bool:
 
 
 def _input_bytes(event: dict) -> int | None:
-    """Bytes of the tensors that this rank put in; None where the trace does not tell."""
+    """Return the bytes of this rank's input tensors; None if the trace does not tell."""
     arguments = event.get("args", {})
     if "In msg nelems" in arguments:  # NCCL
         width = BYTES_OF_TYPE.get(arguments.get("dtype"))
@@ -340,7 +339,7 @@ def _input_bytes(event: dict) -> int | None:
 
 
 def _launch(events: _Events, event: dict) -> float:
-    """When the host launched a kernel, in microseconds."""
+    """Return when the host launched a kernel, in microseconds."""
     return events.launch_us.get(event.get("args", {}).get("correlation"), event["ts"])
 
 
@@ -349,7 +348,7 @@ def _span(event: dict) -> tuple[float, float]:
 
 
 def _without_pauses(intervals: Intervals) -> Intervals:
-    """Neighbours closer than LONGEST_PAUSE_US in one piece."""
+    """Join intervals closer than LONGEST_PAUSE_US."""
     if not len(intervals):
         return intervals
     half = LONGEST_PAUSE_US / 2
@@ -357,7 +356,7 @@ def _without_pauses(intervals: Intervals) -> Intervals:
 
 
 def union(spans: Iterable) -> Intervals:
-    """Any spans as sorted, disjoint intervals."""
+    """Return any spans as sorted, disjoint intervals."""
     array = np.array(list(spans), dtype=float).reshape(-1, 2)
     if not len(array):
         return array
@@ -369,7 +368,7 @@ def union(spans: Iterable) -> Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """Where both are."""
+    """Return where both are."""
     if not len(left) or not len(right):
         return union([])
     first = np.searchsorted(right[:, 1], left[:, 0], side="right")
@@ -381,7 +380,7 @@ def intersect(left: Intervals, right: Intervals) -> Intervals:
 
 
 def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """Where `left` is and `right` is not."""
+    """Return where `left` is and `right` is not."""
     if not len(left) or not len(right):
         return left
     begin, end = min(left[0, 0], right[0, 0]) - 1, max(left[-1, 1], right[-1, 1]) + 1

@@ -1,4 +1,4 @@
-"""How busy host and device were while a run trained, sampled by a thread beside the steps."""
+"""Sample CPU and device use in a background thread while a run trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 class UtilizationSampler:
     """Samples this rank's resident memory and, on CUDA, its device through NVML, every INTERVAL_S seconds.
 
-    CPU use is no sample: it is the process's CPU time over the wall time, 100 % is one core.
+    CPU use is the process's CPU time over wall time; 100 % is one core.
     """
 
     def __init__(self, device: torch.device):
@@ -33,7 +33,7 @@ class UtilizationSampler:
         self._thread.start()
 
     def stop(self) -> dict[str, Any]:
-        """End sampling; what was found, as a rank's entry in training_metrics.json."""
+        """End sampling; return a rank's entry in training_metrics.json."""
         seconds, cpu_s = time.perf_counter() - self._start_s, self._cpu_s() - self._start_cpu_s
         self._ended.set()
         self._thread.join()
@@ -67,7 +67,7 @@ class UtilizationSampler:
 
 
 def _nvml_device(device: torch.device) -> Any:
-    """NVML's handle of this rank's device; None on the CPU and where there is no NVML."""
+    """Return NVML's handle of this rank's device; None on the CPU or without NVML."""
     if device.type != "cuda":
         return None
     import pynvml

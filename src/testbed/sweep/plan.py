@@ -1,8 +1,6 @@
-"""The plan of a sweep: which runs, each one's command, in which order, and what is already known to be impossible.
+"""Plan the runs of a sweep: their commands and order, and cells that cannot run. No torch.
 
-A cell is one configuration (variant x ranks x batch size); every repeat of it is one run, and one row of sweep.json.
-No torch: the plan is made in a second. What was asked for comes from request.py; state.py keeps the plan in a file,
-runner.py carries it out.
+A cell is one configuration: variant x ranks x batch size. Each repeat of it is one run and one row of sweep.json.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _CUTS_THE_MODEL = frozenset(("pipeline_stages", "tensor_parallel_size"))
 class Cell:
     """One run of the plan, a row of sweep.json. `folder` is relative to --out_dir, `seconds` are wall seconds.
 
-    `repeat` counts from 1, among the profiled runs of a configuration again from 1.
+    `repeat` counts from 1, separately among the profiled runs.
     """
 
     name: str
@@ -64,7 +62,7 @@ class Cell:
 
     @property
     def configuration(self) -> str:
-        """What runs of equal length and equal settings have in common."""
+        """Name shared by the runs of one cell and length."""
         return self.name + (" profiled" if self.profiled else "")
 
     @property
@@ -73,12 +71,12 @@ class Cell:
 
     @property
     def threads_per_rank(self) -> int:
-        """CPU threads of a rank, as its command sets them."""
+        """CPU threads of a rank, from OMP_NUM_THREADS in the command."""
         return int(next(word for word in self.command if word.startswith("OMP_NUM_THREADS=")).partition("=")[2])
 
 
 def work_arguments(command: Sequence[str]) -> list[str]:
-    """The flags of gpt2.py in a command, without the folder: what two runs of the same command have in common."""
+    """Return the flags of gpt2.py in a command, without the folder."""
     program = next((index for index, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
     if program is None:
         raise ValueError(f"no call of gpt2.py: {shlex.join(command)[:200]!r}")
@@ -90,10 +88,10 @@ def work_arguments(command: Sequence[str]) -> list[str]:
 
 
 def plan(request: Request) -> list[Cell]:
-    """Every run of the sweep in the order in which it is made: round 1 with each cell once, then round 2, and so on.
+    """Return every run of the sweep in order: round 1 with each cell once, then round 2, and so on.
 
-    The k-th profiled runs end round k, so that a drift of the machine meets them as it meets the others. What is known
-    to be impossible comes last: "not applicable" once per cell, with the reason.
+    The k-th profiled runs end round k, so that a drift of the machine affects all alike. Impossible cells come last,
+    once each, as "not applicable" with a reason.
     """
     possible, impossible = [], []
     for batch_size in request.batch_sizes:
@@ -117,17 +115,17 @@ def plan(request: Request) -> list[Cell]:
 
 
 def order_of_round(num_cells: int, round_number: int) -> list[int]:
-    """The order of the cells in a round: a row of Williams' design (Williams 1949, Aust. J. Sci. Res. 2, 149).
+    """Return the order of the cells in a round: a row of Williams' design (Williams 1949, Aust. J. Sci. Res. 2, 149).
 
-    Over any `num_cells` rounds in a row every cell stands once in every place. With an even number of cells each also
-    follows each other one equally often, so neither drift of the machine nor what ran just before favours one of them.
+    Over any `num_cells` consecutive rounds every cell has every place once. With an even number of cells, each also
+    follows each other equally often. So neither drift nor the run before favours a cell.
     """
     zigzag = [(index + 1) // 2 if index % 2 else -(index // 2) for index in range(num_cells)]
     return [(place + round_number - 1) % num_cells for place in zigzag]
 
 
 def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | None:
-    """Why a cell makes no sense here, in words; None where it can be tried."""
+    """Return why a cell makes no sense on this machine; None if it can be tried."""
     if variant.run_type == "dp" and (machine.kind == "cpu" or ranks == 1):
         return "dp splits a batch over the CUDA devices of one process and needs two" + (
             ", but there is no CUDA device" if machine.kind == "cpu" else ""
@@ -142,7 +140,7 @@ def why_not_applicable(variant: Variant, ranks: int, machine: Machine) -> str | 
 
 
 def oversubscription(cells: Sequence[Cell], machine: Machine) -> str | None:
-    """What the most crowded of these cells needs and what there is; None where every thread has a core."""
+    """Return what the most crowded cell needs and what the machine has; None if every thread has a core."""
     crowded = [cell for cell in cells if cell.oversubscribed]
     if not crowded:
         return None
@@ -177,7 +175,7 @@ def _cell(request: Request, variant: Variant, ranks: int, batch_size: int, repea
 def _command(
     request: Request, variant: Variant, ranks: int, batch_size: int, seed: int, added: list[str], folder: str
 ) -> list[str]:
-    """What a person would type to make this run alone. Relative paths only: it is recorded."""
+    """Return the command of one run, with relative paths, as it is recorded."""
     machine = request.machine
     is_dp = variant.run_type == "dp"  # one process that takes every device it sees
     environment = [f"OMP_NUM_THREADS={machine.threads(1 if is_dp else ranks, variant.threads_per_rank)}"]
@@ -194,20 +192,20 @@ def _command(
 
 
 def settings_of(cell: Cell) -> RunSettings:
-    """The settings with which gpt2.py would run. ValueError: the sentence with which it would refuse."""
+    """Return the settings with which gpt2.py would run. Raises ValueError as it would refuse."""
     ranks = 1 if not STRATEGIES[cell.run_type].is_distributed else cell.ranks
     return check_run(parse_command_line(cell.gpt2_arguments), Launch(0, 0, ranks, ranks)).settings
 
 
 def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "strong") -> dict[str, RunSettings]:
-    """Have every cell's flags checked as gpt2.py checks them; a cell that it would refuse is marked as failed.
+    """Check every cell's flags; mark a cell that gpt2.py would refuse as failed.
 
     Returns:
-        the settings of every cell that can run, by its `configuration`.
+        Settings of every cell that can run, by its `configuration`.
 
     Raises:
-        ValueError: every cell is refused, one is refused under the profiler alone, no step would be measured, or cells
-            of one batch size do unequal work.
+        ValueError: every cell is refused, one is refused under the profiler alone, no step would be measured, or
+            cells of one batch size do unequal work.
     """
     settings: dict[str, RunSettings] = {}
     refused: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a sweep was asked for: variants of run types, the work of every run, and the machine it runs on. No torch."""
+"""The request for a sweep: variants, work of each run, machine. No torch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SET_BY_SWEEP = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A run type, or a run type with flags of its own: `optimized:zero_stage=3+offload=optimizer`."""
+    """A run type, with flags of its own: `optimized:zero_stage=3+offload=optimizer`."""
 
     text: str
     run_type: str
@@ -65,7 +65,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to spread ranks over. On the CPU a rank gets a core, or as many as it has threads."""
+    """Devices of the machine. On the CPU a rank gets one core, or as many as it has threads."""
 
     num_cores: int
     cuda_devices: tuple[str, ...] = ()  # names for CUDA_VISIBLE_DEVICES; empty: the sweep runs on the CPU
@@ -76,14 +76,15 @@ class Machine:
         return "cuda" if self.cuda_devices else "cpu"
 
     def is_oversubscribed(self, ranks: int, of_variant: int | None = None) -> bool:
-        """Whether the ranks have more threads together than there are cores. Args: of_variant: as in `threads`."""
+        """Return whether the ranks together have more threads than there are cores. `of_variant`: as in `threads`."""
         return self.kind == "cpu" and ranks * self.threads(ranks, of_variant) > self.num_cores
 
     def threads(self, ranks: int, of_variant: int | None = None) -> int:
-        """OMP_NUM_THREADS of a rank: one core is one device on the CPU; beside GPUs a rank has its even share.
+        """Return OMP_NUM_THREADS of a rank: 1 on the CPU, an even share of the cores on CUDA, unless flags say
+        otherwise.
 
         Args:
-            of_variant: threads per rank that the variant asks for, which its run then has whatever the others have.
+            of_variant: threads per rank that the variant asks for.
         """
         asked = of_variant or self.threads_per_rank
         if asked:
@@ -93,7 +94,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. `shared`: the flags of gpt2.py that every run gets."""
+    """The request. `shared`: flags of gpt2.py that every run gets."""
 
     protocol: str
     variants: tuple[Variant, ...]
@@ -110,10 +111,10 @@ class Request:
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """`ddp,optimized:zero_stage=3+offload=optimizer,ddp:compile` as variants.
+    """Return the variants in `ddp,optimized:zero_stage=3+offload=optimizer,ddp:compile`.
 
     Raises:
-        ValueError: a run type or a flag does not exist, or belongs to the sweep itself.
+        ValueError: a run type or a flag does not exist, or the sweep sets it.
     """
     variants = []
     for word in filter(None, (part.strip() for part in text.split(","))):
@@ -134,7 +135,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
-    """`1,2,4` as positive whole numbers, in the order given. ValueError names the flag."""
+    """Return the positive whole numbers in `1,2,4`. ValueError names the flag."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() and int(word) > 0 for word in words):
         raise ValueError(f"{flag} {text!r} is not a list of positive whole numbers such as 1,2,4")
@@ -144,7 +145,7 @@ def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
 
 
 def parse_names(text: str, known: Iterable[str], flag: str) -> tuple[str, ...]:
-    """Return the names of a list such as `ddp,fsdp`, each once, in the order given. ValueError names the flag."""
+    """Return the names in `ddp,fsdp`, each once, in the order given. ValueError names the flag."""
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     known = tuple(known)
     if not names:
@@ -155,15 +156,15 @@ def parse_names(text: str, known: Iterable[str], flag: str) -> tuple[str, ...]:
 
 
 def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on: Sequence[str]) -> tuple[str, ...]:
-    """The flags of gpt2.py that every run of the sweep gets: what was given, and defaults for what was not.
+    """Return the flags of gpt2.py that every run of the sweep gets.
 
     Args:
-        kind: "cpu" or "cuda", which have different default work.
-        given: the sweep's own flags: steps, seq_length, epochs, deepspeed_config, dataset_mode; None where not given.
-        passed_on: what stood after `--`, kept word for word, and stronger than any default.
+        kind: "cpu" or "cuda", which have different defaults.
+        given: the sweep's own flags: steps, seq_length, epochs, deepspeed_config, dataset_mode; None if not given.
+        passed_on: words after `--`, passed on unchanged.
 
     Raises:
-        ValueError: a flag does not exist, is given twice, or belongs to the sweep.
+        ValueError: a flag does not exist, is given twice, or the sweep sets it.
     """
     set_there = _check_arguments(passed_on, "after --")
     steps = given["steps"]
@@ -197,7 +198,7 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
 
 
 def _check_arguments(arguments: Sequence[str], place: str) -> frozenset[str]:
-    """The flags of gpt2.py that are set there. ValueError where gpt2.py would not take them, or the sweep sets them."""
+    """Return the given flags of gpt2.py. Raises ValueError if gpt2.py would refuse them or the sweep sets them."""
     try:
         command_line = parse_command_line(list(arguments))
     except SystemExit:  # --help
@@ -217,12 +218,13 @@ def _check_no_doubles(values: Sequence, flag: str) -> None:
 
 
 def folder_name(variant: str) -> str:
-    """The variant's text in characters that a folder may have."""
+    """Return the variant's text in characters for a folder."""
     return re.sub(r"[^A-Za-z0-9_.=-]", "-", variant)
 
 
 def facts_of_machine() -> dict:
-    """CUDA devices and the commit, asked in a process of its own: PyTorch need not stay in memory beside the runs."""
+    """Return CUDA devices and commit, from a process of its own, so that PyTorch does not stay in memory during the
+    runs."""
     code = (
         "import json, torch; from testbed.metrics.environment import commit; "
         "print(json.dumps({'devices': torch.cuda.device_count(), **dict(zip(('commit', 'is_dirty'), commit()))}))"
@@ -241,6 +243,6 @@ def facts_of_machine() -> dict:
 
 
 def visible_devices(number: int) -> tuple[str, ...]:
-    """Names of the CUDA devices as CUDA_VISIBLE_DEVICES takes them."""
+    """Return the names of the CUDA devices for CUDA_VISIBLE_DEVICES."""
     named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     return tuple(named[:number]) if len(named) >= number else tuple(map(str, range(number)))

@@ -1,7 +1,4 @@
-"""Carry a sweep out: one run after another, each in processes of its own, and no process left when it ends.
-
-The sweep itself does next to nothing while a run goes on: it looks five times a second whether the run has ended.
-"""
+"""Run the cells of a sweep one after another, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -39,10 +36,10 @@ GUESSED_START_S = {"cpu": 12.0, "cuda": 40.0}
 
 @contextlib.contextmanager
 def only_sweep_in(out_dir: Path) -> Iterator[int]:
-    """Make the folder and hold its lock, which the runs inherit: it is free again when the last of them has ended.
+    """Make the folder and hold its lock until the last run, which inherits it, has ended.
 
     Raises:
-        ValueError: it cannot be written, or another sweep, or a run that a killed one left behind, is at work there.
+        ValueError: the folder cannot be written, or is in use by another sweep or a run that one left behind.
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -62,7 +59,7 @@ def only_sweep_in(out_dir: Path) -> Iterator[int]:
 
 @dataclasses.dataclass
 class Runner:
-    """What the runs of one call have in common. `settings`: of what can run, by its `configuration`."""
+    """Runs the cells. `settings`: of those that can run, by `configuration`."""
 
     sweep: Sweep
     out_dir: Path
@@ -74,7 +71,7 @@ class Runner:
     keeps_weights: bool = False
 
     def run_all(self, warmup_runs: int) -> None:
-        """Make every run that is still to be made, warm-up first; returns early when a signal asks for it.
+        """Make every pending run, after warm-up; return early on a signal.
 
         Raises:
             OSError: sweep.json or a log cannot be written.
@@ -111,7 +108,7 @@ class Runner:
             self.sweep.write(self.out_dir)
 
     def _warm_up(self, cell: Cell, number: int) -> None:
-        """A run like the first one that is thrown away: it fills file caches and wakes the machine up."""
+        """Make a run like the first one and delete it, to fill caches."""
         _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
         started_utc = now_utc()
         # A new folder, so nobody else's; it goes, so that no search for runs can take the run for one that counts.
@@ -139,7 +136,7 @@ class Runner:
         self.sweep.write(self.out_dir)
 
     def _launch(self, cell: Cell, log: Path, bar: tqdm | None) -> tuple[str, str | None, float]:
-        """One run from start to end. Returns its status, the reason when it failed, and its seconds."""
+        """Make one run. Return its status, the reason of a failure, and its seconds."""
         folder = self.out_dir / cell.folder
         folder.mkdir(parents=True, exist_ok=True)
         for mark in (FAILED_MARK, PREEMPTED_MARK):  # of an earlier try; a run that is refused would leave it there
@@ -173,8 +170,7 @@ class Runner:
 
 
 def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machine: Machine) -> float:
-    """Expected seconds of all runs still to be made: of a cell's finished runs the median, else the guess, corrected by
-    what the guesses for finished runs were off."""
+    """Return the expected seconds of all pending runs: a cell's median, else a scaled guess."""
     finished: dict[str, list[float]] = {}
     for cell in cells:
         if cell.status == COMPLETE and cell.seconds is not None:
@@ -192,7 +188,7 @@ def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machin
 
 
 def guessed_seconds(cell: Cell, settings: RunSettings, machine: Machine) -> float:
-    """Wall seconds of a run before any was made: model FLOPs over a typical rate. Only for planning."""
+    """Return a guess of a run's wall seconds: model FLOPs over a typical rate."""
     validations = 1 + (settings.last_step // settings.training.eval_every if settings.training.eval_every else 0)
     sequences: float = settings.last_step * settings.batch.global_batch_size
     sequences += (
@@ -204,14 +200,14 @@ def guessed_seconds(cell: Cell, settings: RunSettings, machine: Machine) -> floa
 
 
 def in_words(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`."""
+    """Return `40 s`, `12 min` or `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def reason_of_failure(folder: Path, log: Path, code: int) -> str:
-    """Why a run failed: the sentence in its RUN_FAILED.txt or of its refusal, else the last error in its log."""
+    """Return why a run failed: from RUN_FAILED.txt, its refusal, or the last error in its log."""
     with contextlib.suppress(OSError):
         mark = (folder / FAILED_MARK).read_text(encoding="utf-8", errors="replace")
         found = re.search(r"reason=(.*?)(?: timestamp_utc=\S*)?$", mark.strip(), re.DOTALL)

@@ -1,7 +1,6 @@
-"""sweep.json: the plan of a sweep and how far it came; what may be kept when it is called again, and its table.
+"""sweep.json: plan and progress of a sweep; rules for continuing one; its table.
 
-Whether a run is finished is read from the run's own training_metrics.json, never believed of sweep.json: a sweep that
-was killed, or a folder that somebody removed, is seen as it is.
+Whether a run is finished is read from its training_metrics.json, not from sweep.json.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _CELL_FIELDS = frozenset(each.name for each in dataclasses.fields(Cell))
 
 @dataclass
 class Sweep:
-    """What sweep.json holds. `warmup_runs`: runs made and thrown away, so that caches are warm; one row each."""
+    """Content of sweep.json. `warmup_runs`: one row per deleted warm-up run."""
 
     protocol: str
     command_line: str
@@ -49,7 +48,7 @@ class Sweep:
 
 
 def read_sweep(out_dir: Path) -> Sweep | None:
-    """The sweep that the folder holds; None when it holds none. ValueError: sweep.json is there and cannot be read."""
+    """Return the sweep in a folder; None if there is none. Raises ValueError if sweep.json cannot be read."""
     path = out_dir / SWEEP_FILE
     if not os.path.lexists(path):
         return None
@@ -71,7 +70,7 @@ def read_sweep(out_dir: Path) -> Sweep | None:
 
 
 def _check_types(found: Sweep | Cell) -> None:
-    """ValueError when a field is not of its type."""
+    """Check the types of all fields. Raises ValueError."""
     for name, kind in get_type_hints(type(found)).items():
         value = getattr(found, name)
         if not any(_is_a(value, each) for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))):
@@ -85,10 +84,10 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
-    """Mark as finished what the folder holds of this sweep, and say what that is.
+    """Mark the finished runs of this sweep in the folder, and return a summary.
 
     Raises:
-        ValueError: the folder holds another sweep, runs that no sweep made, or runs of other code or data.
+        ValueError: the folder holds another sweep, runs of no sweep, or runs of other code or data.
     """
     earlier = read_sweep(out_dir)
     notes = []
@@ -102,13 +101,13 @@ def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
 
 
 def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch: bool) -> list[str]:
-    """Check that `wanted` is the earlier sweep, or that with repeats or cells added; take over what it knows.
+    """Check that `wanted` is the earlier sweep, or extends it; copy what is known of its runs.
 
     Returns:
-        sentences for the reader about what was added.
+        Notes on what was added.
 
     Raises:
-        ValueError: it is another sweep; names what differs.
+        ValueError: it is another sweep; names the difference.
     """
     way_out = "give another --out_dir, or ask for the same again"
     for name in ("protocol", "target_val_loss"):
@@ -152,7 +151,7 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
 
 
 def _differing_flags(old: list[str], new: list[str]) -> str:
-    """The flags in which two lists of arguments differ, in words; empty when they are the same."""
+    """Return in words the flags in which two commands differ; empty if none."""
     before, now = _by_flag(old), _by_flag(new)
     differing = [flag for flag in {**before, **now} if before.get(flag) != now.get(flag)]
     return ", ".join(
@@ -164,7 +163,7 @@ def _differing_flags(old: list[str], new: list[str]) -> str:
 
 
 def _by_flag(arguments: list[str]) -> dict[str, str]:
-    """`--steps 7 --profile` as {"--steps": "7", "--profile": ""}; of a flag given twice the last counts."""
+    """Return `--steps 7 --profile` as {"--steps": "7", "--profile": ""}; of a repeated flag the last counts."""
     values, flag = {}, ""
     for word in arguments:
         if word.startswith("--"):
@@ -176,10 +175,10 @@ def _by_flag(arguments: list[str]) -> dict[str, str]:
 
 
 def keep_finished_runs(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> tuple[int, list[str]]:
-    """Mark the cells whose folder holds a finished run of their command as complete; returns how many, and notes.
+    """Mark cells with a finished run of their command as complete; return their number, and notes.
 
     Raises:
-        ValueError: a finished run was made by other code than the sweep's, or from other data than another one.
+        ValueError: a finished run is of other code or data.
     """
     kept: dict[str, dict[str, Any]] = {}
     for cell in sweep.cells:
@@ -217,7 +216,7 @@ def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_
 
 
 def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:
-    """ValueError when a folder of the plan holds a run and no sweep.json says that it is the sweep's own."""
+    """Check that no folder of the plan holds a run without a sweep.json. Raises ValueError."""
     for cell in cells:
         if (out_dir / cell.folder / METRICS).exists():
             raise ValueError(
@@ -227,7 +226,7 @@ def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:
 
 
 def metrics_of(cell: Cell, out_dir: Path) -> dict[str, Any] | None:
-    """The file of the cell's run; None when there is none that can be read."""
+    """Return the file of the cell's run; None if there is none to read."""
     try:
         return read_metrics(out_dir / cell.folder / METRICS)
     except ValueError:
@@ -235,7 +234,7 @@ def metrics_of(cell: Cell, out_dir: Path) -> dict[str, Any] | None:
 
 
 def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
-    """Whether the file is of a finished run that the cell's command made. Where it was started from does not matter."""
+    """Return whether the file is of a finished run of the cell's command, started from any folder."""
     if metrics_version(metrics) != SCHEMA_VERSION:  # no program of this sweep wrote it
         return False
     try:
@@ -247,7 +246,7 @@ def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
 
 
 def table(cells: Sequence[Cell], out_dir: Path) -> str:
-    """One line per configuration: median throughput over its finished runs, how many, and what became of the rest."""
+    """Return one line per configuration: median throughput, number of finished runs, state of the others."""
     rows = [("run type", "ranks", "batch", "n", "median tokens/s", "median val loss", "")]
     for name in dict.fromkeys(cell.name for cell in sorted(cells, key=lambda cell: (cell.batch_size, cell.ranks))):
         repeats = [cell for cell in cells if cell.name == name]
@@ -271,7 +270,7 @@ def table(cells: Sequence[Cell], out_dir: Path) -> str:
 
 
 def disagreements(report: Path) -> list[str]:
-    """Lines on a scaling_report.json whose status is not ok: the status, and where arms did other work."""
+    """Return lines on a scaling_report.json that is not ok: its status, and where arms did other work."""
     found = json.loads(report.read_text(encoding="utf-8"))
     if found["status"] == "ok":
         return []
@@ -288,7 +287,7 @@ def _median(values: list[float | None], form: str) -> str:
 
 
 def _standing(repeats: list[Cell], files: list[dict[str, Any]]) -> str:
-    """What a reader must know beside the number: what failed and why, what is missing, what makes it unfit."""
+    """Return failures, missing runs and reasons not to trust a row of the table."""
     words = []
     for status in (NOT_APPLICABLE, FAILED):
         of_status = [cell for cell in repeats if cell.status == status]

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from testbed.analysis.runs.load import Run
-from testbed.config.earlier_flags import BEFORE_THE_FLAG
+from testbed.config.earlier_flags import LEGACY_DEFAULTS
 from testbed.config.flag import Filled, Kind
 from testbed.config.table import flags_where
 
@@ -300,7 +300,7 @@ def _settings(run: Run) -> dict[str, Any]:
     return {
         name: value
         for name, value in found.items()
-        if name not in NOT_PART_OF_AN_ARM and value is not False and value not in (None, BEFORE_THE_FLAG.get(name))
+        if name not in NOT_PART_OF_AN_ARM and value is not False and value not in (None, LEGACY_DEFAULTS.get(name))
     }
 
 

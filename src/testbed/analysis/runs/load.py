@@ -17,7 +17,7 @@ import numpy as np
 from testbed.analysis.runs.search import files_of_runs
 from testbed.analysis.runs.work import recorded_work
 from testbed.analysis.statistics import all_known
-from testbed.config.earlier_flags import in_todays_terms
+from testbed.config.earlier_flags import upgrade_settings
 from testbed.errors import one_line
 from testbed.metrics.file import metrics_version, read_metrics
 
@@ -189,7 +189,7 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
-    work = recorded_work(config, in_todays_terms(metrics["settings"]))
+    work = recorded_work(config, upgrade_settings(metrics["settings"]))
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
     work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
@@ -238,7 +238,7 @@ def _from_v22(path: Path, metrics: dict) -> Run:
 
 def _without_rows(metrics: dict) -> dict[str, Any]:
     kept = {name: value for name, value in metrics.items() if name != "steps"}
-    return kept | {"settings": in_todays_terms(metrics["settings"])}
+    return kept | {"settings": upgrade_settings(metrics["settings"])}
 
 
 def _of_earlier_version(metrics: dict) -> dict[str, Any]:

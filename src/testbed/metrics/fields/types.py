@@ -1,4 +1,4 @@
-"""The types of the fields of a metrics file: each carries the rules for its values."""
+"""Types of fields, with the rules for their values."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
