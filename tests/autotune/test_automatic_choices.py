@@ -14,7 +14,7 @@ from support.programs import (
     run_program,
     torchrun_command,
 )
-from support.settings import refusal, settings_of
+from support.settings import settings_of
 
 from testbed.autotune import micro_batch
 from testbed.autotune.choices import as_decided_before
@@ -53,38 +53,6 @@ def test_what_was_found_is_recorded_as_if_it_had_been_given(settings, token_file
     given = settings_of(token_files, "--micro_batch_size_per_gpu", "8")
     assert found.with_values(given=given.origin.given) == given
     assert found.as_config()["micro_batch_size_per_gpu"] == 8 and "finds_micro_batch" not in found.as_config()
-
-
-REFUSED = {
-    "auto and a number of micro batches": (
-        "baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4",
-        ["auto", "--grad_accum_steps 4", "--global_batch_size"],
-    ),
-    "auto in a pipeline": ("pipeline --micro_batch_size_per_gpu auto", ["auto", "pipeline", "fsdp"]),
-    "auto and tensor": ("tensor --micro_batch_size_per_gpu auto", ["auto", "tensor", "give a number"]),
-    "a micro batch that is no number": ("ddp --micro_batch_size_per_gpu many", ["micro_batch_size_per_gpu", "many"]),
-    "8 bits on the CPU": ("ddp --matmul fp8 --device cpu", ["--matmul fp8", "--device cpu"]),
-    "8 bits and stages": ("pipeline --matmul fp8 --device auto", ["--matmul fp8", "pipeline", "fsdp"]),
-    "8 bits and fp32": ("ddp --matmul fp8 --precision fp32 --device auto", ["--precision fp32", "--precision bf16"]),
-    "8 bits and native": (
-        "fsdp --matmul fp8 --device auto --precision bf16 --mixed_precision native",
-        ["--mixed_precision native", "autocast"],
-    ),
-    "8 bits and an odd width": (
-        "ddp --matmul fp8 --device auto --precision auto --embedding_size 24 --num_heads 2",
-        ["--embedding_size 24", "16", "give 32"],
-    ),
-    "two kernels": ("ddp --use_flash_attention --attention math", ["--use_flash_attention", "--attention math"]),
-    "compile what": ("ddp --compile maybe", ["--compile", "maybe", "auto, on, off"]),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_refused_in_a_sentence(token_files, name):
-    flags, words = REFUSED[name]
-    message = refusal(token_files, "--run_type", *flags.split(), world_size=1 if flags.startswith("baseline") else 2)
-    assert all(word in message for word in words), message
-    assert "\n" not in message
 
 
 def test_the_prediction_is_what_pytorch_really_allocates(settings):

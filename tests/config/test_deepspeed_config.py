@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.programs import TINY_RUN, data_flags
+from support import settings
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
-from testbed.distributed.launch import Launch
 from testbed.strategies.deepspeed_config import effective_config
 
 BF16 = ("--precision", "bf16")
@@ -23,17 +20,7 @@ def settings_of(token_files, tmp_path):
     def build(*flags: str, zero: dict | None = None, run_type: str = "optimized", **content):
         path = tmp_path / "deepspeed.json"
         path.write_text(json.dumps({"zero_optimization": zero or {}, **content}))
-        arguments = [
-            *TINY_RUN,
-            *data_flags(token_files),
-            "--run_type",
-            run_type,
-            "--deepspeed_config",
-            str(path),
-            *flags,
-        ]
-        launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
-        return check_run(parse_command_line(arguments), launch).settings
+        return settings.settings_of(token_files, "--run_type", run_type, "--deepspeed_config", str(path), *flags)
 
     return build
 
@@ -77,9 +64,9 @@ def test_a_flag_that_contradicts_the_file_is_refused_and_both_are_named(settings
 @pytest.mark.parametrize("nothing", ["auto", None, {"device": "auto"}, {"device": None}, {"device": "none"}, {}])
 def test_an_offload_section_that_says_nothing_leaves_it_to_the_flag(settings_of, nothing):
     zero = {"stage": 3, "offload_optimizer": nothing, "offload_param": nothing}
-    settings = settings_of(zero=zero)
-    assert settings.deepspeed.offload == "none"
-    assert effective_config(settings)["zero_optimization"]["offload_optimizer"] == {"device": "none"}
+    without_flag = settings_of(zero=zero)
+    assert without_flag.deepspeed.offload == "none"
+    assert effective_config(without_flag)["zero_optimization"]["offload_optimizer"] == {"device": "none"}
     assert settings_of("--offload", "optimizer", zero=zero).deepspeed.offload == "optimizer"
 
 
@@ -108,13 +95,9 @@ def test_what_the_testbed_cannot_do_is_refused_with_the_way_out(settings_of, zer
 
 
 def test_the_default_file_leaves_everything_with_a_flag_to_the_flag(token_files):
-    flags = (
-        "--zero_stage 3 --offload parameters --reduce_bucket_size 1000 --allgather_bucket_size 500 --overlap_comm off"
-    )
-    arguments = [*TINY_RUN, *data_flags(token_files), "--run_type", "optimized", *flags.split()]
-    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
-    settings = check_run(parse_command_line(arguments), launch).settings
-    config = effective_config(settings)
+    flags = "--zero_stage 3 --offload parameters --reduce_bucket_size 1000 --allgather_bucket_size 500"
+    words = ["--run_type", "optimized", *flags.split(), "--overlap_comm", "off"]
+    config = effective_config(settings.settings_of(token_files, *words))
     assert config["zero_optimization"] == {
         "stage": 3,
         "contiguous_gradients": True,
@@ -177,14 +160,10 @@ def test_deepspeed_itself_accepts_and_reads_the_configuration(settings_of, flags
     """DeepSpeed's own model of the section: a misspelt key would be refused, a changed default would differ."""
     zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
     precision_config = pytest.importorskip("deepspeed.runtime.precision_config")
-    settings = settings_of(*flags)
-    config = effective_config(settings)
+    typed = settings_of(*flags)
+    config = effective_config(typed)
     zero = zero_config.DeepSpeedZeroConfig(**config["zero_optimization"])
-    assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm) == (
-        settings.deepspeed.zero_stage,
-        200_000_000,
-        True,
-    )
-    assert (zero.offload_param.device == "cpu") == (settings.deepspeed.offload == "parameters")
+    assert (zero.stage, zero.reduce_bucket_size, zero.overlap_comm) == (typed.deepspeed.zero_stage, 200_000_000, True)
+    assert (zero.offload_param.device == "cpu") == (typed.deepspeed.offload == "parameters")
     bf16 = precision_config.DeepSpeedBF16Config(**config["bf16"])
     assert bf16.enabled == (flags == NATIVE) and bf16.check_grad_overflow is True

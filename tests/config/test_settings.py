@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.programs import TINY_RUN, VOCABULARY, data_flags, write_token_files
-from support.settings import launch, refusal, settings_of
+from support.programs import VOCABULARY, write_token_files
+from support.settings import checked_run, refusal, settings_of, typed
 
 from testbed.config.batch import batch_arithmetic
-from testbed.config.check import check_run
 from testbed.config.flags import build_parser, parse_command_line
 from testbed.strategies.deepspeed_config import effective_config
 
 
 def batch(**given) -> dict:
-    values = dict.fromkeys(
-        ("global_batch_size", "micro_batch_size_per_gpu", "grad_accum_steps", "enforce_global_batch_size")
-    )
-    return {**values, **given}
+    names = ("global_batch_size", "micro_batch_size_per_gpu", "grad_accum_steps", "enforce_global_batch_size")
+    return {**dict.fromkeys(names), **given}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 32])
@@ -70,30 +67,6 @@ def test_the_schedule_follows_the_data(token_files):
     assert (stopped.plan.total_steps, stopped.last_step) == (19, 7), "stopping early keeps the schedule"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--train_data_path", "nowhere.bin"], ["--train_data_path nowhere.bin", "preprocess_small.py"]),
-        (["--seq_length", "65"], ["--seq_length 65", "64 positions", "--max_position_embeddings"]),
-        (["--num_heads", "5"], ["--embedding_size 32", "--num_heads 5"]),
-        (["--global_batch_size", "5000", "--micro_batch_size_per_gpu", "1"], ["624 windows", "5000"]),
-        (["--zero_stage", "1"], ["--zero_stage", "optimized"]),
-        (["--run_type", "optimized", "--zero_stage", "0", "--precision", "fp16"], ["--zero_stage 0", "fp16"]),
-        (["--init_from", "nowhere"], ["--init_from nowhere", "model.safetensors"]),
-        (["--init_from", "gpt2"], ["--init_from gpt2", "tokenizer"]),
-        (["--overwrite", "--resume"], ["--overwrite", "--resume"]),
-        (["--warmup_steps", "100"], ["--warmup_steps 100", "step 19"]),
-        (["--min_learning_rate", "1"], ["--min_learning_rate 1 ", "--learning_rate"]),
-        (["--config", "nowhere.json"], ["--config nowhere.json"]),
-        (["--deepspeed_config", "nowhere.json"], ["--deepspeed_config nowhere.json"]),
-    ],
-)
-def test_each_rule_that_is_broken_is_named(token_files, flags, said):
-    message = refusal(token_files, *flags)
-    for part in said:
-        assert part in message
-
-
 def test_files_of_two_tokenizers_are_refused(token_files, tmp_path):
     from testbed.data.token_file import TokenFileWriter
 
@@ -106,26 +79,21 @@ def test_files_of_two_tokenizers_are_refused(token_files, tmp_path):
     assert "end_of_text_id" in refusal((token_files[0], tmp_path / "val.bin"))
 
 
-def test_baseline_refuses_ranks_and_names_what_takes_them(token_files):
-    message = refusal(token_files, world_size=2)
-    assert "baseline" in message and "ddp" in message and "optimized" in message
-
-
 def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
     first = settings_of(token_files, "--learning_rate", "0.003", "--dropout", "0.1", "--eval_only")
     path = tmp_path / "effective_config.json"
     path.write_text(json.dumps(first.as_config()))
-    again = check_run(parse_command_line(["--config", str(path)]), launch()).settings
+    again = typed(["--config", str(path)]).settings
     assert again == first
-    changed = check_run(parse_command_line(["--config", str(path), "--learning_rate", "0.001"]), launch()).settings
+    changed = typed(["--config", str(path), "--learning_rate", "0.001"]).settings
     assert changed.optimizer.learning_rate == 0.001 and changed.model.dropout == 0.1
     other_ranks = ["--config", str(path), "--run_type", "optimized"]
-    assert check_run(parse_command_line(other_ranks), launch(2)).settings.batch.grad_accum_steps == 4
-    assert check_run(parse_command_line(other_ranks), launch(16)).settings.batch.micro_batch_size_per_gpu == 2
-    slower = check_run(parse_command_line(["--config", str(path), "--learning_rate", "1e-5"]), launch()).settings
+    assert typed(other_ranks, 2).settings.batch.grad_accum_steps == 4
+    assert typed(other_ranks, 16).settings.batch.micro_batch_size_per_gpu == 2
+    slower = typed(["--config", str(path), "--learning_rate", "1e-5"]).settings
     assert slower.optimizer.min_learning_rate == pytest.approx(1e-6), "what followed follows again"
     longer = ["--config", str(path), "--epochs", "2"]
-    assert check_run(parse_command_line(longer), launch()).settings.optimizer.lr_decay_steps == 38
+    assert typed(longer).settings.optimizer.lr_decay_steps == 38
 
 
 def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
@@ -142,7 +110,7 @@ def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):
     assert rates("--model", "nano", "--num_layers", "3")[0] == 4e-3, "no size has three layers"
     path = tmp_path / "effective_config.json"
     path.write_text(json.dumps(settings_of(token_files, "--model", "nano").as_config()))
-    other = check_run(parse_command_line(["--config", str(path), "--model", "gpt2-medium"]), launch()).settings
+    other = typed(["--config", str(path), "--model", "gpt2-medium"]).settings
     assert other.optimizer.learning_rate == 3e-4, "it follows again"
 
 
@@ -150,7 +118,7 @@ def test_the_config_of_an_optimized_run_serves_a_baseline(token_files, tmp_path)
     first = settings_of(token_files, "--run_type", "optimized", "--zero_stage", "2")
     path = tmp_path / "effective_config.json"
     path.write_text(json.dumps(first.as_config()))
-    baseline = check_run(parse_command_line(["--config", str(path), "--run_type", "baseline"]), launch()).settings
+    baseline = typed(["--config", str(path), "--run_type", "baseline"]).settings
     assert baseline.deepspeed.zero_stage is None
 
 
@@ -209,11 +177,8 @@ def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_
     for run_type in ("baseline", "optimized"):
         settings = settings_of(token_files, "--run_type", run_type, "--deepspeed_config", path)
         assert (settings.batch.global_batch_size, settings.optimizer.learning_rate) == (6, 1e-4)
-        assert (settings.optimizer.adam_beta1, settings.optimizer.adam_beta2, settings.optimizer.weight_decay) == (
-            0.8,
-            0.9,
-            0.1,
-        )
+        assert (settings.optimizer.adam_beta1, settings.optimizer.adam_beta2) == (0.8, 0.9)
+        assert settings.optimizer.weight_decay == 0.1
         assert settings.deepspeed.zero_stage == (2 if run_type == "optimized" else None)
 
 
@@ -242,16 +207,12 @@ def test_a_deepspeed_file_that_decides_what_it_must_not_is_refused(token_files, 
 
 @pytest.mark.parametrize("nothing", ["auto", None])
 def test_sections_that_say_nothing_decide_nothing(token_files, tmp_path, nothing):
-    sections = dict.fromkeys(
-        ("optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "gradient_clipping"), nothing
-    )
+    names = ("optimizer", "scheduler", "zero_optimization", "fp16", "bf16", "gradient_clipping")
+    sections = dict.fromkeys(names, nothing)
     flags = ["--run_type", "optimized", "--deepspeed_config", deepspeed_file(tmp_path, **sections)]
     settings = settings_of(token_files, *flags)
-    assert (settings.deepspeed.zero_stage, settings.optimizer.max_grad_norm, settings.compute.precision) == (
-        1,
-        1.0,
-        "fp32",
-    )
+    assert (settings.deepspeed.zero_stage, settings.optimizer.max_grad_norm) == (1, 1.0)
+    assert settings.compute.precision == "fp32"
     config = effective_config(settings)
     assert config["zero_optimization"]["stage"] == 1 and '"auto"' not in json.dumps(config)
 
@@ -268,15 +229,9 @@ def test_a_deepspeed_file_is_read_once(token_files, tmp_path):
 def test_what_was_asked_for_and_what_it_came_to_are_two_records(token_files, tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"seed": 7, "epochs": 3, "muon_momentum": None}))
-    words = [
-        "--config",
-        str(config),
-        "--epochs",
-        "2",
-        "--deepspeed_config",
-        deepspeed_file(tmp_path, gradient_clipping=0.5),
-    ]
-    checked = check_run(parse_command_line([*TINY_RUN, *data_flags(token_files), *words]), launch())
+    words = ["--config", str(config), "--epochs", "2"]
+    words += ["--deepspeed_config", deepspeed_file(tmp_path, gradient_clipping=0.5)]
+    checked = checked_run(token_files, *words)
     asked, settings = checked.asked, checked.settings
     assert asked.configured == {"seed"} and asked.from_deepspeed == {"max_grad_norm"}
     assert {"epochs", "config"} <= asked.typed and asked.given == asked.typed | {"seed", "max_grad_norm"}
@@ -311,7 +266,7 @@ def test_every_flag_has_help_with_its_default():
 
 
 def test_every_flag_of_the_older_programs_is_still_there():
-    """Seeds 000 and 004 (docs/metrics_file.md tells what changed in meaning)."""
+    """Seeds 000 and 004."""
     kept = """
     vocab_size embedding_size num_layers num_heads dropout max_position_embeddings seq_length use_flash_attention
     epochs train_micro_batch_size_per_gpu steps_per_print checkpoint_path resume train_data_path val_data_path
@@ -326,8 +281,3 @@ def test_a_corpus_too_short_for_validation_is_refused(tmp_path):
     files = write_token_files(tmp_path, val_tokens=20)
     assert "--max_val_steps 0" in refusal(files)
     assert settings_of(files, "--max_val_steps", "0").training.max_val_steps == 0
-
-
-def test_deepspeed_finds_no_files_where_their_path_is_a_pattern(token_files):
-    found = refusal(token_files, "--run_type", "optimized", "--checkpoint_path", "checkpoint/o[1]", world_size=2)
-    assert "--checkpoint_path checkpoint/o[1]: DeepSpeed looks for its files by patterns" in found

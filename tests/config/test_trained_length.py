@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.programs import REPOSITORY, SEQUENCE, TINY_MODEL, data_flags, write_token_files
+from support.programs import SEQUENCE, TINY_MODEL, data_flags, script, write_token_files
+from support.settings import typed
 
-from testbed.config.check import check_run
-from testbed.config.flags import parse_command_line
 from testbed.config.trained_run import TrainedRun, of_the_run, trained_with, untrained_positions
 from testbed.data.token_file import open_token_file, scan_token_file
-from testbed.distributed.launch import Launch
 from testbed.inference.evaluated_model import _settle_lengths
 
 CONFIG = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 300, "n_positions": 64}
@@ -50,7 +47,7 @@ def said_of(settings) -> list[str]:
 
 
 def settings_of(*words: str):
-    return check_run(parse_command_line(["--device", "cpu", *words]), Launch(0, 0, 1, 1)).settings
+    return typed(["--device", "cpu", *words]).settings
 
 
 def test_eval_only_takes_over_length_and_data(run):
@@ -135,11 +132,11 @@ def test_a_refusal_says_that_nobody_typed_the_path(elsewhere):
 
 
 def test_the_validation_file_alone_is_data_enough(elsewhere):
-    typed = ["--device", "cpu", "--eval_only", "--init_from", "../run", "--val_data_path", "../val.bin"]
-    checked = check_run(parse_command_line(typed), Launch(0, 0, 1, 1))
+    words = ["--device", "cpu", "--eval_only", "--init_from", "../run", "--val_data_path", "../val.bin"]
+    checked = typed(words)
     assert checked.settings.data.train_data_path == "../val.bin" and checked.train_file is checked.val_file
     with pytest.raises(ValueError, match=r"--train_data_path gone\.bin does not exist"):
-        settings_of(*typed, "--train_data_path", "gone.bin")
+        settings_of(*words, "--train_data_path", "gone.bin")
     with pytest.raises(ValueError, match=r"--train_data_path train_small\.bin does not exist"):  # who trains needs it
         settings_of("--init_from", "../run", "--val_data_path", "../val.bin")
 
@@ -151,8 +148,8 @@ def test_eval_only_validates_as_many_windows_as_the_run(run):
     assert (settings.batch.global_batch_size, settings.training.max_val_steps) == (8, 2)
     (said,) = said_of(settings)
     assert said.endswith("--global_batch_size 8 --max_val_steps 2")
-    for typed in (["--global_batch_size", "4"], ["--grad_accum_steps", "1"], ["--enforce_global_batch_size", "32"]):
-        settings = settings_of("--eval_only", "--init_from", str(run), *typed)
+    for words in (["--global_batch_size", "4"], ["--grad_accum_steps", "1"], ["--enforce_global_batch_size", "32"]):
+        settings = settings_of("--eval_only", "--init_from", str(run), *words)
         assert settings.batch.global_batch_size != 8 and settings.training.max_val_steps == 2
         taken, warning = said_of(settings)
         assert "--global_batch_size" not in taken and "the run on the first 16: another loss" in warning
@@ -201,9 +198,7 @@ def test_the_warning_begins_after_the_last_trained_position():
 
 
 def test_a_text_ends_where_training_did():
-    spec = importlib.util.spec_from_file_location("sample", REPOSITORY / "scripts" / "sample.py")
-    sample = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sample)
+    sample = script("sample.py")
     assert sample.tokens_to_make(None, 10, 1024, 128) == 118
     assert sample.tokens_to_make(None, 10, 1024, None) == 200 == sample.tokens_to_make(None, 10, 1024, 1024)
     assert sample.tokens_to_make(500, 10, 1024, 128) == 500, "who asks for more gets it, and a warning"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import re
@@ -13,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.programs import REPOSITORY, write_token_files
+from support.programs import REPOSITORY, script, write_token_files
 from support.sweep_cases import NOTHING_GIVEN, SCRIPT, SIX_STEPS, request
 
 from testbed.config.flags import parse_command_line
@@ -153,12 +152,7 @@ def test_variants_carry_flags_with_and_without_values():
 def test_what_is_given_replaces_the_default_work_and_nothing_is_said_twice():
     words = shared_arguments("strong", "cpu", SIX_STEPS, ["--seq_length", "32", "--model", "gpt2", "--profile"])
     values = parse_command_line(list(words)).values
-    assert (values["seq_length"], values["model"], values["max_train_steps"], values["profile"]) == (
-        32,
-        "gpt2",
-        6,
-        True,
-    )
+    assert (values["seq_length"], values["model"], values["max_train_steps"]) == (32, "gpt2", 6) and values["profile"]
     assert values["precision"] == "fp32"  # the default work's, which nobody replaced
     assert "--learning_rate" not in words  # the model's default, which differs between optimizers
     flags = [word for word in words if word.startswith("--")]
@@ -241,9 +235,7 @@ def test_the_time_left_comes_from_the_runs_that_were_made(in_folder_with_data):
 @pytest.fixture
 def program(monkeypatch):
     """main() of the script on a machine with as many CUDA devices as the test says; returns exit code and output."""
-    spec = importlib.util.spec_from_file_location("run_scaling_benchmarks", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script(SCRIPT.name)
 
     def call(words: list[str], devices: int = 0) -> int:
         facts = {"devices": devices, "commit": "c" * 40, "is_dirty": False}

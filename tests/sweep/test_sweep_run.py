@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import json
 import os
 import signal
@@ -15,10 +14,11 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from support.programs import REPOSITORY, TINY_RUN, data_flags
+from support.programs import REPOSITORY, TINY_RUN, data_flags, script
 from support.sweep_cases import SCRIPT, as_sweep, finish, request
 
 from testbed.distributed import processes
@@ -48,7 +48,8 @@ STAND_IN = """
     if run_type == "optimized":  # like torchrun: a rank in a session of its own; and it does not listen to SIGTERM
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-        (folder / "pids").write_text(str(child.pid))
+        (folder / "written").write_text(str(child.pid))
+        (folder / "written").rename(folder / "pids")
         time.sleep(600)
     metrics = example_metrics(world_size=1, command_line=shlex.join(sys.argv), hardware={{"num_devices": 1}})
     save(folder, metrics)
@@ -132,11 +133,15 @@ def test_warming_up_removes_nothing_that_was_there(stand_in):
 @pytest.mark.launches
 def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(stand_in, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE_S", 1.0)
-    with a_runner(stand_in, "optimized", timeout_s=1.0) as runner:
+    pids = stand_in.parent / "out" / "optimized_1rank_batch8" / "run_1" / "pids"
+    # the clock stands still until the run has started its child
+    clock = SimpleNamespace(perf_counter=lambda: 10.0 * pids.exists(), sleep=time.sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(processes, "time", clock)
+    with a_runner(stand_in, "optimized", timeout_s=5.0) as runner:
         runner.sweep.cells = runner.sweep.cells[:1]
         runner.run_all(warmup_runs=0)
     cell = read_sweep(runner.out_dir).cells[0]
-    assert (cell.status, cell.reason) == (FAILED, "it ran longer than --run_timeout_s 1 and was ended")
+    assert (cell.status, cell.reason) == (FAILED, "it ran longer than --run_timeout_s 5 and was ended")
     assert not is_alive(int((runner.out_dir / cell.folder / "pids").read_text()))
 
 
@@ -147,7 +152,7 @@ def test_a_signal_ends_the_run_and_leaves_a_sweep_to_go_on_with(stand_in, monkey
     pids = stand_in.parent / "out" / "optimized_1rank_batch8" / "run_1" / "pids"
 
     def send() -> None:
-        while not pids.exists() or not pids.read_text():
+        while not pids.exists():
             time.sleep(0.05)
         os.kill(os.getpid(), number)
 
@@ -228,13 +233,10 @@ def test_the_end_of_a_sweep_prints_what_keeps_its_report_from_being_ok(tmp_path,
     for cell in cells:
         cell.status = COMPLETE
         finish(cell, tmp_path, training_config={"precision": "fp32" if cell.ranks == 1 else "bf16"})
-    spec = importlib.util.spec_from_file_location("run_scaling_benchmarks", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     sweep = as_sweep(request("ddp"))
     sweep.cells = cells
     sweep.write(tmp_path)
-    module.report(cells, tmp_path)
+    script(SCRIPT.name).report(cells, tmp_path)
     said = capsys.readouterr().out
     assert "its status is invalid_comparison" in said
     assert "ddp, ranks 2, batch size 8: precision is bf16, the reference has fp32" in said

@@ -1,0 +1,119 @@
+"""Flags that break a rule or do not work together are refused in one sentence, before torch is loaded."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from support.programs import TINY_RUN, data_flags, python_command, run_program
+from support.settings import refusal
+
+# flags, ranks, and what the sentence names. Flags that begin with a run type have it after --run_type.
+REFUSED = [
+    ("--train_data_path nowhere.bin", 1, ["--train_data_path nowhere.bin", "preprocess_small.py"]),
+    ("--seq_length 65", 1, ["--seq_length 65", "64 positions", "--max_position_embeddings"]),
+    ("--num_heads 5", 1, ["--embedding_size 32", "--num_heads 5"]),
+    ("--global_batch_size 5000 --micro_batch_size_per_gpu 1", 1, ["624 windows", "5000"]),
+    ("--zero_stage 1", 1, ["--zero_stage", "optimized"]),
+    ("--init_from nowhere", 1, ["--init_from nowhere", "model.safetensors"]),
+    ("--init_from gpt2", 1, ["--init_from gpt2", "tokenizer"]),
+    ("--overwrite --resume", 1, ["--overwrite", "--resume"]),
+    ("--warmup_steps 100", 1, ["--warmup_steps 100", "step 19"]),
+    ("--min_learning_rate 1", 1, ["--min_learning_rate 1 ", "--learning_rate"]),
+    ("--config nowhere.json", 1, ["--config nowhere.json"]),
+    ("--deepspeed_config nowhere.json", 1, ["--deepspeed_config nowhere.json"]),
+    # the mesh
+    ("baseline", 2, ["baseline", "ddp", "optimized"]),
+    ("dp", 2, ["dp", "one process", "2 ranks", "ddp"]),
+    ("pipeline", 1, ["pipeline", "torchrun", "baseline"]),
+    ("tensor", 1, ["tensor", "torchrun", "baseline"]),
+    ("pipeline --pipeline_stages 3", 4, ["--pipeline_stages 3", "4 ranks", "3 "]),
+    ("tensor --tensor_parallel_size 2", 3, ["size 2", "3 ranks", "2 ranks"]),
+    ("tensor", 4, ["--tensor_parallel_size 4", "--num_heads 2"]),
+    ("fsdp --shard_size 3", 4, ["--shard_size 3", "4 ranks", "1, 2, 4"]),
+    # pipelines
+    ("ddp --pipeline_schedule 1f1b", 2, ["--pipeline_schedule", "pipeline"]),
+    ("pipeline", 8, ["--pipeline_stages 8", "--num_layers 2", "4 pieces"]),
+    ("pipeline --pipeline_schedule zero_bubble", 4, ["= 8 stages", "--num_layers 2"]),
+    ("pipeline --micro_batch_size_per_gpu 4 --global_batch_size 4", 2,
+        ["1f1b", "pipeline ranks, 2", "has 1", "--micro_batch_size_per_gpu"]),
+    ("pipeline --pipeline_schedule interleaved_1f1b --micro_batch_size_per_gpu 2 --global_batch_size 10", 2,
+        ["interleaved_1f1b", "2 equal rounds", "has 5"]),
+    ("pipeline --stages_per_rank 2", 2, ["--stages_per_rank 2", "1f1b", "interleaved_1f1b"]),
+    ("pipeline --pipeline_schedule zero_bubble --stages_per_rank 1", 2, ["--stages_per_rank 1", "exactly two"]),
+    ("pipeline --pipeline_schedule zero_bubble --activation_checkpointing block", 2,
+        ["--activation_checkpointing block", "zero_bubble", "1f1b"]),
+    # DeepSpeed
+    ("ddp --offload optimizer", 2, ["--offload", "optimized", "not to ddp"]),
+    ("optimized --zero_stage 0 --offload optimizer", 2, ["--offload optimizer", "1, 2 or 3"]),
+    ("optimized --zero_stage 2 --offload parameters", 2, ["--zero_stage 2", "stage 3"]),
+    ("optimized --allgather_bucket_size 7", 2, ["size 7", "give 8"]),
+    ("optimized --zero_stage 3 --activation_checkpointing selective", 2, ["selective", "--zero_stage 3", "block"]),
+    ("optimized --checkpoint_path checkpoint/o[1]", 2,
+        ["--checkpoint_path checkpoint/o[1]: DeepSpeed looks for its files by patterns"]),
+    # precision, dropout, compilation
+    ("optimized --zero_stage 0 --precision fp16", 1, ["--zero_stage 0", "fp16"]),
+    ("optimized --zero_stage 0 --precision bf16 --mixed_precision native", 2, ["native", "stage 1"]),
+    ("fsdp --precision fp32 --mixed_precision native", 2, ["native", "fp32", "bf16"]),
+    ("fsdp --mixed_precision native", 2, ["native", "--precision bf16"]),
+    ("fsdp --precision fp16", 2, ["fp16", "bf16"]),
+    ("pipeline --precision fp16", 2, ["fp16", "bf16"]),
+    ("pipeline --precision fp16 --pipeline_stages 1", 2, ["fp16", "bf16"]),
+    ("tensor --precision fp16 --tensor_parallel_size 1", 2, ["fp16", "bf16"]),
+    ("tensor --dropout 0.1", 2, ["--dropout 0.1", "--dropout 0"]),
+    ("dp --dropout 0.1", 1, ["--dropout 0.1", "dp", "ddp"]),
+    ("dp --compile", 1, ["--compile", "dp", "ddp"]),
+    ("tensor --compile --activation_checkpointing block", 2, ["--compile", "tensor", "block", "selective"]),
+    ("pipeline --pipeline_schedule zero_bubble --compile --num_layers 4", 2, ["--compile", "1f1b"]),
+    ("optimized --zero_stage 3 --compile", 2, ["--compile", "--zero_stage 3"]),
+    ("ddp --compile maybe", 2, ["--compile", "maybe", "auto, on, off"]),
+    ("ddp --bucket_cap_mb abc", 2, ["--bucket_cap_mb", "'abc'", "above 0"]),
+    ("ddp --use_flash_attention --attention math", 2, ["--use_flash_attention", "--attention math"]),
+    # an automatic micro batch
+    ("baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4", 1,
+        ["auto", "--grad_accum_steps 4", "--global_batch_size"]),
+    ("pipeline --micro_batch_size_per_gpu auto", 2, ["auto", "pipeline", "fsdp"]),
+    ("tensor --micro_batch_size_per_gpu auto", 2, ["auto", "tensor", "give a number"]),
+    ("ddp --micro_batch_size_per_gpu many", 2, ["micro_batch_size_per_gpu", "many"]),
+    # 8 bits
+    ("ddp --matmul fp8 --device cpu", 2, ["--matmul fp8", "--device cpu"]),
+    ("pipeline --matmul fp8 --device auto", 2, ["--matmul fp8", "pipeline", "fsdp"]),
+    ("ddp --matmul fp8 --precision fp32 --device auto", 2, ["--precision fp32", "--precision bf16"]),
+    ("fsdp --matmul fp8 --device auto --precision bf16 --mixed_precision native", 2,
+        ["--mixed_precision native", "autocast"]),
+    ("ddp --matmul fp8 --device auto --precision auto --embedding_size 24 --num_heads 2", 2,
+        ["--embedding_size 24", "16", "give 32"]),
+]  # fmt: skip
+
+
+def words_of(flags: str) -> list[str]:
+    return flags.split() if flags.startswith("--") else ["--run_type", *flags.split()]
+
+
+@pytest.mark.parametrize(("flags", "ranks", "named"), REFUSED, ids=[f"{flags}, {n}" for flags, n, _ in REFUSED])
+def test_flags_are_refused_in_a_sentence(token_files, flags, ranks, named):
+    message = refusal(token_files, *words_of(flags), world_size=ranks)
+    assert all(part in message for part in named), message
+
+
+BY_A_RANK = [case for case in REFUSED if case[:2] in (("tensor", 4), ("ddp --offload optimizer", 2))]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("flags", "ranks", "named"), BY_A_RANK)
+def test_a_rank_exits_with_2_before_any_process_group(token_files, tmp_path, flags, ranks, named):
+    """One rank alone: had it begun to look for the others, it would wait for them."""
+    command = [*python_command(), *TINY_RUN, *data_flags(token_files), "--checkpoint_path", str(tmp_path / "run")]
+    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
+    done = run_program([*command, *words_of(flags)], timeout_s=120, env=environment)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and all(part in done.stderr for part in named)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.launches
+def test_data_parallel_without_two_devices_is_refused(token_files, tmp_path):
+    flags = ["--run_type", "dp", "--checkpoint_path", str(tmp_path / "run")]
+    done = run_program([*python_command(), *TINY_RUN, *data_flags(token_files), *flags])
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    assert "--run_type dp" in done.stderr and "needs two" in done.stderr and "ddp" in done.stderr
