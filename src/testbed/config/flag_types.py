@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 
 AUTO = "auto"
 LARGEST_COUNT = 2**63 - 1  # what PyTorch and the metrics file hold
@@ -21,11 +22,14 @@ def _whole(text: str, least: int, rule: str) -> int:
     return number
 
 
-def _real(text: str) -> float:
+def _real(text: str, is_allowed: Callable[[float], bool], rule: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        return math.nan  # in no range
+        number = math.nan  # in no range
+    if not is_allowed(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
+    return number
 
 
 def positive(text: str) -> int:
@@ -49,28 +53,16 @@ def not_negative(text: str) -> int:
 
 
 def not_negative_number(text: str) -> float:
-    number = _real(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 upwards")
-    return number
-
-
-def fraction(text: str) -> float:
-    number = _real(text)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 up to (but not including) 1")
-    return number
-
-
-def share(text: str) -> float:
-    number = _real(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
-    return number
+    return _real(text, lambda number: 0 <= number < math.inf, "a number from 0 upwards")
 
 
 def positive_number(text: str) -> float:
-    number = _real(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
+    return _real(text, lambda number: 0 < number < math.inf, "a number above 0")
+
+
+def fraction(text: str) -> float:
+    return _real(text, lambda number: 0 <= number < 1, "from 0 up to (but not including) 1")
+
+
+def share(text: str) -> float:
+    return _real(text, lambda number: 0 < number <= 1, "above 0 and at most 1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,20 +87,13 @@ def origin_of_refused(refusal: str, values: Mapping[str, Any], explicit: frozens
     """
     if not values["eval_only"] or not Path(values["init_from"]).is_dir():
         return None
-    trained, taken = trained_with(Path(values["init_from"])).flags, as_trained(values, explicit)
-    said, record = {}, f"the record of --init_from {values['init_from']}"
-    for name, recorded in trained.items():
-        value = taken.get(name, values[name])
-        named = re.escape(str(value) if name.endswith("_path") else f"--{name} {value}")
-        if name in explicit or not re.search(rf"(?<!\S){named}(?!\w)", refusal):
-            continue
-        if value == recorded:
-            said[f"--{name}"] = f"is what {record} says"
-        elif name == "val_data_path":
-            said[f"--{name}"] = f"is the default, for {recorded} in {record} is no file here"
-    if not said:
+    recorded, taken = trained_with(Path(values["init_from"])).flags, as_trained(values, explicit)
+    refused = [f"--{name} {taken.get(name, values[name])}" for name in recorded]
+    names = [name for name, said in zip(recorded, refused, strict=True) if name not in explicit and said in refusal]
+    if not names:
         return None
-    return f"nobody typed that: {', '.join(map(' '.join, said.items()))}; give {' and '.join(said)}"
+    record = ", ".join(f"--{name} {recorded[name]}" for name in names)
+    return f"the record of --init_from {values['init_from']} says {record}; give --{' and --'.join(names)}"
 
 
 def of_the_run(settings: RunSettings, sha256: dict[str, str]) -> list[str]:

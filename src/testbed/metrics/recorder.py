@@ -181,9 +181,9 @@ class RunRecorder:
         self.metrics["sample"] = sample
         completion = {"run_complete_file": COMPLETE, "printed_marker": True, "timestamp_utc": now_utc()}
         self.write("complete", completion=completion)
-        world_size = self.metrics["hardware"]["world_size"]
-        seconds = self.metrics["summary"]["total_wall_time_sec"]
-        self._marker = mark_complete(self.directory, world_size, tokens_per_s(self.steps, self.settings), seconds)
+        summary = self.metrics["summary"]
+        rate, seconds = summary["mean_tokens_per_sec_global"], summary["total_wall_time_sec"]
+        self._marker = mark_complete(self.directory, self.metrics["hardware"]["world_size"], rate, seconds)
 
     def note_process_group_ended(self) -> None:
         """Note in the closed file that the process group was destroyed."""

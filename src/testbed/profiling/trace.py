@@ -25,6 +25,7 @@ import numpy as np
 
 from testbed.errors import first_line
 from testbed.io import read_unpacked
+from testbed.profiling.intervals import Intervals, contains, intersect, subtract, total_us, union, without_pauses
 
 MICROSECOND = 1e-6
 STEP = "train/step"
@@ -36,7 +37,7 @@ PHASES = {  # range -> phase; in this order an instant on a device that works fo
     "train/optimizer_step": "optimizer",
     "train/synchronise": "synchronise",
 }
-# Between two operators the host is busy with Python and autograd, it does not wait: that takes longer.
+# Between two operators the host is busy with Python and autograd; waiting takes longer.
 LONGEST_PAUSE_US = 100.0
 POINT_TO_POINT = ("send", "recv")
 BYTES_OF_TYPE = {
@@ -45,8 +46,6 @@ BYTES_OF_TYPE = {
     **dict.fromkeys(("c10::BFloat16", "c10::Half", "BFloat16", "Half", "short", "Short"), 2),
     **dict.fromkeys(("unsigned char", "signed char", "bool", "Byte", "Char", "Bool"), 1),
 }
-
-Intervals = np.ndarray  # (n, 2) float64: begin and end in microseconds, sorted and disjoint
 
 
 class TraceUnreadable(ValueError):
@@ -193,7 +192,7 @@ def _on_host(events: _Events):
     """Return a function that attributes a step on the CPU, from its begin and end."""
     compute = union([])
     for thread, spans in events.operators.items():
-        mine = subtract(_without_pauses(union(spans)), union(events.calls[thread]))
+        mine = subtract(without_pauses(union(spans), LONGEST_PAUSE_US), union(events.calls[thread]))
         compute = union([*compute, *mine])
     communication = union(_span(event) for event in events.communication)
     # A point-to-point transfer waits for the other stage to have something: a bubble, unless a phase computes.
@@ -218,7 +217,7 @@ def _on_device(events: _Events):
     by_phase: dict[str, list] = defaultdict(list)
     for event in events.kernels:
         launched = _launch(events, event)
-        phase = next((name for name, spans in ranges.items() if _contains(spans, launched)), "other")
+        phase = next((name for name, spans in ranges.items() if contains(spans, launched)), "other")
         by_phase[phase].append(_span(event))
     kernels = {phase: union(by_phase[phase]) for phase in (*PHASES.values(), "other")}
     compute = union(_span(event) for event in events.kernels)
@@ -273,7 +272,7 @@ def _schedules(events: _Events, steps: list[tuple[float, float]], on_device: boo
         return {"schedule_s": [], "passes_s": []}
     if on_device:  # the host does not wait for another stage, the device does: kernels that the schedule launched
         everything = (*events.kernels, *events.communication)
-        launched = [event for event in everything if _contains(schedule, _launch(events, event))]
+        launched = [event for event in everything if contains(schedule, _launch(events, event))]
         spans = union(_span(event) for event in launched)
         of_steps = [intersect(spans, np.array([step])) for step in steps]
         schedule = union((own[0, 0], own[-1, 1]) for own in of_steps if len(own))
@@ -345,53 +344,3 @@ def _launch(events: _Events, event: dict) -> float:
 
 def _span(event: dict) -> tuple[float, float]:
     return event["ts"], event["ts"] + event["dur"]
-
-
-def _without_pauses(intervals: Intervals) -> Intervals:
-    """Join intervals closer than LONGEST_PAUSE_US."""
-    if not len(intervals):
-        return intervals
-    half = LONGEST_PAUSE_US / 2
-    return union(intervals + np.array([-half, half])) - np.array([-half, half])
-
-
-def union(spans: Iterable) -> Intervals:
-    """Return any spans as sorted, disjoint intervals."""
-    array = np.array(list(spans), dtype=float).reshape(-1, 2)
-    if not len(array):
-        return array
-    array = array[np.argsort(array[:, 0])]
-    ends = np.maximum.accumulate(array[:, 1])
-    starts_new = np.concatenate([[True], array[1:, 0] > ends[:-1]])
-    last_of_each = np.concatenate([np.flatnonzero(starts_new)[1:] - 1, [len(array) - 1]])
-    return np.column_stack([array[starts_new, 0], ends[last_of_each]])
-
-
-def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """Return where both are."""
-    if not len(left) or not len(right):
-        return union([])
-    first = np.searchsorted(right[:, 1], left[:, 0], side="right")
-    last = np.searchsorted(right[:, 0], left[:, 1], side="left")
-    counts = np.maximum(0, last - first)
-    mine = np.repeat(np.arange(len(left)), counts)
-    theirs = np.concatenate([np.arange(f, f + n) for f, n in zip(first, counts, strict=True)] or [np.empty(0, int)])
-    return np.column_stack([np.maximum(left[mine, 0], right[theirs, 0]), np.minimum(left[mine, 1], right[theirs, 1])])
-
-
-def subtract(left: Intervals, right: Intervals) -> Intervals:
-    """Return where `left` is and `right` is not."""
-    if not len(left) or not len(right):
-        return left
-    begin, end = min(left[0, 0], right[0, 0]) - 1, max(left[-1, 1], right[-1, 1]) + 1
-    gaps = np.column_stack([np.concatenate([[begin], right[:, 1]]), np.concatenate([right[:, 0], [end]])])
-    return intersect(left, gaps)
-
-
-def total_us(intervals: Intervals) -> float:
-    return float((intervals[:, 1] - intervals[:, 0]).sum())
-
-
-def _contains(intervals: Intervals, moment: float) -> bool:
-    place = np.searchsorted(intervals[:, 0], moment, side="right") - 1
-    return bool(place >= 0 and moment < intervals[place, 1])

@@ -22,7 +22,7 @@ import numpy as np
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Row, Stats, StatsTable
 from testbed.io import holding_together, open_regular
-from testbed.profiling.trace import intersect, subtract, union
+from testbed.profiling.intervals import intersect, subtract, union
 
 STEP = ":train/step"
 # eventType of NVTX_EVENTS: from the library, or imported from text files
