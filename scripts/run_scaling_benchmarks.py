@@ -278,7 +278,7 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
         if cell.status == NOT_APPLICABLE:
             say(f"# not applicable: {cell.name}: {cell.reason}")
     if (fact := oversubscription(waiting, request.machine)) is not None:
-        say(f"# oversubscribed: {fact}; without --yes it is asked first, or refused where nobody can answer")
+        say(f"# oversubscribed: {fact}; without --yes the terminal is asked, or the sweep refused")
     is_measured = any(cell.status == COMPLETE for cell in sweep.cells)
     basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
     left = in_words(seconds_left(sweep.cells, settings, request.machine))
@@ -324,21 +324,23 @@ def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, set
 
 
 def report(cells: list[Cell], out_dir: Path) -> None:
-    """Print the table, write the report, and say where the files are."""
-    from testbed.analysis.scaling.report import write_scaling_report
+    """Write the report, and print its table, what did not run, and where the files are."""
+    from testbed.analysis.scaling.report import read_report_file, write_scaling_report
+    from testbed.analysis.scaling.tables import scaling_table
     from testbed.sweep.plan import COMPLETE
-    from testbed.sweep.state import SWEEP_FILE, disagreements, table
+    from testbed.sweep.state import SWEEP_FILE, shortfalls
 
-    say(f"\n{table(cells, out_dir)}\n")
     if any(cell.status == COMPLETE and not cell.profiled for cell in cells):
         try:
             path = write_scaling_report(out_dir)
-            say("\n".join([f"scaling report: {path}", *disagreements(path)]))
+            found = read_report_file(path)
+            say(f"\n{scaling_table(found)}\nscaling report: {path}, its status is {found['status']}")
         except ValueError as error:  # every run was instrumented, say
             say(f"scaling report: not written: {error}")
+    say("\n".join(shortfalls(cells)))
     say(f"plan and state: {out_dir / SWEEP_FILE}")
     say(f"runs:           {out_dir}/<cell>/run_<k>/training_metrics.json")
-    say(f"as a table:     python scripts/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
+    say(f"this table:     python scripts/generate_scaling_table.py --dir {shlex.quote(str(out_dir))}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
 from testbed.experiments.peers.results_file import peers_table, read_peers, write_peers
 from testbed.profiling.trace import TraceUnreadable, read_trace
-from testbed.sweep.state import table, take_over
+from testbed.sweep.state import shortfalls, take_over
 
 SCRIPTS = REPOSITORY / "scripts"
 
@@ -62,7 +62,7 @@ def planned_sweep(folder: Path) -> None:
 def go_on_with_sweep(folder: Path) -> None:
     sweep = as_sweep(ASKED)
     take_over(sweep, folder, allow_mismatch=False)
-    table(sweep.cells, folder)
+    shortfalls(sweep.cells)
 
 
 def analysed_sweep(folder: Path) -> None:

@@ -10,7 +10,8 @@ from support.metrics_examples import save, v1_metrics
 from support.sweep_cases import as_sweep, finish, request
 
 from testbed.sweep.plan import COMPLETE, FAILED, PENDING, plan
-from testbed.sweep.state import continue_sweep, read_sweep, table, take_over
+from testbed.sweep.request import Machine
+from testbed.sweep.state import continue_sweep, read_sweep, shortfalls, take_over
 
 
 def test_finished_runs_of_the_same_command_are_kept_and_no_others(tmp_path):
@@ -130,16 +131,15 @@ def test_a_broken_sweep_file_is_refused_in_one_sentence(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_the_table_shows_medians_and_what_is_missing(tmp_path):
-    cells = plan(request())
-    for cell, speed in zip(
-        [cell for cell in cells if cell.run_type == "ddp" and cell.ranks == 2], (1, 9, 5), strict=True
-    ):
-        cell.status = COMPLETE
-        finish(cell, tmp_path, summary={"mean_tokens_per_sec_global": speed * 1000.0})
+def test_what_did_not_run_is_named_with_its_reason():
+    cells = plan(request(machine=Machine(num_cores=1)))
+    for cell in cells:
+        if cell.run_type == "ddp":
+            cell.status = COMPLETE
     alone = next(cell for cell in cells if cell.run_type == "baseline" and cell.ranks == 1)
     alone.status, alone.reason = FAILED, "the disk was full"
-    rows = {tuple(line.split()[:2]): line for line in table(cells, tmp_path).splitlines()}
-    assert rows["ddp", "2"].split()[2:5] == ["8", "3", "5,000"]
-    assert "1 failed: the disk was full; 2 not made yet" in rows["baseline", "1"]
-    assert rows["baseline", "2"].endswith("not applicable: baseline is one process")
+    assert shortfalls(cells) == [
+        "baseline_1rank_batch8: 1 failed: the disk was full; 2 not made yet",
+        "ddp_2ranks_batch8: oversubscribed: fewer cores than threads",
+        "baseline_2ranks_batch8: not applicable: baseline is one process",
+    ]

@@ -185,7 +185,7 @@ def more_than_alone(settings: RunSettings, states_alone: int) -> int:
     if settings.training.run_type == "allreduce":
         return 2 * BUCKET_BYTES
     if settings.training.run_type == "ddp":
-        return FP32 * parameters  # its buckets; the gradients of earlier micro batches lie beside them
+        return FP32 * parameters  # its buckets, in addition to the gradients of earlier micro batches
     zero_stage = settings.deepspeed.zero_stage
     has_16_bit_weights = settings.compute.mixed_precision == "native" or settings.compute.precision == "fp16"
     states = model_state_bytes(

@@ -254,7 +254,7 @@ def _has_not_finite(rows: list[dict]) -> bool:
         try:
             if not all(map(math.isfinite, values)) or max(values, default=0) > _LARGEST_COUNT:
                 return True
-        except (OverflowError, TypeError):  # a count beyond every float; lists beside numbers
+        except (OverflowError, TypeError):  # a count too large for a float; lists among numbers
             return True
     return False
 

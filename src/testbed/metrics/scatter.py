@@ -20,5 +20,5 @@ def words_on_scatter(timing: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"its steps scatter: p95 is {1 + above:.2f} times the median, over {1 + NOISY:.2f}, perhaps from other "
-        "work beside it; repeat the run before you quote its times"
+        "work on the machine; repeat the run before you quote its times"
     )

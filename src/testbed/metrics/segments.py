@@ -22,7 +22,7 @@ class Starts:
     """
 
     def __init__(self, facts: dict[str, Any]):
-        """Args: facts: of facts_of_run."""
+        """Begin with the facts of facts_of_run."""
         self.current = new_segment(facts)
         self.earlier: list[dict] = []
         self.resumed_step = 0

@@ -110,7 +110,7 @@ def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, 
         "bus_bytes_per_step": sum(sizes),
         "bus_bandwidth_bytes_per_s": bandwidth,
         "seconds_per_step": sum(sizes) / bandwidth,
-        "source": f"best of several all-reduces of {num_bytes:,} bytes with nothing beside them, at the end of the run",
+        "source": f"best of several all-reduces of {num_bytes:,} bytes alone, at the end of the run",
     }
 
 

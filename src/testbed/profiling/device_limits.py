@@ -73,7 +73,7 @@ class PeakRate:
         threads = "" if self.device.type == "cuda" else f", {torch.get_num_threads()} threads"
         return (
             f"measured: best of {len(self._seconds)} {self.precision} products of {self.size}x{self.size} matrices "
-            f"beside the steps{threads}{together}"
+            f"between the steps{threads}{together}"
         )
 
 

@@ -16,7 +16,7 @@ from testbed.config.run_types import STRATEGIES
 from testbed.io import SOURCE
 
 PROTOCOLS = ("strong", "weak", "time_to_loss")
-# What a run does where nobody says otherwise: flags of gpt2.py. No learning rate, each optimizer has its own default.
+# Default flags of gpt2.py. No learning rate: each optimizer has its own default.
 DEFAULT_WORK = {
     "cpu": {"model": "nano", "seq_length": "128", "precision": "fp32"},
     "cuda": {"model": "gpt2", "seq_length": "1024"},
@@ -25,7 +25,7 @@ DEFAULT_STEPS = {"strong": {"cpu": 30, "cuda": 100}, "weak": {"cpu": 30, "cuda":
 DEFAULT_STEPS["time_to_loss"] = {"cpu": 120, "cuda": 1000}
 DEFAULT_BATCH_SIZE = {"strong": 32, "weak": 16, "time_to_loss": 32}  # weak: per rank
 DEFAULT_EPOCHS = 100  # the steps end a run, not the size of the corpus
-# a run's losses stand beside its speed, but validating must not cost more than training
+# enough to compare losses, without costing more than training
 VALIDATION = {"strong": {"max_val_steps": "4"}, "weak": {"max_val_steps": "4"}}
 VALIDATION["time_to_loss"] = {"max_val_steps": "16", "eval_every": "10"}
 DATASETS = {"small": ("train_small.bin", "val_small.bin"), "full": ("train.bin", "val.bin")}
@@ -69,7 +69,7 @@ class Machine:
 
     num_cores: int
     cuda_devices: tuple[str, ...] = ()  # names for CUDA_VISIBLE_DEVICES; empty: the sweep runs on the CPU
-    threads_per_rank: int | None = None  # None: nobody said
+    threads_per_rank: int | None = None  # None: not given
 
     @property
     def kind(self) -> str:

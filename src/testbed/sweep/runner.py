@@ -111,7 +111,7 @@ class Runner:
         """Make a run like the first one and delete it, to fill caches."""
         _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
         started_utc = now_utc()
-        # A new folder, so nobody else's; it goes, so that no search for runs can take the run for one that counts.
+        # deleted, so that no search for runs finds it
         with tempfile.TemporaryDirectory(prefix=".warmup-", dir=self.out_dir, ignore_cleanup_errors=True) as made:
             folder = Path(made).name
             place = cell.command.index("--checkpoint_path") + 1

@@ -1,4 +1,4 @@
-"""sweep.json: plan and progress of a sweep; rules for continuing one; its table.
+"""sweep.json: plan and progress of a sweep; rules for continuing one.
 
 Whether a run is finished is read from its training_metrics.json, not from sweep.json.
 """
@@ -10,7 +10,6 @@ import json
 import os
 import reprlib
 import shlex
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,61 +244,20 @@ def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
     return is_same and metrics["status"] == COMPLETE
 
 
-def table(cells: Sequence[Cell], out_dir: Path) -> str:
-    """Return one line per configuration: median throughput, number of finished runs, state of the others."""
-    rows = [("run type", "ranks", "batch", "n", "median tokens/s", "median val loss", "")]
-    for name in dict.fromkeys(cell.name for cell in sorted(cells, key=lambda cell: (cell.batch_size, cell.ranks))):
-        repeats = [cell for cell in cells if cell.name == name]
-        found = [metrics_of(cell, out_dir) for cell in repeats if cell.status == COMPLETE and not cell.profiled]
-        files = [metrics for metrics in found if metrics is not None]
-        speeds = [metrics["summary"]["mean_tokens_per_sec_global"] for metrics in files]
-        losses = [metrics["summary"]["final_val_loss"] for metrics in files]
-        rows.append(
-            (
-                *(repeats[0].variant, str(repeats[0].ranks), str(repeats[0].batch_size), str(len(files))),
-                *(_median(speeds, ",.0f"), _median(losses, ".4f"), _standing(repeats, files)),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+def shortfalls(cells: Sequence[Cell]) -> list[str]:
+    """Return a line per configuration that did not run as planned: what failed and why, what is missing."""
     lines = []
-    for *columns, words in rows:
-        aligned = [columns[0].ljust(widths[0])]
-        aligned += [text.rjust(width) for text, width in zip(columns[1:], widths[1:], strict=True)]
-        lines.append("  ".join([*aligned, words]).rstrip())
-    return "\n".join(lines)
-
-
-def disagreements(report: Path) -> list[str]:
-    """Return lines on a scaling_report.json that is not ok: its status, and where arms did other work."""
-    found = json.loads(report.read_text(encoding="utf-8"))
-    if found["status"] == "ok":
-        return []
-    return [f"  its status is {found['status']}, so not every speed-up is one:"] + [
-        f"  {each['strategy']}, ranks {each['ranks']}, batch size {each['batch_size']}: {each['field']} is "
-        f"{each['mismatch']}, the reference has {each['baseline']}"
-        for each in found["mismatches"]
-    ]
-
-
-def _median(values: list[float | None], form: str) -> str:
-    known = [value for value in values if value is not None]
-    return format(statistics.median(known), form) if known else "n/a"
-
-
-def _standing(repeats: list[Cell], files: list[dict[str, Any]]) -> str:
-    """Return failures, missing runs and reasons not to trust a row of the table."""
-    words = []
-    for status in (NOT_APPLICABLE, FAILED):
-        of_status = [cell for cell in repeats if cell.status == status]
-        if of_status:
-            count = f"{len(of_status)} " if status == FAILED else ""
-            words.append(f"{count}{status}: {of_status[0].reason}")
-    if missing := sum(cell.status not in (NOT_APPLICABLE, FAILED, COMPLETE) for cell in repeats):
-        words.append(f"{missing} not made yet")
-    if profiled := sum(cell.profiled and cell.status == COMPLETE for cell in repeats):
-        words.append(f"{profiled} profiled")
-    if any(metrics["instrumented"] for metrics in files):
-        words.append("instrumented: no throughput to compare")
-    if any(cell.oversubscribed for cell in repeats):
-        words.append("oversubscribed: fewer cores than threads")
-    return "; ".join(words) or "complete"
+    for name in dict.fromkeys(cell.name for cell in cells):
+        of_name = [cell for cell in cells if cell.name == name]
+        words = []
+        for status in (NOT_APPLICABLE, FAILED):
+            if reasons := [cell.reason for cell in of_name if cell.status == status]:
+                count = f"{len(reasons)} " if status == FAILED else ""
+                words.append(f"{count}{status}: {reasons[0]}")
+        if missing := sum(cell.status not in (NOT_APPLICABLE, FAILED, COMPLETE) for cell in of_name):
+            words.append(f"{missing} not made yet")
+        if any(cell.oversubscribed for cell in of_name):
+            words.append("oversubscribed: fewer cores than threads")
+        if words:
+            lines.append(f"{name}: {'; '.join(words)}")
+    return lines
