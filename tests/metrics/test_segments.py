@@ -121,7 +121,7 @@ def test_peaks_of_memory_are_those_of_all_starts_on_the_same_ranks(run):
         assert recorder._epoch(1)["max_cuda_mem_allocated_bytes_rank0"] == 700
 
 
-def test_the_command_that_began_with_another_runs_checkpoint_goes_on_when_it_is_repeated(run, token_files, tmp_path):
+def test_a_repeated_command_continues_from_another_runs_checkpoint(run, token_files, tmp_path):
     """torchrun --max-restarts and a queue do. Ended before its first checkpoint, it begins with the other one again."""
     other = Folder(token_files, tmp_path / "other")
     command = "--resume", str(run.path)

@@ -16,7 +16,7 @@ from support.programs import REPOSITORY, script, write_token_files
 from support.sweep_cases import NOTHING_GIVEN, SCRIPT, SIX_STEPS, request
 
 from testbed.config.flags import parse_command_line
-from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, Cell, check_cells, order_of_round, plan
+from testbed.sweep.plan import COMPLETE, EQUAL_WORK, FAILED, NOT_APPLICABLE, Cell, check_cells, order_of_round, plan
 from testbed.sweep.request import Machine, parse_numbers, parse_variants, shared_arguments
 from testbed.sweep.runner import Runner, seconds_left
 
@@ -195,6 +195,11 @@ def test_steps_that_are_all_warm_up_are_refused(in_folder_with_data):
     shared = shared_arguments("strong", "cpu", {**NOTHING_GIVEN, "steps": 5}, [])
     with pytest.raises(ValueError, match="none to measure"):
         check_cells(plan(request(shared=shared)), allow_mismatch=False)
+
+
+def test_cells_agree_in_all_work_that_the_sweep_does_not_set_itself():
+    assert {"total_steps", "math_changes", "num_layers", "learning_rate", "muon_momentum"} <= {*EQUAL_WORK}
+    assert not {"global_batch_size", "seed", "run_type", "max_val_steps", "zero_stage", "epochs"} & {*EQUAL_WORK}
 
 
 def test_variants_that_would_do_other_work_are_refused_unless_allowed(in_folder_with_data):
