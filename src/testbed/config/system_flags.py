@@ -30,7 +30,7 @@ class Compute:
         "(default: %(default)s)",
         HOW, choices=["none", "block", "selective"], default="none", resume=Resume.SPREAD, in_config="activation_checkpointing")
     compile: bool | None = flag(
-        "torch.compile each transformer block. auto = on CUDA, for run types tested to compute the same; bare flag: on "
+        "torch.compile each transformer block, in the first step. auto = on CUDA, for run types tested to compute the same; bare flag: on "
         "(default: auto)",
         HOW, type=on_off_or_auto, const=True, metavar="auto|on|off", filled=Filled.DECIDED, before=False, in_config="compile")
     matmul: str = flag(

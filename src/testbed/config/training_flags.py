@@ -64,8 +64,8 @@ class Training:
         "docs/faults.md (default: %(default)g)",
         LOOK, type=positive_number, default=20.0, metavar="SECONDS")
     collective_timeout: float = flag(
-        "a rank that waits longer for another rank fails and names it. Give more than rank 0 needs to write the weights "
-        "(default: %(default)g)",
+        "a rank that waits longer for another rank fails and names it. Give more than rank 0 needs to write the weights, "
+        "and than ranks differ in loading PyTorch (default: %(default)g)",
         LOOK, type=positive_number, default=120.0, metavar="SECONDS")
 
 
