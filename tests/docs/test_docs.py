@@ -130,6 +130,11 @@ def test_results_that_are_a_table_name_their_raw_files_by_hash():
         assert re.search(r"python scripts/|src/gpt2\.py|commands of", page), "so does the command"
 
 
+def test_results_name_commits_in_full():
+    for page in RESULTS.glob("*/README.md"):
+        assert re.findall(r"`(?=\w*\d)[0-9a-f]{6,39}`|checkout [0-9a-f]{6,39} ", read(page)) == [], page
+
+
 @pytest.mark.parametrize("file", sorted(RESULTS.rglob("*.json")), ids=lambda file: file.name)
 def test_no_result_names_a_folder_of_the_machine_that_made_it(file):
     assert not re.findall(r"(?<![\w.])/(?:tmp|home|root|work|Users)/[^\s\"]*", read(file))
