@@ -60,7 +60,7 @@ train() { # arm, folder
 }
 
 step "corpus: Python's own library source"
-python download_data.py --dataset stdlib --overwrite # a second, and whatever lay there before does not matter
+python download_data.py --dataset stdlib --overwrite # whatever lay there before does not matter
 step "tokens: a byte-level BPE trained on the corpus"
 python preprocess_small.py --input dataset/stdlib --tokenizer bpe:8192
 if [ "$repeats" -eq 1 ]; then

@@ -70,19 +70,20 @@ def network(name: str) -> str:
     return blocks(read_study(RESULTS / "network"))[name]
 
 
+def metrics_fields() -> str:
+    from testbed.metrics import schema
+
+    return schema.sections()
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "run types": run_types,
     "sweep": sweep,
     "model states": model_states,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
+    "metrics fields": metrics_fields,
 }
-
-
-def metrics_fields() -> str:
-    from testbed.metrics import schema
-
-    return schema.sections()
 
 
 def flags_page() -> str:

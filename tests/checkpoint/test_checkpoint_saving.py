@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support.checkpoint_files_cases import flip_a_bit
 from support.checkpoint_folders import Folder, Weights, refusal
-from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
 
 from testbed.checkpoint import manifest
@@ -136,28 +135,6 @@ def test_what_is_saved_in_the_background_is_recorded_when_it_is_on_disk(token_fi
     assert row["total_s"] >= row["blocking_s"] + 0.2, "the loop did not wait for what came after the copy"
     size = sum(path.stat().st_size for path in (folder.checkpoints / "step_000002").rglob("*") if path.is_file())
     assert row["bytes"] == size - (folder.checkpoints / "step_000002" / "manifest.json").stat().st_size
-
-
-@pytest.mark.launches
-def test_the_page_says_how_much_saving_is_hidden(tmp_path):
-    """Its program, run on two made-up runs: 2 x 1 s without, 0.1 s and 0.3 s of 2 x 1.25 s with."""
-    page = (REPOSITORY / "docs" / "checkpoints.md").read_text()
-    program = re.search(r"<<'END'\n(.*?)\nEND\n", page, re.DOTALL)[1]
-    for name, seconds, total_s in (("disabled", (1.0, 1.0), 1.0), ("async", (0.1, 0.3), 1.25)):
-        rows = [
-            {"step": step, "bytes": 9, "blocking_s": blocking_s, "total_s": total_s, "is_asynchronous": name == "async"}
-            for step, blocking_s in enumerate(seconds, 1)
-        ]
-        killed_while_saving = rows[0] | {"step": 3, "bytes": None, "total_s": None}
-        metrics = example_metrics(num_steps=3, warmup_steps=1) | {"checkpoints": [*rows, killed_while_saving]}
-        check_metrics(metrics)
-        save(tmp_path / name, metrics)
-    folders = [str(tmp_path / "disabled"), str(tmp_path / "async")]
-    done = run_program([sys.executable, "-", *folders], input=program)
-    assert done.returncode == 0, done.stderr
-    assert "2 saves, the loop stood still 2.00 s" in done.stdout and "stood still 0.40 s" in done.stdout
-    assert "hidden: 80.0% of what saving took without" in done.stdout
-    assert "hidden: 84.0% of its own time" in done.stdout
 
 
 def test_a_save_that_fails_in_the_background_is_not_passed_over(token_files, tmp_path):

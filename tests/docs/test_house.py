@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,12 @@ def test_every_module_has_a_room():
     assert {room_of(module) for module in modules()} == set(ROOMS)
     flat = [path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"]
     assert len(flat) <= MOST_FLAT_MODULES, flat
+
+
+def test_the_readme_lists_the_rooms_in_their_order():
+    code = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition("## Code")[2].split("```")[1]
+    names = [re.split(r"\s{2,}", line)[0].split(", ") for line in code.strip().splitlines()]
+    assert [name.removesuffix(".py").rstrip("/") for line in names for name in line] == ROOMS
 
 
 def test_a_room_imports_only_rooms_before_it(capsys):
