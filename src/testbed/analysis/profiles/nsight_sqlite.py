@@ -178,9 +178,8 @@ def _read(path: Path, database: sqlite3.Connection, tables: set[str]) -> Export:
     processes = {step.process for step in steps}
     per_rank = {sum(step.process == process for step in steps) for process in processes}
     exclusive, in_steps = _exclusive(ranges, steps)
-    without_data = tuple(report for report in durations if report not in found)
     return Export(
-        stats=Stats(path, "sqlite", path.stem, found, without_data),
+        stats=Stats(path, "sqlite", path.stem, found),
         num_ranks=len(processes) or None,
         num_steps=per_rank.pop() if len(per_rank) == 1 else None,
         exclusive_ns=exclusive,
