@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from testbed.io import open_regular
 
@@ -48,8 +49,7 @@ _NAMES = {name.upper(): name for name in (*_ALGORITHMS, *_PROTOCOLS)}
 _NAMES |= {"COLLNET_DIRECT": "CollNetDirect", "COLLNET_CHAIN": "CollNetChain", "NVLS_TREE": "NVLSTree"}
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(NamedTuple):
     """A channel from one rank to another, as one of the two set it up. Ranks count within the communicator."""
 
     channel: int
@@ -59,8 +59,7 @@ class Connection:
     is_point_to_point: bool  # for sends and receives, not for collectives
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What NCCL took for one collective call. `algorithm` is the kernel where that is all that is said."""
 
     collective: str | None
@@ -102,13 +101,13 @@ class ProcessLog:
 
 
 def read_log(path: Path) -> ProcessLog:
-    """One process's file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
+    """Read one process's file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as lines:
         return parse_lines(lines, path)
 
 
 def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
-    """`read_log` of lines that are already there."""
+    """Read lines as `read_log` does."""
     log = ProcessLog(path)
     by_handle: dict[tuple[str, str], Member] = {}
     begun: dict[tuple[str, str], Member] = {}  # by process and thread: the communicator that is being set up there
@@ -128,7 +127,7 @@ def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
             # an address may be given to another communicator once the first is gone
             key = (process, init["handle"])
             if key not in by_handle or (init["event"] == "START" and by_handle[key].is_complete):
-                by_handle[key] = _member(found["host"], process, init)
+                by_handle[key] = Member(found["host"], int(process), int(init["rank"]), int(init["size"]), init["id"])
                 log.members.append(by_handle[key])
             if init["event"] == "START":
                 begun[process, thread] = by_handle[key]
@@ -148,10 +147,6 @@ def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
         if rest.connections or rest.choices or rest.counts:
             log.members.append(rest)
     return log
-
-
-def _member(host: str, process: str, init: re.Match) -> Member:
-    return Member(host, int(process), int(init["rank"]), int(init["size"]), init["id"])
 
 
 def _read_process(log: ProcessLog, text: str) -> None:

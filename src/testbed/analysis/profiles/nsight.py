@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from testbed.errors import one_line
 from testbed.io import holding_together, read_regular
@@ -219,7 +218,7 @@ def _cut(path: Path, line_number: int, line: str, spans: Sequence[tuple[int, int
 
 
 def _csv_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str]]:
-    """Return what `_text_tables` does. A line of nsys's own names the report, or else the file's name or the columns."""
+    """Return what `_text_tables` does. A line of nsys's names the report, or else the file's name or the columns do."""
     tables: list[_Cells] = []
     not_read: list[str] = []
     report, is_named, table = next((name for name in REPORTS if path.stem.endswith(name)), None), False, None

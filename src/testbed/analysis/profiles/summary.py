@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -93,13 +94,12 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
     summary = {
         "generated_at_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "run_dir": str(run_dir),
-        **facts.legacy_fields(nsys_reports),
+        **facts.fields(nsys_reports),
         "nsys_report": nsys_reports[0] if len(nsys_reports) == 1 else nsys_reports,
         "inputs": [*per_file, *(trace.path.name for trace in inputs.operators)],
         **_top_rows({**tables, **_tables_with_raw(inputs.stats)}),
         "likely_bottleneck": _bottleneck(rows_of["nvtx_sum"], outermost_ns),
         "per_file": per_file,
-        **facts.identity_fields(),
         "instrumented": True,
         "sources": sorted({stats.kind for stats in inputs.stats} | {"torch.profiler" for _ in inputs.operators}),
         "num_optimizer_steps": coverage.num_steps,
@@ -183,16 +183,13 @@ def _added_up(tables: Sequence[StatsTable]) -> StatsTable:
 
 
 def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, StatsTable]:
-    """NVTX and OSRT rows of all text files as they stand there, each trace once: what earlier tools list."""
+    """Return the NVTX and OSRT rows of all files as they stand there, text before others, each trace once."""
     found: dict[str, StatsTable] = {}
     for report in ("nvtx_sum", "osrt_sum"):
-        of_trace = {stats.trace: stats.tables[report] for stats in all_stats if report in stats.tables}
-        by_text = {
-            stats.trace: stats.tables[report] for stats in all_stats if stats.kind == "text" and report in stats.tables
-        }
-        rows = [row for table in (of_trace | by_text).values() for row in table.rows]
-        if rows:
-            found[report] = StatsTable(report, tuple(rows))
+        ordered = sorted(all_stats, key=lambda stats: stats.kind == "text")  # the last of a trace counts
+        of_trace = {stats.trace: stats.tables[report].rows for stats in ordered if report in stats.tables}
+        if of_trace:
+            found[report] = StatsTable(report, tuple(row for rows in of_trace.values() for row in rows))
     return found
 
 
@@ -264,10 +261,9 @@ def _coverage(
 
 def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
     unit = "mb" if table.report == "cuda_gpu_mem_size_sum" else "ns"
-    exclusive: dict[str, int] = {}
-    for export in inputs.exports if table.report == "nvtx_sum" else ():
-        for name, value in export.exclusive_ns.items():
-            exclusive[name] = exclusive.get(name, 0) + value
+    exclusive: Counter[str] = Counter()
+    for export in inputs.exports:
+        exclusive.update(export.exclusive_ns)
     names = {row.name for row in table.rows}
     divisor = coverage.rank_steps
     if table.report == "operators":
@@ -282,8 +278,6 @@ def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
         if table.report == "nvtx_sum":
             found["nested_in"] = _parent(row.name, names)
             found["exclusive_ns"] = exclusive.get(row.name)
-            if exclusive:
-                found["exclusive_percent"] = 100 * exclusive.get(row.name, 0) / sum(exclusive.values())
         rows.append(found)
     return {f"total_{unit}": table.total, "rows": rows}
 
@@ -296,10 +290,10 @@ def _phases(
     exports = [export for export in inputs.exports if export.in_steps]
     if exports and {export.stats.trace for export in exports} == {stats.trace for stats in inputs.stats}:
         source = "events: each range without the ranges inside it, on the thread of train/step"
-        parts: dict[str, float] = {}
+        events: Counter[str] = Counter()
         for export in exports:
-            for name, value in export.in_steps.items():
-                parts[name] = parts.get(name, 0) + value
+            events.update(export.in_steps)
+        parts: dict[str, float] = dict(events)
     elif STEP in totals:
         source = "totals of the trainer's ranges; train/step is what lies in none of the others"
         trainer = {name for name in totals if name.startswith(":train/")}
@@ -315,7 +309,7 @@ def _phases(
     else:
         return None
     whole = sum(parts.values())
-    divisor = facts.attribution_rank_steps if source.startswith("attribution") else coverage.rank_steps
+    divisor = len(facts.attributed_steps) if source.startswith("attribution") else coverage.rank_steps
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return {
         "source": source,
@@ -331,7 +325,7 @@ def _phases(
 def _device_steps(exports: Sequence[Export]) -> dict[str, Any] | None:
     """Computation, NCCL and exposed NCCL of each step on each device, and their means."""
     rows = [
-        {"trace": export.stats.trace, "process": step.process >> 24 & 0xFFFFFF, **_without(vars(step), "process")}
+        {"trace": export.stats.trace} | vars(step) | {"process": step.process >> 24 & 0xFFFFFF}
         for export in exports
         for step in export.device_steps
     ]
@@ -339,10 +333,6 @@ def _device_steps(exports: Sequence[Export]) -> dict[str, Any] | None:
         return None
     names = ("step_ns", "compute_ns", "nccl_ns", "exposed_nccl_ns", "nccl_instances")
     return {"mean": {name: sum(row[name] for row in rows) / len(rows) for name in names}, "rows": rows}
-
-
-def _without(fields: dict, name: str) -> dict:
-    return {key: value for key, value in fields.items() if key != name}
 
 
 def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], coverage: Coverage) -> dict[str, Any]:
