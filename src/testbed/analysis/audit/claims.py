@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testbed.analysis.audit import foreign
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
-from testbed.analysis.audit.finding import EQUAL_WORK, FAILS, INSTRUMENTED, NOTE, ONE_RUN, TRACEABLE, Finding
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
 from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, SCALING_REPORT, TEXT_SUFFIXES, Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
@@ -54,14 +54,14 @@ def audit_runs(
     finished = []
     for item in items:
         if item.run and item.run.status != "complete":
-            findings.append(item.notes(TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
+            findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
         elif item.form not in ("profiler table", "scaling report"):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
         if protocol is None:  # a plan has its profiled runs beside the others on purpose
             findings += [
-                side.notes(INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
+                side.notes(Rule.INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
                 for side in sides
                 if side not in compared
             ]
@@ -81,12 +81,12 @@ def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Find
             f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
             "between them is what these runs did, no claim about the configurations"
         )
-        found.append(Finding(ONE_RUN, tuple(side.name for side in few), message, NOTE))
+        found.append(Finding(Rule.ONE_RUN, tuple(side.name for side in few), message, NOTE))
     if dirty := [
         side.name for side in sides if any(item.run and item.run.record.get("git_dirty") for item in side.runs)
     ]:
         message = "ran with changed files: the commit does not name the code"
-        found.append(Finding(TRACEABLE, tuple(dirty), message, NOTE))
+        found.append(Finding(Rule.TRACEABLE, tuple(dirty), message, NOTE))
     return found
 
 
@@ -95,14 +95,14 @@ def _findings_of_arm(side: Side, is_compared: bool) -> Iterator[Finding]:
     for item in side.runs:
         if item.instruments:
             message = f"instrumented: {'; '.join(item.instruments)}. Its times are not those of the plain program"
-            yield item.finds(INSTRUMENTED, FAILS if is_compared else NOTE, message)
+            yield item.finds(Rule.INSTRUMENTED, FAILS if is_compared else NOTE, message)
     commits = sorted({str(item.run.git_commit)[:10] for item in side.runs if item.run and item.run.git_commit})
     if len(commits) > 1:
-        yield side.fails(TRACEABLE, f"repeats of one arm ran commits {' / '.join(commits)}")
+        yield side.fails(Rule.TRACEABLE, f"repeats of one arm ran commits {' / '.join(commits)}")
     steps = sorted({item.optimizer_steps for item in side.runs if item.optimizer_steps is not None})
     if len(steps) > 1:
         counts = " / ".join(f"{count:,}" for count in steps)
-        yield side.fails(EQUAL_WORK, f"repeats of one arm did {counts} optimizer steps")
+        yield side.fails(Rule.EQUAL_WORK, f"repeats of one arm did {counts} optimizer steps")
 
 
 def _without_marked_instrumented(sides: list[Side], is_planned: bool) -> list[Side]:

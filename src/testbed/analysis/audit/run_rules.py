@@ -11,18 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from testbed.analysis.audit.finding import (
-    EQUAL_WORK,
-    EVERY_STEP,
-    FAILS,
-    NOTE,
-    STEP_CLOCK,
-    THROUGHPUT,
-    TRACEABLE,
-    UNKNOWN,
-    WARM_UP,
-    Finding,
-)
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
 from testbed.io import read_json
 
@@ -51,7 +40,7 @@ def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
         said = f"is 1/{ranks} of that: it is of one rank, not of all"
     else:
         said = f"is {factor:.3g} times that"
-    yield item.fails(THROUGHPUT, f"the recorded {item.rate:,.1f} tokens/s {said}", arithmetic)
+    yield item.fails(Rule.THROUGHPUT, f"the recorded {item.rate:,.1f} tokens/s {said}", arithmetic)
 
 
 def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
@@ -75,7 +64,7 @@ def counters_agree(item: Reported) -> Iterator[Finding]:
     if batch and all(factors) and math.prod(factors) != batch:
         product = f"{factors[0]} x {factors[1]} x {factors[2]} = {math.prod(factors)}"
         yield item.fails(
-            EQUAL_WORK,
+            Rule.EQUAL_WORK,
             f"global_batch_size is {batch}, micro batch x accumulation x data ranks is {product}",
             f"{math.prod(factors)} sequences per step",
         )
@@ -86,7 +75,7 @@ def counters_agree(item: Reported) -> Iterator[Finding]:
         per_step = (batch or 0) * (config.get("seq_len") or 0)
         if steps and tokens is not None and per_step and abs(tokens - steps * per_step) > per_step:
             yield item.fails(
-                EQUAL_WORK,
+                Rule.EQUAL_WORK,
                 f"epoch {epoch['epoch_idx']}: {steps:,} optimizer steps of {batch} x {config['seq_len']} tokens are "
                 f"{steps * per_step:,} tokens, the file counts {tokens:,}",
                 f"{tokens:,} tokens are {tokens / per_step:,.1f} steps of that batch",
@@ -94,7 +83,7 @@ def counters_agree(item: Reported) -> Iterator[Finding]:
         micro, accumulation = epoch.get("micro_steps"), config.get("grad_accum_steps")
         if steps and micro and accumulation and not micro // accumulation <= steps <= -(-micro // accumulation):
             yield item.fails(
-                EQUAL_WORK,
+                Rule.EQUAL_WORK,
                 f"epoch {epoch['epoch_idx']}: {micro:,} micro steps with accumulation {accumulation} are not the "
                 f"{steps:,} optimizer steps that the file counts",
                 f"{-(-micro // accumulation):,} optimizer steps",
@@ -129,7 +118,7 @@ def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
         steps = epoch.get("optimizer_steps")
         per_step = f", {wall_s / steps:.4f} s per optimizer step" if steps else ""
         yield item.fails(
-            EVERY_STEP,
+            Rule.EVERY_STEP,
             f"epoch {epoch['epoch_idx']}: step time {mean_s:.4f} s x {micro:,} micro steps is {mean_s * micro:,.1f} s, "
             f"{coverage:.0%} of the epoch's {wall_s:,.1f} s: {cause}",
             f"{wall_s / micro:.4f} s per micro step by the wall clock{per_step}",
@@ -141,7 +130,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
     if item.form in ("v1", "2.0"):
         if item.rate:
             yield item.notes(
-                WARM_UP,
+                Rule.WARM_UP,
                 f"a {item.form} throughput is tokens over the whole epoch: warm-up is inside, and the file has no rows "
                 "to leave it out by",
             )
@@ -162,7 +151,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
     with_s, without_s = tokens_per_step / times_s.mean(), tokens_per_step / rest_s.mean()
     if without_s / with_s - 1 > 0.02:
         yield item.finds(
-            WARM_UP,
+            Rule.WARM_UP,
             NOTE if item.run.num_warmup_steps else FAILS,
             f"the first {slow} measured step{'s take' if slow > 1 else ' takes'} {times_s[:slow].max() / usual_s:.1f} "
             f"times the median: {item.run.num_warmup_steps} warm-up steps were marked, so start-up is in the rate",
@@ -178,12 +167,13 @@ def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]
     missing = int(steps[-1] - len(steps))
     if missing > 0:
         yield item.fails(
-            EVERY_STEP, f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed"
+            Rule.EVERY_STEP,
+            f"{len(steps):,} rows for {int(steps[-1]):,} optimizer steps: {missing:,} steps were not timed",
         )
     if slowest_s.sum() > recorded_s.sum() * (1 + RATE_TOLERANCE):
         rate = item.run.work["tokens"] / slowest_s.sum()
         yield item.fails(
-            STEP_CLOCK,
+            Rule.STEP_CLOCK,
             f"step times add up to {recorded_s.sum():,.2f} s, the slowest ranks' to {slowest_s.sum():,.2f} s: a step "
             "is done when its slowest rank is",
             f"{rate:,.1f} tokens/s over all steps, by the slowest rank",
@@ -193,13 +183,13 @@ def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]
 def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]:
     if item.form == "v1" and item.rate and item.time_s:
         yield item.notes(
-            THROUGHPUT,
+            Rule.THROUGHPUT,
             f"v1 throughput is of one rank, and the file does not say how many there were: {item.rate:,.1f} tokens/s x "
             f"{item.time_s:,.2f} s is {item.rate * item.time_s:,.0f} tokens, the share of one rank",
         )
     elif item.form == "rank JSON" and len(item.rank_rates) > 1:
         yield item.notes(
-            THROUGHPUT,
+            Rule.THROUGHPUT,
             f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
             f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
         )
@@ -210,7 +200,7 @@ def loss_of_zero_was_not_measured(item: Reported) -> Iterator[Finding]:
     values = [epoch.get("val_loss_avg_global") for epoch in epochs] if epochs else [item.val_loss]
     if any(value == 0 and value is not None for value in values):
         yield item.fails(
-            UNKNOWN,
+            Rule.UNKNOWN,
             "a validation loss of exactly 0.0 says that nothing was validated, not that nothing was lost",
             "validation loss: unknown",
         )
@@ -220,7 +210,7 @@ def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
     warmup, steps = schedule_warmup_steps(item), item.optimizer_steps
     if warmup and steps and steps <= warmup and item.form != "2.2":
         yield item.notes(
-            EQUAL_WORK,
+            Rule.EQUAL_WORK,
             f"the learning rate warms up over {warmup:,} steps and the run has {steps:,}: it never reaches its "
             "learning rate",
         )
@@ -242,7 +232,7 @@ def schedule_warmup_steps(item: Reported) -> int | None:
 
 def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
     if item.unread:
-        yield item.notes(TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}")
+        yield item.notes(Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}")
 
 
 def is_exact(loss: float) -> bool:
