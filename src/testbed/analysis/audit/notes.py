@@ -14,11 +14,8 @@ NO_VERDICT = (
     "no verdict: a ratio shows what these runs did. Five interleaved repeats of each give a verdict: "
     "scripts/quickstart.sh --repeats 5, or scripts/run_scaling_benchmarks.py."
 )
-SAID_ELSEWHERE = {
-    Rule.EQUAL_WORK,
-    Rule.INSTRUMENTED,
-    Rule.ONE_RUN,
-}  # by `comparability.warnings`, and by the sentence above
+# by `comparability.warnings`, and by the sentence above
+SAID_ELSEWHERE = {Rule.EQUAL_WORK, Rule.INSTRUMENTED, Rule.ONE_RUN}
 
 
 def notes_on_single_runs(runs: Sequence[Run]) -> list[str]:

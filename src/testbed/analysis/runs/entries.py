@@ -21,9 +21,7 @@ from testbed.analysis.runs.arms import (
 )
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
-
-FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
+from testbed.analysis.runs.sweep_file import sweeps_above
 
 LONGEST_TITLE_IN_A_NAME = 30
 
@@ -180,7 +178,7 @@ def subject_of(runs: Sequence[Run]) -> Subject:
             entries.append(members[-1])
             first_run += len(arm.runs)
         workloads.append(Workload(title, tuple(members)))
-    return Subject(tuple(entries), tuple(workloads), _sweeps(runs))
+    return Subject(tuple(entries), tuple(workloads), sweeps_above(run.path for run in runs))
 
 
 def _example(arm: Arm) -> Run:
@@ -266,13 +264,3 @@ def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
         + (f"; and {len(shown) - 6} more fields" if len(shown) > 6 else "")
         for index in range(len(groups))
     ]
-
-
-def _sweeps(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
-    """The sweep.json above each run, where there is one. ValueError names a file that is none."""
-    found: dict[Path, dict[str, Any]] = {}
-    for run in runs:
-        for folder in list(run.path.absolute().parents)[:FOLDERS_ABOVE_A_RUN]:
-            if folder not in found and (folder / SWEEP_FILE).is_file():
-                found[folder] = read_sweep(folder)
-    return found
