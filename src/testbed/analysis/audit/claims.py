@@ -112,7 +112,7 @@ def _without_marked_instrumented(sides: list[Side], is_planned: bool) -> list[Si
 
 
 def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) -> list[tuple[str | None, list[Side]]]:
-    """Return (protocol, arms with the baseline first) for each set of arms to compare, one for each table of a sweep."""
+    """Return (protocol, arms with the baseline first) for each set of arms to compare, one per table of a sweep."""
     by_cell: dict[tuple, list[Reported]] = {}
     cells = {} if has_baseline else _cells(items)
     for item in items:
