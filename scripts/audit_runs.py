@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """One paragraph per finding: severity and rule, the runs, what is wrong, and the figure instead."""
+    """Return a paragraph per finding: severity and rule, the runs, what is wrong, and the figure instead."""
     lines = []
     for finding in findings:
         runs = "; ".join(shortened(run) for run in finding.runs[:4])
@@ -84,7 +84,7 @@ def report(findings: Sequence[Finding]) -> str:
 
 
 def shortened(run: str) -> str:
-    """The folder says enough of a training_metrics.json, and a path from here is shorter than a whole one."""
+    """Return the folder of a training_metrics.json, as a path from here where that is shorter."""
     name = run.removesuffix("/training_metrics.json")
     return os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name
 

@@ -83,7 +83,7 @@ def _against(name: str, values: tuple) -> str:
 
 
 def _at_equal_updates(claim: Claim) -> str | None:
-    """The time of the other arm if it did as many optimizer steps: its own pace, by plain proportion."""
+    """Return the time of the other arm for as many optimizer steps at its own pace, by plain proportion."""
     base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
     base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
     if not base_steps or not steps or not base_s or not seconds or base_steps == steps:
@@ -96,7 +96,7 @@ def _at_equal_updates(claim: Claim) -> str | None:
 
 
 def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
-    """v1: rate x time is what one rank read. An integer ratio of the two tells the ranks of an equal epoch."""
+    """Compare what one rank read, rate x time, in v1. An integer ratio of the two tells the ranks of an equal epoch."""
     base, other = claim.baseline.first, claim.other.first
     if base.form != "v1" or other.form != "v1" or not (base.rate and other.rate and base.time_s and other.time_s):
         return
@@ -126,7 +126,7 @@ def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
 
 
 def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
-    """From fewer ranks to more, whichever was named first."""
+    """Check the speed-up from fewer ranks to more, whichever was named first."""
     if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
         claim = claim.turned
     base, other = claim.baseline.first, claim.other.first
@@ -163,7 +163,7 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
 
 
 def _speed_up(claim: Claim) -> tuple[float | None, str]:
-    """The ratio that the sources suggest, and of what: rates of all ranks where both are, or else times."""
+    """Return the ratio that the sources suggest, and of what: rates of all ranks where both are, or else times."""
     base, other = claim.baseline, claim.other
     same_unit = base.first.rate_unit == other.first.rate_unit
     if same_unit and not base.first.rate_is_per_rank and not other.first.rate_is_per_rank:
@@ -178,7 +178,7 @@ def _speed_up(claim: Claim) -> tuple[float | None, str]:
 
 
 def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
-    """Validation losses at the end; under weak scaling each arm trains with another batch, so nothing is said."""
+    """Compare validation losses at the end. Under weak scaling arms train with other batches, so nothing is said."""
     speed_up, by = _speed_up(claim)
     base, other = claim.baseline.first, claim.other.first
     if by == "time" and base.time_meaning.endswith("iteration") and base.world_size != other.world_size:
@@ -205,7 +205,7 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
 
 
 def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
-    """At the same batch per rank, more ranks mean a larger global batch: another loss, unless ranks read the same."""
+    """Check that losses differ: at the same batch per rank, more ranks mean a larger global batch."""
     base, other = claim.baseline.first, claim.other.first
     if not base.world_size or not other.world_size or base.world_size == other.world_size:
         return
@@ -244,7 +244,7 @@ def _is_same(before: float | None, after: float | None) -> bool:
 
 
 def _work_per_rank(item: Reported) -> float | None:
-    """Sequences per rank and step, or, where a rate is per rank, what it says one rank does in an iteration."""
+    """Return sequences per rank and step, or, where a rate is per rank, what one rank does in an iteration."""
     if item.global_batch_size and item.world_size:
         return item.global_batch_size / item.world_size
     if item.rate_is_per_rank and item.rate and item.time_s and item.time_meaning == "time of one iteration":
@@ -253,7 +253,7 @@ def _work_per_rank(item: Reported) -> float | None:
 
 
 def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
-    """torch.nn.DataParallel splits one batch over the devices: the global batch does not grow with them."""
+    """Check the rate of torch.nn.DataParallel: it splits one batch, so the global batch does not grow with devices."""
     base, other = claim.baseline.first, claim.other.first
     before, after = (_work_per_rank(item) for item in (base, other))
     if not other.is_data_parallel_module or not other.world_size or other.world_size < 2:

@@ -16,7 +16,7 @@ _DIRTY: dict[tuple[str, ...], str] = {("True",): "in every run", ("False",): "in
 
 
 def code_is_the_same(claim: Claim) -> Iterator[Finding]:
-    """Two commits are one change, and may be what is compared; with other settings too, they are two at once."""
+    """Compare commits. Two are one change, and may be what is compared; with other settings too, they are two."""
     found = {item.kind: item for item in confounders(*claim.measured_runs) if item.a != item.b}
     if commit := found.get(COMMIT):
         one, other = (" / ".join(each[:10] for each in side) for side in (commit.a, commit.b))
@@ -43,7 +43,7 @@ def _is_set_alike(claim: Claim) -> bool:
 
 
 def devices_are_the_same(claim: Claim) -> Iterator[Finding]:
-    """Other devices refute a claim; another machine of the same devices, or other software, is only pointed out."""
+    """Compare devices. Others refute a claim; another machine of the same devices, or other software, is a note."""
     for item in confounders(*claim.measured_runs):
         if item.kind == DEVICE and item.a != item.b:
             if item.what != _THREADS:

@@ -45,7 +45,7 @@ def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
 
 
 def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
-    """Every rank of seed 002's program validates over all of the data: equal weights give equal losses."""
+    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
     losses = item.rank_val_losses
     if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
         yield item.fails(
@@ -81,7 +81,7 @@ def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
 
 
 def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
-    """A timer that starts anew at each log line, divided by all steps so far, makes an iteration too short."""
+    """Compare a log's two clocks. A timer that starts again at each line, divided by all steps so far, is too short."""
     steps, clock_s = item.details.get("logged_steps", []), item.details.get("progress_s", {})
     if item.form != "wandb log" or not item.time_s or len(steps) < 2:
         return

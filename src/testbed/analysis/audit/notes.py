@@ -1,4 +1,4 @@
-"""Notes for a table of single runs: it gives no verdict, and what the audit finds in it."""
+"""Write the notes of a table of single runs: that it gives no verdict, and what the audit finds in it."""
 
 from __future__ import annotations
 

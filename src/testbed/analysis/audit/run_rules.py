@@ -23,7 +23,7 @@ SAMPLE_EVERY = 50  # --timing_sample_every of the programs that wrote 2.0
 
 
 def rate_agrees_with_tokens_and_time(item: Reported) -> Iterator[Finding]:
-    """2.0: tokens / wall time of the epochs. Since 2.1: tokens of the measured rows / their times."""
+    """Compare the rate with tokens / wall time of the epochs (2.0), or with tokens / time of the rows (since 2.1)."""
     if item.form not in ("2.0", "2.2") or not item.rate:
         return
     tokens, seconds = _tokens_and_seconds(item)
@@ -53,7 +53,7 @@ def _tokens_and_seconds(item: Reported) -> tuple[float | None, float | None]:
 
 
 def counters_agree(item: Reported) -> Iterator[Finding]:
-    """global batch = micro batch x accumulation x data ranks; tokens = steps x batch x length (since 2.0)."""
+    """Check global batch = micro batch x accumulation x data ranks, and tokens = steps x batch x length (since 2.0)."""
     if item.form not in ("2.0", "2.2"):
         return
     assert item.run is not None
@@ -91,9 +91,10 @@ def counters_agree(item: Reported) -> Iterator[Finding]:
 
 
 def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
-    """2.0 timed micro steps 0, k, 2k, ... on rank 0. With accumulation a, step i communicates when (i + 1) % a == 0.
+    """Check the sampled steps of 2.0 against the epoch's wall time.
 
-    A sampled step is such a one only where k and a have no common divisor.
+    2.0 timed micro steps 0, k, 2k, ... on rank 0. With accumulation a, step i communicates when (i + 1) % a == 0. A
+    sampled step is such a one only where k and a have no common divisor.
     """
     if item.form != "2.0":
         return
@@ -126,7 +127,7 @@ def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
 
 
 def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
-    """Since 2.1, without warm-up rows: the slow first steps are in the throughput. v1 and 2.0 never leave them out."""
+    """Find slow first steps in the throughput: since 2.1 where none is marked, in v1 and 2.0 always."""
     if item.form in ("v1", "2.0"):
         if item.rate:
             yield item.notes(
@@ -160,7 +161,7 @@ def warm_up_is_left_out(item: Reported) -> Iterator[Finding]:
 
 
 def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]:
-    """Since 2.1: rows k steps apart are samples; a step's time below a rank's own is no time of a synchronous step."""
+    """Check since 2.1 that each step has a row, and that no step is shorter than its slowest rank's."""
     if item.form != "2.2" or item.run is None or not len(item.run.train_steps):
         return
     steps, slowest_s, recorded_s = item.run.train_steps, item.run.slowest_rank_times_s, item.run.all_step_times_s
@@ -217,7 +218,7 @@ def learning_rate_leaves_warm_up(item: Reported) -> Iterator[Finding]:
 
 
 def schedule_warmup_steps(item: Reported) -> int | None:
-    """Steps of learning-rate warm-up, from the file, or from a DeepSpeed configuration beside it."""
+    """Return the steps of learning-rate warm-up, from the file or from a DeepSpeed configuration next to it."""
     if item.run is None:
         return None
     if item.form == "2.2":
@@ -236,7 +237,7 @@ def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
 
 
 def is_exact(loss: float) -> bool:
-    """Enough digits that two runs do not have the same by chance."""
+    """Return whether a loss has enough digits that two runs do not have the same by chance."""
     return len(re.sub(r"[^0-9]|e.*", "", repr(loss)).strip("0")) >= 8
 
 

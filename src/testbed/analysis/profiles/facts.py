@@ -1,4 +1,4 @@
-"""What a run's own files say about it, for the summary of its profile: the metrics file and the launcher's."""
+"""Read what a run's own files say about it, for the summary of its profile: the metrics file and the launcher's."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Facts:
 
     @property
     def num_nodes(self) -> int | None:
-        """Machines: as recorded, as the scheduler says, or as the launcher lists them."""
+        """Return the number of machines: as recorded, as the scheduler says, or as the launcher lists them."""
         told = self._of("hardware", "num_nodes") or self._of("scheduler", "nnodes") or len(self.hosts([]) or [])
         return int(told) or None
 
     @property
     def num_optimizer_steps(self) -> int | None:
-        """Steps of the run; those that fp16 skipped took part in communication, so they count."""
+        """Return the steps of the run. Those that fp16 skipped took part in communication, so they count."""
         if not self.metrics or metrics_version(self.metrics) == "1":
             return None
         if metrics_version(self.metrics) == "2.2":
@@ -64,18 +64,18 @@ class Facts:
 
     @property
     def attributed_steps(self) -> list[dict]:
-        """The attributed steps of all ranks, one row each; empty where no step was."""
+        """Return the attributed steps of all ranks, one row each; empty where no step was."""
         found = self.metrics.get("attribution") or {"per_rank": []}
         return [row for rank in found["per_rank"] for row in rank["steps"]]
 
     @property
     def attribution(self) -> dict[str, float]:
-        """Nanoseconds of each exclusive part over all attributed steps of all ranks; empty where no step was."""
+        """Return nanoseconds of each exclusive part over all attributed steps of all ranks; empty without any."""
         rows = self.attributed_steps
         return {name.removesuffix("_s"): 1e9 * sum(row[name] for row in rows) for name in _PARTS_OF_A_STEP if rows}
 
     def ranks_in(self, num_traces: int) -> tuple[int | None, str]:
-        """Ranks that `num_traces` traces hold, and how that is known: a trace per rank, or one per machine."""
+        """Return the ranks in `num_traces` traces, and how that is known: a trace per rank, or one per machine."""
         if self.world_size == 1 or (self.world_size and self.world_size == num_traces):
             return self.world_size, "world size"
         if self.world_size and self.num_nodes and self.world_size % self.num_nodes == 0:
@@ -85,7 +85,7 @@ class Facts:
         return None, "unknown: world size or number of machines is not recorded; give --ranks_in_profile"
 
     def hosts(self, nsys_reports: list[str]) -> list[str] | None:
-        """Names of the machines: the launcher's list, or those in nsys_<job>_<host>.nsys-rep."""
+        """Return the names of the machines: the launcher's list, or those in nsys_<job>_<host>.nsys-rep."""
         told = (self.launcher.get("slurm") or {}).get("hosts") or self.launcher.get("hosts")
         if isinstance(told, str) and told.strip():
             return [host for host in told.splitlines() if host.strip()]
@@ -108,7 +108,7 @@ class Facts:
         }
 
     def warnings(self, num_steps: int | None, num_ranks: int | None) -> list[str]:
-        """What the run's files say against its profile."""
+        """Return what the run's files say against its profile."""
         found = []
         if not self.metrics:
             found.append(f"There is no {_METRICS}: what was trained is not known.")
@@ -125,7 +125,7 @@ class Facts:
 
 
 def read_facts(run_dir: Path) -> Facts:
-    """The facts of the run in `run_dir`; ValueError when a file is there but does not read."""
+    """Read the facts of the run in `run_dir`. ValueError when a file is there but does not read."""
     metrics = read_metrics(run_dir / _METRICS) if (run_dir / _METRICS).exists() else {}
     launcher: Any = {}
     if (run_dir / _LAUNCHER).exists():

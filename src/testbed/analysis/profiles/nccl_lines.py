@@ -1,4 +1,4 @@
-"""The lines of NCCL's INFO log that say how ranks are connected, as NCCL 2.18 to 2.27 write them.
+"""Read the lines of NCCL's INFO log that say how ranks are connected, as NCCL 2.18 to 2.27 write them.
 
 One process writes one file (NCCL_DEBUG_FILE with %h and %p). Not every line names its communicator: what is said
 between "Init START" and "Init COMPLETE" on a thread belongs to that communicator, what is said later to the process's
@@ -182,12 +182,12 @@ def _read_member(member: Member, text: str) -> None:
 
 
 def _transport(via: str) -> str:
-    """Without the numbers of network cards, so that connections of one kind count together."""
+    """Leave out the numbers of network cards, so that connections of one kind count together."""
     return re.sub(r"^(NET/.+?)/-?\d+(\(\d+\))?", r"\1", via.strip())
 
 
 def _name(said: str, numbered: tuple[str, ...]) -> str:
-    """ "1", "RING" and "Ring" in one spelling; what is not known stays as it was said."""
+    """Return "1", "RING" and "Ring" in one spelling; what is not known stays as it was said."""
     if said.isdigit():
         return numbered[int(said)] if int(said) < len(numbered) else f"number {said}"
     return _NAMES.get(said.upper(), said)

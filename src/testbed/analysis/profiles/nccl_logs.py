@@ -1,4 +1,4 @@
-"""What a run's NCCL logs prove about its communication: transports, channels, algorithms, and whether ranks agree.
+"""State what a run's NCCL logs prove about its communication: transports, channels, algorithms, agreement of ranks.
 
 Only what a line says is stated. A rank without a log, a communicator that was never complete, a subsystem that was not
 logged: each is listed under what is not known, and nothing is concluded from it. docs/evidence.md explains the fields.
@@ -26,7 +26,7 @@ _NAMELESS = "to which communicator these belong: the process has several, and co
 
 
 def find_logs(place: Path) -> list[Path]:
-    """The logs of one start: `place` itself, or the nccl_rank_*.log under it.
+    """Find the logs of one start: `place` itself, or the nccl_rank_*.log under it.
 
     Raises:
         FileNotFoundError: there are none.
@@ -52,12 +52,12 @@ def find_logs(place: Path) -> list[Path]:
 
 
 def summarise(place: Path) -> dict[str, Any]:
-    """`summary_of` the logs that `find_logs` finds. OSError where one cannot be read."""
+    """Return `summary_of` the logs that `find_logs` finds. OSError where one cannot be read."""
     return summary_of([read_log(path) for path in find_logs(place)])
 
 
 def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
-    """The facts of all processes of one start, as JSON.
+    """Return the facts of all processes of one start, as JSON.
 
     Raises:
         ValueError: no line of any file is NCCL's.
@@ -83,7 +83,7 @@ def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
 
 
 def _said_by(logs: Sequence[ProcessLog], values: Callable[[ProcessLog], set[str]]) -> dict[str, Any]:
-    """A fact that each process may state: its value where those that do agree, and how many do."""
+    """Return a fact that each process may state: its value where those that do agree, and how many do."""
     said = [values(log) for log in logs]
     found = sorted({value for one in said for value in one})
     return {
@@ -195,7 +195,7 @@ def _algorithms(choices: Sequence[Choice]) -> list[dict[str, Any]]:
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """What the logs prove, for a person."""
+    """Return what the logs prove, as lines to print."""
     lines = [
         f"NCCL {_fact(summary['version'])}",
         f"network: {_fact(summary['network'])}",

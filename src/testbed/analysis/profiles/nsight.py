@@ -105,7 +105,7 @@ class _Cells:
 
 
 def read_stats(path: Path) -> Stats:
-    """The tables in a file that `nsys stats` printed, as text or with `--format csv`.
+    """Read the tables in a file that `nsys stats` printed, as text or with `--format csv`.
 
     ValueError names file and line of what does not fit, or says that there is no table.
     """
@@ -140,7 +140,7 @@ def _read(path: Path) -> Stats:
 
 
 def _lines(path: Path) -> tuple[list[str], bool]:
-    """The file's lines, and whether the last one is ended."""
+    """Return the file's lines, and whether the last one is ended."""
     content = read_regular(path)
     # Windows shells redirect as UTF-16
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
@@ -206,7 +206,7 @@ def _text_table(path: Path, lines: list[str], report: str, heading: int, start: 
 
 
 def _cut(path: Path, line_number: int, line: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The cells of a line; the places between the dashes must be blank, or the line does not belong to the ruler."""
+    """Return the cells of a line. Between the dashes it must be blank, or it does not belong to the ruler."""
     edges = [0, *(edge for span in spans for edge in span), len(line)]
     for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True):
         if line[gap_start:gap_end].strip(" "):

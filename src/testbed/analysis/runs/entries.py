@@ -1,4 +1,4 @@
-"""What a report is about: configurations with names and numbers, grouped by equal work."""
+"""Group the runs of a report by equal work, as configurations with names and numbers."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Entry:
 
     @property
     def measured(self) -> tuple[Run, ...]:
-        """Runs that may enter a headline."""
+        """Return the runs that may enter a headline."""
         return self.arm.measured_runs
 
     @property
     def example(self) -> Run:
-        """The run that stands for the work of all."""
-        return (*self.measured, *self.runs)[0]
+        """Return the run that stands for the work of all."""
+        return _example(self.arm)
 
     @property
     def ranks(self) -> int | None:
@@ -68,7 +68,7 @@ class Entry:
 
     @property
     def is_synchronised(self) -> bool:
-        """Not --skip_gradient_sync: a mean over steps of both kinds is of neither."""
+        """Return whether it ran without --skip_gradient_sync: a mean over steps of both kinds is of neither."""
         return not self.example.synchronisation
 
     @property
@@ -76,7 +76,7 @@ class Entry:
         return [self.first_run + index for index in range(len(self.runs))]
 
     def values(self, name: str) -> list[float]:
-        """The attribute `name` of every measured run that has it."""
+        """Return the attribute `name` of every measured run that has it."""
         found = [getattr(run, name) for run in self.measured]
         return [value for value in found if value is not None]
 
@@ -94,7 +94,7 @@ class Workload:
 
     @property
     def reference(self) -> Entry | None:
-        """What speed-ups are against: the baseline on the fewest ranks, without one the fewest ranks' first."""
+        """Return what speed-ups are against: the baseline on the fewest ranks, or else the fewest ranks' first."""
         return min(
             self.measured, key=lambda entry: (entry.example.run_type != "baseline", entry.ranks or 0), default=None
         )
@@ -125,7 +125,7 @@ class Subject:
 
     @property
     def target_loss(self) -> float | None:
-        """What the sweep aimed at; None without one, or where sweeps differ."""
+        """Return the loss that the sweep aimed at; None without one, or where sweeps differ."""
         targets = {sweep.get("target_val_loss") for sweep in self.sweeps.values()} - {None}
         return targets.pop() if len(targets) == 1 else None
 
@@ -186,7 +186,8 @@ def _example(arm: Arm) -> Run:
 
 
 def _did_equal_work(one: Run, other: Run) -> bool:
-    """How far an unfinished run came is left out: it stands beside its peers, and enters no figure."""
+    """Return whether work is equal, the seed aside. How far an unfinished run came does not count: it enters no
+    figure."""
     ignored = {"seed"}
     if "complete" not in (one.status, other.status) or one.status != other.status:
         ignored |= {"optimizer_steps", "tokens"}
@@ -194,9 +195,9 @@ def _did_equal_work(one: Run, other: Run) -> bool:
 
 
 def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
-    """The strategies of arms of equal work; arms at equal ranks that bear one name get what their settings differ in.
+    """Return the strategy of each arm of a group of equal work.
 
-    Such settings say how a run is looked at, or how much is validated.
+    Arms at equal ranks under one name get what their settings differ in: how a run is looked at, how much is validated.
     """
     found = strategies_of([arm.runs[0] for arm in group])
     names = {arm: strategy.name for arm, strategy in zip(group, found, strict=True)}
@@ -212,7 +213,7 @@ def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
 
 
 def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
-    """Names that are still equal get a number: a sentence is about one configuration."""
+    """Add a number to names that are still equal: a sentence is about one configuration."""
     counts = Counter(names.values())
     seen: Counter[str] = Counter()
     numbered = {}
@@ -230,8 +231,8 @@ def _name(arm: Arm, strategy: str, with_device: bool) -> str:
 
 
 def _is_said_to_be_instrumented(run: Run) -> bool:
-    """A file of --skip_gradient_sync is marked as instrumented. Its name says so without the word, which is then left
-    for those that a profiler looked at."""
+    """Return whether a name says "instrumented". A run of --skip_gradient_sync is marked as such too, but its name says
+    why: the word is left for those that a profiler looked at."""
     settings = run.section("settings")
     is_looked_at = bool(settings.get("profile") or settings.get("profile_mode"))  # files that name no instruments
     is_looked_at |= any(name != "--skip_gradient_sync" for name in run.instruments)
@@ -239,7 +240,7 @@ def _is_said_to_be_instrumented(run: Run) -> bool:
 
 
 def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:
-    """Few ranks first, then the highest median throughput; a profiled arm stands where its strategy's other runs do."""
+    """Sort few ranks first, then the highest median throughput. A profiled arm stands where its strategy does."""
     ranks = rank_count(_example(arm))
     known = arm.tokens_per_s or rates[strategy, ranks]
     return (bool(arm.runs[0].instrumented), ranks or 0, -float(np.median(known or [0.0])), strategy)
@@ -250,7 +251,7 @@ def _short(title: str) -> str:
 
 
 def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
-    """For each group of equal work the fields in which the groups differ; empty where there is one group."""
+    """Return for each group of equal work the fields in which the groups differ; empty where there is one group."""
     if len(groups) == 1:
         return [""]
     examples = [_example(group[0]) for group in groups]
