@@ -117,14 +117,6 @@ def test_recorded_rows_are_read_to_the_last_digit(tmp_path, report):
     assert raw.strip().endswith(row.name)
 
 
-@pytest.mark.parametrize(("locale", "expected"), [("us", 1.895), ("german", 1.895)])
-def test_a_number_that_could_be_two_is_decided_by_its_column_and_the_file(tmp_path, locale, expected):
-    """1.895 and 1,895 are megabytes with three decimals here; among grouped whole numbers they would be thousands."""
-    text = example.stats_text(locale, reports=("cuda_gpu_mem_size_sum",))
-    assert "1.895 " in text if locale == "us" else "1,895 " in text
-    assert read_stats(text_file(tmp_path, text)).tables["cuda_gpu_mem_size_sum"].rows[1].total == expected
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
