@@ -1,6 +1,6 @@
 """Findings on which comparison the files of runs allow, and which they contradict, each under the rule that it breaks.
 
-To add a rule, write one function and list it in the table at the end of its file:
+To add a rule, write one function and list it in the table at the end of its file, with the forms of files it reads:
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.

@@ -50,7 +50,7 @@ def audit_runs(
     """Audit runs that were read. `baselines` stand for the first arm, `prefer_baseline` looks for one."""
     given = {item.path.absolute() for item in baselines}
     items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
-    findings = [finding for item in items for rule in (*METRICS_RULES, *FOREIGN_RULES) for finding in rule(item)]
+    findings = [finding for item in items for finding in _findings_of_run(item)]
     finished = []
     for item in items:
         if item.run and item.run.status != "complete":
@@ -68,6 +68,12 @@ def audit_runs(
         findings += _findings_of_table(compared, protocol)
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
+
+
+def _findings_of_run(item: Reported) -> Iterator[Finding]:
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES).items():
+        if not forms or item.form in forms:
+            yield from rule(item)
 
 
 def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from testbed.analysis.audit.finding import Finding, Rule
-from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.reported import ANY, Reported
 from testbed.analysis.audit.run_rules import is_exact
 
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
@@ -38,8 +38,8 @@ def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
     if item.world_size == 1 and positive:
         yield item.fails(
             Rule.COMMUNICATION,
-            f"one rank alone reports {max(positive):,.2f} s of communication: it has nobody to talk to, so this is the "
-            "optimizer's step or another part of the loop, and so it is in the runs compared with it",
+            f"one rank alone reports {max(positive):,.2f} s of communication: there is no other to talk to, so this is "
+            "the optimizer's step or another part of the loop, and so it is in the runs compared with it",
             "0 s on one rank; on more the file does not tell",
         )
 
@@ -57,7 +57,7 @@ def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
 
 def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
     losses = item.rank_train_losses
-    if item.form == "wandb log" and len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
+    if len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
         yield item.notes(
             Rule.EQUAL_WORK,
             f"{len(losses)} ranks report the same training loss {losses[0]!r}: unless it is the mean over ranks, all "
@@ -67,7 +67,7 @@ def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
 
 def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
     rows_s, kernels_s = item.details.get("collective_rows_s"), item.details.get("collective_kernels_s")
-    if item.form != "profiler table" or not rows_s or not kernels_s:
+    if not rows_s or not kernels_s:
         return
     steps = item.details["profiled_steps"]
     per_step = f" = {kernels_s / steps:.3f} s per profiled step" if steps else ""
@@ -83,7 +83,7 @@ def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
 def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
     """Compare a log's two clocks. A timer that starts again at each line, divided by all steps so far, is too short."""
     steps, clock_s = item.details.get("logged_steps", []), item.details.get("progress_s", {})
-    if item.form != "wandb log" or not item.time_s or len(steps) < 2:
+    if not item.time_s or len(steps) < 2:
         return
     first, last = steps[-2], steps[-1]
     if first not in clock_s or last not in clock_s:
@@ -106,8 +106,6 @@ def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
 
 
 def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
-    if item.form != "scaling report":
-        return
     if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
         yield item.fails(Rule.EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
     elif item.details["status"] in ("invalid_comparison", "mismatch_allowed"):
@@ -129,12 +127,29 @@ def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
 
 
-FOREIGN_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
-    ranks_of_one_epoch_end_together,
-    communication_is_what_collectives_take,
-    replicas_have_one_loss,
-    ranks_read_different_batches,
-    profiler_rows_nest,
-    iteration_time_agrees_with_progress,
-    scaling_report_compares_like_with_like,
-)
+def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_rates) > 1:
+        yield item.notes(
+            Rule.THROUGHPUT,
+            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
+            f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
+        )
+
+
+def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
+    if item.unread:
+        yield item.notes(Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}")
+
+
+# rule -> the forms of files that it reads, and takes no other
+FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
+    rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
+    ranks_of_one_epoch_end_together: ANY,
+    communication_is_what_collectives_take: ANY,
+    replicas_have_one_loss: ANY,
+    ranks_read_different_batches: ("wandb log",),
+    profiler_rows_nest: ("profiler table",),
+    iteration_time_agrees_with_progress: ("wandb log",),
+    scaling_report_compares_like_with_like: ("scaling report",),
+    what_could_not_be_read: ANY,
+}

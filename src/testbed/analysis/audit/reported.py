@@ -18,6 +18,7 @@ from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
 from testbed.run_files import LAUNCHER
 
+ANY = ()  # rules that read files of every form
 # Next to a run these say that a profiler ran with it.
 PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")
 
@@ -55,6 +56,17 @@ class Reported(Audited):
         return (self.name,)
 
     @property
+    def metrics(self) -> Run:
+        """Return the run of a training_metrics.json; only for rules that take no other form."""
+        assert self.run is not None
+        return self.run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return `training_config`; empty where the file has none."""
+        return self.run.section("training_config") if self.run else {}
+
+    @property
     def has_figures(self) -> bool:
         """Return whether the source says a time, a rate or a loss."""
         return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
@@ -67,7 +79,6 @@ class Reported(Audited):
 
 def from_run(run: Run) -> Reported:
     """Return what a training_metrics.json of any version says, and the files next to it about instruments."""
-    config = run.record.get("training_config") or {}
     form = {"1": "v1"}.get(run.version, run.version)
     return Reported(
         path=run.path,
@@ -75,7 +86,7 @@ def from_run(run: Run) -> Reported:
         form=form,
         run=run,
         world_size=rank_count(run),
-        global_batch_size=config.get("global_batch_size"),
+        global_batch_size=run.section("training_config").get("global_batch_size"),
         optimizer_steps=run.work.get("optimizer_steps"),
         time_s=run.training_time_s,
         rate=run.tokens_per_s,
