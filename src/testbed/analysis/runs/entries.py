@@ -135,50 +135,53 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     if not runs:
         raise ValueError("a report needs at least one run")
     arms = group_into_arms(runs)
-    groups: list[list[Arm]] = []
-    for arm in arms:
-        alike = (group for group in groups if _did_equal_work(_example(group[0]), _example(arm)))
-        group = next(alike, None)
-        groups.append([arm]) if group is None else group.append(arm)
-    groups.sort(key=lambda group: -sum(len(arm.measured_runs) for arm in group))
+    groups = _groups_of_equal_work(arms)
     strategies = {arm: name for group in groups for arm, name in _strategy_names(group).items()}
     rates: dict[tuple, list[float]] = {}
     for arm in arms:
         rates.setdefault((strategies[arm], rank_count(_example(arm))), []).extend(arm.tokens_per_s)
     order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith("baseline"), strategy))
-    with_device = len({device_of(arm.runs[0]) for arm in arms}) > 1
-    names = {arm: _name(arm, strategies[arm], with_device) for arm in arms}
+    names, titles = _names_and_titles(groups, strategies)
+    entries: list[Entry] = []
+    workloads, first_run = [], 1
+    for group, title in zip(groups, titles, strict=True):
+        before = len(entries)
+        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
+            look = order.index(strategies[arm])
+            entries.append(Entry(len(entries) + 1, first_run, arm, strategies[arm], names[arm], look))
+            first_run += len(arm.runs)
+        workloads.append(Workload(title, tuple(entries[before:])))
+    return Subject(tuple(entries), tuple(workloads), sweeps_above(run.path for run in runs))
+
+
+def _groups_of_equal_work(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Return the arms by their work, the group with the most measured runs first."""
+    groups: list[list[Arm]] = []
+    for arm in arms:
+        alike = (group for group in groups if _did_equal_work(_example(group[0]), _example(arm)))
+        if group := next(alike, None):
+            group.append(arm)
+        else:
+            groups.append([arm])
+    return sorted(groups, key=lambda group: -sum(len(arm.measured_runs) for arm in group))
+
+
+def _names_and_titles(groups: Sequence[Sequence[Arm]], strategies: dict[Arm, str]) -> tuple[dict[Arm, str], list[str]]:
+    """Return a name for each arm, no two alike, and a title for each group. A name that two groups have gets the title,
+    or the group's number where the title is long."""
+    with_device = len({device_of(arm.runs[0]) for arm in strategies}) > 1
+    names = {arm: _name(arm, strategies[arm], with_device) for arm in strategies}
     titles = _titles(groups)
     for number, group in enumerate(groups):
         elsewhere = {names[arm] for other in groups if other is not group for arm in other}
         if any(names[arm] in elsewhere for arm in group) and len(titles[number]) > LONGEST_TITLE_IN_A_NAME:
             titles[number] = f"work {number + 1}: {titles[number]}"
     counts = Counter(names.values())
-    names = {
-        arm: names[arm] + (f", {_short(title)}" if counts[names[arm]] > 1 and title else "")
-        for group, title in zip(groups, titles, strict=True)
-        for arm in group
-    }
-    names = _numbered(names)
-    entries: list[Entry] = []
-    workloads, first_run = [], 1
     for group, title in zip(groups, titles, strict=True):
-        members = []
-        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
-            members.append(
-                Entry(
-                    number=len(entries) + 1,
-                    first_run=first_run,
-                    arm=arm,
-                    strategy=strategies[arm],
-                    name=names[arm],
-                    look=order.index(strategies[arm]),
-                )
-            )
-            entries.append(members[-1])
-            first_run += len(arm.runs)
-        workloads.append(Workload(title, tuple(members)))
-    return Subject(tuple(entries), tuple(workloads), sweeps_above(run.path for run in runs))
+        added = title if len(title) <= LONGEST_TITLE_IN_A_NAME else title.partition(":")[0]
+        for arm in group:
+            names[arm] += f", {added}" if counts[names[arm]] > 1 and title else ""
+    return _numbered(names), titles
 
 
 def _example(arm: Arm) -> Run:
@@ -244,10 +247,6 @@ def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:
     ranks = rank_count(_example(arm))
     known = arm.tokens_per_s or rates[strategy, ranks]
     return (bool(arm.runs[0].instrumented), ranks or 0, -float(np.median(known or [0.0])), strategy)
-
-
-def _short(title: str) -> str:
-    return title if len(title) <= LONGEST_TITLE_IN_A_NAME else title.partition(":")[0]
 
 
 def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
