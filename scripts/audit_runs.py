@@ -47,12 +47,11 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.audit import claims
+    from testbed.analysis.document.words import counted
 
-    items = claims.read_reported(arguments.files)
-    baselines = claims.read_reported([arguments.baseline]) if arguments.baseline else []
-    findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
+    findings, num_runs = claims.audit_and_count(arguments.files, arguments.baseline)
     failed = [finding for finding in findings if finding.severity == claims.FAILS]
-    runs = f"{len(items)} run{'s' * (len(items) != 1)}"
+    runs = counted(num_runs, "run")
     if findings:
         say(report(findings))
         say(f"{runs}: {len(failed)} x {claims.FAILS}, {len(findings) - len(failed)} x {claims.NOTE}")

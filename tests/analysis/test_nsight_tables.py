@@ -158,7 +158,6 @@ def replaced(number: int, old: str, new: str):
         (lambda lines: lines.__delitem__(slice(7, 15)), "has no rows"),
         (lambda lines: lines.pop(9), "line 6: the percentages of nvtx_sum add up to 86.9"),
         (lambda lines: lines.insert(10, ""), "line 12: a row outside of a table|percentages"),
-        (lambda lines: lines.__setitem__(8, " " * 3 + lines[8]), "line 9: does not fit the ruler"),
         (lambda lines: lines.__setitem__(8, lines[8][:40]), "line 9: nothing stands under"),
         (lambda lines: lines.__setitem__(8, lines[8] + "  more"), "line 9: does not fit the ruler"),
         (replaced(5, "Med (ns)", "Mid (ns)"), "line 6: nvtx_sum has unknown columns 'Mid .ns.' and lacks 'Med .ns.'"),

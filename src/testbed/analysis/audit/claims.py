@@ -34,14 +34,17 @@ def audit(paths: Sequence[Path], baseline: Path | None = None) -> list[Finding]:
 
     ValueError, one sentence that names the file, when one does not exist or cannot be read.
     """
+    return audit_and_count(paths, baseline)[0]
+
+
+def audit_and_count(paths: Sequence[Path], baseline: Path | None = None) -> tuple[list[Finding], int]:
+    """Return the findings, and how many runs the files hold, the baseline not counted."""
     items = read_reported(paths)
-    return audit_runs(items, read_reported([baseline]) if baseline else [], is_first_by_alphabet(paths, items))
-
-
-def is_first_by_alphabet(paths: Sequence[Path], items: Sequence[Reported]) -> bool:
-    """Return whether a folder of several runs came first, so that no person chose which of them leads."""
     folder = Path(paths[0]).absolute()
-    return folder.is_dir() and sum(item.path.absolute().is_relative_to(folder) for item in items) > 1
+    # In a folder of several runs the first is first by its name: look for a baseline.
+    is_chosen = not folder.is_dir() or sum(item.path.absolute().is_relative_to(folder) for item in items) <= 1
+    baselines = read_reported([baseline]) if baseline else []
+    return audit_runs(items, baselines, prefer_baseline=not is_chosen), len(items)
 
 
 def audit_runs(
