@@ -47,12 +47,11 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.audit import claims
+    from testbed.analysis.document.words import counted
 
-    items = claims.read_reported(arguments.files)
-    baselines = claims.read_reported([arguments.baseline]) if arguments.baseline else []
-    findings = claims.audit_runs(items, baselines, claims.is_first_by_alphabet(arguments.files, items))
+    findings, num_runs = claims.audit_and_count(arguments.files, arguments.baseline)
     failed = [finding for finding in findings if finding.severity == claims.FAILS]
-    runs = f"{len(items)} run{'s' * (len(items) != 1)}"
+    runs = counted(num_runs, "run")
     if findings:
         say(report(findings))
         say(f"{runs}: {len(failed)} x {claims.FAILS}, {len(findings) - len(failed)} x {claims.NOTE}")
@@ -65,7 +64,7 @@ def main() -> int:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """One paragraph per finding: severity and rule, the runs, what is wrong, and the figure instead."""
+    """Return a paragraph per finding: severity and rule, the runs, what is wrong, and the figure instead."""
     lines = []
     for finding in findings:
         runs = "; ".join(shortened(run) for run in finding.runs[:4])
@@ -84,7 +83,7 @@ def report(findings: Sequence[Finding]) -> str:
 
 
 def shortened(run: str) -> str:
-    """The folder says enough of a training_metrics.json, and a path from here is shorter than a whole one."""
+    """Return the folder of a training_metrics.json, as a path from here where that is shorter."""
     name = run.removesuffix("/training_metrics.json")
     return os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name
 

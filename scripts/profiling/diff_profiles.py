@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What changed from one profile to another, per rank and optimizer step: ranges, kernels, API calls, collectives.
+"""Show what changed from one profile to another, per rank and optimizer step: ranges, kernels, calls, collectives.
 
     python scripts/profiling/diff_profiles.py checkpoint/before checkpoint/after
 

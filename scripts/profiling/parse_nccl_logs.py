@@ -11,7 +11,6 @@ of several starts are there.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> None:
     arguments = parse_arguments()
-    from testbed.analysis.profiles.nccl_logs import as_json, summarise, summary_text
+    from testbed.analysis.profiles.nccl_logs import summarise, summary_text
 
     try:
         summary = summarise(arguments.logs)
@@ -41,7 +40,7 @@ def main() -> None:
         raise ValueError(error) from None
     say(summary_text(summary))
     if arguments.json:
-        write_json(arguments.json, json.loads(as_json(summary)), f"--json {arguments.json}")
+        write_json(arguments.json, summary, f"--json {arguments.json}")
 
 
 if __name__ == "__main__":

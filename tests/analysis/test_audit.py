@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from support import foreign_examples as foreign
 from support.audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20
+from support.fuzz import ran
 from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
 from testbed.analysis.audit.comparison_rules import LEFT_OUT_OF_WORK
+from testbed.analysis.audit.finding import Rule
 from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
+
+PROGRAM = "scripts/audit_runs.py"
 
 
 @pytest.mark.parametrize(("rule", "words", "corrected", "broken", "sound"), CASES.values(), ids=CASES)
@@ -223,26 +225,21 @@ def test_a_run_that_is_not_complete_is_left_out(tmp_path):
     assert not any("commit" in f.message for f in found)
 
 
-def run_script(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "scripts/audit_runs.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
-
-
-@pytest.mark.launches
 def test_the_script_prints_rule_runs_and_figure_and_exits_1(tmp_path):
     paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
-    done = run_script(*paths, "--json", tmp_path / "findings.json")
+    done = ran(PROGRAM, *paths, "--json", tmp_path / "findings.json")
     assert done.returncode == 1
     assert "CLAIM DOES NOT STAND: throughput is global" in done.stdout
     assert "corrected: 4 x 11,213.5 = 44,854 tokens/s" in done.stdout
     written = json.loads((tmp_path / "findings.json").read_text())["findings"]
     assert Finding(**{**written[0], "runs": tuple(written[0]["runs"])}) in audit(paths)
+    done = ran(PROGRAM, paths[0], "--json", tmp_path)
+    assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.launches
 def test_the_script_is_short_where_nothing_is_wrong(tmp_path):
     """A strong-scaling sweep of ours: five strategies x 1 and 2 ranks x two batch sizes x five repeats."""
-    done = run_script(foreign.sweep(tmp_path))
+    done = ran(PROGRAM, foreign.sweep(tmp_path))
     assert (done.returncode, done.stdout) == (0, "nothing found in 90 runs\n")
 
 
@@ -267,22 +264,6 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(tmp_path, name, c
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.launches
-def test_the_script_exits_2_for_what_cannot_be_read(tmp_path):
-    done = run_script(tmp_path / "nothing.json")
-    assert done.returncode == 2
-    assert done.stderr.startswith("audit_runs.py: error: ")
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.launches
-def test_findings_that_cannot_be_written_are_one_sentence_and_exit_code_1(tmp_path):
-    run = foreign.arm(tmp_path / "run", 1)[0]
-    for place in (tmp_path / "none" / "f.json", "."):
-        done = run_script(run, "--json", place)
-        assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 WRONG_PLANS = [
     ({}, {"folder": 5}, "folder 5 of a cell is not text"),
     ({}, {"variant": None}, "variant None of a cell is not text"),
@@ -305,10 +286,6 @@ def test_a_plan_of_other_types_is_refused_in_one_sentence(tmp_path, of_plan, of_
 
 
 def test_every_rule_of_the_audit_is_explained_in_its_page():
-
     page = (REPOSITORY / "docs" / "audit.md").read_text(encoding="utf-8")
-    from testbed.analysis.audit import run_rules
-
-    names = {value for name, value in vars(run_rules).items() if name.isupper() and isinstance(value, str)}
-    for name in names - {FAILS, NOTE}:
-        assert f"| {name} |" in page, name
+    for rule in Rule:
+        assert f"| {rule} |" in page, rule

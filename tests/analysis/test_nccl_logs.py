@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.fuzz import ran
 from support.nccl_examples import init_lines, one_host, two_hosts, write_logs
-from support.programs import REPOSITORY
 
 from testbed.analysis.profiles.nccl_lines import parse_lines
 from testbed.analysis.profiles.nccl_logs import find_logs, summarise, summary_of, summary_text
 
-PROGRAM = REPOSITORY / "scripts" / "profiling" / "parse_nccl_logs.py"
+PROGRAM = "scripts/profiling/parse_nccl_logs.py"
 
 
 def summary(*logs: list[str]) -> dict:
@@ -139,16 +137,9 @@ def test_warnings_of_nccl_are_shown():
     assert "NCCL warned (log0): NET/IB : Got completion" in summary_text(summary(warned, one_host(1)))
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, cwd=REPOSITORY
-    )
-
-
-@pytest.mark.launches
 def test_the_program(tmp_path):
     folder = write_logs(tmp_path / "start_1", [two_hosts(0), two_hosts(1)])
-    done = run(folder, "--json", tmp_path / "summary.json")
+    done = ran(PROGRAM, folder, "--json", tmp_path / "summary.json")
     assert done.returncode == 0, done.stderr
     for line in (
         "NCCL 2.27.3+cuda12.9 (said by 2 of 2 processes)",
@@ -158,13 +149,11 @@ def test_the_program(tmp_path):
     ):
         assert line in done.stdout
     assert json.loads((tmp_path / "summary.json").read_text()) == summarise(folder)
-    assert run(folder, "--json", tmp_path).returncode == 1
+    assert ran(PROGRAM, folder, "--json", tmp_path).returncode == 1
 
 
-@pytest.mark.launches
 def test_the_program_refuses_what_is_no_log(tmp_path):
-    missing = run(tmp_path)
+    missing = ran(PROGRAM, tmp_path)
     assert missing.returncode == 2 and "gloo, which has no such log" in missing.stderr
     (tmp_path / "nccl_rank_a_1.log").write_text("nothing of the kind\n")
-    assert run(tmp_path).returncode == 2
-    assert run(tmp_path / "nowhere").returncode == 2
+    assert ran(PROGRAM, tmp_path).returncode == ran(PROGRAM, tmp_path / "nowhere").returncode == 2

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import nsys_examples as example
+from support.fuzz import ran
 from support.metrics_examples import example_metrics, save, v20_metrics
-from support.nsight_cases import DIFF, chrome_trace, ran, run_folder, text_file
+from support.nsight_cases import DIFF, chrome_trace, run_folder, text_file
 from support.nsys_examples import UNIT
-from support.programs import REPOSITORY
 
 from testbed.analysis.profiles.diff import diff, read_summary
 from testbed.analysis.profiles.document import summary_text
@@ -22,7 +22,7 @@ from testbed.analysis.profiles.nsight_sqlite import read_export
 from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 
-PARSE = REPOSITORY / "scripts" / "profiling" / "parse_nsys_stats.py"
+PARSE = "scripts/profiling/parse_nsys_stats.py"
 
 
 def test_the_sqlite_export_gives_the_tables_of_nsys_stats(tmp_path):
@@ -165,7 +165,7 @@ def test_without_steps_or_ranks_nothing_is_given_per_step(tmp_path):
     assert any(warning.startswith("Nothing is given per rank and step") for warning in summary["warnings"])
     assert "whole profile" in summary_text(summary)
     write_summary(folder)
-    with pytest.raises(ValueError, match="write it anew with --optimizer_steps"):
+    with pytest.raises(ValueError, match="write it again with --optimizer_steps"):
         read_summary(folder)
     assert summarize(folder, 3, 2)["tables"]["cuda_gpu_kern_sum"]["rows"][0][PER_STEP]["count"] == 4.0
 
@@ -236,7 +236,6 @@ def test_a_torch_trace_that_is_none_is_refused(tmp_path, content, message):
         summarize(tmp_path)
 
 
-@pytest.mark.launches
 def test_parse_nsys_stats_writes_or_leaves_everything_as_it_was(tmp_path):
     folder = run_folder(tmp_path / "run", metrics=example_metrics())
     done = ran(PARSE, "--run_dir", folder)
@@ -253,7 +252,6 @@ def test_parse_nsys_stats_writes_or_leaves_everything_as_it_was(tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["nsys_stats_node0.txt", "profile_summary.json"]
 
 
-@pytest.mark.launches
 def test_wrong_flags_and_empty_folders_are_one_sentence(tmp_path):
     for command, said in (
         ((PARSE, "--run_dir", tmp_path / "none"), "is not a folder"),

@@ -117,29 +117,17 @@ def test_recorded_rows_are_read_to_the_last_digit(tmp_path, report):
     assert raw.strip().endswith(row.name)
 
 
-@pytest.mark.parametrize(("locale", "expected"), [("us", 1.895), ("german", 1.895)])
-def test_a_number_that_could_be_two_is_decided_by_its_column_and_the_file(tmp_path, locale, expected):
-    """1.895 and 1,895 are megabytes with three decimals here; among grouped whole numbers they would be thousands."""
-    text = example.stats_text(locale, reports=("cuda_gpu_mem_size_sum",))
-    assert "1.895 " in text if locale == "us" else "1,895 " in text
-    assert read_stats(text_file(tmp_path, text)).tables["cuda_gpu_mem_size_sum"].rows[1].total == expected
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("288,000,864", "288.000.864"), "more than one group separator"),
-        (lambda text: text.replace("48,000,144.0", "48,000,144,0"), "more than one decimal mark"),
-        (lambda text: text.replace("288,000,864", "  288000864"), "digits are grouped in .* but not in line"),
-        (lambda text: text.replace("288,000,864", "28,8000,864"), "not grouped as in any number"),
-        (lambda text: text.replace("288,000,864", "2,88,00,864"), "more than one size of groups"),
-        (lambda text: text.replace(",", "."), "separates groups in line .* and decimals in line"),
+        (lambda text: text.replace("288,000,864", "28,8000,864"), "which is not a whole number"),
+        (lambda text: text.replace("288,000,864", "2,88,00,864"), "Avg .ns. is 48000144.0, but 28800864 / 6"),
         (lambda text: text.replace("288,000,864", "288,0x0,864"), "Total Time .* which is not a whole number"),
         (lambda text: text.replace("48,000,144.0", "  48,000,144"), "not a number with 1 decimal"),
         (lambda text: text.replace("  288,000,864", "-288,000,864 "), "does not fit the ruler|not a whole number"),
     ],
 )
-def test_numbers_that_contradict_each_other_are_refused(tmp_path, change, message):
+def test_a_damaged_number_is_refused(tmp_path, change, message):
     text = example.stats_text("us", reports=("nvtx_sum",))
     assert change(text) != text
     with pytest.raises(ValueError, match=message) as caught:
@@ -170,7 +158,6 @@ def replaced(number: int, old: str, new: str):
         (lambda lines: lines.__delitem__(slice(7, 15)), "has no rows"),
         (lambda lines: lines.pop(9), "line 6: the percentages of nvtx_sum add up to 86.9"),
         (lambda lines: lines.insert(10, ""), "line 12: a row outside of a table|percentages"),
-        (lambda lines: lines.__setitem__(8, " " * 3 + lines[8]), "line 9: does not fit the ruler"),
         (lambda lines: lines.__setitem__(8, lines[8][:40]), "line 9: nothing stands under"),
         (lambda lines: lines.__setitem__(8, lines[8] + "  more"), "line 9: does not fit the ruler"),
         (replaced(5, "Med (ns)", "Mid (ns)"), "line 6: nvtx_sum has unknown columns 'Mid .ns.' and lacks 'Med .ns.'"),
@@ -238,7 +225,7 @@ def test_other_bytes_are_refused_with_their_line(tmp_path):
         read_stats(path)
 
 
-def test_reports_without_data_and_unknown_ones_are_named(tmp_path):
+def test_a_report_without_data_is_passed_over_and_an_unknown_one_is_named(tmp_path):
     text = (
         example.stats_text("us", reports=("osrt_sum",))
         + example.processing("nvtx_sum")
@@ -247,7 +234,7 @@ def test_reports_without_data_and_unknown_ones_are_named(tmp_path):
         + "\n ** OpenMP Summary (openmp_sum):\n\n A   B  \n --  ---\n  1    2\n\n"
     )
     stats = read_stats(text_file(tmp_path, text))
-    assert (list(stats.tables), stats.without_data, stats.not_read) == (["osrt_sum"], ("nvtx_sum",), ("openmp_sum",))
+    assert (list(stats.tables), stats.not_read) == (["osrt_sum"], ("openmp_sum",))
 
 
 def test_tables_of_nsys_profile_stats_and_of_old_versions_are_read(tmp_path):

@@ -115,26 +115,10 @@ def test_equal_work_is_found_equal_whatever_spreads_it(load):
     assert speed_ups(runs) == [1.0, pytest.approx(1.5)]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "fields"),
-    [
-        ({"training_config": {"global_batch_size": 16}}, ["global_batch_size", "tokens"]),
-        ({"training_config": {"seed": 7}}, ["seed"]),
-        ({"training_config": {"precision": "bf16"}}, ["precision"]),
-        ({"training_config": {"dropout": 0.1}}, ["dropout"]),
-        ({"training_config": {"init_from": "gpt2"}}, ["init_from"]),
-        ({"training_config": {"max_grad_norm": 0}}, ["max_grad_norm"]),
-        ({"training_config": {"dataset_sha256": {"train": SHA_OTHER}}}, ["train_data_sha256"]),
-        ({"training_config": {"num_layers": 3}}, ["num_layers"]),
-        ({"num_steps": 19}, ["lr_decay_steps", "total_steps", "optimizer_steps", "tokens"]),
-    ],
-    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
-)
-def test_each_part_of_the_work_is_compared(load, overrides, fields):
-    runs = load(example_metrics(), example_metrics(**overrides))
+def test_a_shorter_run_did_other_work(load):
+    runs = load(example_metrics(), example_metrics(num_steps=19))
+    fields = ["lr_decay_steps", "total_steps", "optimizer_steps", "tokens"]
     assert [difference.field for difference in differing_work(runs)] == fields
-    assert speed_ups(runs)[1] == "n/a (work differs)"
-    assert warnings(runs)[0].startswith(f"Not equal work: {fields[0].replace('_', ' ')}")
 
 
 OTHER_VALUES = {
@@ -157,8 +141,11 @@ def test_no_part_of_the_work_is_overlooked(load, field):
         config[field] = ["gradients are averaged in bf16"]
     else:
         config[field] = OTHER_VALUES.get(field) or config[field] * 2 or 1
-    found = [difference.field for difference in differing_work(load(first, second))]
+    runs = load(first, second)
+    found = [difference.field for difference in differing_work(runs)]
     assert found == [field, *(["tokens"] if field in ("seq_len", "global_batch_size") else [])]
+    assert speed_ups(runs)[1] == "n/a (work differs)"
+    assert warnings(runs)[0].startswith(f"Not equal work: {field.replace('_', ' ')}")
 
 
 def test_the_fields_of_equal_work_are_these():
@@ -267,7 +254,7 @@ def test_analysis_never_imports_torch():
         "import sys, testbed.analysis.runs.load, testbed.analysis.charts.training\n"
         "print(*[name for name in ('torch', 'deepspeed', 'transformers', 'matplotlib.pyplot') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == ""
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.fuzz import ran
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 from support.programs import REPOSITORY
 
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.metrics.run_directory import mark_complete
 from testbed.run_files import COMPLETE, FAILED, LAUNCHER
+
+PROGRAM = "scripts/verify_run_artifacts.py"
 
 
 def write_run(folder: Path, ranks: int = 2, **overrides) -> Path:
@@ -229,19 +230,13 @@ def test_older_versions_are_checked_as_far_as_they_go(tmp_path):
     assert verify(tmp_path, metrics_only=True)[1].status == "inconsistent_throughput"
 
 
-def program(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "scripts/verify_run_artifacts.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-
-
-@pytest.mark.launches
 def test_the_exit_code_says_whether_all_runs_passed(tmp_path):
     write_sweep(tmp_path)
-    assert program("--dir", tmp_path).returncode == 0
+    assert ran(PROGRAM, "--dir", tmp_path).returncode == 0
     (tmp_path / "ddp_2/run_1/RUN_COMPLETE.txt").unlink()
-    done = program("--dir", tmp_path)
+    done = ran(PROGRAM, "--dir", tmp_path)
     assert done.returncode == 1 and "missing_mark" in done.stdout and "1 of 5" in done.stderr
-    nothing = program("--dir", "docs/images")
+    nothing = ran(PROGRAM, "--dir", REPOSITORY / "docs/images")
     assert nothing.returncode == 2 and len(nothing.stderr.splitlines()) == 1 and not nothing.stdout
 
 

@@ -16,6 +16,7 @@ import resource
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 import traceback
 from collections import Counter
@@ -28,6 +29,7 @@ from unittest import mock
 from hypothesis import HealthCheck, Phase, given, settings
 
 from support.mutations import broken_json
+from support.programs import REPOSITORY
 from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
 
@@ -106,12 +108,9 @@ def check_sentence(sentence: str) -> None:
     sentence.encode("utf-8")
 
 
-def run_in_process(program: Path, *arguments: object) -> str:
-    """Run a program's main in this process and return what it printed.
-
-    Raises:
-        Refused: exit code 1 or 2 and one sentence; argparse's usage may stand before it.
-    """
+def ran(program: Path | str, *arguments: object) -> subprocess.CompletedProcess:
+    """Run a program's main in this process, as a launch of it would: exit code and what was printed."""
+    program = REPOSITORY / program
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         kept_signals(),
@@ -124,9 +123,17 @@ def run_in_process(program: Path, *arguments: object) -> str:
             runpy.run_path(str(program), run_name="__main__")
         except SystemExit as end:
             code = end.code or 0
-    if code == 0:
-        return out.getvalue()
-    return refused(code, out.getvalue(), err.getvalue(), program.name)
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
+
+
+def run_in_process(program: Path | str, *arguments: object) -> str:
+    """Return what a program printed, run in this process.
+
+    Raises:
+        Refused: exit code 1 or 2 and one sentence; argparse's usage may stand before it.
+    """
+    done = ran(program, *arguments)
+    return refused(done.returncode, done.stdout, done.stderr, Path(program).name) if done.returncode else done.stdout
 
 
 def refused(code: object, out: str, err: str, name: str) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from support import nsys_examples as example
 from support.metrics_examples import save
-from support.programs import REPOSITORY
 
-DIFF = REPOSITORY / "scripts" / "profiling" / "diff_profiles.py"
+DIFF = "scripts/profiling/diff_profiles.py"
 
 
 def text_file(folder: Path, text: str, name: str = "nsys_stats_node0.txt") -> Path:
@@ -46,7 +43,3 @@ def chrome_trace(folder: Path, rank: int = 0, **changes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events, **changes}), encoding="utf-8")
     return path
-
-
-def ran(*command: object) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)

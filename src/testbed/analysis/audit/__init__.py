@@ -1,14 +1,16 @@
-"""Which comparison the files of runs allow, and which they contradict: findings, each under the rule that it breaks.
+"""Findings on which comparison the files of runs allow, and which they contradict, each under the rule that it breaks.
 
-To add a rule, write one function and list it in the table at the end of its file:
+To add a rule, write one function and list it in the table at the end of its file, with the forms of files it reads:
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
 - comparison_rules.py, CLAIM_RULES: one arm against the baseline. Rules on code and devices are in condition_rules.py.
 
-A rule takes what reported.py read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(RULE, ...)`
-where a claim does not stand and `item.notes(RULE, ...)` where something is only pointed out, with the corrected figure
-if the files give one. What a file does not record is None, and a rule says nothing about it. The names of the rules
+A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
+a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
+the files give one. What a file does not record is None, and a rule says nothing about it. The names of the rules
 stand in finding.py, their arithmetic in docs/audit.md. tests/support/audit_cases.py has a fault of each
 kind and its sound twin.
+
+To add a format of another program, write one function in foreign.py and list it in READERS or LOGS.
 """

@@ -1,4 +1,4 @@
-"""Audit of training measurements, our own and others': which comparison the files allow, and which they contradict.
+"""Audit training measurements, our own and others': which comparison the files allow, and which they contradict.
 
 The claim is the comparison: every arm against the first, or against the one that is named as the baseline. Arms are the
 runs of one configuration (arms.py). A sweep's plan says the protocol; without one, arms of different global batch are
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from testbed.analysis.audit import foreign
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
-from testbed.analysis.audit.finding import EQUAL_WORK, FAILS, INSTRUMENTED, NOTE, ONE_RUN, TRACEABLE, Finding
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
-from testbed.analysis.audit.reported import PIPELINE_JSON, RANK_JSON, SCALING_REPORT, TEXT_SUFFIXES, Reported, from_run
+from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import METRICS_FILE, load_run
 from testbed.analysis.runs.search import files_of_runs
-from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
+from testbed.analysis.runs.sweep_file import SWEEP_FILE, sweeps_above
 from testbed.io import missing
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
@@ -30,38 +30,41 @@ ENOUGH_REPEATS = 5
 
 
 def audit(paths: Sequence[Path], baseline: Path | None = None) -> list[Finding]:
-    """Findings on the runs in files and folders, those that make a claim fall first.
+    """Return the findings on the runs in files and folders, those that make a claim fall first.
 
     ValueError, one sentence that names the file, when one does not exist or cannot be read.
     """
+    return audit_and_count(paths, baseline)[0]
+
+
+def audit_and_count(paths: Sequence[Path], baseline: Path | None = None) -> tuple[list[Finding], int]:
+    """Return the findings, and how many runs the files hold, the baseline not counted."""
     items = read_reported(paths)
-    return audit_runs(items, read_reported([baseline]) if baseline else [], is_first_by_alphabet(paths, items))
-
-
-def is_first_by_alphabet(paths: Sequence[Path], items: Sequence[Reported]) -> bool:
-    """A folder of several runs came first: which of them leads is no choice of whoever typed it."""
     folder = Path(paths[0]).absolute()
-    return folder.is_dir() and sum(item.path.absolute().is_relative_to(folder) for item in items) > 1
+    # In a folder of several runs the first is first by its name: look for a baseline.
+    is_chosen = not folder.is_dir() or sum(item.path.absolute().is_relative_to(folder) for item in items) <= 1
+    baselines = read_reported([baseline]) if baseline else []
+    return audit_runs(items, baselines, prefer_baseline=not is_chosen), len(items)
 
 
 def audit_runs(
     items: Sequence[Reported], baselines: Sequence[Reported] = (), prefer_baseline: bool = False
 ) -> list[Finding]:
-    """The same for runs that were read; `baselines` stand for the first arm, `prefer_baseline` looks for one."""
+    """Audit runs that were read. `baselines` stand for the first arm, `prefer_baseline` looks for one."""
     given = {item.path.absolute() for item in baselines}
     items = [*baselines, *(item for item in items if item.path.absolute() not in given)]
-    findings = [finding for item in items for rule in (*METRICS_RULES, *FOREIGN_RULES) for finding in rule(item)]
+    findings = [finding for item in items for finding in _findings_of_run(item)]
     finished = []
     for item in items:
         if item.run and item.run.status != "complete":
-            findings.append(item.notes(TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
+            findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
         elif item.form not in ("profiler table", "scaling report"):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
         if protocol is None:  # a plan has its profiled runs beside the others on purpose
             findings += [
-                side.notes(INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
+                side.notes(Rule.INSTRUMENTED, f"left out of every comparison: {side.first.instruments[0]}")
                 for side in sides
                 if side not in compared
             ]
@@ -70,8 +73,14 @@ def audit_runs(
     return sorted(unique, key=lambda finding: finding.severity != FAILS)
 
 
+def _findings_of_run(item: Reported) -> Iterator[Finding]:
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES).items():
+        if not forms or item.form in forms:
+            yield from rule(item)
+
+
 def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Finding]:
-    """Every arm against the first, then each arm by itself, then what they have in common."""
+    """Compare every arm with the first, then look at each arm by itself, then at what they have in common."""
     claims = [Claim(sides[0], side, protocol) for side in sides[1:]]
     found = [finding for claim in claims for rule in CLAIM_RULES for finding in rule(claim)]
     found += [finding for side in sides for finding in _findings_of_arm(side, is_compared=len(sides) > 1)]
@@ -81,44 +90,44 @@ def _findings_of_table(sides: Sequence[Side], protocol: str | None) -> list[Find
             f"{len(few)} of {len(sides)} arms have n = {counts}, fewer than {ENOUGH_REPEATS} repeats: a difference "
             "between them is what these runs did, no claim about the configurations"
         )
-        found.append(Finding(ONE_RUN, tuple(side.name for side in few), message, NOTE))
+        found.append(Finding(Rule.ONE_RUN, tuple(side.name for side in few), message, NOTE))
     if dirty := [
         side.name for side in sides if any(item.run and item.run.record.get("git_dirty") for item in side.runs)
     ]:
         message = "ran with changed files: the commit does not name the code"
-        found.append(Finding(TRACEABLE, tuple(dirty), message, NOTE))
+        found.append(Finding(Rule.TRACEABLE, tuple(dirty), message, NOTE))
     return found
 
 
 def _findings_of_arm(side: Side, is_compared: bool) -> Iterator[Finding]:
-    """What one arm brings into a comparison: instruments, and repeats that did not do the same work."""
+    """Yield what one arm brings into a comparison: instruments, and repeats that did not do the same work."""
     for item in side.runs:
         if item.instruments:
             message = f"instrumented: {'; '.join(item.instruments)}. Its times are not those of the plain program"
-            yield item.finds(INSTRUMENTED, FAILS if is_compared else NOTE, message)
+            yield item.finds(Rule.INSTRUMENTED, FAILS if is_compared else NOTE, message)
     commits = sorted({str(item.run.git_commit)[:10] for item in side.runs if item.run and item.run.git_commit})
     if len(commits) > 1:
-        yield side.fails(TRACEABLE, f"repeats of one arm ran commits {' / '.join(commits)}")
+        yield side.fails(Rule.TRACEABLE, f"repeats of one arm ran commits {' / '.join(commits)}")
     steps = sorted({item.optimizer_steps for item in side.runs if item.optimizer_steps is not None})
     if len(steps) > 1:
         counts = " / ".join(f"{count:,}" for count in steps)
-        yield side.fails(EQUAL_WORK, f"repeats of one arm did {counts} optimizer steps")
+        yield side.fails(Rule.EQUAL_WORK, f"repeats of one arm did {counts} optimizer steps")
 
 
 def _without_marked_instrumented(sides: list[Side], is_planned: bool) -> list[Side]:
-    """Our own runs that say so themselves are left out; without a plan, only where the rest still is a comparison."""
+    """Leave out our own runs that say so themselves; without a plan, only where the rest still is a comparison."""
     plain = [side for side in sides if not (side.first.is_our_own and side.first.instruments)]
     return plain if is_planned or (len(plain) > 1 and plain[0] is sides[0]) else sides
 
 
 def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) -> list[tuple[str | None, list[Side]]]:
-    """Who is compared with whom: (protocol, arms with the baseline first), one for each table of a sweep."""
-    by_sweep: dict[tuple, list[Reported]] = {}
-    sweeps: dict[Path, dict] = {}
+    """Return (protocol, arms with the baseline first) for each set of arms to compare, one per table of a sweep."""
+    by_cell: dict[tuple, list[Reported]] = {}
+    cells = {} if has_baseline else _cells(items)
     for item in items:
-        by_sweep.setdefault((None, None) if has_baseline else _cell(item, sweeps), []).append(item)
+        by_cell.setdefault(cells.get(item.path.absolute().parent, (None, None)), []).append(item)
     found: list[tuple[str | None, list[Side]]] = []
-    for (protocol, _), members in by_sweep.items():
+    for (protocol, _), members in by_cell.items():
         sides = _sides(members, baseline_first=not has_baseline and (prefer_baseline or protocol is not None))
         batches = {side.first.global_batch_size for side in sides}
         alone = {side.first.global_batch_size for side in sides if side.first.world_size == 1}
@@ -134,7 +143,7 @@ def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) ->
 
 
 def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
-    """Arms in the order in which they first appear; with `baseline_first`, the baseline on the fewest ranks leads."""
+    """Return arms in the order in which they first appear, or with the baseline on the fewest ranks first."""
     of_run = {id(item.run): item for item in items if item.run}
     sides = []
     for arm in group_into_arms([item.run for item in items if item.run and item.form != "v1"]):
@@ -163,51 +172,45 @@ def _is_baseline(side: Side) -> bool:
 
 
 def _what_2_0_records_elsewhere(item: Reported) -> tuple:
-    """2.0 has no settings: what was changed between two arms can stand in the code or in the DeepSpeed file alone."""
+    """Return the code and the DeepSpeed file of 2.0, where alone a change can stand: it has no settings."""
     if item.form != "2.0":
         return ()
     assert item.run is not None
     return item.run.git_commit, str((item.run.record.get("deepspeed_config") or {}).get("sha256"))
 
 
-def _cell(item: Reported, sweeps: dict[Path, dict]) -> tuple:
-    """(protocol, batch of the cell) of the sweep that a run lies in, or (None, None)."""
-    parent = item.path.absolute().parent
-    for folder in (*parent.parents[:3], parent) if item.run else ():
-        if folder not in sweeps:
-            sweeps[folder] = read_sweep(folder)
-        for cell in sweeps[folder].get("cells", []):
-            if parent == folder / cell["folder"]:
-                return sweeps[folder]["protocol"], (str(folder), cell["batch_size"])
-    return None, None
+def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
+    """Return (protocol, batch of the cell) for each folder of a run in the sweeps above these runs."""
+    sweeps = sweeps_above(item.path for item in items if item.run)
+    return {
+        folder / cell["folder"]: (sweep["protocol"], (str(folder), cell["batch_size"]))
+        for folder, sweep in sweeps.items()
+        for cell in sweep["cells"]
+    }
 
 
 def read_reported(paths: Sequence[Path]) -> list[Reported]:
-    """Every run that the files and folders of `paths` tell of, in their order.
+    """Read every run that the files and folders of `paths` hold, in their order.
 
-    ValueError, one sentence that names the file: it does not exist, cannot be read, or is no format that is known. In a
+    ValueError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
     folder, files of no known format are passed over.
     """
-    named, rank_files = [], []
+    named = []
     for path in map(Path, paths):
         if not path.exists():
             raise ValueError(f"{path} {missing(path)}")
         files = _files_under(path) if path.is_dir() else [path]
-        if path.is_dir() and not files:
+        if not files:
             raise ValueError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
         named += [(file, not path.is_dir()) for file in files]
-    found = []
+    found: list[Reported] = []
+    rank_files = []
     for file, is_typed in dict.fromkeys(named):
-        if RANK_JSON.fullmatch(file.name) or PIPELINE_JSON.fullmatch(file.name):
+        reader = foreign.reader_of(file)
+        if reader is foreign.read_rank_files:
             rank_files.append(file)
-        elif file.suffix == ".csv":
-            found += foreign.read_csv(file, is_typed)
-        elif file.suffix in TEXT_SUFFIXES:
-            found += foreign.read_text_log(file, is_typed)
-        elif file.name == SCALING_REPORT:
-            found.append(foreign.read_scaling_report(file))
         else:
-            found.append(from_run(load_run(file)))
+            found += reader(file, is_typed) if reader else [from_run(load_run(file))]
     found += foreign.read_rank_files(rank_files)
     if not found:
         raise ValueError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
@@ -215,7 +218,7 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
 
 
 def _files_under(folder: Path) -> list[Path]:
-    """Files that may tell of a run, by name. A log beside a training_metrics.json only repeats it."""
+    """Return the files that may tell of a run, by name. A log in or below the folder of a metrics file repeats it."""
     files = [path for path in files_of_runs(folder) if path.is_file()]
     with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
     is_sweep = any(path.name == SWEEP_FILE for path in files)
@@ -223,12 +226,5 @@ def _files_under(folder: Path) -> list[Path]:
         path
         for path in files
         if path.name == METRICS_FILE
-        or RANK_JSON.fullmatch(path.name)
-        or PIPELINE_JSON.fullmatch(path.name)
-        or (path.name == SCALING_REPORT and not is_sweep)
-        or (
-            path.suffix in (".csv", *TEXT_SUFFIXES)
-            and not is_sweep
-            and not any(parent in with_metrics for parent in path.parents)
-        )
+        or (foreign.reader_of(path) and not is_sweep and not any(parent in with_metrics for parent in path.parents))
     ]

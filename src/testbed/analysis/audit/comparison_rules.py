@@ -6,16 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from testbed.analysis.audit.condition_rules import code_is_the_same, devices_are_the_same
-from testbed.analysis.audit.finding import (
-    EQUAL_WORK,
-    FAILS,
-    LOSSES,
-    NOTE,
-    ONE_RUN,
-    STEP_CLOCK,
-    THROUGHPUT,
-    Finding,
-)
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
 from testbed.analysis.audit.sides import Claim
@@ -47,11 +38,11 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
         unknown = [name for name, values in pairs.items() if None in values]
     if differing:
         words = "; ".join(_against(name, values) for name, values in differing.items())
-        yield claim.fails(EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
+        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
     elif unknown:
         shown = ", ".join(name.replace("_", " ") for name in unknown[:6])
         more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
-        yield claim.notes(EQUAL_WORK, f"equal work cannot be shown, not in every file: {shown}{more}")
+        yield claim.notes(Rule.EQUAL_WORK, f"equal work cannot be shown, not in every file: {shown}{more}")
 
 
 def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
@@ -92,7 +83,7 @@ def _against(name: str, values: tuple) -> str:
 
 
 def _at_equal_updates(claim: Claim) -> str | None:
-    """The time of the other arm if it did as many optimizer steps: its own pace, by plain proportion."""
+    """Return the time of the other arm for as many optimizer steps at its own pace, by plain proportion."""
     base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
     base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
     if not base_steps or not steps or not base_s or not seconds or base_steps == steps:
@@ -105,7 +96,7 @@ def _at_equal_updates(claim: Claim) -> str | None:
 
 
 def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
-    """v1: rate x time is what one rank read. An integer ratio of the two tells the ranks of an equal epoch."""
+    """Compare what one rank read, rate x time, in v1. An integer ratio of the two tells the ranks of an equal epoch."""
     base, other = claim.baseline.first, claim.other.first
     if base.form != "v1" or other.form != "v1" or not (base.rate and other.rate and base.time_s and other.time_s):
         return
@@ -123,10 +114,10 @@ def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
         f"{other.time_s:,.2f} s = {tokens[1] * epochs[1]:,.0f}"
     )
     if ranks < 2 or abs(ratio / ranks - 1) > RATE_TOLERANCE:
-        yield claim.fails(EQUAL_WORK, f"rate x time gives other tokens: {arithmetic}")
+        yield claim.fails(Rule.EQUAL_WORK, f"rate x time gives other tokens: {arithmetic}")
         return
     yield claim.fails(
-        THROUGHPUT,
+        Rule.THROUGHPUT,
         f"throughput of one rank against another number of ranks: {arithmetic}, 1/{ranks} per epoch, so over the same "
         f"data the second ran on {ranks} times as many ranks",
         f"{ranks} x {other.rate:,.1f} = {ranks * other.rate:,.0f} tokens/s over all ranks, "
@@ -135,7 +126,7 @@ def rates_of_v1_are_of_all_ranks(claim: Claim) -> Iterator[Finding]:
 
 
 def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
-    """From fewer ranks to more, whichever was named first."""
+    """Check the speed-up from fewer ranks to more, whichever was named first."""
     if (claim.other.first.world_size or 0) < (claim.baseline.first.world_size or 0):
         claim = claim.turned
     base, other = claim.baseline.first, claim.other.first
@@ -153,7 +144,7 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
         )
     if linear > 1 and speed_up > linear * (1 + (OWN_LINEAR_TOLERANCE if own else FOREIGN_LINEAR_TOLERANCE)):
         yield claim.finds(
-            STEP_CLOCK,
+            Rule.STEP_CLOCK,
             NOTE if own else FAILS,
             f"{speed_up:.2f}x ({by}) on {linear:g} times the ranks is more than linear: "
             + (
@@ -165,14 +156,14 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
         )
     elif corrected and slowest[0] / slowest[1] < speed_up * (1 - RATE_TOLERANCE):
         yield claim.fails(
-            STEP_CLOCK,
+            Rule.STEP_CLOCK,
             f"{speed_up:.2f}x is of times averaged over ranks: an epoch is done when its slowest rank is",
             corrected,
         )
 
 
 def _speed_up(claim: Claim) -> tuple[float | None, str]:
-    """The ratio that the sources suggest, and of what: rates of all ranks where both are, or else times."""
+    """Return the ratio that the sources suggest, and of what: rates of all ranks where both are, or else times."""
     base, other = claim.baseline, claim.other
     same_unit = base.first.rate_unit == other.first.rate_unit
     if same_unit and not base.first.rate_is_per_rank and not other.first.rate_is_per_rank:
@@ -187,7 +178,7 @@ def _speed_up(claim: Claim) -> tuple[float | None, str]:
 
 
 def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
-    """Validation losses at the end; under weak scaling each arm trains with another batch, so nothing is said."""
+    """Compare validation losses at the end. Under weak scaling arms train with other batches, so nothing is said."""
     speed_up, by = _speed_up(claim)
     base, other = claim.baseline.first, claim.other.first
     if by == "time" and base.time_meaning.endswith("iteration") and base.world_size != other.world_size:
@@ -199,14 +190,14 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
         return
     runs = [side.first.run for side in (claim.baseline, claim.other) if side.first.run]
     if len(runs) == 2 and any(not item.is_unknown_only for item in differing_validation(runs)):
-        yield claim.notes(LOSSES, "validation losses are over different data or numbers of tokens")
+        yield claim.notes(Rule.LOSSES, "validation losses are over different data or numbers of tokens")
         return
     sides = (claim.baseline, claim.other)
     losses = [[run.val_loss for run in side.runs if run.val_loss is not None] for side in sides]
     spread, _ = loss_noise(*losses)
     if after - before > spread:
         yield claim.fails(
-            LOSSES,
+            Rule.LOSSES,
             f"{speed_up:.2f}x ({by}) with validation loss {after:.3f} against {before:.3f}: worse by "
             f"{after - before:.3f}, more than the {spread:.3g} between seeds",
             "no speed-up at equal loss; time to a loss was not compared",
@@ -214,7 +205,7 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
 
 
 def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
-    """At the same batch per rank, more ranks mean a larger global batch: another loss, unless ranks read the same."""
+    """Check that losses differ: at the same batch per rank, more ranks mean a larger global batch."""
     base, other = claim.baseline.first, claim.other.first
     if not base.world_size or not other.world_size or base.world_size == other.world_size:
         return
@@ -230,7 +221,7 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     if before is None or after is None or abs(after / before - 1) > RATE_TOLERANCE:
         is_known = before is not None and after is not None
         unknown = "though not at one batch per rank" if is_known else "the batch per rank is not in the files"
-        yield claim.notes(EQUAL_WORK, f"the same {said}, {unknown}")
+        yield claim.notes(Rule.EQUAL_WORK, f"the same {said}, {unknown}")
         return
     corrected = None
     if base.rate and other.rate and base.rate_unit == other.rate_unit:
@@ -241,7 +232,7 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
             f"{ratio * other.world_size / base.world_size:.2f}x"
         )
     yield claim.fails(
-        EQUAL_WORK,
+        Rule.EQUAL_WORK,
         f"the same {said} at the same batch per rank: every rank trained on identical batches, so the added ranks "
         "repeat the first one's work",
         corrected,
@@ -253,7 +244,7 @@ def _is_same(before: float | None, after: float | None) -> bool:
 
 
 def _work_per_rank(item: Reported) -> float | None:
-    """Sequences per rank and step, or, where a rate is per rank, what it says one rank does in an iteration."""
+    """Return sequences per rank and step, or, where a rate is per rank, what one rank does in an iteration."""
     if item.global_batch_size and item.world_size:
         return item.global_batch_size / item.world_size
     if item.rate_is_per_rank and item.rate and item.time_s and item.time_meaning == "time of one iteration":
@@ -262,7 +253,7 @@ def _work_per_rank(item: Reported) -> float | None:
 
 
 def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
-    """torch.nn.DataParallel splits one batch over the devices: the global batch does not grow with them."""
+    """Check the rate of torch.nn.DataParallel: it splits one batch, so the global batch does not grow with devices."""
     base, other = claim.baseline.first, claim.other.first
     before, after = (_work_per_rank(item) for item in (base, other))
     if not other.is_data_parallel_module or not other.world_size or other.world_size < 2:
@@ -273,7 +264,7 @@ def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
     assert base.time_s is not None and other.time_s is not None
     claimed = other.rate * other.world_size / base.rate
     yield claim.fails(
-        THROUGHPUT,
+        Rule.THROUGHPUT,
         f"DataParallel splits one batch over {other.world_size} devices, but {other.rate:.2f} {other.rate_unit} is "
         f"credited to each of them: rate x time per device, {after:.2f}, is that of the whole batch on one device, "
         f"{before:.2f}",
@@ -291,13 +282,15 @@ def both_leave_the_warm_up_of_the_learning_rate(claim: Claim) -> Iterator[Findin
         left.append((steps > warmup, steps, warmup))
     if left and left[0][0] != left[1][0]:
         words = " against ".join(f"{steps:,} steps with {warmup:,} of warm-up" for _, steps, warmup in left)
-        yield claim.fails(EQUAL_WORK, f"one run leaves the warm-up of the learning rate, the other never does: {words}")
+        yield claim.fails(
+            Rule.EQUAL_WORK, f"one run leaves the warm-up of the learning rate, the other never does: {words}"
+        )
 
 
 def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
     if made_first(*claim.measured_runs):
         yield claim.notes(
-            ONE_RUN,
+            Rule.ONE_RUN,
             "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "
             "difference (interleave them, A B A B)",
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.analysis.audit.finding import DEVICES, FAILS, NOTE, TRACEABLE, Finding
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import CHANGED_FILES, COMMIT, DEVICE, Confounder, confounders
-from testbed.analysis.runs.arms import hardware_of
+from testbed.analysis.runs.arms import configuration
+from testbed.analysis.runs.comparability import cores_of
 
 _THREADS = "cpu threads per rank"
 # of the runs of one side that say it
@@ -15,7 +16,7 @@ _DIRTY: dict[tuple[str, ...], str] = {("True",): "in every run", ("False",): "in
 
 
 def code_is_the_same(claim: Claim) -> Iterator[Finding]:
-    """Two commits are one change, and may be what is compared; with other settings too, they are two at once."""
+    """Compare commits. Two are one change, and may be what is compared; with other settings too, they are two."""
     found = {item.kind: item for item in confounders(*claim.measured_runs) if item.a != item.b}
     if commit := found.get(COMMIT):
         one, other = (" / ".join(each[:10] for each in side) for side in (commit.a, commit.b))
@@ -25,55 +26,44 @@ def code_is_the_same(claim: Claim) -> Iterator[Finding]:
         message = f"files that differ from the commit: {claim.names[0]} {one}, {claim.names[1]} {other}"
     else:
         return
-    records = ((side.first.run.record if side.first.run else {}) for side in (claim.baseline, claim.other))
-    is_two_changes = _configuration(next(records)) != _configuration(next(records))
+    is_two_changes = not _is_set_alike(claim)
     if is_two_changes:
         message += ", and other settings: two changes at once, so neither explains the difference"
-    yield claim.finds(TRACEABLE, FAILS if is_two_changes else NOTE, message)
+    yield claim.finds(Rule.TRACEABLE, FAILS if is_two_changes else NOTE, message)
 
 
-def _configuration(record: dict) -> dict:
-    """What was set, apart from where it ran: settings (since 2.1), or the few that 2.0 records."""
-    ignored = {"checkpoint_path", "seed", "threads_per_rank", "train_data_path", "val_data_path"}
-    settings = {name: value for name, value in (record.get("settings") or {}).items() if name not in ignored}
-    config = record.get("training_config") or {}
-    names = ("run_type", "precision", "micro_batch_size_per_gpu", "grad_accum_steps", "global_batch_size", "zero_stage")
-    hashed = (record.get("deepspeed_config") or {}).get("sha256")
-    ranks = (record.get("hardware") or {}).get("world_size")
-    return {"settings": settings, "config": {name: config.get(name) for name in names}, "file": hashed, "ranks": ranks}
+def _is_set_alike(claim: Claim) -> bool:
+    """Return whether both arms have one configuration but for their devices, whose threads are a setting too."""
+    found = []
+    for run in (runs[0] for runs in claim.measured_runs):
+        each = configuration(run)
+        each["settings"].pop("threads_per_rank", None)
+        found.append({name: value for name, value in each.items() if name != "devices"})
+    return found[0] == found[1]
 
 
 def devices_are_the_same(claim: Claim) -> Iterator[Finding]:
-    """Other devices refute a claim; another machine of the same devices, or other software, is only pointed out."""
+    """Compare devices. Others refute a claim; another machine of the same devices, or other software, is a note."""
     for item in confounders(*claim.measured_runs):
         if item.kind == DEVICE and item.a != item.b:
             if item.what != _THREADS:
-                yield claim.fails(DEVICES, f"{item.what} {item.against}")
+                yield claim.fails(Rule.DEVICES, f"{item.what} {item.against}")
             elif not _cores_are_equal(claim):
                 yield _other_threads(claim, item)
         elif item.kind not in (COMMIT, CHANGED_FILES):
             said = f"{item.what} {item.against}: it may explain the difference"
-            yield claim.notes(DEVICES, said)
+            yield claim.notes(Rule.DEVICES, said)
 
 
 def _cores_are_equal(claim: Claim) -> bool:
     """Return whether both arms compute on the same number of cores, however many ranks share them."""
-    cores = [
-        {
-            hardware_of(run, "cpu_threads_per_rank") * run.world_size
-            if run.world_size and hardware_of(run, "cpu_threads_per_rank")
-            else None
-            for run in runs
-        }
-        for runs in claim.measured_runs
-    ]
-    return len(cores[0]) == 1 and cores[0] == cores[1] and None not in cores[0]
+    one, other = ({cores_of(run) for run in runs} for runs in claim.measured_runs)
+    return len(one) == 1 and one == other and None not in one
 
 
 def _other_threads(claim: Claim, item: Confounder) -> Finding:
     """Return a note where the number of threads is all that differs, so that it is what is compared."""
-    configurations = [_configuration(runs[0].record) for runs in claim.measured_runs]
     message = f"{item.what} {item.against}"
-    if configurations[0] == configurations[1]:
-        return claim.notes(DEVICES, f"{message}: a ratio of the two is what more cores do")
-    return claim.fails(DEVICES, message)
+    if _is_set_alike(claim):
+        return claim.notes(Rule.DEVICES, f"{message}: a ratio of the two is what more cores do")
+    return claim.fails(Rule.DEVICES, message)

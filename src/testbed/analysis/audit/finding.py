@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import StrEnum
 
 FAILS = "claim does not stand"
 NOTE = "note"
 
-EQUAL_WORK = "equal work"
-EQUAL_MATH = "equal math"
-STEP_CLOCK = "step clock"
-EVERY_STEP = "every step is timed"
-THROUGHPUT = "throughput is global"
-INSTRUMENTED = "instrumented runs"
-COMMUNICATION = "communication time"
-NESTED = "nested ranges are not added up"
-ONE_RUN = "one run proves nothing"
-LOSSES = "a faster run that learns worse is not faster"
-UNKNOWN = "unknown is null"
-TRACEABLE = "each figure can be traced"
-DEVICES = "equal devices"
-WARM_UP = "warm-up is left out"
+
+class Rule(StrEnum):
+    """The rules of docs/measuring.md that a finding can break."""
+
+    EQUAL_WORK = "equal work"
+    EQUAL_MATH = "equal math"
+    STEP_CLOCK = "step clock"
+    EVERY_STEP = "every step is timed"
+    THROUGHPUT = "throughput is global"
+    INSTRUMENTED = "instrumented runs"
+    COMMUNICATION = "communication time"
+    NESTED = "nested ranges are not added up"
+    ONE_RUN = "one run proves nothing"
+    LOSSES = "a faster run that learns worse is not faster"
+    UNKNOWN = "unknown is null"
+    TRACEABLE = "each figure can be traced"
+    DEVICES = "equal devices"
+    WARM_UP = "warm-up is left out"
 
 
 @dataclass(frozen=True)
 class Finding:
     """One problem: the rule it breaks, the runs it is about, and the figure that the files give instead, if any."""
 
-    rule: str
+    rule: Rule
     runs: tuple[str, ...]
     message: str
     severity: str  # FAILS or NOTE
@@ -43,11 +48,11 @@ class Audited(ABC):
     def names(self) -> tuple[str, ...]:
         """Return the runs that a finding is about."""
 
-    def fails(self, rule: str, message: str, corrected: str | None = None) -> Finding:
+    def fails(self, rule: Rule, message: str, corrected: str | None = None) -> Finding:
         return self.finds(rule, FAILS, message, corrected)
 
-    def notes(self, rule: str, message: str, corrected: str | None = None) -> Finding:
+    def notes(self, rule: Rule, message: str, corrected: str | None = None) -> Finding:
         return self.finds(rule, NOTE, message, corrected)
 
-    def finds(self, rule: str, severity: str, message: str, corrected: str | None = None) -> Finding:
+    def finds(self, rule: Rule, severity: str, message: str, corrected: str | None = None) -> Finding:
         return Finding(rule, self.names, message, severity, corrected)

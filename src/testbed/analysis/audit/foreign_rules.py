@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from testbed.analysis.audit.finding import (
-    COMMUNICATION,
-    EQUAL_MATH,
-    EQUAL_WORK,
-    NESTED,
-    ONE_RUN,
-    STEP_CLOCK,
-    Finding,
-)
-from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.finding import Finding, Rule
+from testbed.analysis.audit.reported import ANY, Reported
 from testbed.analysis.audit.run_rules import is_exact
 
 RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
@@ -27,7 +19,7 @@ def ranks_of_one_epoch_end_together(item: Reported) -> Iterator[Finding]:
         return
     times = ", ".join(f"{time:,.2f}" for time in item.rank_times_s)
     yield item.fails(
-        STEP_CLOCK,
+        Rule.STEP_CLOCK,
         f"ranks of the same synchronous epoch report {times} s: they wait for one another in every step, so the "
         "shorter times leave something out (a timer that does not wait for its own device)",
         f"{slowest:,.2f} s, the slowest rank, instead of the mean {_mean(item.rank_times_s):,.2f} s",
@@ -38,26 +30,26 @@ def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
     negative = [seconds for seconds in item.communication_s if seconds < 0]
     if negative:
         yield item.fails(
-            COMMUNICATION,
+            Rule.COMMUNICATION,
             f"a communication time of {min(negative):.3f} s is negative: the difference of two run times is not "
             "communication",
         )
     positive = [seconds for seconds in item.communication_s if seconds > 0]
     if item.world_size == 1 and positive:
         yield item.fails(
-            COMMUNICATION,
-            f"one rank alone reports {max(positive):,.2f} s of communication: it has nobody to talk to, so this is the "
-            "optimizer's step or another part of the loop, and so it is in the runs compared with it",
+            Rule.COMMUNICATION,
+            f"one rank alone reports {max(positive):,.2f} s of communication: there is no other to talk to, so this is "
+            "the optimizer's step or another part of the loop, and so it is in the runs compared with it",
             "0 s on one rank; on more the file does not tell",
         )
 
 
 def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
-    """Every rank of seed 002's program validates over all of the data: equal weights give equal losses."""
+    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
     losses = item.rank_val_losses
     if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
         yield item.fails(
-            EQUAL_MATH,
+            Rule.EQUAL_MATH,
             f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}: their weights "
             "differ, so this is not one model trained on all the data",
         )
@@ -65,9 +57,9 @@ def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
 
 def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
     losses = item.rank_train_losses
-    if item.form == "wandb log" and len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
+    if len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
         yield item.notes(
-            EQUAL_WORK,
+            Rule.EQUAL_WORK,
             f"{len(losses)} ranks report the same training loss {losses[0]!r}: unless it is the mean over ranks, all "
             "of them trained on the same sequences",
         )
@@ -75,13 +67,13 @@ def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
 
 def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
     rows_s, kernels_s = item.details.get("collective_rows_s"), item.details.get("collective_kernels_s")
-    if item.form != "profiler table" or not rows_s or not kernels_s:
+    if not rows_s or not kernels_s:
         return
     steps = item.details["profiled_steps"]
     per_step = f" = {kernels_s / steps:.3f} s per profiled step" if steps else ""
     if rows_s > kernels_s * (1 + RANK_SPREAD):
         yield item.notes(
-            NESTED,
+            Rule.NESTED,
             f"rows whose names speak of collectives add up to {rows_s:,.2f} s of device time, which counts the same "
             "collective once for each range around it",
             f"{kernels_s:,.2f} s in NCCL kernels, summed over the devices of the table{per_step}",
@@ -89,9 +81,9 @@ def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
 
 
 def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
-    """A timer that starts anew at each log line, divided by all steps so far, makes an iteration too short."""
+    """Compare a log's two clocks. A timer that starts again at each line, divided by all steps so far, is too short."""
     steps, clock_s = item.details.get("logged_steps", []), item.details.get("progress_s", {})
-    if item.form != "wandb log" or not item.time_s or len(steps) < 2:
+    if not item.time_s or len(steps) < 2:
         return
     first, last = steps[-2], steps[-1]
     if first not in clock_s or last not in clock_s:
@@ -102,7 +94,7 @@ def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
     scaled_s = item.time_s * last / count
     fits = scaled_s * count <= seconds * 1.1 + 1
     yield item.fails(
-        STEP_CLOCK,
+        Rule.STEP_CLOCK,
         f"{item.time_s:.3f} s per iteration x {count} iterations is {item.time_s * count:.1f} s, the progress bar of "
         f"the same log shows {seconds} s from step {first} to {last} (validation and saving inside)"
         + f"; an interval's time divided by all {last} steps instead of its own {count} would explain it"
@@ -114,20 +106,18 @@ def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
 
 
 def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
-    if item.form != "scaling report":
-        return
     if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
-        yield item.fails(EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
+        yield item.fails(Rule.EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
     elif item.details["status"] in ("invalid_comparison", "mismatch_allowed"):
-        yield item.fails(EQUAL_WORK, f"the report's own status is {item.details['status']}")
+        yield item.fails(Rule.EQUAL_WORK, f"the report's own status is {item.details['status']}")
     for ranks, values in item.details["runs"].items():
         paths, spread = values.get("metrics_paths"), values.get("stdev_tokens_per_sec_global")
         if isinstance(paths, list) and len(paths) == 1 and spread == 0:
-            yield item.notes(ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
+            yield item.notes(Rule.ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
         speed_up = values.get("speedup_vs_1gpu")
         if ranks.isdigit() and isinstance(speed_up, int | float) and speed_up > 1.01 * int(ranks[:9]):
             yield item.fails(
-                STEP_CLOCK,
+                Rule.STEP_CLOCK,
                 f"{speed_up:.2f}x on {ranks} ranks is more than linear: look for work that the clock leaves out, or "
                 "that was not done",
             )
@@ -137,12 +127,29 @@ def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
 
 
-FOREIGN_RULES: tuple[Callable[[Reported], Iterator[Finding]], ...] = (
-    ranks_of_one_epoch_end_together,
-    communication_is_what_collectives_take,
-    replicas_have_one_loss,
-    ranks_read_different_batches,
-    profiler_rows_nest,
-    iteration_time_agrees_with_progress,
-    scaling_report_compares_like_with_like,
-)
+def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_rates) > 1:
+        yield item.notes(
+            Rule.THROUGHPUT,
+            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
+            f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
+        )
+
+
+def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
+    if item.unread:
+        yield item.notes(Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}")
+
+
+# rule -> the forms of files that it reads, and takes no other
+FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
+    rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
+    ranks_of_one_epoch_end_together: ANY,
+    communication_is_what_collectives_take: ANY,
+    replicas_have_one_loss: ANY,
+    ranks_read_different_batches: ("wandb log",),
+    profiler_rows_nest: ("profiler table",),
+    iteration_time_agrees_with_progress: ("wandb log",),
+    scaling_report_compares_like_with_like: ("scaling report",),
+    what_could_not_be_read: ANY,
+}

@@ -1,11 +1,11 @@
-"""Notes for a table of single runs: it gives no verdict, and what the audit finds in it."""
+"""Write the notes of a table of single runs: that it gives no verdict, and what the audit finds in it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from testbed.analysis.audit.claims import audit_runs
-from testbed.analysis.audit.finding import EQUAL_WORK, FAILS, INSTRUMENTED, ONE_RUN, TRACEABLE
+from testbed.analysis.audit.finding import FAILS, Rule
 from testbed.analysis.audit.reported import from_run
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import Run
@@ -14,7 +14,8 @@ NO_VERDICT = (
     "no verdict: a ratio shows what these runs did. Five interleaved repeats of each give a verdict: "
     "scripts/quickstart.sh --repeats 5, or scripts/run_scaling_benchmarks.py."
 )
-SAID_ELSEWHERE = {EQUAL_WORK, INSTRUMENTED, ONE_RUN}  # by `comparability.warnings`, and by the sentence above
+# by `comparability.warnings`, and by the sentence above
+SAID_ELSEWHERE = {Rule.EQUAL_WORK, Rule.INSTRUMENTED, Rule.ONE_RUN}
 
 
 def notes_on_single_runs(runs: Sequence[Run]) -> list[str]:
@@ -26,7 +27,7 @@ def notes_on_single_runs(runs: Sequence[Run]) -> list[str]:
     number_of = {str(run.path): f"[{number}]" for number, run in enumerate(runs, start=1)}
     notes = [f"One run each, {NO_VERDICT}"]
     for finding in audit_runs([from_run(run) for run in runs]):
-        is_about_the_record = finding.rule == TRACEABLE and finding.severity != FAILS
+        is_about_the_record = finding.rule == Rule.TRACEABLE and finding.severity != FAILS
         if finding.rule not in SAID_ELSEWHERE and not is_about_the_record:
             which = " and ".join(number_of.get(name, name) for name in finding.runs)
             corrected = f" ({finding.corrected})" if finding.corrected else ""

@@ -1,4 +1,4 @@
-"""What the files of a run say about it, whatever their format: the form in which the audit reads every claim.
+"""Hold what the files of a run say about it, whatever their format: the form in which the audit reads every claim.
 
 Nothing is filled in. What a format does not record is None or empty, and what could not be read of a file that is
 otherwise understood stands in `unread`.
@@ -16,13 +16,10 @@ from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run
 from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
+from testbed.run_files import LAUNCHER
 
-RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
-PIPELINE_JSON = re.compile(r"eval_results_epoch(\d+)\.json")
-SCALING_REPORT = "scaling_report.json"
-TEXT_SUFFIXES = (".log", ".out", ".err", ".txt", ".md")
-LAUNCHER_FILE = "launcher_metadata.json"
-# Beside a run these say that a profiler ran with it.
+ANY = ()  # rules that read files of every form
+# Next to a run these say that a profiler ran with it.
 PROFILER_FILES = ("*.nsys-rep", "nsys_stats*.txt", "profile_summary.json")
 
 
@@ -59,14 +56,29 @@ class Reported(Audited):
         return (self.name,)
 
     @property
+    def metrics(self) -> Run:
+        """Return the run of a training_metrics.json; only for rules that take no other form."""
+        assert self.run is not None
+        return self.run
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return `training_config`; empty where the file has none."""
+        return self.run.section("training_config") if self.run else {}
+
+    @property
+    def has_figures(self) -> bool:
+        """Return whether the source says a time, a rate or a loss."""
+        return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
+
+    @property
     def is_our_own(self) -> bool:
-        """A file of 2.1 or later: every optimizer step of every rank, on a clock that is synchronised on both sides."""
+        """Return whether a file of 2.1 or later tells it: it has every step of every rank, on a synchronised clock."""
         return self.form == "2.2"
 
 
 def from_run(run: Run) -> Reported:
-    """A training_metrics.json of any version, and what the files beside it say about instruments."""
-    config = run.record.get("training_config") or {}
+    """Return what a training_metrics.json of any version says, and the files next to it about instruments."""
     form = {"1": "v1"}.get(run.version, run.version)
     return Reported(
         path=run.path,
@@ -74,7 +86,7 @@ def from_run(run: Run) -> Reported:
         form=form,
         run=run,
         world_size=rank_count(run),
-        global_batch_size=config.get("global_batch_size"),
+        global_batch_size=run.section("training_config").get("global_batch_size"),
         optimizer_steps=run.work.get("optimizer_steps"),
         time_s=run.training_time_s,
         rate=run.tokens_per_s,
@@ -98,12 +110,12 @@ def _instruments(run: Run) -> list[str]:
     if re.search(r"--profile\b", run.record.get("command_line") or "") and run.version != "2.2":
         found.append("a profiler ran (--profile in the command)")
     folder = run.path.absolute().parent
-    launcher = folder / LAUNCHER_FILE
+    launcher = folder / LAUNCHER
     environment = read_json(launcher) if launcher.is_file() else {}
     environment = environment.get("nccl_env") if isinstance(environment, dict) else None
     for instrument in instruments_in(environment if isinstance(environment, dict) else {}):
         logs = " logs collectives" if instrument.startswith("NCCL_DEBUG=") else ""
-        found.append(f"{instrument}{logs} ({LAUNCHER_FILE})")
+        found.append(f"{instrument}{logs} ({LAUNCHER})")
     traces = [
         path for pattern in PROFILER_FILES for path in [*folder.glob(pattern), *folder.glob(f"profiles/{pattern}")]
     ]

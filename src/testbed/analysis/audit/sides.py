@@ -26,14 +26,14 @@ class Side(Audited):
         return self.runs[0]
 
     def middle(self, quantity: str) -> float | None:
-        """Median of a number over the runs; None when one of them does not have it."""
+        """Return the median of a number over the runs; None when one of them does not have it."""
         values = [getattr(run, quantity) for run in self.runs]
         return None if None in values else median(values)
 
 
 @dataclass(frozen=True)
 class Claim(Audited):
-    """What is compared, and under which protocol (strong, weak, time_to_loss; None: nobody said)."""
+    """What is compared, and under which protocol (strong, weak, time_to_loss; None: no plan says)."""
 
     baseline: Side
     other: Side
@@ -49,6 +49,6 @@ class Claim(Audited):
 
     @property
     def measured_runs(self) -> tuple[list[Run], list[Run]]:
-        """The runs of both sides that come from a training_metrics.json."""
+        """Return the runs of both sides that come from a training_metrics.json."""
         one, other = ([item.run for item in side.runs if item.run] for side in (self.baseline, self.other))
         return one, other

@@ -1,4 +1,4 @@
-"""Two profiles against each other, per rank and optimizer step: what is called more often, and what takes longer.
+"""Compare two profiles, per rank and optimizer step: what is called more often, and what takes longer.
 
 Totals of profiles of different lengths compare the lengths, and percentages of nested ranges compare the nesting, so
 neither is used. Each profile is one instrumented run: a difference is what these two runs did, and no verdict.
@@ -12,6 +12,7 @@ from typing import Any
 from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
 from testbed.io import read_json
 
+PARSER = "scripts/profiling/parse_nsys_stats.py"
 # OS runtime is left out: its time is that of idle threads.
 COMPARED = {
     "operators": "Operators (own time)",
@@ -30,30 +31,31 @@ _CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite 
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A profile_summary.json, or that of a run's folder. ValueError: there is none, or it is an earlier tool's."""
+    """Read a profile_summary.json, or that of a run's folder. ValueError: there is none, or an earlier tool's."""
     path = Path(path)
     if path.is_dir():
         candidates = [path / PROFILES / SUMMARY_FILE, path / SUMMARY_FILE]
         path = next((found for found in candidates if found.exists()), candidates[0])
     if not path.exists():
-        raise ValueError(f"{path} does not exist; scripts/profiling/parse_nsys_stats.py --run_dir writes it")
+        raise ValueError(f"{path} does not exist; {PARSER} --run_dir writes it")
     summary = read_json(path)
     parts = [summary.get(name) for name in ("tables", "nccl")] if isinstance(summary, dict) else [None]
     if not all(isinstance(part, dict) for part in parts):
-        raise ValueError(f"{path} has no tables per step: write it anew with scripts/profiling/parse_nsys_stats.py")
+        raise ValueError(f"{path} has no tables per step: write it again with {PARSER}")
     missing = [name for name in _NEEDED if name not in summary]
-    if missing := missing + [f"nccl.{name}" for name in _NEEDED_OF_NCCL if name not in summary["nccl"]]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}: write it anew with scripts/profiling/parse_nsys_stats.py")
+    missing += [f"nccl.{name}" for name in _NEEDED_OF_NCCL if name not in summary["nccl"]]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: write it again with {PARSER}")
     if not summary["num_optimizer_steps"] or not summary["ranks_in_profile"]:
         raise ValueError(
             f"{path} does not know how many optimizer steps and ranks it covers, so nothing can be compared; write it "
-            "anew with --optimizer_steps and --ranks_in_profile"
+            "again with --optimizer_steps and --ranks_in_profile"
         )
     return summary
 
 
 def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """What changed from summary `a` to `b`, per rank and optimizer step. ValueError when no table is in both."""
+    """Return what changed from summary `a` to `b`, per rank and step. ValueError when no table is in both."""
     shared = [report for report in COMPARED if report in a["tables"] and report in b["tables"]]
     if not shared:
         raise ValueError(
@@ -112,7 +114,7 @@ def _nccl(a: dict, b: dict) -> list[dict]:
 
 
 def _rows(report: str, a: dict, b: dict) -> list[dict]:
-    """Rows of both tables by name, the largest change of time first.
+    """Join the rows of both tables by name, the largest change of time first.
 
     A kernel or call that a profile lacks took no time there. A range that it lacks was not marked there, which says
     nothing about time: None.

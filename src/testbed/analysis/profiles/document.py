@@ -1,4 +1,4 @@
-"""Summaries of profiles and their differences as documents: a page that fits in a terminal, the rest is in the file."""
+"""Print summaries of profiles and their differences: a page that fits in a terminal, the rest is in the file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Cell]], title: str, note: str = "") -> Table:
-    """A table of names and numbers; long names are cut."""
+    """Make a table of names and numbers. Long names are cut."""
     return Table(header, [[_cut(plain(name)), *rest] for name, *rest in rows], title, (0,), note)
 
 
@@ -111,7 +111,7 @@ def _milliseconds(nanoseconds: float | None) -> Number:
 
 
 def _count(value: float | None) -> Number:
-    """A count, or a mean of counts with two decimals."""
+    """Write a count, or a mean of counts with two decimals."""
     return Number(value, ",d" if isinstance(value, int) else ",.2f")
 
 

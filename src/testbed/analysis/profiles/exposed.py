@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +42,15 @@ class Estimate:
     num_runs: int
 
     def error_seen(self, other: Estimate) -> float:
-        """Half the width of the interval of the difference from an estimate of other runs, whose errors add in squares:
-        a difference beyond it would be seen. Both intervals are known."""
+        """Return the smallest difference from an estimate of other runs that would be seen. Both intervals are known.
+
+        It is half the width of the difference's interval: errors add in squares.
+        """
         assert self.low is not None and self.high is not None and other.low is not None and other.high is not None
         return float(np.hypot(self.high - self.low, other.high - other.low) / 2)
 
     def differs_from(self, other: Estimate) -> bool:
-        """Whether the interval of the difference leaves nought out."""
+        """Return whether the interval of the difference leaves out 0."""
         return abs(self.median - other.median) > self.error_seen(other)
 
 
@@ -67,12 +69,12 @@ class ExposedCommunication:
 
     @property
     def expected(self) -> Estimate:
-        """What the trace says that the counterfactual must be."""
+        """Return what the counterfactual must be by the trace."""
         return self.traced if self.run_type in NOTHING_OVERLAPS else self.together
 
     @property
     def verdict(self) -> str:
-        """Whether trace and counterfactual agree within their intervals, with the error that would have been seen.
+        """Return whether trace and counterfactual agree within their intervals.
 
         Where a trace without any exposed communication would fit too, agreement says nothing: "cannot tell".
         """
@@ -87,7 +89,6 @@ class ExposedCommunication:
 
     @property
     def verdict_in_words(self) -> str:
-        """For the table."""
         if self.verdict == NOT_ENOUGH:
             return NOT_ENOUGH
         what = "" if self.run_type in NOTHING_OVERLAPS else "the sum: "
@@ -96,39 +97,34 @@ class ExposedCommunication:
 
 
 def exposed_communication(runs: Sequence[Run]) -> tuple[list[ExposedCommunication], list[str]]:
-    """For each configuration that has runs of --skip_gradient_sync alternate, traced and not; and in words each such
-    run that is left out, with the reason. Runs as load_run gives them."""
-    kept, copies = without_copies([run for run in runs if _settings(run).get("skip_gradient_sync") == "alternate"])
-    left_out = [f"{run.path}: {reason}" for run, reason in copies]
-    usable = []
-    for run in kept:
-        reason = _why_not(run)
-        if reason is None:
-            usable.append(run)
-        else:
-            left_out.append(f"{run.path}: {reason}")
+    """Return the estimates of each configuration, and each run that is left out, with the reason.
+
+    A configuration needs runs of --skip_gradient_sync alternate, traced and not.
+    """
+    alternating = [run for run in runs if run.section("settings").get("skip_gradient_sync") == "alternate"]
+    kept, unusable = without_copies(alternating)
     configurations: dict[str, dict[bool, list[Run]]] = {}
-    for run in usable:
-        configurations.setdefault(_configuration(run), {}).setdefault(_is_traced(run), []).append(run)
+    for run in kept:
+        if reason := _why_not(run):
+            unusable.append((run, reason))
+        else:
+            configurations.setdefault(_configuration(run), {}).setdefault(_is_traced(run), []).append(run)
+    left_out = [f"{run.path}: {reason}" for run, reason in unusable]
     both = [kinds for kinds in configurations.values() if len(kinds) == 2]
     names = [strategy.name for strategy in strategies_of([kinds[False][0] for kinds in both])]
     found = [_of(name, kinds[False], kinds[True]) for name, kinds in zip(names, both, strict=True)]
     return sorted(found, key=lambda row: (row.name, row.ranks)), left_out
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    return run.record.get("settings", {})
-
-
 def _is_traced(run: Run) -> bool:
-    return bool(_settings(run).get("profile"))
+    return bool(run.section("settings").get("profile"))
 
 
 def _why_not(run: Run) -> str | None:
-    """Why a run says nothing, in words."""
+    """Return why a run says nothing; None: it does."""
     if run.status != "complete":
         return f"it is {run.status}"
-    if _settings(run).get("profile_mode"):  # files that name no instruments
+    if run.section("settings").get("profile_mode"):  # files that name no instruments
         return "--profile_mode changes its timing"
     if others := [name for name in run.instruments if name not in ("--profile", "--skip_gradient_sync")]:
         return f"{', '.join(others)} changes its timing"
@@ -146,7 +142,7 @@ def _why_not(run: Run) -> str | None:
 
 
 def _configuration(run: Run) -> str:
-    """All that the two kinds of runs share."""
+    """Return all that the traced and the other runs share, as JSON to compare."""
     shared = configuration(run)
     for name in ("profile", "profile_steps"):
         shared["settings"].pop(name, None)
@@ -168,23 +164,21 @@ def _of(name: str, timed: Sequence[Run], traced: Sequence[Run]) -> ExposedCommun
     )
 
 
-@overload
-def is_synchronised(step: int) -> bool: ...
-@overload
-def is_synchronised(step: np.ndarray) -> np.ndarray: ...
-def is_synchronised(step: int | np.ndarray) -> bool | np.ndarray:
-    """Whether --skip_gradient_sync alternate averaged the gradients of this optimizer step, counted from 1."""
+def is_synchronised(step: Any) -> Any:
+    """Return whether --skip_gradient_sync alternate averaged the gradients of this step, or of each, counted from 1."""
     return step % 2 == 1
 
 
 def _neighbour(step: int) -> int:
-    """The step without synchronisation that one with it is compared to: in turn the next and the one before, so that a
-    drift from step to step cancels. One, not the mean of both: a mean of two skewed times has another median."""
+    """Return the step without synchronisation to compare one with it to: in turn the next and the one before.
+
+    So a drift from step to step cancels. The mean of both would not do: of two skewed times it has another median.
+    """
     return step + 1 if step % 4 == 1 else step - 1
 
 
 def _measured(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers and times of the measured steps."""
+    """Return numbers and times of the measured steps."""
     return run.train_steps[run.num_warmup_steps :], run.step_times_s
 
 
@@ -194,26 +188,26 @@ def _median_step(run: Run) -> float:
 
 
 def _least_exposed(run: Run) -> float:
-    """Of the rank that waits least: what another rank waits beyond that is for a slower rank, not for the network."""
+    """Return the median of the rank that waits least: what others wait beyond that is for a slower rank."""
     steps, exposed = _rows(run, EXPOSED)
     return float(np.median(exposed.min(axis=0)[is_synchronised(steps)]))
 
 
 def _rest(run: Run) -> float:
-    """Of the slowest rank: the step without synchronisation takes as long as its computing."""
+    """Return the difference of the slowest rank: the step without synchronisation takes as long as its computing."""
     steps, rest = _rows(run, REST)
     return _difference(steps, rest.max(axis=0))
 
 
 def _difference(steps: np.ndarray, values: np.ndarray) -> float:
-    """Median over the steps with synchronisation of what each takes beyond its neighbour without."""
+    """Return the median over the steps with synchronisation of what each takes beyond its neighbour without."""
     of_step = dict(zip(steps, values, strict=True))
     pairs = [(step, _neighbour(step)) for step in of_step if is_synchronised(step)]
     return float(np.median([of_step[step] - of_step[other] for step, other in pairs if other in of_step]))
 
 
 def _rows(run: Run, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The traced steps, and the sum of some rows of the attribution, (ranks, steps)."""
+    """Return the traced steps, and the sum of some rows of the attribution, (ranks, steps)."""
     per_rank: list[dict[str, Any]] = run.record["attribution"]["per_rank"]
     sums = np.array([[sum(step[name] for name in names) for step in of_rank["steps"]] for of_rank in per_rank])
     return np.array([step["step"] for step in per_rank[0]["steps"]]), sums
@@ -226,7 +220,7 @@ def _estimate(values: Sequence[float]) -> Estimate:
 
 
 def exposed_table(found: Sequence[ExposedCommunication]) -> str:
-    """In Markdown, milliseconds per optimizer step, medians with 95 % intervals; n: runs timed + traced."""
+    """Return a Markdown table in milliseconds per step, medians with 95 % intervals; n: runs timed + traced."""
     lines = [
         "| strategy | ranks | n | step (ms) | step minus step without synchronisation (ms) | exposed, in the trace (ms)"
         " | all else longer by (ms) | the two together (ms) | trace and counterfactual |",

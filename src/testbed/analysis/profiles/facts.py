@@ -1,4 +1,4 @@
-"""What a run's own files say about it, for the summary of its profile: the metrics file and the launcher's."""
+"""Read what a run's own files say about it, for the summary of its profile: the metrics file and the launcher's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ from testbed.metrics.file import metrics_version, read_metrics
 
 _METRICS, _LAUNCHER = "training_metrics.json", "launcher_metadata.json"
 _PARTS_OF_A_STEP = ("data_wait_s", "forward_s", "backward_s", "optimizer_s", "exposed_communication_s", "idle_s")
+# field of the summary -> where training_metrics.json has it. The first nine have the names that earlier tools read
+_FIELDS = {
+    "gpu": ("hardware", "gpu_name"),
+    "cuda": ("env", "cuda_version"),
+    "torch": ("env", "torch_version"),
+    "deepspeed": ("env", "deepspeed_version"),
+    "seq_length": ("training_config", "seq_len"),
+    "micro_batch_size_per_gpu": ("training_config", "micro_batch_size_per_gpu"),
+    "grad_accum_steps": ("training_config", "grad_accum_steps"),
+    "tokens_per_sec": ("summary", "mean_tokens_per_sec_global"),
+    "total_wall_time_sec": ("summary", "total_wall_time_sec"),
+    "run_type": ("training_config", "run_type"),
+    "precision": ("training_config", "precision"),
+    "model_size": ("training_config", "model_size"),
+    "global_batch_size": ("training_config", "global_batch_size"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,13 +48,13 @@ class Facts:
 
     @property
     def num_nodes(self) -> int | None:
-        """Machines: as recorded, as the scheduler says, or as the launcher lists them."""
+        """Return the number of machines: as recorded, as the scheduler says, or as the launcher lists them."""
         told = self._of("hardware", "num_nodes") or self._of("scheduler", "nnodes") or len(self.hosts([]) or [])
         return int(told) or None
 
     @property
     def num_optimizer_steps(self) -> int | None:
-        """Steps of the run; those that fp16 skipped took part in communication, so they count."""
+        """Return the steps of the run. Those that fp16 skipped took part in communication, so they count."""
         if not self.metrics or metrics_version(self.metrics) == "1":
             return None
         if metrics_version(self.metrics) == "2.2":
@@ -47,25 +63,19 @@ class Facts:
         return sum(counts) or None if None not in counts else None
 
     @property
-    def attribution(self) -> dict[str, float] | None:
-        """Nanoseconds of each exclusive part over all attributed steps of all ranks; None where nothing was."""
-        rows = self._attributed_steps()
-        return (
-            {name.removesuffix("_s"): 1e9 * sum(row[name] for row in rows) for name in _PARTS_OF_A_STEP}
-            if rows
-            else None
-        )
-
-    @property
-    def attribution_rank_steps(self) -> int:
-        return len(self._attributed_steps())
-
-    def _attributed_steps(self) -> list[dict]:
+    def attributed_steps(self) -> list[dict]:
+        """Return the attributed steps of all ranks, one row each; empty where no step was."""
         found = self.metrics.get("attribution") or {"per_rank": []}
         return [row for rank in found["per_rank"] for row in rank["steps"]]
 
+    @property
+    def attribution(self) -> dict[str, float]:
+        """Return nanoseconds of each exclusive part over all attributed steps of all ranks; empty without any."""
+        rows = self.attributed_steps
+        return {name.removesuffix("_s"): 1e9 * sum(row[name] for row in rows) for name in _PARTS_OF_A_STEP if rows}
+
     def ranks_in(self, num_traces: int) -> tuple[int | None, str]:
-        """Ranks that `num_traces` traces hold, and how that is known: a trace per rank, or one per machine."""
+        """Return the ranks in `num_traces` traces, and how that is known: a trace per rank, or one per machine."""
         if self.world_size == 1 or (self.world_size and self.world_size == num_traces):
             return self.world_size, "world size"
         if self.world_size and self.num_nodes and self.world_size % self.num_nodes == 0:
@@ -75,7 +85,7 @@ class Facts:
         return None, "unknown: world size or number of machines is not recorded; give --ranks_in_profile"
 
     def hosts(self, nsys_reports: list[str]) -> list[str] | None:
-        """Names of the machines: the launcher's list, or those in nsys_<job>_<host>.nsys-rep."""
+        """Return the names of the machines: the launcher's list, or those in nsys_<job>_<host>.nsys-rep."""
         told = (self.launcher.get("slurm") or {}).get("hosts") or self.launcher.get("hosts")
         if isinstance(told, str) and told.strip():
             return [host for host in told.splitlines() if host.strip()]
@@ -85,37 +95,20 @@ class Facts:
         hostname = self._of("host", "hostname")
         return [hostname] if hostname and self._of("hardware", "num_nodes") == 1 else None
 
-    def legacy_fields(self, nsys_reports: list[str]) -> dict[str, Any]:
-        """The run's facts under the names that earlier tools read; None is unknown."""
+    def fields(self, nsys_reports: list[str]) -> dict[str, Any]:
+        """Return what the summary repeats of the run; None is unknown."""
         return {
             "slurm_job_id": (self.launcher.get("slurm") or {}).get("job_id") or self._of("scheduler", "job_id"),
             "hosts": self.hosts(nsys_reports),
             "world_size": self.world_size,
-            "gpu": self._of("hardware", "gpu_name"),
-            "cuda": self._of("env", "cuda_version"),
-            "torch": self._of("env", "torch_version"),
-            "deepspeed": self._of("env", "deepspeed_version"),
-            "seq_length": self._of("training_config", "seq_len"),
-            "micro_batch_size_per_gpu": self._of("training_config", "micro_batch_size_per_gpu"),
-            "grad_accum_steps": self._of("training_config", "grad_accum_steps"),
-            "tokens_per_sec": self._of("summary", "mean_tokens_per_sec_global"),
-            "total_wall_time_sec": self._of("summary", "total_wall_time_sec"),
-        }
-
-    def identity_fields(self) -> dict[str, Any]:
-        """Which run it was, and what tells it from another one."""
-        return {
             "run_id": self.metrics.get("run_id"),
             "git_commit": self.metrics.get("git_commit") or self.launcher.get("git_commit"),
             "command_line": self.metrics.get("command_line"),
-            "run_type": self._of("training_config", "run_type"),
-            "precision": self._of("training_config", "precision"),
-            "model_size": self._of("training_config", "model_size"),
-            "global_batch_size": self._of("training_config", "global_batch_size"),
+            **{name: self._of(section, field) for name, (section, field) in _FIELDS.items()},
         }
 
     def warnings(self, num_steps: int | None, num_ranks: int | None) -> list[str]:
-        """What the run's files say against its profile."""
+        """Return what the run's files say against its profile."""
         found = []
         if not self.metrics:
             found.append(f"There is no {_METRICS}: what was trained is not known.")
@@ -132,7 +125,7 @@ class Facts:
 
 
 def read_facts(run_dir: Path) -> Facts:
-    """The facts of the run in `run_dir`; ValueError when a file is there but does not read."""
+    """Read the facts of the run in `run_dir`. ValueError when a file is there but does not read."""
     metrics = read_metrics(run_dir / _METRICS) if (run_dir / _METRICS).exists() else {}
     launcher: Any = {}
     if (run_dir / _LAUNCHER).exists():

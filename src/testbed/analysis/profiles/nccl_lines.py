@@ -1,4 +1,4 @@
-"""The lines of NCCL's INFO log that say how ranks are connected, as NCCL 2.18 to 2.27 write them.
+"""Read the lines of NCCL's INFO log that say how ranks are connected, as NCCL 2.18 to 2.27 write them.
 
 One process writes one file (NCCL_DEBUG_FILE with %h and %p). Not every line names its communicator: what is said
 between "Init START" and "Init COMPLETE" on a thread belongs to that communicator, what is said later to the process's
@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from testbed.io import open_regular
 
@@ -48,8 +49,7 @@ _NAMES = {name.upper(): name for name in (*_ALGORITHMS, *_PROTOCOLS)}
 _NAMES |= {"COLLNET_DIRECT": "CollNetDirect", "COLLNET_CHAIN": "CollNetChain", "NVLS_TREE": "NVLSTree"}
 
 
-@dataclass(frozen=True)
-class Connection:
+class Connection(NamedTuple):
     """A channel from one rank to another, as one of the two set it up. Ranks count within the communicator."""
 
     channel: int
@@ -59,8 +59,7 @@ class Connection:
     is_point_to_point: bool  # for sends and receives, not for collectives
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What NCCL took for one collective call. `algorithm` is the kernel where that is all that is said."""
 
     collective: str | None
@@ -102,13 +101,13 @@ class ProcessLog:
 
 
 def read_log(path: Path) -> ProcessLog:
-    """One process's file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
+    """Read one process's file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as lines:
         return parse_lines(lines, path)
 
 
 def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
-    """`read_log` of lines that are already there."""
+    """Read lines as `read_log` does."""
     log = ProcessLog(path)
     by_handle: dict[tuple[str, str], Member] = {}
     begun: dict[tuple[str, str], Member] = {}  # by process and thread: the communicator that is being set up there
@@ -128,7 +127,7 @@ def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
             # an address may be given to another communicator once the first is gone
             key = (process, init["handle"])
             if key not in by_handle or (init["event"] == "START" and by_handle[key].is_complete):
-                by_handle[key] = _member(found["host"], process, init)
+                by_handle[key] = Member(found["host"], int(process), int(init["rank"]), int(init["size"]), init["id"])
                 log.members.append(by_handle[key])
             if init["event"] == "START":
                 begun[process, thread] = by_handle[key]
@@ -148,10 +147,6 @@ def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
         if rest.connections or rest.choices or rest.counts:
             log.members.append(rest)
     return log
-
-
-def _member(host: str, process: str, init: re.Match) -> Member:
-    return Member(host, int(process), int(init["rank"]), int(init["size"]), init["id"])
 
 
 def _read_process(log: ProcessLog, text: str) -> None:
@@ -187,12 +182,12 @@ def _read_member(member: Member, text: str) -> None:
 
 
 def _transport(via: str) -> str:
-    """Without the numbers of network cards, so that connections of one kind count together."""
+    """Leave out the numbers of network cards, so that connections of one kind count together."""
     return re.sub(r"^(NET/.+?)/-?\d+(\(\d+\))?", r"\1", via.strip())
 
 
 def _name(said: str, numbered: tuple[str, ...]) -> str:
-    """ "1", "RING" and "Ring" in one spelling; what is not known stays as it was said."""
+    """Return "1", "RING" and "Ring" in one spelling; what is not known stays as it was said."""
     if said.isdigit():
         return numbered[int(said)] if int(said) < len(numbered) else f"number {said}"
     return _NAMES.get(said.upper(), said)

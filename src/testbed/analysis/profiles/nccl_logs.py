@@ -1,4 +1,4 @@
-"""What a run's NCCL logs prove about its communication: transports, channels, algorithms, and whether ranks agree.
+"""State what a run's NCCL logs prove about its communication: transports, channels, algorithms, agreement of ranks.
 
 Only what a line says is stated. A rank without a log, a communicator that was never complete, a subsystem that was not
 logged: each is listed under what is not known, and nothing is concluded from it. docs/evidence.md explains the fields.
@@ -6,13 +6,13 @@ logged: each is listed under what is not known, and nothing is concluded from it
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.profiles.nccl_lines import Member, ProcessLog, read_log
+from testbed.analysis.document.words import counted, ranges
+from testbed.analysis.profiles.nccl_lines import Choice, Connection, Member, ProcessLog, read_log
 
 SCHEMA_VERSION = 1
 LOG_FILES = "nccl_rank_*.log"
@@ -26,7 +26,7 @@ _NAMELESS = "to which communicator these belong: the process has several, and co
 
 
 def find_logs(place: Path) -> list[Path]:
-    """The logs of one start: `place` itself, or the nccl_rank_*.log under it.
+    """Find the logs of one start: `place` itself, or the nccl_rank_*.log under it.
 
     Raises:
         FileNotFoundError: there are none.
@@ -52,12 +52,12 @@ def find_logs(place: Path) -> list[Path]:
 
 
 def summarise(place: Path) -> dict[str, Any]:
-    """`summary_of` the logs that `find_logs` finds. OSError where one cannot be read."""
+    """Return `summary_of` the logs that `find_logs` finds. OSError where one cannot be read."""
     return summary_of([read_log(path) for path in find_logs(place)])
 
 
 def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
-    """The facts of all processes of one start, as JSON.
+    """Return the facts of all processes of one start, as JSON.
 
     Raises:
         ValueError: no line of any file is NCCL's.
@@ -67,11 +67,8 @@ def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
     groups: dict[tuple, list[Member]] = {}
     for log in logs:
         for member in log.members:
-            key: tuple
-            if member.rank is None:
-                key = (None, str(log.path), member.process)
-            else:
-                key = (member.comm_id, member.size, None)
+            is_named = member.rank is not None
+            key = (member.comm_id, member.size) if is_named else (str(log.path), member.process, None)
             groups.setdefault(key, []).append(member)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -86,7 +83,7 @@ def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
 
 
 def _said_by(logs: Sequence[ProcessLog], values: Callable[[ProcessLog], set[str]]) -> dict[str, Any]:
-    """A fact that each process may state: its value where those that do agree, and how many do."""
+    """Return a fact that each process may state: its value where those that do agree, and how many do."""
     said = [values(log) for log in logs]
     found = sorted({value for one in said for value in one})
     return {
@@ -108,33 +105,13 @@ def _environment(logs: Sequence[ProcessLog]) -> dict[str, list[str]]:
 
 def _communicator(members: Sequence[Member]) -> dict[str, Any]:
     first = members[0]
-    ranks = Counter(member.rank for member in members if member.rank is not None)
-    missing = sorted(set(range(first.size)) - ranks.keys()) if first.size else []
     hosts = {member.rank: member.host for member in members}
-    connections = {
-        (one.channel, one.sender, one.receiver, one.transport, one.is_point_to_point)
-        for member in members
-        for one in member.connections
-    }
-    disagreements = _disagreements(members)
-    unknown = []
-    if first.rank is None:
-        unknown.append(_NAMELESS)
-    if missing:
-        unknown.append(f"ranks {_list(missing)} of {first.size}: they left no log")
-    if repeated := sorted(rank for rank, count in ranks.items() if count > 1):
-        unknown.append(f"ranks {_list(repeated)} are in several files: these logs are of more than one start")
-    if unfinished := sorted(member.rank for member in members if member.rank is not None and not member.is_complete):
-        unknown.append(f"ranks {_list(unfinished)} began to set it up and do not say that they ended")
-    if not connections and first.size != 1:
-        unknown.append(_NO_TRANSPORT)
+    connections = {one for member in members for one in member.connections}
     choices = [choice for member in members for choice in member.choices]
-    if not choices:
-        unknown.append(_NO_ALGORITHM)
     return {
         "comm_id": first.comm_id,
         "size": first.size,
-        "ranks": sorted(ranks),
+        "ranks": sorted({member.rank for member in members if member.rank is not None}),
         "hosts": sorted(set(hosts.values())),
         "channels": {
             name: _one_value({member.counts[name] for member in members if name in member.counts}) for name in CHANNELS
@@ -145,10 +122,28 @@ def _communicator(members: Sequence[Member]) -> dict[str, Any]:
             member.rank for member in members if member.has_nvls_tree and member.rank is not None
         ),
         "transports": _transports(connections, hosts),
-        "algorithms": _algorithms(choices),
-        "disagreements": disagreements,
-        "unknown": unknown,
+        "algorithms": _algorithms(choices) if choices else None,
+        "disagreements": _disagreements(members),
+        "unknown": list(_unknown(members, bool(connections), bool(choices))),
     }
+
+
+def _unknown(members: Sequence[Member], has_connections: bool, has_choices: bool) -> Iterator[str]:
+    """Yield what the logs of one communicator leave open."""
+    size = members[0].size
+    ranks = Counter(member.rank for member in members if member.rank is not None)
+    if not ranks:
+        yield _NAMELESS
+    if missing := sorted(set(range(size or 0)) - ranks.keys()):
+        yield f"ranks {ranges(missing)} of {size}: they left no log"
+    if repeated := sorted(rank for rank, count in ranks.items() if count > 1):
+        yield f"ranks {ranges(repeated)} are in several files: these logs are of more than one start"
+    if unfinished := sorted(member.rank for member in members if member.rank is not None and not member.is_complete):
+        yield f"ranks {ranges(unfinished)} began to set it up and do not say that they ended"
+    if not has_connections and size != 1:
+        yield _NO_TRANSPORT
+    if not has_choices:
+        yield _NO_ALGORITHM
 
 
 def _one_value(values: set[int]) -> int | None:
@@ -156,39 +151,37 @@ def _one_value(values: set[int]) -> int | None:
 
 
 def _disagreements(members: Sequence[Member]) -> list[str]:
-    """In what the ranks of one communicator contradict each other: they should not."""
+    """Return in what the ranks of one communicator contradict each other: they should not."""
     found = []
-    for name, words in CHANNELS.items():
-        per_rank = {member.rank: member.counts[name] for member in members if name in member.counts}
-        if len(set(per_rank.values())) > 1:
-            found.append(f"channels for {words}: " + ", ".join(f"rank {rank} {n}" for rank, n in per_rank.items()))
-    trees = {member.rank: len(member.trees) for member in members if member.trees}
-    if len(set(trees.values())) > 1:
-        found.append("trees: " + ", ".join(f"rank {rank} {number}" for rank, number in trees.items()))
+    said = {f"channels for {words}": {member.rank: member.counts.get(name) for member in members}
+            for name, words in CHANNELS.items()}  # fmt: skip
+    said["trees"] = {member.rank: len(member.trees) or None for member in members}
+    for what, of_ranks in said.items():
+        known = {rank: number for rank, number in of_ranks.items() if number is not None}
+        if len(set(known.values())) > 1:
+            found.append(f"{what}: " + ", ".join(f"rank {rank} {number}" for rank, number in known.items()))
     sizes = {member.size for member in members}
     if len(sizes) > 1:
-        found.append(f"ranks in the communicator: {_list(sorted(size or 0 for size in sizes))}")
+        found.append(f"ranks in the communicator: {ranges(sorted(size or 0 for size in sizes))}")
     return found
 
 
-def _transports(connections: set[tuple], hosts: dict[int | None, str]) -> list[dict[str, Any]]:
-    """Each kind with the number of its connections, within a host and between hosts; both ends of one count once."""
+def _transports(connections: set[Connection], hosts: dict[int | None, str]) -> list[dict[str, Any]]:
+    """Count the connections of each kind within a host and between hosts. Both ends of one count once."""
     counts: Counter = Counter()
-    for _, sender, receiver, transport, is_point_to_point in connections:
-        ends = [hosts.get(sender), hosts.get(receiver)]
+    for one in connections:
+        ends = [hosts.get(one.sender), hosts.get(one.receiver)]
         where = "unknown" if None in ends else "within a host" if ends[0] == ends[1] else "between hosts"
-        counts[transport, where, is_point_to_point] += 1
+        counts[one.transport, where, one.is_point_to_point] += 1
     return [
         {"transport": transport, "where": where, "for": "point to point" if is_p2p else "collectives", "connections": n}
         for (transport, where, is_p2p), n in sorted(counts.items())
     ]
 
 
-def _algorithms(choices: Sequence[Any]) -> list[dict[str, Any]] | None:
-    """Of the calls that were logged: how often each algorithm was taken, and for which sizes. None: no line tells."""
-    if not choices:
-        return None
-    sizes: dict[tuple, list[int]] = {}
+def _algorithms(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """Return how often each algorithm was taken in the calls that were logged, and for which sizes."""
+    sizes: dict[tuple[str, str, str | None], list[int]] = {}
     for choice in choices:
         key = (choice.collective or "unnamed collective", choice.algorithm, choice.protocol)
         sizes.setdefault(key, []).append(choice.num_bytes)
@@ -202,7 +195,7 @@ def _algorithms(choices: Sequence[Any]) -> list[dict[str, Any]] | None:
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """What the logs prove, for a person."""
+    """Return what the logs prove, as lines to print."""
     lines = [
         f"NCCL {_fact(summary['version'])}",
         f"network: {_fact(summary['network'])}",
@@ -220,7 +213,7 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def _communicator_lines(one: dict[str, Any]) -> list[str]:
-    size = f"{one['size']} rank{'s' * (one['size'] != 1)}" if one["size"] else "ranks that are not named"
+    size = counted(one["size"], "rank") if one["size"] else "ranks that are not named"
     lines = [f"communicator {one['comm_id'] or 'without an id'} of {size} on {', '.join(one['hosts'])}"]
     channels = [f"{words} {one['channels'][name]}" for name, words in CHANNELS.items() if one["channels"][name]]
     if channels:
@@ -249,26 +242,3 @@ def _fact(fact: dict[str, Any]) -> str:
     if fact["value"] is None:
         return f"PROCESSES DISAGREE: {' / '.join(fact['values'])} ({counted})"
     return f"{fact['value']} ({counted})"
-
-
-def _list(numbers: Sequence[int]) -> str:
-    """ "0 to 3, 7": neighbours together."""
-    text = ""
-    for start, end in _spans(numbers):
-        text += ", " * bool(text) + (str(start) if start == end else f"{start} to {end}")
-    return text
-
-
-def _spans(numbers: Sequence[int]) -> list[list[int]]:
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return spans
-
-
-def as_json(summary: dict[str, Any]) -> str:
-    """The summary as it is written into a file."""
-    return json.dumps(summary, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Ranges inside ranges: who is innermost, so that a moment is counted once."""
+"""Find the innermost of ranges inside ranges, so that a moment is counted once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Interval = tuple[int, int]  # start and end in nanoseconds
 
 
 def innermost(intervals: Sequence[Interval]) -> list[list[Interval]]:
-    """For each interval of one thread the parts in which none of those that began later is open.
+    """Return for each interval of one thread the parts in which none of those that began later is open.
 
     Together the parts are the time that the intervals cover, each moment once. Of two that begin together the shorter
     is the inner one.
@@ -18,7 +18,7 @@ def innermost(intervals: Sequence[Interval]) -> list[list[Interval]]:
     now = 0
 
     def advance(until: int) -> None:
-        """Give the time up to `until` to whoever is innermost, closing what ends on the way."""
+        """Give the time up to `until` to the innermost interval, closing what ends on the way."""
         nonlocal now
         while open_ones:
             current = open_ones[-1]

@@ -1,22 +1,21 @@
-"""What `nsys stats` prints, as numbers: text tables of any locale's digits, and CSV.
+"""Read what `nsys stats` prints: text tables of any locale's digits, and CSV.
 
 The text is cut at the ruler of dashes under each header, never at white space: names hold spaces, and French digits do.
-How a number is written (digit groups, decimal mark) is decided once per file from all of its numbers: the column says
-how many decimals there are, so the mark is known and what is left are group separators. Every table is then checked
-against itself: averages against totals, percentages against shares. What does not fit is a ValueError with file and
-line, because a number that is read wrongly looks like a measurement.
+A column has a known number of decimals. So the mark before them is the decimal mark in any locale, and whatever else
+stands between digits separates groups. Every table is then checked against itself: averages against totals, percentages
+against shares. What does not fit is a ValueError with file and line, because a number that is read wrongly looks like a
+measurement.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from testbed.analysis.profiles.nsight_numbers import Number, NumberStyle, number_style
 from testbed.errors import one_line
 from testbed.io import holding_together, read_regular
 
@@ -42,6 +41,9 @@ _NAMES_UNTIL_2022 = {
 }
 _TEXT_COLUMNS = ("Style", "Range", "Name", "Operation")
 _WHOLE_COLUMNS = ("Total Time (ns)", "Instances", "Num Calls", "Count", "Min (ns)", "Max (ns)")
+_FIRST_COLUMNS = ("Time (%)", "Total (MB)")
+_SEPARATOR = r"[,.'\u2019 \u00a0\u202f\u2009]"  # comma, dot, apostrophes, spaces: plain, no-break, narrow and thin
+_WHOLE = rf"[0-9]+|[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{2,3}})*{_SEPARATOR}[0-9]{{3}}"  # groups of two in India
 
 _SOURCE = re.compile(r"Processing \[(?P<trace>[^\]]+)\] with \[(?P<script>[^\]]+)\]")
 _HEADING = re.compile(r"\s*\*\* .* \((?P<report>[\w.:-]+)\):\s*")
@@ -90,22 +92,20 @@ class Stats:
     kind: str  # "text", "csv" or "sqlite"
     trace: str
     tables: dict[str, StatsTable]
-    without_data: tuple[str, ...] = ()  # reports that nsys skipped, because the trace holds nothing for them
     not_read: tuple[str, ...] = ()  # reports that this reader does not know
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Cells:
     """A table before its numbers are understood; the rows are (line number, line, cells)."""
 
     report: str
     line: int
     rows: list[tuple[int, str, list[str]]]
-    any_decimals: bool = False  # CSV is not rounded to the widths of the text
 
 
 def read_stats(path: Path) -> Stats:
-    """The tables in a file that `nsys stats` printed, as text or with `--format csv`.
+    """Read the tables in a file that `nsys stats` printed, as text or with `--format csv`.
 
     ValueError names file and line of what does not fit, or says that there is no table.
     """
@@ -117,14 +117,13 @@ def read_stats(path: Path) -> Stats:
 
 def _read(path: Path) -> Stats:
     lines, is_whole = _lines(path)
-    is_csv = any(line.startswith(("Time (%),", "Total (MB),")) for line in lines)
-    cells, without_data, not_read = (_csv_tables if is_csv else _text_tables)(path, lines)
+    is_csv = any(line.startswith(tuple(f"{name}," for name in _FIRST_COLUMNS)) for line in lines)
+    cells, not_read = (_csv_tables if is_csv else _text_tables)(path, lines)
     if not cells:
         raise ValueError(f"{path} holds no table of nsys stats; make it with: nsys stats REPORT.nsys-rep > {path.name}")
     if not is_whole and cells[-1].rows[-1][0] == len(lines):
         raise ValueError(f"{path} line {len(lines)}: the file ends inside a table row, it was cut off")
-    style = number_style(path, _numbers(cells))
-    tables = {}
+    tables: dict[str, StatsTable] = {}
     for table in cells:
         if table.report in tables:
             raise ValueError(
@@ -132,16 +131,16 @@ def _read(path: Path) -> Stats:
                 "it is known what belongs together"
             )
         with holding_together(path):  # a number of thousands of digits, say
-            tables[table.report] = _checked_table(path, table, style)
+            tables[table.report] = _checked_table(path, table, is_csv)
     traces = {Path(found["trace"].replace("\\", "/")).stem for found in map(_SOURCE.search, lines) if found}
     if len(traces) > 1:
         raise ValueError(f"{path} is made of several traces ({', '.join(sorted(traces))}); keep one trace per file")
     trace = traces.pop() if traces else re.sub(f"_({'|'.join(REPORTS)})$", "", path.stem)
-    return Stats(path, "csv" if is_csv else "text", trace, tables, tuple(without_data), tuple(not_read))
+    return Stats(path, "csv" if is_csv else "text", trace, tables, tuple(not_read))
 
 
 def _lines(path: Path) -> tuple[list[str], bool]:
-    """The file's lines, and whether the last one is ended."""
+    """Return the file's lines, and whether the last one is ended."""
     content = read_regular(path)
     # Windows shells redirect as UTF-16
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
@@ -154,41 +153,37 @@ def _lines(path: Path) -> tuple[list[str], bool]:
     return (lines[:-1], True) if lines[-1] == "" else (lines, False)
 
 
-def _text_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str], list[str]]:
+def _text_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str]]:
+    """Return the tables, each under the heading that names its report, and the reports that are not known here."""
+    headings = {
+        number: found["report"]
+        for number, line in enumerate(lines)
+        if (found := _HEADING.fullmatch(line) or _HEADING_OF_PROFILE.match(line))
+    }
     tables: list[_Cells] = []
-    without_data: list[str] = []
     not_read: list[str] = []
-    number = 0
-    while number < len(lines):
-        heading = _HEADING.fullmatch(lines[number]) or _HEADING_OF_PROFILE.match(lines[number])
-        if heading is None:
-            if _RULER.fullmatch(lines[number]) and not not_read:
-                raise ValueError(f"{path} line {number + 1}: a table without the heading that names its report")
-            if _LOOKS_LIKE_A_ROW.match(lines[number]) and not not_read:
-                raise ValueError(f"{path} line {number + 1}: a row outside of a table: {lines[number].strip()!r}")
-            number += 1
-            continue
-        report = _known_name(heading["report"])
-        start = _next_line_with_text(lines, number + 1)
+    _check_outside(path, lines, 0, min(headings, default=len(lines)))
+    for heading, end in itertools.pairwise([*headings, len(lines)]):
+        report = _known_name(headings[heading])
+        start = next((number for number in range(heading + 1, end) if lines[number].strip()), end)
         if report is None:
-            not_read.append(heading["report"])
-            number += 1
-            while number < len(lines) and not (
-                _HEADING.fullmatch(lines[number]) or _HEADING_OF_PROFILE.match(lines[number])
-            ):
-                number += 1
-        elif start < len(lines) and (lines[start].startswith("SKIPPED") or _SOURCE.match(lines[start])):
-            without_data.append(report)
-            number = start + 1
-        else:
-            table, number = _text_table(path, lines, report, number, start)
-            tables.append(table)
-    skipped = _skipped_reports(lines)
-    return tables, [*without_data, *(name for name in skipped if name not in without_data)], not_read
+            not_read.append(headings[heading])
+        elif start == end or not (lines[start].startswith("SKIPPED") or _SOURCE.match(lines[start])):
+            tables.append(_text_table(path, lines, report, heading, start))
+            _check_outside(path, lines, start + 2 + len(tables[-1].rows), end)
+    return tables, not_read
 
 
-def _text_table(path: Path, lines: list[str], report: str, heading: int, start: int) -> tuple[_Cells, int]:
-    """The table whose header is line `start` (from 0), and the number of the line after it."""
+def _check_outside(path: Path, lines: list[str], start: int, end: int) -> None:
+    for number in range(start, end):
+        if _RULER.fullmatch(lines[number]):
+            raise ValueError(f"{path} line {number + 1}: a table without the heading that names its report")
+        if _LOOKS_LIKE_A_ROW.match(lines[number]):
+            raise ValueError(f"{path} line {number + 1}: a row outside of a table: {lines[number].strip()!r}")
+
+
+def _text_table(path: Path, lines: list[str], report: str, heading: int, start: int) -> _Cells:
+    """Read the table whose header is line `start`, from 0."""
     if start + 1 >= len(lines):
         raise ValueError(f"{path} line {heading + 1}: the file ends before the table of {report}, it was cut off")
     if not _RULER.fullmatch(lines[start + 1]):
@@ -197,24 +192,21 @@ def _text_table(path: Path, lines: list[str], report: str, heading: int, start: 
     header = _cut(path, start + 1, lines[start], spans)
     _check_columns(path, start + 1, report, header)
     rows = []
-    number = start + 2
-    while number < len(lines) and lines[number].strip():
-        cells = _cut(path, number + 1, lines[number], spans)
+    for number, line in enumerate(itertools.takewhile(str.strip, lines[start + 2 :]), start + 3):
+        cells = _cut(path, number, line, spans)
         if "" in cells:
             column = header[cells.index("")]
             raise ValueError(
-                f"{path} line {number + 1}: nothing stands under {column!r}; the row does not fit the ruler, or was "
-                "cut off"
+                f"{path} line {number}: nothing stands under {column!r}; the row does not fit the ruler, or was cut off"
             )
-        rows.append((number + 1, lines[number], cells))
-        number += 1
+        rows.append((number, line, cells))
     if not rows:
-        raise ValueError(f"{path} line {number}: the table of {report} has no rows, it was cut off")
-    return _Cells(report, start + 1, rows), number
+        raise ValueError(f"{path} line {start + 2}: the table of {report} has no rows, it was cut off")
+    return _Cells(report, start + 1, rows)
 
 
 def _cut(path: Path, line_number: int, line: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The cells of a line; the places between the dashes must be blank, or the line does not belong to the ruler."""
+    """Return the cells of a line. Between the dashes it must be blank, or it does not belong to the ruler."""
     edges = [0, *(edge for span in spans for edge in span), len(line)]
     for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True):
         if line[gap_start:gap_end].strip(" "):
@@ -225,46 +217,46 @@ def _cut(path: Path, line_number: int, line: str, spans: Sequence[tuple[int, int
     return [line[start:end].strip(" ") for start, end in spans]
 
 
-def _csv_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str], list[str]]:
-    tables, not_read = [], []
-    report = named = _report_in_file_name(path)
-    number = 0
-    while number < len(lines):
-        source = _SOURCE.search(lines[number])
-        if source:
-            named = Path(source["script"].replace("\\", "/")).stem
-            report = _known_name(named)
-            not_read += [named] if report is None else []
-        if not lines[number].startswith(("Time (%),", "Total (MB),")) or (report is None and named is not None):
-            number += 1
-            continue
-        header = next(csv.reader([lines[number]]))
-        found = report or _report_with_columns(header)
-        if found is None:
-            raise ValueError(f"{path} line {number + 1}: which report has the columns {', '.join(header)}?")
-        _check_columns(path, number + 1, found, header)
-        table = _Cells(found, number + 1, [], any_decimals=True)
-        first = number = number + 1
-        reader = csv.reader((line + "\n" for line in lines[first:]), strict=True)
-        for cells in _csv_rows(path, first, reader):
-            if not cells or _SOURCE.search(cells[0]) or cells[0].startswith(("SKIPPED", "Generating", "NOTICE")):
-                break
-            raw = "\n".join(lines[number : first + reader.line_num])
-            if len(cells) != len(header) or "" in cells:
-                raise ValueError(f"{path} line {number + 1}: {len(cells)} cells under {len(header)} columns: {raw!r}")
-            number = first + reader.line_num
-            table.rows.append((number, raw, cells))
+def _csv_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str]]:
+    """Return what `_text_tables` does. A line of nsys's names the report, or else the file's name or the columns do."""
+    tables: list[_Cells] = []
+    not_read: list[str] = []
+    report, is_named, table = next((name for name in REPORTS if path.stem.endswith(name)), None), False, None
+    for first, last, cells in _csv_rows(path, lines):
+        if source := _SOURCE.search(lines[first]):
+            script = Path(source["script"].replace("\\", "/")).stem
+            report, is_named, table = _known_name(script), True, None
+            not_read += [script] if report is None else []
+        elif not cells or cells[0].startswith(("SKIPPED", "Generating", "NOTICE")):
+            table = None
+        elif cells[0] in _FIRST_COLUMNS:
+            found = report if report or is_named else _report_with_columns(path, first + 1, cells)
+            table = _Cells(found, first + 1, []) if found else None
+            if found and table:
+                _check_columns(path, first + 1, found, cells)
+                tables.append(table)
+        elif table:
+            columns, raw = REPORTS[table.report], "\n".join(lines[first:last])
+            if len(cells) != len(columns) or "" in cells:
+                raise ValueError(f"{path} line {first + 1}: {len(cells)} cells under {len(columns)} columns: {raw!r}")
+            table.rows.append((last, raw, cells))
+    for table in tables:
         if not table.rows:
-            raise ValueError(f"{path} line {first}: the table of {found} has no rows, it was cut off")
-        tables.append(table)
-    return tables, _skipped_reports(lines), not_read
+            raise ValueError(f"{path} line {table.line}: the table of {table.report} has no rows, it was cut off")
+    return tables, not_read
 
 
-def _csv_rows(path: Path, first: int, reader: Any) -> Iterator[list[str]]:
+def _csv_rows(path: Path, lines: list[str]) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield the cells of each row with its first line and the line after its last, from 0: a name can hold a line's
+    end."""
+    reader = csv.reader((line + "\n" for line in lines), strict=True)
+    first = 0
     try:
-        yield from reader
+        for cells in reader:
+            yield first, reader.line_num, cells
+            first = reader.line_num
     except csv.Error as error:
-        raise ValueError(f"{path} line {first + reader.line_num}: this is not CSV: {error}") from None
+        raise ValueError(f"{path} line {reader.line_num}: this is not CSV: {error}") from None
 
 
 def _known_name(report: str) -> str | None:
@@ -273,30 +265,11 @@ def _known_name(report: str) -> str | None:
     return name if name in REPORTS else None
 
 
-def _report_in_file_name(path: Path) -> str | None:
-    return next((name for name in REPORTS if path.stem.endswith(name)), None)
-
-
-def _report_with_columns(header: list[str]) -> str | None:
+def _report_with_columns(path: Path, line: int, header: list[str]) -> str:
     fitting = [name for name, columns in REPORTS.items() if list(columns) == header]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _skipped_reports(lines: list[str]) -> list[str]:
-    """Reports for which nsys says SKIPPED: the trace holds no such data."""
-    found, last = [], None
-    for line in lines:
-        source = _SOURCE.search(line)
-        last = _known_name(Path(source["script"].replace("\\", "/")).stem) if source else last
-        if line.startswith("SKIPPED") and last and last not in found:
-            found.append(last)
-    return found
-
-
-def _next_line_with_text(lines: list[str], number: int) -> int:
-    while number < len(lines) and not lines[number].strip():
-        number += 1
-    return number
+    if len(fitting) != 1:
+        raise ValueError(f"{path} line {line}: which report has the columns {', '.join(header)}?")
+    return fitting[0]
 
 
 def _check_columns(path: Path, line: int, report: str, header: Sequence[str]) -> None:
@@ -311,33 +284,40 @@ def _check_columns(path: Path, line: int, report: str, header: Sequence[str]) ->
     raise ValueError(f"{path} line {line}: {report} {' and '.join(said) or 'has its columns in another order'}{hint}")
 
 
-def _numbers(tables: Sequence[_Cells]) -> Iterator[Number]:
-    for table in tables:
-        for line, _, cells in table.rows:
-            for column, cell in zip(REPORTS[table.report], cells, strict=True):
-                if column not in _TEXT_COLUMNS:
-                    decimals = 0 if column in _WHOLE_COLUMNS else 3 if "(MB)" in column else 1
-                    if table.any_decimals and decimals and (plain := re.fullmatch(r"[0-9]+\.([0-9]+)", cell)):
-                        decimals = len(plain[1])
-                    yield Number(cell, decimals, line, column)
+def _number(where: str, column: str, text: str, is_csv: bool) -> tuple[int | float, float]:
+    """Return the number in a cell, and how far it can be from the one that nsys rounded: 0 for a whole number."""
+    decimals = 0 if column in _WHOLE_COLUMNS else 3 if "(MB)" in column else 1
+    if is_csv and decimals and (plain := re.fullmatch(r"[0-9]+\.([0-9]+)", text)):
+        decimals = len(plain[1])  # CSV is not rounded to the widths of the text
+    parts = re.fullmatch(rf"({_WHOLE})" + (rf"[.,]([0-9]{{{decimals}}})" if decimals else "()"), text)
+    if parts is None:
+        kind = f"a number with {decimals} decimal{'s' * (decimals > 1)}" if decimals else "a whole number"
+        raise ValueError(f"{where}: {column} is {text!r}, which is not {kind}")
+    whole = re.sub(_SEPARATOR, "", parts[1])
+    return (float(f"{whole}.{parts[2]}"), 0.5 * 10**-decimals) if decimals else (int(whole), 0.0)
 
 
-def _checked_table(path: Path, table: _Cells, style: NumberStyle) -> StatsTable:
-    """The numbers of a table, held against each other: a wrong digit rarely survives three sums."""
+def _checked_table(path: Path, table: _Cells, is_csv: bool) -> StatsTable:
+    """Return the numbers of a table, held against each other: a wrong digit rarely survives three sums."""
     columns = REPORTS[table.report]
     has_percent = columns[0] == "Time (%)"
     total_column, count_column, avg_column = columns[has_percent : has_percent + 3]
     rows = []
     for line, raw, cells in table.rows:
+        where = f"{path} line {line}"
         named = dict(zip(columns, cells, strict=True))
-        values = [style.value(named[column]) for column in columns if column not in _TEXT_COLUMNS]
+        numbers = {
+            column: _number(where, column, cell, is_csv)
+            for column, cell in named.items()
+            if column not in _TEXT_COLUMNS
+        }
+        values = [value for value, _ in numbers.values()]
         percent = values.pop(0) if has_percent else None
         total, count, avg, med, low, high, stddev = values
-        where = f"{path} line {line}"
         if count < 1:
             raise ValueError(f"{where}: {count_column} is {count}, but a row stands for at least one")
-        rounding = style.half_of_last_decimal(named[avg_column])
-        slack = rounding + style.half_of_last_decimal(named[total_column]) / count
+        rounding = numbers[avg_column][1]
+        slack = rounding + numbers[total_column][1] / count
         if abs(avg - total / count) > 1.001 * slack + 1e-12 * avg:
             raise ValueError(f"{where}: {avg_column} is {avg}, but {total} / {count} is {total / count:.3f}")
         if not low - rounding <= avg <= high + rounding or not low - rounding <= med <= high + rounding:

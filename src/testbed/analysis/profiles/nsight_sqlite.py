@@ -1,4 +1,4 @@
-"""A trace that Nsight Systems exported to SQLite (`nsys export --type sqlite`): the same tables, and more.
+"""Read a trace that Nsight Systems exported to SQLite (`nsys export --type sqlite`): the same tables, and more.
 
 The events are all there, so what a table cannot say can be computed: the time of a range without the ranges inside it,
 and of each optimizer step the time in which NCCL's kernels ran and no other kernel did. Tables and columns as in
@@ -124,8 +124,8 @@ def read_export(path: Path) -> Export:
 
 
 def _may(action: int, name: str | None, *_: str | None) -> int:
-    """What the schema of a stranger's file may make of our queries: rows of its tables, no function and no other file.
-    A column can be computed, and a table can be a program that runs when it is read."""
+    """Allow our queries to read rows, and no more: the schema of an unknown file can compute a column with a function,
+    and a table can be a program that runs when it is read."""
     is_reading = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
     return sqlite3.SQLITE_OK if is_reading or (action, name) == _TABLE_INFO else sqlite3.SQLITE_DENY
 
@@ -178,9 +178,8 @@ def _read(path: Path, database: sqlite3.Connection, tables: set[str]) -> Export:
     processes = {step.process for step in steps}
     per_rank = {sum(step.process == process for step in steps) for process in processes}
     exclusive, in_steps = _exclusive(ranges, steps)
-    without_data = tuple(report for report in durations if report not in found)
     return Export(
-        stats=Stats(path, "sqlite", path.stem, found, without_data),
+        stats=Stats(path, "sqlite", path.stem, found),
         num_ranks=len(processes) or None,
         num_steps=per_rank.pop() if len(per_rank) == 1 else None,
         exclusive_ns=exclusive,
@@ -191,7 +190,7 @@ def _read(path: Path, database: sqlite3.Connection, tables: set[str]) -> Export:
 
 
 def _ranges(rows: Sequence[tuple], strings: dict[int, str]) -> tuple[list[Range], int]:
-    """The ranges under the names that nsys gives them, domain:range; one that was never closed ends with the trace."""
+    """Return the ranges under nsys's names, domain:range. One that was never closed ends with the trace."""
     last = max((moment for row in rows for moment in row[:2] if moment is not None), default=0)
     domains = {
         (thread & _PROCESS, domain): text if text is not None else strings.get(text_id, "")
@@ -211,14 +210,14 @@ def _ranges(rows: Sequence[tuple], strings: dict[int, str]) -> tuple[list[Range]
 
 
 def _without_version(function: str) -> str:
-    """As nsys prints it: cudaLaunchKernel_v7000 without its version, cudaEventRecordWithFlags_v11010 with it."""
+    """Return a name as nsys prints it: without _v7000 of cudaLaunchKernel, with _v11010."""
     return re.sub(r"_v\d{4}$", "", function)
 
 
 def table_of(report: str, values: Iterable[tuple[tuple[str, str | None], int]]) -> StatsTable:
-    """Nanoseconds (or bytes) of single events, each under (name, style), as the rows that `nsys stats` makes of them.
+    """Add up single events, each under (name, style), to the rows that `nsys stats` makes of them.
 
-    The largest first. Bytes become megabytes of 10^6.
+    The largest first. Nanoseconds stay, bytes become megabytes of 10^6.
     """
     scale = 1e-6 if report == "cuda_gpu_mem_size_sum" else 1
     by_name: dict[tuple[str, str | None], list[int]] = defaultdict(list)
@@ -246,7 +245,7 @@ def table_of(report: str, values: Iterable[tuple[tuple[str, str | None], int]]) 
 
 
 def _exclusive(ranges: Sequence[Range], steps: Sequence[Range]) -> tuple[dict[str, int], dict[str, int]]:
-    """Time of each range without the ranges inside it, over the whole trace, and inside train/step on its thread.
+    """Return the time of each range without the ranges inside it: in the whole trace, and in train/step on its thread.
 
     Start/end ranges do not nest, they may even end on another thread, so they have no exclusive time.
     """
@@ -270,7 +269,7 @@ def _exclusive(ranges: Sequence[Range], steps: Sequence[Range]) -> tuple[dict[st
 
 
 def _device_steps(kernels: Sequence[Kernel], steps: Sequence[Range]) -> Iterable[DeviceStep]:
-    """Per device and step. A kernel belongs to the step in which the host launched it, whenever it ran."""
+    """Yield each step of each device. A kernel belongs to the step in which the host launched it, whenever it ran."""
     by_device: dict[tuple[int, int], list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         by_device[kernel.process, kernel.device].append(kernel)
@@ -300,7 +299,7 @@ def _device_steps(kernels: Sequence[Kernel], steps: Sequence[Range]) -> Iterable
 
 
 def is_nccl(kernel: str) -> bool:
-    """Whether a kernel is NCCL's: ncclDevKernel_... since 2.19, ncclKernel_... before."""
+    """Return whether a kernel is NCCL's: ncclDevKernel_... since 2.19, ncclKernel_... before."""
     return "nccl" in kernel.lower()
 
 

@@ -1,4 +1,4 @@
-"""profile_summary.json: what the profile of a run says per rank and optimizer step, from Nsight or torch.profiler.
+"""Write profile_summary.json: what a run's profile says per rank and optimizer step, from Nsight or torch.profiler.
 
 The fields of the first block have the names and forms that earlier tools read; the rest is per rank and optimizer step,
 because totals of profiles of different lengths compare the lengths. docs/profiling.md describes the file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,7 +82,7 @@ def write_summary(run_dir: Path, num_steps: int | None = None, num_ranks: int | 
 
 
 def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None = None) -> dict[str, Any]:
-    """The content of profile_summary.json, see `write_summary`."""
+    """Return the content of profile_summary.json, see `write_summary`."""
     inputs, facts = read_inputs(run_dir), read_facts(run_dir)
     warnings: list[str] = []
     tables = merged_tables(inputs, warnings)
@@ -93,13 +94,12 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
     summary = {
         "generated_at_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "run_dir": str(run_dir),
-        **facts.legacy_fields(nsys_reports),
+        **facts.fields(nsys_reports),
         "nsys_report": nsys_reports[0] if len(nsys_reports) == 1 else nsys_reports,
         "inputs": [*per_file, *(trace.path.name for trace in inputs.operators)],
         **_top_rows({**tables, **_tables_with_raw(inputs.stats)}),
         "likely_bottleneck": _bottleneck(rows_of["nvtx_sum"], outermost_ns),
         "per_file": per_file,
-        **facts.identity_fields(),
         "instrumented": True,
         "sources": sorted({stats.kind for stats in inputs.stats} | {"torch.profiler" for _ in inputs.operators}),
         "num_optimizer_steps": coverage.num_steps,
@@ -117,7 +117,7 @@ def summarize(run_dir: Path, num_steps: int | None = None, num_ranks: int | None
 
 
 def read_inputs(run_dir: Path) -> Inputs:
-    """Every file of a profile in `run_dir` and its folder profiles/. Raises as `write_summary` does."""
+    """Read every file of a profile in `run_dir` and its folder profiles/. Raises as `write_summary` does."""
     reports = [f"*{report}.csv" for report in REPORTS]
     stats_files = _files(run_dir, "nsys_stats*.txt", "nsys*.csv", *reports)
     databases = _files(run_dir, "*.sqlite")
@@ -138,7 +138,7 @@ def _files(run_dir: Path, *patterns: str) -> list[Path]:
 
 
 def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, StatsTable]:
-    """The tables of all traces together, each trace once, however many files were made from it.
+    """Add up the tables of all traces, each trace once, however many files were made from it.
 
     Where a trace is there in several forms, text comes first: it is what people look at.
     """
@@ -165,7 +165,7 @@ def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, StatsTable]:
 
 
 def _added_up(tables: Sequence[StatsTable]) -> StatsTable:
-    """Rows of the same name together; what cannot be known of the whole (median, deviation) is None."""
+    """Add up rows of the same name. What cannot be known of the whole (median, deviation) is None."""
     if len(tables) == 1:
         return tables[0]
     by_name: dict[tuple[str, str | None], list[Row]] = {}
@@ -183,16 +183,13 @@ def _added_up(tables: Sequence[StatsTable]) -> StatsTable:
 
 
 def _tables_with_raw(all_stats: Sequence[Stats]) -> dict[str, StatsTable]:
-    """NVTX and OSRT rows of all text files as they stand there, each trace once: what earlier tools list."""
+    """Return the NVTX and OSRT rows of all files as they stand there, text before others, each trace once."""
     found: dict[str, StatsTable] = {}
     for report in ("nvtx_sum", "osrt_sum"):
-        of_trace = {stats.trace: stats.tables[report] for stats in all_stats if report in stats.tables}
-        by_text = {
-            stats.trace: stats.tables[report] for stats in all_stats if stats.kind == "text" and report in stats.tables
-        }
-        rows = [row for table in (of_trace | by_text).values() for row in table.rows]
-        if rows:
-            found[report] = StatsTable(report, tuple(rows))
+        ordered = sorted(all_stats, key=lambda stats: stats.kind == "text")  # the last of a trace counts
+        of_trace = {stats.trace: stats.tables[report].rows for stats in ordered if report in stats.tables}
+        if of_trace:
+            found[report] = StatsTable(report, tuple(row for rows in of_trace.values() for row in rows))
     return found
 
 
@@ -210,7 +207,7 @@ def _legacy_row(row: Row) -> dict:
 
 
 def _bottleneck(rows: Sequence[Row], outermost_ns: float) -> dict:
-    """The earlier tools' flag, by the share that nsys prints; beside it the share that nested ranges do not dilute."""
+    """Return the earlier tools' flag, by nsys's share, and the share that nested ranges do not dilute."""
     found: dict[str, Any] = {"allreduce_gradients_over_20pct": False}
     candidates = [row for row in rows if "allreduce_gradients" in row.name.lower()]
     candidates = sorted(candidates, key=lambda row: -(row.time_percent or 0.0))
@@ -222,13 +219,13 @@ def _bottleneck(rows: Sequence[Row], outermost_ns: float) -> dict:
 
 
 def _outermost_ns(rows: Sequence[Row]) -> float:
-    """Time of the training ranges that lie in no other: what a share of training can be taken of."""
+    """Return the time of the training ranges that lie in no other: what a share of training can be taken of."""
     names = {row.name for row in rows}
     return sum(row.total for row in rows if _TRAINING_RANGE.match(row.name) and _parent(row.name, names) is None)
 
 
 def _parent(name: str, names: set[str]) -> str | None:
-    """The range around `name`, as far as the names alone tell."""
+    """Return the range around `name`, as far as the names alone tell."""
     parents = next((parents for pattern, parents in _PARENTS if re.fullmatch(pattern, name)), ())
     return next((parent for parent in parents if parent in names), None)
 
@@ -264,10 +261,9 @@ def _coverage(
 
 def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
     unit = "mb" if table.report == "cuda_gpu_mem_size_sum" else "ns"
-    exclusive: dict[str, int] = {}
-    for export in inputs.exports if table.report == "nvtx_sum" else ():
-        for name, value in export.exclusive_ns.items():
-            exclusive[name] = exclusive.get(name, 0) + value
+    exclusive: Counter[str] = Counter()
+    for export in inputs.exports:
+        exclusive.update(export.exclusive_ns)
     names = {row.name for row in table.rows}
     divisor = coverage.rank_steps
     if table.report == "operators":
@@ -282,8 +278,6 @@ def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
         if table.report == "nvtx_sum":
             found["nested_in"] = _parent(row.name, names)
             found["exclusive_ns"] = exclusive.get(row.name)
-            if exclusive:
-                found["exclusive_percent"] = 100 * exclusive.get(row.name, 0) / sum(exclusive.values())
         rows.append(found)
     return {f"total_{unit}": table.total, "rows": rows}
 
@@ -291,15 +285,15 @@ def _table(table: StatsTable, inputs: Inputs, coverage: Coverage) -> dict:
 def _phases(
     inputs: Inputs, facts: Facts, rows: Sequence[Row], coverage: Coverage, warnings: list[str]
 ) -> dict[str, Any] | None:
-    """What a step consists of on one rank, exclusive, adding up to it; None where the profile does not tell."""
+    """Return the exclusive parts of a step on one rank, which add up to it; None where the profile does not tell."""
     totals = {row.name: row.total for row in rows}
     exports = [export for export in inputs.exports if export.in_steps]
     if exports and {export.stats.trace for export in exports} == {stats.trace for stats in inputs.stats}:
         source = "events: each range without the ranges inside it, on the thread of train/step"
-        parts: dict[str, float] = {}
+        events: Counter[str] = Counter()
         for export in exports:
-            for name, value in export.in_steps.items():
-                parts[name] = parts.get(name, 0) + value
+            events.update(export.in_steps)
+        parts: dict[str, float] = dict(events)
     elif STEP in totals:
         source = "totals of the trainer's ranges; train/step is what lies in none of the others"
         trainer = {name for name in totals if name.startswith(":train/")}
@@ -315,7 +309,7 @@ def _phases(
     else:
         return None
     whole = sum(parts.values())
-    divisor = facts.attribution_rank_steps if source.startswith("attribution") else coverage.rank_steps
+    divisor = len(facts.attributed_steps) if source.startswith("attribution") else coverage.rank_steps
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return {
         "source": source,
@@ -329,9 +323,9 @@ def _phases(
 
 
 def _device_steps(exports: Sequence[Export]) -> dict[str, Any] | None:
-    """Computation, NCCL and exposed NCCL of each step on each device, and their means."""
+    """Return computation, NCCL and exposed NCCL of each step on each device, and their means."""
     rows = [
-        {"trace": export.stats.trace, "process": step.process >> 24 & 0xFFFFFF, **_without(vars(step), "process")}
+        {"trace": export.stats.trace} | vars(step) | {"process": step.process >> 24 & 0xFFFFFF}
         for export in exports
         for step in export.device_steps
     ]
@@ -341,12 +335,8 @@ def _device_steps(exports: Sequence[Export]) -> dict[str, Any] | None:
     return {"mean": {name: sum(row[name] for row in rows) / len(rows) for name in names}, "rows": rows}
 
 
-def _without(fields: dict, name: str) -> dict:
-    return {key: value for key, value in fields.items() if key != name}
-
-
 def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], coverage: Coverage) -> dict[str, Any]:
-    """Collectives by their NVTX ranges and by their kernels; a kernel's name is cut before its arguments."""
+    """Count collectives by their NVTX ranges and by their kernels, whose names are cut before the arguments."""
     divisor = coverage.rank_steps
     found = [("nvtx", row.name, row) for row in ranges if _COLLECTIVE.search(row.name)]
     found += [("kernel", row.name.partition("(")[0], row) for row in kernels if is_nccl(row.name)]
@@ -362,7 +352,7 @@ def _nccl(ranges: Sequence[Row], kernels: Sequence[Row], coverage: Coverage) -> 
 
 
 def _warnings(inputs: Inputs, facts: Facts, coverage: Coverage, rows_of: dict[str, list[Row]]) -> list[str]:
-    """What a reader must know before believing a figure."""
+    """Return what a reader must know before believing a figure."""
     found = ["Made under a profiler: counts and shares hold, times are longer than those of the run without it."]
     if coverage.rank_steps is None:
         why = coverage.steps_source if coverage.num_steps is None else coverage.ranks_source

@@ -1,4 +1,4 @@
-"""Which operators and kernels a torch.profiler trace spent its optimizer steps in, where there is no Nsight.
+"""Read which operators and kernels a torch.profiler trace spent its optimizer steps in, where there is no Nsight.
 
 The time of an operator is its own: what the operators that it calls take is theirs. What the steps were spent on as a
 whole (data wait, exposed communication, idle) is in the run's `attribution`, see testbed.profiling.trace.
@@ -69,7 +69,7 @@ def _read(path: Path) -> OperatorTrace:
 
 
 def _span(event: dict) -> tuple[int, int]:
-    """Begin and end in nanoseconds; the file has microseconds with three decimals."""
+    """Return begin and end in nanoseconds. The file has microseconds with three decimals."""
     return round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
 
 

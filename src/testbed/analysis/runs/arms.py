@@ -1,4 +1,4 @@
-"""Runs of one configuration are an arm, the repeats that an interval is made of; and what arms are called everywhere.
+"""Group runs of one configuration into arms, the repeats that an interval is made of, and name arms alike everywhere.
 
 A strategy is how a step is spread over ranks: runs of it may differ in ranks, batch and seed.
 """
@@ -48,22 +48,18 @@ class Arm:
 
     @property
     def tokens_per_s(self) -> list[float]:
-        """Throughput of every run that may enter a headline: one number per run is what repeats are."""
+        """Return the throughput of every run that may enter a headline, one number per run."""
         return [run.tokens_per_s for run in self.measured_runs if run.tokens_per_s is not None]
 
     @cached_property
     def measured_runs(self) -> tuple[Run, ...]:
-        """The runs that may enter a headline: finished, slowed down by no profiler, and no copies of one another."""
-        fit = [
-            run
-            for run in self.runs
-            if run.status == "complete" and not run.instrumented and run.tokens_per_s is not None
-        ]
-        return tuple(without_copies(fit)[0])
+        """Return the runs that may enter a headline: finished, slowed down by no profiler, no copies of one another."""
+        finished = (run for run in self.runs if run.status == "complete" and run.tokens_per_s is not None)
+        return tuple(without_copies([run for run in finished if not run.instrumented])[0])
 
 
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
-    """The runs without copies of those before them, and each copy with the words that say of what.
+    """Return the runs without copies of those before them, and each copy with the words that say of what.
 
     A copy has the run_id and the step times of another run: it is the same measurement, and no repeat. What records
     neither (versions 1 and 2.0) cannot be told to be a copy.
@@ -81,7 +77,7 @@ def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]
 
 
 def rank_count(run: Run) -> int | None:
-    """Devices that compute: the ranks, but all devices of the single process of run type dp."""
+    """Return the number of devices that compute: the ranks, but all devices of the single process of run type dp."""
     return run.record.get("hardware", {}).get("num_devices") or run.world_size
 
 
@@ -90,7 +86,7 @@ DEVICE_FIELDS = ("device_type", "gpu_name", "cpu_name", "cpu_threads_per_rank", 
 
 
 def hardware_of(run: Run, name: str) -> Any:
-    """A field of the file's hardware; None: not recorded, or without a say in how fast the devices compute.
+    """Return a field of the file's hardware; None: not recorded, or of no account for how fast the devices compute.
 
     Threads of the CPU count where the CPU computes. A GPU's ranks share the cores, so their threads follow from the
     number of ranks.
@@ -102,7 +98,7 @@ def hardware_of(run: Run, name: str) -> Any:
 
 
 def deepspeed_config_hash(run: Run) -> str | None:
-    """SHA-256 of the effective DeepSpeed configuration: it holds options of a JSON file that no setting shows."""
+    """Return the SHA-256 of the effective DeepSpeed configuration, which holds options that no setting shows."""
     return (run.record.get("deepspeed_config") or {}).get("sha256")
 
 
@@ -124,7 +120,7 @@ def group_into_arms(runs: Sequence[Run]) -> list[Arm]:
 
 
 def configuration(run: Run) -> dict[str, Any]:
-    """What makes two runs repeats of one another: settings, work, devices, and whether they are instrumented."""
+    """Return what repeats of one another have in common: settings, work, devices, and whether instrumented."""
     settings = _settings(run)
     # How far a run came is no setting; the versions that record no settings have nothing else.
     left_out = {"seed", "optimizer_steps", "tokens"} if settings else {"seed"}
@@ -153,7 +149,7 @@ class StrategyName:
 
 
 def strategies_of(runs: Sequence[Run]) -> list[StrategyName]:
-    """For each run its strategy, named so that the strategies among `runs` are told apart."""
+    """Return the strategy of each run, named so that the strategies among `runs` are told apart."""
     hows: dict[tuple, set[str]] = {}
     for run in runs:
         place = (how_text(run), rank_count(run), run.work.get("global_batch_size"))
@@ -176,8 +172,10 @@ def strategies_of(runs: Sequence[Run]) -> list[StrategyName]:
 
 
 def arm_name(strategy: str, run: Run) -> str:
-    """ "ddp on 2 ranks": a strategy's name and the ranks of one of its runs, as every report names an arm. "ddp without
-    synchronisation on 2 ranks": that ranks train apart is said always, not only where another arm's do not."""
+    """Return a strategy's name and the ranks of one of its runs, as every report names an arm: "ddp on 2 ranks".
+
+    That ranks train apart is always said: "ddp without synchronisation on 2 ranks".
+    """
     ranks = rank_count(run)
     strategy += f" {run.synchronisation}" if run.synchronisation else ""
     unit = "device" if (ranks or 0) > (run.world_size or 0) else "rank"  # the single process of dp computes on several
@@ -185,22 +183,22 @@ def arm_name(strategy: str, run: Run) -> str:
 
 
 def arm_names(arms: Sequence[Arm]) -> list[str]:
-    """`arm_name` for each, with the settings in the strategy's name that tell these arms apart."""
+    """Return `arm_name` of each, with the settings in the strategy's name that tell these arms apart."""
     examples = [arm.runs[0] for arm in arms]
     strategies = strategies_of(examples)
     return [arm_name(strategy.name, run) for strategy, run in zip(strategies, examples, strict=True)]
 
 
 def device_of(run: Run) -> str:
-    """What the label says after the strategy: "CPU (1 thread), fp32", without the number of devices."""
+    """Return what the label says after the strategy, without the number of devices: "CPU (1 thread), fp32"."""
     return ", ".join(part.split(" x ", 1)[-1] for part in run.label.split(", ")[1:])
 
 
 def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list[str]:
-    """Settings beside the strategy's own in which runs differ from those of a baseline, such as "compile": what a run
-    did, chosen by a person or by the program.
+    """Return the settings, apart from the strategy's own, in which runs differ from those of a baseline: "compile".
 
-    What only some strategies have, such as a bucket size, a file of the baseline records as null.
+    Settings count as the run had them, chosen by a person or by the program. What only some strategies have, such as a
+    bucket size, a file of the baseline records as null.
     """
     ignored = NOT_PART_OF_AN_ARM | _NOT_IN_A_NAME | _FOLLOW_RANKS | _SPREADS | _IN_THE_LABEL
     own, others = ([run.section("settings") for run in side] for side in (runs, references))
@@ -211,15 +209,17 @@ def differing_conditions(runs: Sequence[Run], references: Sequence[Run]) -> list
 
 
 def conditions(runs: Sequence[Run], name: str) -> list[str]:
-    """The values of a setting in these runs, each once; off and not set are the same. Not which kernel "auto" came to
-    where a file does not say."""
+    """Return the values of a setting in these runs, each once. Off and not set are the same; "auto" is no value, where
+    a file does not say which kernel it came to."""
     values = {str(automatic_choices(run).get(name, run.section("settings").get(name)) or False) for run in runs}
     return sorted(values - ({"auto"} if name in _CHOSEN_ALIKE else set()))
 
 
 def automatic_choices(run: Run) -> dict[str, Any]:
-    """Attention, compilation and reading ahead as the program, or PyTorch in its place, chose them because nobody did:
-    setting -> choice. A file that does not say which kernel PyTorch took has none for attention."""
+    """Return what the program or PyTorch chose where no flag did: attention, compilation, reading ahead.
+
+    A file that does not say which kernel PyTorch took has no choice of attention.
+    """
     if run.version != "2.2":
         return {}
     config, settings = run.section("training_config"), run.section("settings")
@@ -234,7 +234,7 @@ def automatic_choices(run: Run) -> dict[str, Any]:
 
 
 def how_text(run: Run, with_rank_settings: bool = False) -> str:
-    """The settings that say how a step is spread over the ranks, as JSON to compare."""
+    """Return the settings that say how a step is spread over the ranks, as JSON to compare."""
     ignored = NOT_PART_OF_AN_ARM | _NOT_IN_A_NAME | (frozenset() if with_rank_settings else _FOLLOW_RANKS)
     config = run.section("training_config")
     how = {name: value for name, value in _settings(run).items() if name not in ignored}
@@ -245,7 +245,7 @@ def how_text(run: Run, with_rank_settings: bool = False) -> str:
 
 
 def _deepspeed_options(run: Run) -> str | None:
-    """Eight digits for the options of a DeepSpeed file that no setting shows; None: no DeepSpeed.
+    """Return eight digits for the options of a DeepSpeed file that no setting shows; None: no DeepSpeed.
 
     The hash of the whole effective configuration would not do: it holds the micro batch, which follows the ranks.
     """
@@ -259,7 +259,7 @@ def _deepspeed_options(run: Run) -> str | None:
 
 
 def _told_apart(bases: Sequence[str], keys: Sequence[str], hidden: frozenset[str]) -> list[dict[str, Any]]:
-    """For each key, a JSON of settings, those in which the keys of the same base differ; what is off is left out."""
+    """Return for each key, a JSON of settings, those in which keys of the same base differ; what is off is left out."""
     settings_of = {key: json.loads(key) for key in keys}
     differing: dict[str, list[str]] = {}
     for base in set(bases):
@@ -291,8 +291,11 @@ def _in_words(name: str, value: Any) -> str:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """What was set. A switch that is off and null say what a setting says that an older file lacks. Nobody set what the
-    program chose itself, and where it may choose, off was set."""
+    """Return what was set, in one form for files of every version.
+
+    A switch that is off, null, and a flag that an older file lacks are the same. What the program chose itself was not
+    set; where it may choose, off was set.
+    """
     chosen = automatic_choices(run)
     found = {name: value for name, value in run.section("settings").items() if name not in chosen}
     if found.get("compile") is False:
@@ -305,10 +308,13 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def differing_settings(runs: Sequence[Run], ignored: frozenset[str] = frozenset()) -> list[str]:
-    """For each run the settings in which the runs differ, in words: "bucket_cap_mb 50"; what a run has not set is not
-    said. Settings in `ignored` are named by other words.
+    """Return for each run the settings in which the runs differ, in words: "bucket_cap_mb 50".
 
-    The hash of the DeepSpeed configuration stands beside them where they do not tell the runs apart.
+    What a run has not set is not said. The hash of the DeepSpeed configuration is added where the settings do not tell
+    the runs apart.
+
+    Args:
+        ignored: settings that other words name already.
     """
     settings = [_settings(run) for run in runs]
     names = sorted({name for each in settings for name in each} - ignored)

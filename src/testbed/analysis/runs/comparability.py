@@ -1,4 +1,4 @@
-"""What keeps two runs from being comparable: unequal work first of all. An unfair comparison gets words, no number."""
+"""Say what keeps runs from being comparable, unequal work first of all. An unfair comparison gets words, no number."""
 
 import re
 import statistics
@@ -28,23 +28,23 @@ class Difference:
 
     @property
     def is_unknown_only(self) -> bool:
-        """Nothing contradicts: the field is missing in at least one file and the rest agree."""
+        """Return whether nothing contradicts: some file lacks the field, and the rest agree."""
         return len(set(self.values) - {UNKNOWN}) <= 1
 
 
 def differing_work(runs: Sequence[Run]) -> list[Difference]:
-    """Fields of equal work that differ or are not recorded in every file. Empty: the runs did equal work."""
+    """Return the fields of equal work that differ or are not in every file. Empty: the runs did equal work."""
     return _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
 
 
 def differing_validation(runs: Sequence[Run]) -> list[Difference]:
-    """What keeps validation losses from being comparable: other data, or another number of tokens."""
+    """Return what keeps validation losses from being comparable: other data, or another number of tokens."""
     records = {number: run.validation for number, run in enumerate(runs, start=1) if run.validation_losses}
     return _differences(records, VALIDATION_FIELDS)
 
 
 def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | None]:
-    """How far apart chance can put the median final losses of two arms, and whose spread that is: 0 a's, 1 b's.
+    """Return how far apart chance can put the median final losses of two arms, and whose spread that is: 0 a's, 1 b's.
 
     The larger of LOSS_NOISE (then None) and the largest minus the smallest loss of the arm with the lower median. Never
     the other's: an arm whose runs scatter must not thereby excuse its own worse loss.
@@ -55,7 +55,7 @@ def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | Non
 
 
 def speed_ups(runs: Sequence[Run]) -> list[float | str]:
-    """Throughput over the first run's, or the words why there is none: only equal and finished work compares."""
+    """Return throughput over the first run's, or the words why there is none: only equal, finished work compares."""
     found: list[float | str] = []
     first = runs[0]
     for run in runs:
@@ -75,7 +75,7 @@ def speed_ups(runs: Sequence[Run]) -> list[float | str]:
 
 
 def cores_of(run: Run) -> int | None:
-    """Cores of a CPU that a run computes on, its ranks times their threads; None on GPUs, and where no file says it."""
+    """Return the cores of a CPU that a run computes on, ranks times threads; None on GPUs and where unknown."""
     hardware = run.section("hardware")
     if run.version != "2.2" or hardware.get("device_type") != "cpu":
         return None
@@ -83,7 +83,7 @@ def cores_of(run: Run) -> int | None:
 
 
 def note_on_cores(runs: Sequence[Run]) -> str | None:
-    """The sentence for every table and picture of runs on unequally many cores of CPUs; None where they are as many."""
+    """Return the sentence for every table and picture of runs on other numbers of CPU cores; None: all equal."""
     cores = all_known(map(cores_of, runs))
     if cores is None or len(set(cores)) <= 1:
         return None
@@ -96,7 +96,7 @@ def note_on_cores(runs: Sequence[Run]) -> str | None:
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
-    """Sentences that belong on every picture of these runs: why they do not compare, and what makes a run unfit."""
+    """Return what every picture of these runs must say: why they do not compare, and what makes a run unfit."""
     found = []
     differences = differing_work(runs)
     differing = [item for item in differences if not item.is_unknown_only]
@@ -125,7 +125,7 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _difference_text(difference: Difference) -> str:
-    """`seed 1 / 2` for up to three runs, in their order; `seed 1 [1, 3] / 2 [2, 4]` where the order would not tell."""
+    """Return `seed 1 / 2` for up to three runs in order, or `seed 1 [1, 3] / 2 [2, 4]` where order would not tell."""
     texts = list(difference.values)
     if difference.numbers not in ((1, 2), (1, 2, 3)):
         numbers_of: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What a report is about: configurations with names and numbers, grouped by equal work."""
+"""Group the runs of a report by equal work, as configurations with names and numbers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from testbed.analysis.runs.arms import (
 )
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
-from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
-
-FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
+from testbed.analysis.runs.sweep_file import sweeps_above
 
 LONGEST_TITLE_IN_A_NAME = 30
 
@@ -48,13 +46,13 @@ class Entry:
 
     @property
     def measured(self) -> tuple[Run, ...]:
-        """Runs that may enter a headline."""
+        """Return the runs that may enter a headline."""
         return self.arm.measured_runs
 
     @property
     def example(self) -> Run:
-        """The run that stands for the work of all."""
-        return (*self.measured, *self.runs)[0]
+        """Return the run that stands for the work of all."""
+        return _example(self.arm)
 
     @property
     def ranks(self) -> int | None:
@@ -70,7 +68,7 @@ class Entry:
 
     @property
     def is_synchronised(self) -> bool:
-        """Not --skip_gradient_sync: a mean over steps of both kinds is of neither."""
+        """Return whether it ran without --skip_gradient_sync: a mean over steps of both kinds is of neither."""
         return not self.example.synchronisation
 
     @property
@@ -78,7 +76,7 @@ class Entry:
         return [self.first_run + index for index in range(len(self.runs))]
 
     def values(self, name: str) -> list[float]:
-        """The attribute `name` of every measured run that has it."""
+        """Return the attribute `name` of every measured run that has it."""
         found = [getattr(run, name) for run in self.measured]
         return [value for value in found if value is not None]
 
@@ -96,7 +94,7 @@ class Workload:
 
     @property
     def reference(self) -> Entry | None:
-        """What speed-ups are against: the baseline on the fewest ranks, without one the fewest ranks' first."""
+        """Return what speed-ups are against: the baseline on the fewest ranks, or else the fewest ranks' first."""
         return min(
             self.measured, key=lambda entry: (entry.example.run_type != "baseline", entry.ranks or 0), default=None
         )
@@ -127,7 +125,7 @@ class Subject:
 
     @property
     def target_loss(self) -> float | None:
-        """What the sweep aimed at; None without one, or where sweeps differ."""
+        """Return the loss that the sweep aimed at; None without one, or where sweeps differ."""
         targets = {sweep.get("target_val_loss") for sweep in self.sweeps.values()} - {None}
         return targets.pop() if len(targets) == 1 else None
 
@@ -137,50 +135,53 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     if not runs:
         raise ValueError("a report needs at least one run")
     arms = group_into_arms(runs)
-    groups: list[list[Arm]] = []
-    for arm in arms:
-        alike = (group for group in groups if _did_equal_work(_example(group[0]), _example(arm)))
-        group = next(alike, None)
-        groups.append([arm]) if group is None else group.append(arm)
-    groups.sort(key=lambda group: -sum(len(arm.measured_runs) for arm in group))
+    groups = _groups_of_equal_work(arms)
     strategies = {arm: name for group in groups for arm, name in _strategy_names(group).items()}
     rates: dict[tuple, list[float]] = {}
     for arm in arms:
         rates.setdefault((strategies[arm], rank_count(_example(arm))), []).extend(arm.tokens_per_s)
     order = sorted(set(strategies.values()), key=lambda strategy: (not strategy.startswith("baseline"), strategy))
-    with_device = len({device_of(arm.runs[0]) for arm in arms}) > 1
-    names = {arm: _name(arm, strategies[arm], with_device) for arm in arms}
+    names, titles = _names_and_titles(groups, strategies)
+    entries: list[Entry] = []
+    workloads, first_run = [], 1
+    for group, title in zip(groups, titles, strict=True):
+        before = len(entries)
+        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
+            look = order.index(strategies[arm])
+            entries.append(Entry(len(entries) + 1, first_run, arm, strategies[arm], names[arm], look))
+            first_run += len(arm.runs)
+        workloads.append(Workload(title, tuple(entries[before:])))
+    return Subject(tuple(entries), tuple(workloads), sweeps_above(run.path for run in runs))
+
+
+def _groups_of_equal_work(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Return the arms by their work, the group with the most measured runs first."""
+    groups: list[list[Arm]] = []
+    for arm in arms:
+        alike = (group for group in groups if _did_equal_work(_example(group[0]), _example(arm)))
+        if group := next(alike, None):
+            group.append(arm)
+        else:
+            groups.append([arm])
+    return sorted(groups, key=lambda group: -sum(len(arm.measured_runs) for arm in group))
+
+
+def _names_and_titles(groups: Sequence[Sequence[Arm]], strategies: dict[Arm, str]) -> tuple[dict[Arm, str], list[str]]:
+    """Return a name for each arm, no two alike, and a title for each group. A name that two groups have gets the title,
+    or the group's number where the title is long."""
+    with_device = len({device_of(arm.runs[0]) for arm in strategies}) > 1
+    names = {arm: _name(arm, strategies[arm], with_device) for arm in strategies}
     titles = _titles(groups)
     for number, group in enumerate(groups):
         elsewhere = {names[arm] for other in groups if other is not group for arm in other}
         if any(names[arm] in elsewhere for arm in group) and len(titles[number]) > LONGEST_TITLE_IN_A_NAME:
             titles[number] = f"work {number + 1}: {titles[number]}"
     counts = Counter(names.values())
-    names = {
-        arm: names[arm] + (f", {_short(title)}" if counts[names[arm]] > 1 and title else "")
-        for group, title in zip(groups, titles, strict=True)
-        for arm in group
-    }
-    names = _numbered(names)
-    entries: list[Entry] = []
-    workloads, first_run = [], 1
     for group, title in zip(groups, titles, strict=True):
-        members = []
-        for arm in sorted(group, key=lambda arm: _order(arm, strategies[arm], rates)):
-            members.append(
-                Entry(
-                    number=len(entries) + 1,
-                    first_run=first_run,
-                    arm=arm,
-                    strategy=strategies[arm],
-                    name=names[arm],
-                    look=order.index(strategies[arm]),
-                )
-            )
-            entries.append(members[-1])
-            first_run += len(arm.runs)
-        workloads.append(Workload(title, tuple(members)))
-    return Subject(tuple(entries), tuple(workloads), _sweeps(runs))
+        added = title if len(title) <= LONGEST_TITLE_IN_A_NAME else title.partition(":")[0]
+        for arm in group:
+            names[arm] += f", {added}" if counts[names[arm]] > 1 and title else ""
+    return _numbered(names), titles
 
 
 def _example(arm: Arm) -> Run:
@@ -188,7 +189,8 @@ def _example(arm: Arm) -> Run:
 
 
 def _did_equal_work(one: Run, other: Run) -> bool:
-    """How far an unfinished run came is left out: it stands beside its peers, and enters no figure."""
+    """Return whether work is equal, the seed aside. How far an unfinished run came does not count: it enters no
+    figure."""
     ignored = {"seed"}
     if "complete" not in (one.status, other.status) or one.status != other.status:
         ignored |= {"optimizer_steps", "tokens"}
@@ -196,9 +198,9 @@ def _did_equal_work(one: Run, other: Run) -> bool:
 
 
 def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
-    """The strategies of arms of equal work; arms at equal ranks that bear one name get what their settings differ in.
+    """Return the strategy of each arm of a group of equal work.
 
-    Such settings say how a run is looked at, or how much is validated.
+    Arms at equal ranks under one name get what their settings differ in: how a run is looked at, how much is validated.
     """
     found = strategies_of([arm.runs[0] for arm in group])
     names = {arm: strategy.name for arm, strategy in zip(group, found, strict=True)}
@@ -214,7 +216,7 @@ def _strategy_names(group: Sequence[Arm]) -> dict[Arm, str]:
 
 
 def _numbered(names: dict[Arm, str]) -> dict[Arm, str]:
-    """Names that are still equal get a number: a sentence is about one configuration."""
+    """Add a number to names that are still equal: a sentence is about one configuration."""
     counts = Counter(names.values())
     seen: Counter[str] = Counter()
     numbered = {}
@@ -232,8 +234,8 @@ def _name(arm: Arm, strategy: str, with_device: bool) -> str:
 
 
 def _is_said_to_be_instrumented(run: Run) -> bool:
-    """A file of --skip_gradient_sync is marked as instrumented. Its name says so without the word, which is then left
-    for those that a profiler looked at."""
+    """Return whether a name says "instrumented". A run of --skip_gradient_sync is marked as such too, but its name says
+    why: the word is left for those that a profiler looked at."""
     settings = run.section("settings")
     is_looked_at = bool(settings.get("profile") or settings.get("profile_mode"))  # files that name no instruments
     is_looked_at |= any(name != "--skip_gradient_sync" for name in run.instruments)
@@ -241,18 +243,14 @@ def _is_said_to_be_instrumented(run: Run) -> bool:
 
 
 def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:
-    """Few ranks first, then the highest median throughput; a profiled arm stands where its strategy's other runs do."""
+    """Sort few ranks first, then the highest median throughput. A profiled arm stands where its strategy does."""
     ranks = rank_count(_example(arm))
     known = arm.tokens_per_s or rates[strategy, ranks]
     return (bool(arm.runs[0].instrumented), ranks or 0, -float(np.median(known or [0.0])), strategy)
 
 
-def _short(title: str) -> str:
-    return title if len(title) <= LONGEST_TITLE_IN_A_NAME else title.partition(":")[0]
-
-
 def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
-    """For each group of equal work the fields in which the groups differ; empty where there is one group."""
+    """Return for each group of equal work the fields in which the groups differ; empty where there is one group."""
     if len(groups) == 1:
         return [""]
     examples = [_example(group[0]) for group in groups]
@@ -266,13 +264,3 @@ def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:
         + (f"; and {len(shown) - 6} more fields" if len(shown) > 6 else "")
         for index in range(len(groups))
     ]
-
-
-def _sweeps(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
-    """The sweep.json above each run, where there is one. ValueError names a file that is none."""
-    found: dict[Path, dict[str, Any]] = {}
-    for run in runs:
-        for folder in list(run.path.absolute().parents)[:FOLDERS_ABOVE_A_RUN]:
-            if folder not in found and (folder / SWEEP_FILE).is_file():
-                found[folder] = read_sweep(folder)
-    return found

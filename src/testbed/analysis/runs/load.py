@@ -1,4 +1,4 @@
-"""training_metrics.json files of every version as one kind of `Run`.
+"""Load training_metrics.json files of every version as one kind of `Run`.
 
 Nothing is filled in: what a file does not record is None, and a quantity that versions measure differently travels with
 the words that say what it is (`*_meaning`), so that a chart never puts two meanings on one axis.
@@ -7,7 +7,7 @@ the words that say what it is (`*_meaning`), so that a chart never puts two mean
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def full_label(self) -> str:
-        """The label with what a reader must not overlook."""
+        """Return the label with what a reader must not overlook."""
         marks = [self.status.upper()] if self.status != "complete" else []
         marks += ["INSTRUMENTED"] if self.instrumented else []
         marks += [self.synchronisation.upper()] if self.synchronisation else []
@@ -98,11 +98,11 @@ class Run:
 
     @property
     def synchronisation(self) -> str:
-        """How --skip_gradient_sync ran, in words that follow the strategy's name; empty: every step synchronised."""
+        """Return how --skip_gradient_sync ran, to follow the strategy's name; empty: every step synchronised."""
         return UNSYNCHRONISED.get(str(self.section("settings").get("skip_gradient_sync")), "")
 
     def section(self, name: str) -> dict[str, Any]:
-        """A part of the file that is an object. Empty where there is none: an old file may hold anything there."""
+        """Return a part of the file that is an object; empty where it is none, as an old file may hold anything."""
         found = self.record.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def instruments(self) -> tuple[str, ...]:
-        """What slowed the run down, as its file names it; empty in files from before they did."""
+        """Return what slowed the run down, as its file names it; empty in files from before they did."""
         found = self.record.get("instruments") if self.version == "2.2" else None
         return tuple(found or ())
 
@@ -152,7 +152,7 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """The run in a training_metrics.json or in the directory that holds one. ValueError names file and fault."""
+    """Load the run of a training_metrics.json, or of the directory that holds one. ValueError names file and fault."""
     path = Path(path)
     if path.is_dir():
         path = path / METRICS_FILE
@@ -161,12 +161,12 @@ def load_run(path: Path) -> Run:
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """`load_run` for each, with labels that differ."""
+    """Load each run, with labels that differ."""
     return with_distinct_labels([load_run(path) for path in paths])
 
 
 def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
-    """The same runs; those whose labels are the same get the folder's name, or else a number, added."""
+    """Return the same runs. Those with the same label get the folder's name, or else a number, added."""
     runs = list(runs)
     for suffix in (lambda run, _: f" ({run.path.absolute().parent.name})", lambda _, index: f" #{index}"):
         labels = [run.label for run in runs]
@@ -178,7 +178,7 @@ def with_distinct_labels(runs: Sequence[Run]) -> list[Run]:
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Every training_metrics.json of a run under `directory`, sorted by path."""
+    """Find every training_metrics.json of a run under `directory`, sorted by path."""
     return files_of_runs(directory, METRICS_FILE)
 
 
@@ -189,7 +189,8 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     is_warmup = np.array([row["is_warmup"] for row in rows], dtype=bool)
     on_cuda = hardware["device_type"] == "cuda"
     memory_field = "peak_allocated_bytes" if on_cuda else "peak_rss_bytes"
-    work = recorded_work(config, upgrade_settings(metrics["settings"]))
+    settings = upgrade_settings(metrics["settings"])
+    work = recorded_work(config, settings)
     work["train_data_sha256"] = config["dataset_sha256"]["train"]
     work["optimizer_steps"] = len(rows)
     work["tokens"] = len(rows) * config["global_batch_size"] * config["seq_len"]
@@ -197,12 +198,13 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     threads, devices = hardware["cpu_threads_per_rank"], hardware.get("num_devices", world_size)
     device = (hardware["gpu_name"] or "CUDA device") if on_cuda else f"CPU ({threads} thread{'s' * (threads > 1)})"
     zero = f" ZeRO-{config['zero_stage']}" if config["deepspeed_enabled"] and config["zero_stage"] is not None else ""
-    strategy = f"{config['run_type']}{zero}{_cut(metrics)}{_other_optimizer(config)}"
+    optimizer = "" if config["optimizer"] == "AdamW" else f" {config['optimizer']}"
+    strategy = f"{config['run_type']}{zero}{_spread(metrics)}{optimizer}"
     return Run(
         path=path,
         version="2.2",
         label=one_line(f"{strategy}, {devices} x {device}, {config['precision']}"),
-        record=_without_rows(metrics),
+        record={name: value for name, value in metrics.items() if name != "steps"} | {"settings": settings},
         status=metrics["status"],
         instrumented=metrics["instrumented"],
         world_size=world_size,
@@ -236,13 +238,8 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     )
 
 
-def _without_rows(metrics: dict) -> dict[str, Any]:
-    kept = {name: value for name, value in metrics.items() if name != "steps"}
-    return kept | {"settings": upgrade_settings(metrics["settings"])}
-
-
 def _of_earlier_version(metrics: dict) -> dict[str, Any]:
-    """Without what only 2.1 and later define: a file of an earlier version may hold anything under these names."""
+    """Leave out what only 2.1 and later define: an earlier file may hold anything under these names."""
     return {name: value for name, value in metrics.items() if name not in _SINCE_21}
 
 
@@ -258,16 +255,11 @@ def _mean_phases(rows: Sequence[dict]) -> dict[str, float]:
     return means
 
 
-def _cut(metrics: dict) -> str:
-    """The pipeline's schedule, and how a mesh with several axes lies over the ranks."""
+def _spread(metrics: dict) -> str:
+    """Return the pipeline's schedule, and how a mesh with several axes lies over the ranks, to follow the run type."""
     axes, schedule = metrics["training_config"].get("mesh", {}), metrics["settings"].get("pipeline_schedule")
     sizes = [f"{axis} {axes[axis]}" for axis in ("pipeline", "tensor", "data") if axes.get(axis, 1) > 1]
     return (f" {schedule}" if schedule else "") + (f" ({' x '.join(sizes)})" if len(sizes) > 1 else "")
-
-
-def _other_optimizer(config: dict) -> str:
-    """What a label says of the optimizer: nothing of AdamW."""
-    return "" if config["optimizer"] == "AdamW" else f" {config['optimizer']}"
 
 
 def _from_v20(path: Path, metrics: dict) -> Run:
@@ -344,7 +336,7 @@ def _from_v1(path: Path, metrics: dict) -> Run:
 
 
 def _inference(metrics: dict) -> dict[str, Any]:
-    """The fields of a Run that --run_inference_benchmark gives; none without it, or where it could not be measured."""
+    """Return the fields of a Run that --run_inference_benchmark gives; none without it, or where it failed."""
     found = metrics.get("inference")
     if found is None:
         return {}
@@ -363,17 +355,11 @@ def _inference(metrics: dict) -> dict[str, Any]:
     }
 
 
-def _running_sum(values: Any) -> list:
-    """Cumulative sums; empty when one of the values is not recorded."""
-    values = list(values)
-    if any(value is None for value in values):
-        return []
-    return [sum(values[: index + 1]) for index in range(len(values))]
+def _running_sum(values: Iterable[Any]) -> list:
+    """Return the cumulative sums; none where one of the values is not recorded."""
+    return list(itertools.accumulate(all_known(values) or ()))
 
 
 def _points(steps: list, times: list, losses: list) -> tuple[Point, ...]:
-    return tuple(
-        Point(steps[index] if index < len(steps) else None, times[index] if index < len(times) else None, loss)
-        for index, loss in enumerate(losses)
-        if loss is not None
-    )
+    moments = itertools.zip_longest(steps[: len(losses)], times[: len(losses)], losses)
+    return tuple(Point(step, time_s, loss) for step, time_s, loss in moments if loss is not None)

@@ -1,4 +1,4 @@
-"""Which files under a folder are a run's own: every program that looks for runs looks with this."""
+"""Find the files of runs under a folder: every program that looks for runs looks with this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STEP_FOLDER = re.compile(r"\.?step_\d+")
 
 
 def files_of_runs(directory: Path, name: str = "*") -> list[Path]:
-    """What is called `name` at any depth under `directory`, sorted by path, but for what lies inside of checkpoints.
+    """Find what is called `name` at any depth under `directory`, sorted by path, but for what lies in checkpoints.
 
     A checkpoint keeps copies of the run's files as they were at its step: no run of its own, and no repeat.
     """
@@ -20,7 +20,7 @@ def files_of_runs(directory: Path, name: str = "*") -> list[Path]:
 
 
 def _is_in_checkpoint(path: Path) -> bool:
-    """Whether it lies in RUN/checkpoints/step_N, whole, damaged or half written. A folder of runs may be called
+    """Return whether it lies in RUN/checkpoints/step_N, whole, damaged or half written. A folder of runs may be called
     checkpoints too, and what is in it counts."""
     folders = path.absolute().parts[:-1]
     return any(above == CHECKPOINTS and _STEP_FOLDER.match(folder) for above, folder in itertools.pairwise(folders))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import reprlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from testbed.io import read_json
 
 SWEEP_FILE = "sweep.json"
+FOLDERS_ABOVE_A_RUN = 3  # <out_dir>/<cell>/run_<k>/training_metrics.json
 # the type of each field of a cell that analysis reads, and what a message calls it
 _TEXT, _NUMBER = ((str,), "text"), ((int,), "a whole number")
 _CELL = {"name": _TEXT, "variant": _TEXT, "ranks": _NUMBER, "batch_size": _NUMBER, "folder": _TEXT, "status": _TEXT}
@@ -21,7 +23,7 @@ PROTOCOLS = ("strong", "weak", "time_to_loss")
 
 
 def read_sweep(out_dir: Path) -> dict[str, Any]:
-    """The sweep.json in `out_dir`; empty where there is none. ValueError when it is not what a sweep writes."""
+    """Return the sweep.json in `out_dir`; empty where there is none. ValueError when it is not what a sweep writes."""
     path = Path(out_dir) / SWEEP_FILE
     if not os.path.lexists(path):
         return {}
@@ -39,6 +41,12 @@ def read_sweep(out_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not the plan of a sweep: {error}") from None
     return sweep
+
+
+def sweeps_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """Return the sweep.json above each of these metrics files, by its folder. ValueError names a file that is none."""
+    folders = {folder for run in runs for folder in list(run.absolute().parents)[:FOLDERS_ABOVE_A_RUN]}
+    return {folder: sweep for folder in sorted(folders) if (sweep := read_sweep(folder))}
 
 
 def _check_types(cell: dict[str, Any]) -> None:

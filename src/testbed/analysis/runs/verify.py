@@ -1,4 +1,4 @@
-"""Are the files of a sweep, or of any runs, whole and consistent with themselves? Each run gets a status and reasons.
+"""Check that the files of a sweep, or of any runs, are whole and consistent. Each run gets a status and reasons.
 
 What is stated twice is compared: throughput with the rows, a step's time with its ranks, the number of steps with the
 settings, the number of ranks with the plan, the launcher's record and RUN_COMPLETE.txt.
@@ -47,7 +47,7 @@ class RunCheck:
 
 
 def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
-    """A check of every run at any depth below `directory`, and for every cell of every sweep.json there.
+    """Check every run at any depth below `directory`, and every cell of every sweep.json there.
 
     Args:
         metrics_only: look at training_metrics.json alone; the marks, the log and the launcher's record may be absent
@@ -77,7 +77,7 @@ def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
 
 
 def as_tsv(checks: Sequence[RunCheck]) -> str:
-    """The table: run_dir, status, world_size, expected, reason; "-" where there is nothing to say."""
+    """Return the table: run_dir, status, world_size, expected, reason; "-" where there is nothing to say."""
     lines = ["run_dir\tstatus\tworld_size\texpected\treason"]
     for each in checks:
         cells = (each.run_dir, each.status, each.world_size, each.expected, "; ".join(each.reasons) or None)
@@ -89,7 +89,7 @@ def as_tsv(checks: Sequence[RunCheck]) -> str:
 def _check(
     folder: Path, cell: dict | None, protocol: str | None, metrics_only: bool, seen: dict[tuple, Path]
 ) -> RunCheck:
-    """`seen`: the folder of every run so far by what no second run has; this one is added."""
+    """Check one run. `seen` has the folder of every run so far by what no second run has; this one is added."""
     planned = None if cell is None else cell["ranks"]
     if cell is not None and cell["status"] != "complete":
         status = {"not applicable": NOT_APPLICABLE, "failed": "failed"}.get(cell["status"], "missing_run")
@@ -135,7 +135,7 @@ def _read_launcher(folder: Path, faults: list[Fault], metrics_only: bool) -> dic
 
 
 def _mark_faults(folder: Path, metrics: dict, needs_log: bool) -> Iterator[Fault]:
-    """The marks of how a run ended against each other and against the metrics; the log of a sweep's run."""
+    """Compare the marks of how a run ended with each other and the metrics; look for the log of a sweep's run."""
     complete, log = folder / COMPLETE, folder / LOG
     there = [mark for mark in (FAILED, PREEMPTED, COMPLETE) if (folder / mark).exists()]
     if len(there) > 1:
@@ -171,7 +171,7 @@ def _is_printed(text: str | None, value: float | None) -> bool:
 
 
 def _content_faults(metrics: dict) -> Iterator[Fault]:
-    """What training_metrics.json contradicts in itself. The older versions hold too little to do so in many ways."""
+    """Compare training_metrics.json with itself. The older versions hold too little to contradict much."""
     version = metrics_version(metrics)
     if version != "2.2":
         if version == "2.0":
@@ -235,7 +235,7 @@ def _throughput_faults(metrics: dict) -> Iterator[Fault]:
 
 
 def _plan_faults(metrics: dict, cell: dict, protocol: str | None) -> Iterator[Fault]:
-    """The run against its cell in sweep.json."""
+    """Compare the run with its cell in sweep.json."""
     config, hardware = metrics.get("training_config", {}), metrics.get("hardware", {})
     ranks = hardware.get("num_devices") or hardware.get("world_size")  # dp drives all devices from one process
     if ranks != cell["ranks"]:
@@ -262,7 +262,7 @@ def _words_of(command_line: str | None) -> list[str]:
 
 
 def _work_arguments(command: Sequence[str]) -> list[str] | None:
-    """The flags of gpt2.py in a command without those that say where to; None: it does not call gpt2.py."""
+    """Return the flags of gpt2.py in a command but for those that say where to; None: it does not call gpt2.py."""
     program = next((place for place, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
     if program is None:
         return None

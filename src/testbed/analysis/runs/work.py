@@ -47,6 +47,6 @@ def _set_or_not(value: Any) -> Any:
 
 
 def _muon_in_words(config: dict) -> str:
-    """Muon's own two numbers, which make its work another's as AdamW's numbers do."""
+    """Return Muon's own two numbers, which are part of its work as AdamW's are."""
     rate, momentum = config.get("muon_learning_rate"), config.get("muon_momentum")
     return "" if rate is None else f" (learning rate {rate:g}, momentum {momentum:g})"
