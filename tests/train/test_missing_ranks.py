@@ -147,7 +147,7 @@ def test_a_start_again_does_not_find_what_the_ranks_before_left_in_the_store(mon
 
     def store(launch: Launch, restarts: int) -> torch.distributed.Store:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-        return process_group._store_of_this_start(launch)
+        return process_group._store_of_this_start(launch, patience_s=30)
 
     store(here, 0).set("address", "of the dead")
     assert store(here, 0).check(["address"]) and not store(here, 1).check(["address"])
