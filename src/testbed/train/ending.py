@@ -91,13 +91,10 @@ class RunEnding:
     def watch_startup(self) -> None:
         """Watch the other ranks' processes until the ranks train. All ranks call it, once they have joined."""
         if self.launch.is_distributed:
-            timeout_s, processes = (
-                self.settings.training.collective_timeout,
-                process_group.gather_objects(this_process()),
-            )
-            self._ranks.startup = StartupWatch(
-                self.launch, processes, timeout_s, self._end_for_rank_missing_at_startup
-            ).begin()
+            processes = process_group.gather_objects(this_process())
+            timeout_s = self.settings.training.collective_timeout
+            watch = StartupWatch(self.launch, processes, timeout_s, self._end_for_rank_missing_at_startup)
+            self._ranks.startup = watch.begin()
 
     def claim_directory(self, directory: Path) -> None:
         """Take the folder for this run: each rank keeps a progress file there, and watches those of the others."""

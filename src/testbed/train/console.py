@@ -18,7 +18,7 @@ from testbed.strategies.stages import balanced_stages
 
 
 def say_what_runs(
-    progress: Progress,
+    console: Console,
     settings: RunSettings,
     windows: Windows,
     world_size: int,
@@ -32,21 +32,21 @@ def say_what_runs(
         windows: of the training file.
     """
     mesh = settings.plan.mesh
-    progress.say(str(mesh))
+    console.say(str(mesh))
     if mesh.pipeline > 1:
         stages = balanced_stages(
             settings.shape, settings.data.seq_length, mesh.pipeline * (settings.model_parallel.stages_per_rank or 1)
         )
-        progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
+        console.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
     steps = "validation only" if settings.training.eval_only else f"steps {first_step + 1} to {settings.last_step}"
     if settings.data_parallel.skip_gradient_sync:
-        progress.say(
+        console.say(
             f"--skip_gradient_sync {settings.data_parallel.skip_gradient_sync}: the ranks train apart. This measures "
             "steps without "
             "communication and is no training"
         )
     compiled = ", compiled blocks" if settings.compute.compile else ""
-    progress.say(
+    console.say(
         f"{settings.training.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
         f"{settings.compute.precision}{compiled} on {world_size} x {device_type}; "
         f"global batch {settings.batch.global_batch_size} = {settings.batch.micro_batch_size_per_gpu} x "
@@ -55,7 +55,7 @@ def say_what_runs(
         f"{steps}; files in {directory}"
     )
     if windows.token_file.targets is not None:
-        progress.say(_pairs_in_words(windows))
+        console.say(_pairs_in_words(windows))
 
 
 def _pairs_in_words(windows: Windows) -> str:
@@ -99,7 +99,7 @@ def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
     return notes
 
 
-class Progress:
+class Console:
     """Progress over optimizer steps. Silent on every rank but 0."""
 
     def __init__(self, settings: RunSettings, first_step: int, is_speaking: bool):
