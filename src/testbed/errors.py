@@ -12,6 +12,13 @@ class Failure(Exception):
     """Work that could not be done, in one sentence. A program ends with exit code 1."""
 
 
+class InputError(ValueError):
+    """What was typed, or a file that it names, cannot be used. One sentence. A program ends with exit code 2.
+
+    Any other ValueError is a mistake in the code.
+    """
+
+
 SPACES = "Zs"  # no-break and thin spaces move no cursor
 
 
