@@ -20,7 +20,7 @@ class MeshSizes:
         return self.data // self.shard
 
     def flags(self) -> dict[str, int]:
-        """The sizes under the names of the flags that fix them."""
+        """Return the sizes under the names of the flags that fix them."""
         return {"shard_size": self.shard, "pipeline_stages": self.pipeline, "tensor_parallel_size": self.tensor}
 
     def __str__(self) -> str:

@@ -61,8 +61,10 @@ def stop_signals() -> list[int]:
 
 
 def end_deaf() -> None:
-    """All is written and the exit code is known. On its way out the interpreter puts the default handlers back, and a
-    signal that comes then would end the process with another code than the run's."""
+    """Ignore stop signals from now on, because all is written and the exit code is known.
+
+    On its way out the interpreter puts the default handlers back, and a signal that comes then would end the process
+    with another code than the run's."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 

@@ -26,7 +26,7 @@ def say_what_runs(
     first_step: int,
     directory: Path,
 ) -> None:
-    """The mesh, the stages, the model, the batch and the steps; of pairs, how many are learned.
+    """Say the mesh, the stages, the model, the batch and the steps; of pairs, how many are learned.
 
     Args:
         windows: of the training file.
@@ -59,7 +59,7 @@ def say_what_runs(
 
 
 def _pairs_in_words(windows: Windows) -> str:
-    """How many pairs fit, and how much of what is computed is learned."""
+    """Return how many pairs fit, and how much of what is computed is learned, in words."""
     num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
     assert num_pairs is not None  # a file of pairs counts them
     words = f"pairs: all {num_pairs:,} fit whole into --seq_length {windows.seq_length}; the longest needs {longest}"
@@ -73,7 +73,7 @@ def _pairs_in_words(windows: Windows) -> str:
 
 
 def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
-    """Where the ranks are fewer, or their threads more, than who started them may have meant; a line each."""
+    """Return a line for each way in which ranks are fewer, or threads more, than was perhaps meant."""
     notes, cores, started_by = [], usable_cores(), launcher()
     if STRATEGIES[settings.training.run_type].is_distributed and launch.world_size == 1:
         if started_by == "python":
@@ -136,7 +136,7 @@ class Console:
             )
 
     def batches(self, number: int, what: str) -> tqdm:
-        """A bar over `number` batches that leaves nothing behind."""
+        """Return a bar over `number` batches that leaves nothing behind."""
         return tqdm(range(number), desc=what, unit="batch", leave=False, disable=self.bar is None)
 
     def close(self) -> None:

@@ -114,7 +114,7 @@ class RunEnding:
 
     @property
     def _directory(self) -> Path | None:
-        """The run's folder, once this rank may leave its mark there."""
+        """Return the run's folder, once this rank may leave its mark there."""
         return self._ranks.directory
 
     def _end_startup_watch(self) -> None:
