@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,7 +129,7 @@ def test_a_closed_terminal_costs_no_mark(files, tmp_path):
 @pytest.mark.launches
 def test_a_stop_while_pytorch_loads_leaves_nothing(files, tmp_path):
     folder = tmp_path / "run"
-    with started(folder, [[*python_command(), *flags_of(files, folder, *ENDLESS)]]) as run:
+    with started(folder, [[sys.executable, "-u", *python_command()[1:], *flags_of(files, folder, *ENDLESS)]]) as run:
         run.wait_until(lambda: "loading PyTorch" in run.text)
         run.processes[0].send_signal(signal.SIGUSR1)
         assert run.codes(60) == [143]
