@@ -137,13 +137,6 @@ def test_a_start_with_overwrite_that_is_killed_halfway_leaves_a_folder_of_ours(r
     assert start.checkpoint is None and start.metrics is None, "and nothing of the run that was to be replaced"
 
 
-def test_no_refusal_about_damage_recommends_to_destroy(run, monkeypatch):
-    shutil.rmtree(run.checkpoints)
-    run_directory.write_launcher_metadata(run.path, launch(), "0123abc")
-    (run.path / "training_metrics.json").write_text("{")
-    assert "another --checkpoint_path" in (words := refusal(run, "--resume")) and "--overwrite" not in words
-
-
 def rename(path: Path) -> Path:
     return path.rename(path.with_name("renamed"))
 
@@ -294,13 +287,6 @@ def test_a_rank_that_finds_no_file_any_more_says_what_became_of_the_folder(held,
     for error in (FileNotFoundError(2, "No such file"), RuntimeError("gloo: Connection closed by peer")):
         assert "was renamed to" in ending._reason_of(error)
     assert ending._reason_of(TypeError("a fault of the program")).startswith("TypeError: a fault"), "that is no reason"
-
-
-def test_a_folder_that_nobody_holds_has_no_handle(tmp_path, monkeypatch):
-    """Whatever is called as a missing number would be."""
-    (tmp_path / "None").touch()
-    monkeypatch.setattr(run_lock, "_HANDLES", tmp_path)
-    assert run_lock.by_handle(tmp_path / "run") == tmp_path / "run"
 
 
 def test_progress_is_read_in_the_held_folder_and_not_in_one_that_took_its_name(held):

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from support.checkpoint_folders import Folder, contents, refusal
+from support.checkpoint_folders import Folder, contents, move_to_larger_disk, refusal
 from support.endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, ranks, started
 from support.programs import python_command
-from support.run_folder_cases import move_to_larger_disk
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import run_files, run_lock

@@ -43,9 +43,7 @@ def test_tensorboard_shows_the_rows_of_the_file(ranks, tmp_path, token_files):
 @pytest.mark.launches
 @pytest.mark.slow
 @pytest.mark.parametrize("run_type", ["allreduce", "ddp"])
-def test_without_synchronisation_nothing_travels_and_the_run_says_that_it_is_no_training(
-    ranks, tmp_path, token_files, run_type
-):
+def test_without_synchronisation_nothing_travels_and_it_is_no_training(ranks, tmp_path, token_files, run_type):
     flags = ["--run_type", run_type, *TINY_RUN, *SHORT, *data_flags(token_files), "--skip_gradient_sync", "--profile"]
     flags += ["--profile_steps", "3", "--checkpoint_path", str(tmp_path / "run")]
     done = ranks.run_program(flags, tmp_path / "ranks", 2)

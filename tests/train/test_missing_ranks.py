@@ -95,7 +95,7 @@ def test_a_rank_that_fails_is_named_by_the_one_that_waits(files, tmp_path):
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_the_documented_torchrun_starts_again_without_a_rank_and_saves_when_told_to_make_room(files, tmp_path):
+def test_the_documented_torchrun_restarts_without_a_rank_and_saves_on_sigusr1(files, tmp_path):
     """Rank 1 is killed: all start again from the last checkpoint. Then SIGUSR1 to the launcher, which passes it on."""
     guide = (REPOSITORY / "docs" / "faults.md").read_text(encoding="utf-8")
     documented = (
