@@ -56,18 +56,15 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
 
 def in_words(changes: Sequence[dict[str, Any]]) -> str:
     """Name all of them in one part of a sentence, each by its flag."""
-    return ", ".join(
-        f"{_name_of(change)} is {_shown(change['now'])}, was {_shown(change['before'])}" for change in changes
-    )
-
-
-def _shown(value: Any) -> str:
-    return value_text(value) if isinstance(value, float) else repr(value)
-
-
-def _name_of(change: dict[str, Any]) -> str:
-    """Name a changed setting: by its flag, or in words."""
-    return "the mathematics" if change["name"] == OTHER_MATHEMATICS else f"--{change['name']}"
+    words = []
+    for change in changes:
+        name = "the mathematics" if change["name"] == OTHER_MATHEMATICS else f"--{change['name']}"
+        now, before = (
+            value_text(value) if isinstance(value, float) else repr(value)
+            for value in (change["now"], change["before"])
+        )
+        words.append(f"{name} is {now}, was {before}")
+    return ", ".join(words)
 
 
 def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> RunSettings:

@@ -131,9 +131,13 @@ def hybrid_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (mesh.replicate, mesh.shard), mesh_dim_names=("replicate", "shard"))
 
 
-def seed_of_rank(seed: int, rank: int) -> int:
-    """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
+def seed_of_rank(seed: int, rank: int, *step: int) -> int:
+    """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks.
+
+    Args:
+        step: where the rank goes on from a step at which it had no random numbers.
+    """
+    return int(np.random.SeedSequence([seed, rank, *step]).generate_state(1, np.uint64)[0])
 
 
 class RanksDiffer(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch, refuse, tell_torchrun
 from testbed.distributed.rendezvous import StartupWatch, this_process
-from testbed.distributed.signals import MARK_WITHIN_S, RunStopped, StopSignals, end_deaf
+from testbed.distributed.signals import RunStopped, StopSignals, end_deaf, end_process
 from testbed.errors import first_line, say_if_read
 from testbed.metrics import run_directory
 from testbed.metrics.file import read_metrics, write_metrics
@@ -225,12 +224,7 @@ class RunEnding:
 
     def _mark_failed_and_exit(self, reason: str) -> None:
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
-        last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [exit_code])  # the disk itself may hang
-        last_resort.daemon = True
-        last_resort.start()
-        with contextlib.suppress(Exception):  # whatever fails here, the process must end
-            self._mark_failed(reason, exit_code)
-        os._exit(exit_code)
+        end_process(lambda: self._mark_failed(reason, exit_code), exit_code)
 
     def _mark_failed(self, reason: str, exit_code: int) -> int:
         """Mark the run as failed, keep its rows, say where the last checkpoint is. Returns the exit code.
