@@ -33,7 +33,7 @@ from testbed.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
 from testbed.strategies.deepspeed_build_locks import warnings_of_locks
 from testbed.train.batches import TrainingBatches, ValidationBatches
-from testbed.train.console import Console, notes_of_place, say_what_runs
+from testbed.train.console import Console, notes_of_place, what_runs
 from testbed.train.ending import RunEnding
 from testbed.train.report import Report
 from testbed.train.setup import Setup
@@ -120,7 +120,8 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     )
     batches = TrainingBatches(setup.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(setup.checked.val_file, settings, strategy.data_rank, device)
-    say_what_runs(console, settings, batches.windows, launch.world_size, device.type, start.step, directory)
+    for line in what_runs(settings, batches.windows, start.step):
+        console.say(line)
     peak = begin_peak_rate(device, settings.compute.precision)
     ending.arm_timeouts()
     return TrainingRun(
