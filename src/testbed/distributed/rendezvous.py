@@ -58,7 +58,7 @@ def wait_for_ranks(store: Store, launch: Launch, patience_s: float) -> None:
                 time.sleep(FAREWELL_S)
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise RankMissing(
-                f"rank {missing[0]}{more} has not come: there was no sign of it for {patience_s:.0f} s. It died "
+                f"rank {missing[0]}{more} has not come: for {patience_s:.0f} s there was no sign of it. It died "
                 "before, or was not started; a rank that needs longer to load PyTorch needs a larger "
                 "--collective_timeout"
             )
