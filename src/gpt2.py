@@ -32,7 +32,7 @@ from testbed.optim.lr_schedule import learning_rate_at
 from testbed.train.divergence import raise_if_diverged
 from testbed.train.ending import RunEnding, RunPreempted
 from testbed.train.finish import finish
-from testbed.train.run import Run, open_run
+from testbed.train.run import TrainingRun, open_run
 from testbed.train.setup import set_up
 from testbed.train.validation import validate
 
@@ -47,7 +47,7 @@ def main(checked: CheckedRun, launch: Launch) -> int:
     return ending.exit_code
 
 
-def train(run: Run) -> None:
+def train(run: TrainingRun) -> None:
     """Train step after step; save, validate and stop where the settings or a signal say so."""
     settings, strategy, clock, report = run.settings, run.strategy, run.clock, run.report
     report.begin_training(startup_s=time.perf_counter() - STARTED_S)
@@ -57,22 +57,23 @@ def train(run: Run) -> None:
         if stop:
             leave_preempted(run, run.first_step)
     with report.profiled():
-        for step in range(run.first_step, settings.last_step):
-            learning_rate = learning_rate_at(step, settings)
-            process_group.wait_for_everyone(before_step=step + 1)  # what rank 0 alone wrote is not part of the step
+        for steps_done in range(run.first_step, settings.last_step):
+            step = steps_done + 1  # the files count steps from 1
+            learning_rate = learning_rate_at(steps_done, settings)
+            process_group.wait_for_everyone(before_step=step)  # what rank 0 alone wrote is not part of the step
             with clock:  # the wait for data is inside, as a phase of its own
-                micro_batches = clock.data_wait(run.batches.of_step, step)
+                micro_batches = clock.data_wait(run.batches.of_step, steps_done)
                 result = strategy.train_step(micro_batches, learning_rate)
             world = gather_step(result, clock, run.device, run.signals.number)  # one collective: loss, times, stop
             stop = run.signals.agree(world.stop)
-            raise_if_diverged(step + 1, world, settings.compute.precision)
-            report.step(step + 1, world, learning_rate)
-            if not stop and run.saves_after(step + 1):
-                run.checkpoints.save(step + 1)  # before validation, which the last save may overlap
-            if not stop and run.validates_after(step + 1):
-                stop = validate(run, step + 1)
+            raise_if_diverged(step, world, settings.compute.precision)
+            report.step(step, world, learning_rate)
+            if not stop and run.saves_after(step):
+                run.checkpoints.save(step)  # before validation, which the last save may overlap
+            if not stop and run.validates_after(step):
+                stop = validate(run, step)
             if stop:
-                leave_preempted(run, step + 1)
+                leave_preempted(run, step)
     if settings.training.eval_only:
         stop = validate(run, 0)
         if stop:  # nothing was trained, so there is nothing to save
@@ -80,7 +81,7 @@ def train(run: Run) -> None:
     finish(run)
 
 
-def leave_preempted(run: Run, step: int) -> NoReturn:
+def leave_preempted(run: TrainingRun, step: int) -> NoReturn:
     """Save a checkpoint of `step`, and end the run there. All ranks agreed to it.
 
     Raises:

@@ -12,11 +12,18 @@ class Failure(Exception):
     """Work that could not be done, in one sentence. A program ends with exit code 1."""
 
 
+class InputError(ValueError):
+    """What was typed, or a file that it names, cannot be used. One sentence. A program ends with exit code 2.
+
+    Any other ValueError is a mistake in the code.
+    """
+
+
 SPACES = "Zs"  # no-break and thin spaces move no cursor
 
 
 def first_line(error: BaseException) -> str:
-    """Kind and first line; the kind alone where the library says nothing."""
+    """Return the error's kind and first line; the kind alone where the library says nothing."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
@@ -51,6 +58,6 @@ def say_if_read(text: object, stream: TextIO | None = None) -> None:
 
 
 def value_text(value: object) -> str:
-    """A setting's value as a person writes it: 0.0003 though a tenth of 0.003 is 0.00030000000000000003, and 1 for 1.0,
-    which is the same setting whichever way a file writes it."""
+    """Return a setting's value as a person writes it: 0.0003 though a tenth of 0.003 is 0.00030000000000000003, and 1
+    for 1.0, which is the same setting whichever way a file writes it."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -70,7 +70,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, 
 
 
 def read_json(path: Path, name: str | None = None) -> Any:
-    """Whatever a JSON file holds. ValueError, one sentence that begins with `name`, when it cannot be read as JSON.
+    """Return whatever a JSON file holds. ValueError, one sentence that begins with `name`, when it cannot be read as
+    JSON.
 
     Args:
         name: what the file is called in the sentence (default: its path).
@@ -88,7 +89,8 @@ def read_json(path: Path, name: str | None = None) -> Any:
 
 
 def parse_json(content: bytes, name: str) -> Any:
-    """The value that the bytes of a JSON text stand for; a byte order mark may come first. Errors as in `read_json`."""
+    """Return the value that the bytes of a JSON text stand for; a byte order mark may come first. Errors as in
+    `read_json`."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -138,7 +140,7 @@ class NotAFile(OSError):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The file open for reading, in bytes.
+    """Return the file open for reading, in bytes.
 
     Raises:
         OSError: it is not there or cannot be read; IsADirectoryError, NotAFile: it is something else than a file. One
@@ -163,12 +165,12 @@ def _check_kind(path: Path, found: os.stat_result) -> None:
 
 
 def name_of_kind(found: os.stat_result) -> str:
-    """What stands where a file or a folder should, in words."""
+    """Name what stands where a file or a folder should."""
     return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
 
 
 def read_regular(path: Path) -> bytes:
-    """All bytes of a file.
+    """Return all bytes of a file.
 
     Raises:
         OSError: as `open_regular`; and NotAFile: it has more than LARGEST_TEXT, which no such file has.
@@ -180,7 +182,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_unpacked(path: Path) -> bytes:
-    """All bytes of a file; of what is in it where its name says that gzip packed it.
+    """Return all bytes of a file, or of what is in it where its name says that gzip packed it.
 
     Raises:
         OSError: as `read_regular`; a few kilobytes can be made to unpack to more than LARGEST_TEXT.
@@ -196,12 +198,12 @@ def read_unpacked(path: Path) -> bytes:
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
-    """The UTF-8 text of a file, every line ended by \\n. Errors as in `read_regular` and in bytes.decode."""
+    """Return the UTF-8 text of a file, every line ended by \\n. Errors as in `read_regular` and in bytes.decode."""
     return io.StringIO(read_regular(path).decode("utf-8", errors), newline=None).read()
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Whether a path that exists lies in a folder once every link is followed."""
+    """Return whether a path that exists lies in a folder once every link is followed."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -236,8 +238,8 @@ def check_schema(content: Any, schema_file: str) -> None:
 
 
 def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
-    """A JSON file that passes `check`. ValueError, one sentence that begins with the path, when it cannot be read or
-    does not."""
+    """Return a JSON file that passes `check`. ValueError, one sentence that begins with the path, when it cannot be
+    read or does not."""
     content = read_json(path)
     try:
         check(content)
@@ -255,7 +257,7 @@ def _validator(schema_file: str) -> Any:
 
 
 def not_a_folder(path: Path) -> str | None:
-    """What is wrong with a path that should be a folder, to follow its name; None where it is one."""
+    """Return what is wrong with a path that should be a folder, to follow its name; None where it is one."""
     try:
         if path.is_dir():
             return None
@@ -265,7 +267,7 @@ def not_a_folder(path: Path) -> str | None:
 
 
 def not_a_file(path: Path) -> str | None:
-    """What is wrong with a path that should lead to a file, to follow its name; None where it does."""
+    """Return what is wrong with a path that should lead to a file, to follow its name; None where it does."""
     try:
         if path.is_dir():
             return "is a folder, not a file"
@@ -297,7 +299,7 @@ def cannot_become_a_folder(path: Path) -> str | None:
 
 
 def holds_text(path: Path, looked_at: int = 4096) -> bool:
-    """Whether the first bytes of a file are plain text, which numbers in binary form never are for long."""
+    """Return whether the first bytes of a file are plain text, which numbers in binary form never are for long."""
     with path.open("rb") as file:
         start = file.read(looked_at)
     try:

@@ -103,7 +103,8 @@ def _is_locked(directory: Path) -> bool:
 
 
 def _lock(descriptor: int, deadline_s: float) -> bool:
-    """Whether the lock could be had before that moment of the monotonic clock. OSError: there are no locks here."""
+    """Return whether the lock could be had before that moment of the monotonic clock. OSError: there are no locks
+    here."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,8 +136,7 @@ def hold(directory: Path) -> None:
 
 
 def check_held(directory: Path) -> None:
-    """Before something is written under this path: it still leads to the folder that is held, if one is. Costs two
-    system calls, some microseconds.
+    """Check, before something is written under this path, that it still leads to the folder that is held, if one is.
 
     Raises:
         FolderGone: in the words of `why_gone`.
@@ -165,7 +165,7 @@ def writing_in(directory: Path) -> Iterator[Path]:
 
 
 def why_gone(directory: Path) -> str | None:
-    """One sentence that says what became of the held folder and how to go on; None: its path leads to it."""
+    """Return one sentence that says what became of the held folder and how to go on; None: its path leads to it."""
     if directory not in _handles or _leads_to_held(directory, directory):
         return None
     name, now = one_line(str(directory)), "there is none now"
@@ -185,8 +185,8 @@ def why_gone(directory: Path) -> str | None:
 
 
 def place_of(directory: Path) -> Path | None:
-    """Where the folder lies that was held as `directory`, whatever its name is now; None where no path leads to it. One
-    that nobody holds lies where its path says."""
+    """Return where the folder lies that was held as `directory`, whatever its name is now; None where no path leads to
+    it. One that nobody holds lies where its path says."""
     if directory not in _handles or _leads_to_held(directory, directory):
         return directory
     with contextlib.suppress(OSError):  # no /proc: macOS
@@ -197,8 +197,8 @@ def place_of(directory: Path) -> Path | None:
 
 
 def by_handle(directory: Path) -> Path:
-    """A path that leads to the held folder even after its name has gone to another one; the path itself where there is
-    no such."""
+    """Return a path that leads to the held folder even after its name has gone to another one; the path itself where
+    there is no such."""
     if directory not in _handles:
         return directory
     handle = _HANDLES / str(_handles[directory])
@@ -206,8 +206,8 @@ def by_handle(directory: Path) -> Path:
 
 
 def _leads_to_held(path: Path, directory: Path) -> bool:
-    """Whether a path leads to the folder that is held as `directory`. What cannot be found out is not denied: the write
-    that follows will say what is wrong."""
+    """Return whether a path leads to the folder that is held as `directory`. What cannot be found out is not denied:
+    the write that follows will say what is wrong."""
     try:
         return os.path.samestat(path.stat(), os.fstat(_handles[directory]))
     except OSError as error:

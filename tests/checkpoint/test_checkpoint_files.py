@@ -14,7 +14,8 @@ from support.metrics_examples import SHA_OTHER, SHA_VAL, example_metrics, save, 
 
 from testbed.checkpoint import changed_settings, manifest
 from testbed.checkpoint.folders import read_description
-from testbed.checkpoint.load import load, seed_of_step
+from testbed.checkpoint.load import load
+from testbed.distributed.process_group import seed_of_rank
 from testbed.metrics.file import check_metrics, read_metrics, write_metrics
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -225,7 +226,7 @@ def test_the_same_form_is_loaded_bit_for_bit_and_another_by_name(run):
     assert not load(start.checkpoint, other, run.settings("--resume", "--run_type", "ddp", world_size=2), launch(2))
     assert (other.number.item(), other.loaded) == (4.0, "by name")
     assert not torch.equal(torch.rand(3), continued), "two ranks cannot both go on with one rank's numbers"
-    seeds = {seed_of_step(seed, rank, step) for seed in (1, 2) for rank in (0, 1) for step in (0, 4)}
+    seeds = {seed_of_rank(seed, rank, step) for seed in (1, 2) for rank in (0, 1) for step in (0, 4)}
     assert len(seeds) == 8
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.checkpoint_files_cases import flip_a_bit
 from support.checkpoint_folders import Folder, Weights, refusal
-from support.programs import REPOSITORY, TINY_RUN, data_flags, python_command, run_program, torchrun_command
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_program, torchrun_command
 
 from testbed.checkpoint import manifest
 from testbed.checkpoint import writer as checkpoint
@@ -23,39 +23,49 @@ from testbed.metrics.file import check_metrics, read_metrics
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
-def test_segments_count_what_was_lost_once(run):
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The clock of the records: one moment, until a test sets another."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_segments_count_what_was_lost_once(clock, token_files, tmp_path):
     """Killed after step 5 with a checkpoint of 4; then killed after 6 without one; then after 7."""
-    first_wall = read_metrics(run.path / "training_metrics.json")["summary"]["total_wall_time_sec"]
-    saved = read_description(run.checkpoints / "step_000004")
+    run = Folder(token_files, tmp_path / "run")
+    first = run.train(range(1, 6), {2, 4})
+    clock[0] += 7
+    first.write("running")
     second = run.train(range(5, 7), set(), start=run.begin("--resume"))
-    time.sleep(0.05)
+    clock[0] += 5
     second.write("failed", failure={"reason": "x", "step": 6})
     third = run.train(range(5, 8), {6}, start=run.begin("--resume"))
+    clock[0] += 3
+    third.write("running")
     segments = third.metrics["segments"]
     assert [(s["first_step"], s["last_step"], s["lost_steps"], s["ended"]) for s in segments] == [
         *((1, 5, 0, None), (5, 6, 1, "failed"), (5, 7, 2, None)),
     ]
-    assert segments[1]["lost_s"] == pytest.approx(first_wall - saved.useful_wall_s, abs=0.05)
-    assert segments[2]["lost_s"] == pytest.approx(segments[1]["wall_time_s"], abs=0.05)
-    assert segments[2]["lost_s"] >= 0.05
-    total = third.metrics["summary"]["total_wall_time_sec"]
-    assert total == pytest.approx(sum(s["wall_time_s"] for s in segments), abs=0.05)
+    assert [(s["wall_time_s"], s["lost_s"]) for s in segments] == [(7, 0), (5, 7), (3, 5)]
+    assert third.metrics["summary"]["total_wall_time_sec"] == 15
     assert [row["step"] for row in third.metrics["steps"]] == list(range(1, 8))
     assert [row["step"] for row in third.metrics["checkpoints"]] == [2, 4, 6]
-    later = read_description(run.checkpoints / "step_000006")
-    useful = total - sum(s["lost_s"] for s in segments)  # at the end, which is after step 7
-    assert useful - segments[2]["wall_time_s"] <= later.useful_wall_s <= useful
+    assert read_description(run.checkpoints / "step_000006").useful_wall_s == 0
 
 
-def test_a_run_that_saved_nothing_begins_anew_and_counts_all_as_lost(token_files, tmp_path):
+def test_a_run_that_saved_nothing_begins_again_and_counts_all_as_lost(clock, token_files, tmp_path):
     folder = Folder(token_files, tmp_path / "run")
-    run_id = folder.train(range(1, 4), set()).metrics["run_id"]
+    first = folder.train(range(1, 4), set())
+    clock[0] += 7
+    first.write("running")
+    run_id = first.metrics["run_id"]
     (folder.path / "RUN_FAILED.txt").write_text("x")
     (folder.path / "best").mkdir()
     metrics = folder.train(range(1, 3), set(), start=folder.begin("--resume")).metrics
     assert metrics["run_id"] == run_id and [row["step"] for row in metrics["steps"]] == [1, 2]
     assert metrics["segments"][1]["lost_steps"] == 3 and metrics["segments"][1]["resumed_from"] is None
-    assert metrics["segments"][1]["lost_s"] == pytest.approx(metrics["segments"][0]["wall_time_s"], abs=0.05)
+    assert metrics["segments"][1]["lost_s"] == metrics["segments"][0]["wall_time_s"] == 7
     assert not (folder.path / "RUN_FAILED.txt").exists() and not (folder.path / "best").exists()
 
 
@@ -189,65 +199,53 @@ def flags_of(token_files, directory: Path, *more: str) -> list[str]:
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_the_program_skips_what_is_damaged_and_ends_with_the_same_weights(token_files, tmp_path):
+def test_the_program_skips_what_is_damaged_and_ends_with_the_same_weights(ranks, token_files, tmp_path):
     """Begun by --resume itself, its last checkpoint damaged, resumed, and started once more when complete."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more = ["--dropout", "0.1", "--resume", "--optimizer", "muon", "--muon_learning_rate", "0.002"]
     more += ["--lr_schedule", "wsd"]
-    command = [*python_command(), *flags_of(token_files, parts, *more, "--save_every", "2")]
-    first = run_program([*command, "--stop_at_step", "5"])
+    flags = flags_of(token_files, parts, *more, "--save_every", "2")
+    first = ranks.run_program([*flags, "--stop_at_step", "5"], tmp_path / "first")
     assert first.returncode == 0 and "begins with its first step" in first.stdout, first.stderr
     damaged = parts / "checkpoints" / "step_000005"
     flip_a_bit(next(damaged.glob("*.distcp")))
-    second = run_program(command)
+    second = ranks.run_program(flags, tmp_path / "second")
     assert second.returncode == 0, second.stderr
     assert "step_000005 is skipped: " in second.stdout and "steps 5 to 7" in second.stdout
-    assert run_program([*python_command(), *flags_of(token_files, whole, *more)]).returncode == 0
+    assert ranks.run_program(flags_of(token_files, whole, *more), tmp_path / "uninterrupted").returncode == 0
     assert (parts / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     metrics = read_metrics(parts / "training_metrics.json")
     assert [segment["lost_steps"] for segment in metrics["segments"]] == [0, 1]
     assert [segment["ended"] for segment in metrics["segments"]] == ["stopped", "complete"]
     assert metrics["segments"][1]["random_numbers"] == "continued"
     assert [row["step"] for row in metrics["checkpoints"]] == [2, 4, 5, 6]
-    assert all(0 < row["blocking_s"] <= row["total_s"] + 0.1 for row in metrics["checkpoints"])
+    assert all(row["blocking_s"] > 0 and row["total_s"] > 0 for row in metrics["checkpoints"])
     held = {path: path.stat().st_mtime_ns for path in parts.iterdir() if path.name != ".lock"}
-    third = run_program(command)
+    third = ranks.run_program(flags, tmp_path / "third")
     assert third.returncode == 0 and "already complete" in third.stdout
     assert held == {path: path.stat().st_mtime_ns for path in held}
 
 
 @pytest.mark.launches
-def test_a_refusal_reaches_all_ranks(token_files, tmp_path):
+def test_a_refusal_reaches_all_ranks(ranks, token_files, tmp_path):
     """One sentence, no traceback, no rank left waiting."""
     flags = flags_of(token_files, tmp_path / "run", "--run_type", "ddp", "--resume", str(tmp_path))
-    done = run_program([*torchrun_command(2), *flags])
-    assert done.returncode == 1, "torchrun's own; its ranks ended with 2"
+    done = ranks.run_program(flags, tmp_path / "ranks", 2)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.count(f"gpt2.py: error: --resume {tmp_path} holds no whole checkpoint") == 1
-    assert (
-        "exitcode  : 2" in done.stderr
-        and 'Traceback (most recent call last):\n  File "' + str(REPOSITORY) not in done.stderr
-    )
 
 
 @pytest.mark.launches
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "recipe"),
-    [
-        (python_command(), "--run_type baseline"),
-        # only rank 0 has something to write: the other must not wait for it until a collective runs out of time
-        (
-            torchrun_command(2),
-            "--run_type optimized --zero_stage 0 --collective_timeout 20",
-        ),
-    ],
-    ids=["one process", "one of DeepSpeed's two ranks"],
-)
-def test_a_full_disk_ends_the_run_in_one_sentence_with_whole_files(launcher, recipe, token_files, tmp_path):
-    """A limit on file sizes stands for the disk: metrics fit under it, a checkpoint does not."""
+def test_a_full_disk_ends_the_run_in_one_sentence_with_whole_files(token_files, tmp_path):
+    """DeepSpeed's rank 0 alone has something to write: the other must not wait for it until a collective times out.
+
+    A limit on file sizes stands for the disk: metrics fit under it, a checkpoint does not.
+    """
     directory = tmp_path / "run"
-    flags = flags_of(token_files, directory, "--save_every", "3", "--embedding_size", "128", *recipe.split())
-    done = run_program(["bash", "-c", 'ulimit -f 128 && exec "$@"', "limited", *launcher, *flags])
+    recipe = ["--run_type", "optimized", "--zero_stage", "0", "--collective_timeout", "20"]
+    flags = flags_of(token_files, directory, "--save_every", "3", "--embedding_size", "128", *recipe)
+    done = run_program(["bash", "-c", 'ulimit -f 128 && exec "$@"', "limited", *torchrun_command(2), *flags])
     assert done.returncode == 1, done.stderr
     of_ranks = [line for line in done.stderr.splitlines() if re.match(r"rank \d failed: ", line)]
     said = "checkpoint of step 3 could not be written", "the disk took only a part of a file"

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import strategies as st
-from support.fuzz import (
-    Reader,
-    Refused,
-    break_in_every_way,
-    gpt2_accepts,
-)
+from support.checkpoint_files_cases import look_at_checkpoint, write_checkpoint
+from support.fuzz import Reader, Refused, break_in_every_way, gpt2_accepts
 from support.mutations import broken_bytes, broken_json
 from support.programs import REPOSITORY, TINY_RUN, VOCABULARY, write_token_files
+from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.checkpoint import folders as checkpoint
-from testbed.checkpoint.find import latest_valid
-from testbed.checkpoint.manifest import write_manifest
 from testbed.checkpoint.weights import export_weights, read_initial_weights
 from testbed.config.initial_shape import shape_of_folder
+from testbed.distributed.failures import root_cause
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
+from testbed.strategies import state_files
 from testbed.strategies.deepspeed_config import effective_config, sha256_of
 
 SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=VOCABULARY, max_position_embeddings=64)
@@ -92,23 +90,15 @@ def broken_safetensors(content: bytes) -> Any:
     )
 
 
-def checkpoint_folder(folder: Path) -> None:
-    directory = folder / "checkpoints" / "step_000020"
-    directory.mkdir(parents=True)
-    content = {
-        "step": 20, "elapsed_s": 1.5, "useful_wall_s": 1.5, "world_size": 2, "run_type": "ddp", "mesh": {"data": 2},
-        "settings": {"seed": 1, "run_type": "ddp"},
-    }  # fmt: skip
-    (directory / checkpoint.DESCRIPTION).write_text(json.dumps(content))
-    (directory / "weights.bin").write_bytes(b"weights" * 10)
-    write_manifest(directory)
+def state_folder(folder: Path) -> None:
+    state_files.save({"model": {"w": torch.ones(2, 3)}}, folder, None)
 
 
-def look_at_checkpoint(folder: Path) -> None:
-    """As --resume auto does. A checkpoint that is skipped is refused, with the reason."""
-    _, skipped = latest_valid(folder)
-    if skipped:
-        raise ValueError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}")
+def load_state(folder: Path) -> None:
+    try:
+        state_files.load({"model": {"w": torch.zeros(2, 3)}}, folder, None)
+    except CheckpointException as error:  # no Exception
+        raise ValueError(root_cause(error)) from None
 
 
 def describe_checkpoint(folder: Path) -> None:
@@ -131,10 +121,11 @@ READERS = {
         weights_folder, "start/model.safetensors", load_weights, broken=broken_safetensors
     ),
     "manifest.json of a checkpoint": Reader(
-        checkpoint_folder, "checkpoints/step_000020/manifest.json", look_at_checkpoint, is_named=False
+        write_checkpoint, "checkpoints/step_000020/manifest.json", look_at_checkpoint, is_named=False
     ),
+    "tensors.json of a checkpoint": Reader(state_folder, "tensors.json", load_state, is_named=False),
     "checkpoint.json of a checkpoint": Reader(
-        checkpoint_folder, "checkpoints/step_000020/checkpoint.json", describe_checkpoint
+        write_checkpoint, "checkpoints/step_000020/checkpoint.json", describe_checkpoint
     ),
 }
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from support.checkpoint_folders import Folder, Weights, refusal
-from support.run_folder_cases import move_to_larger_disk
+from support.checkpoint_folders import Folder, Weights, move_to_larger_disk, refusal
 
 from testbed.checkpoint import folders, manifest
 
@@ -43,9 +42,7 @@ def test_a_run_begins_with_a_link_to_an_empty_folder(token_files, tmp_path):
     assert [path.name for path in (tmp_path / "larger").iterdir()] == ["step_000002"]
 
 
-def test_the_same_command_goes_on_with_its_own_run_though_the_other_ones_checkpoints_are_a_link(
-    run, token_files, tmp_path
-):
+def test_the_same_command_resumes_its_own_run_beside_linked_checkpoints(run, token_files, tmp_path):
     move_to_larger_disk(run.checkpoints, tmp_path / "larger")
     other = Folder(token_files, tmp_path / "other")
     other.train(range(5, 7), {6}, start=other.begin("--resume", str(run.path)))

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from support.checkpoint_folders import Folder, contents, refusal
+from support.checkpoint_folders import Folder, contents, move_to_larger_disk, refusal
 from support.endings import COMPLETE, ENDLESS, FAILED, ending_of, flags_of, ranks, started
 from support.programs import python_command
-from support.run_folder_cases import move_to_larger_disk
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed import run_files, run_lock
@@ -126,7 +125,7 @@ def test_a_run_whose_folder_is_renamed_ends_there_and_the_next_one_in_its_place_
         folder.rename(moved)
         second_flags = flags_of(token_files, folder, "--global_batch_size", "16", "--max_train_steps", "3")
         with started(folder, [[*python_command(), *second_flags]]) as second:
-            assert first.codes(30) == [1], first.text
+            assert first.codes(60) == [1], first.text
             assert second.codes() == [0], second.text
             second.mark(COMPLETE)
     assert f"was renamed to {moved} while the run wrote into it" in first.text and "Traceback" not in first.text
@@ -140,32 +139,15 @@ def test_a_run_whose_folder_is_renamed_ends_there_and_the_next_one_in_its_place_
 
 @pytest.mark.launches
 @pytest.mark.slow
-def test_a_folder_that_is_deleted_under_two_ranks_is_not_made_again(token_files, tmp_path):
-    folder = tmp_path / "run"
-    flags = flags_of(token_files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "10")
-    with ranks(folder, flags) as run:
-        run.wait_until(lambda: (folder / "checkpoints" / "step_000010").exists())
-        processes = [run.process_of(rank) for rank in range(2)]
-        for process in processes:  # else it may notice while half of its files are there
-            os.kill(process, signal.SIGSTOP)
-        shutil.rmtree(folder)
-        for process in processes:
-            os.kill(process, signal.SIGCONT)
-        assert run.codes(30) == [1, 1], run.text
-    assert "was deleted or unmounted while the run wrote into it" in run.text and "Traceback" not in run.text
-    assert not folder.exists()
-
-
-@pytest.mark.launches
-@pytest.mark.slow
 def test_rank_0_killed_is_a_failure_in_the_metrics_too(token_files, tmp_path):
     folder = tmp_path / "run"
     with ranks(folder, flags_of(token_files, folder, *ENDLESS, "--run_type", "ddp", "--save_every", "5")) as run:
         run.wait_until(lambda: run.is_at(12))
         os.kill(run.process_of(0), signal.SIGKILL)
-        assert run.codes(30) == [-signal.SIGKILL, 1], run.text
+        assert run.codes(100) == [-signal.SIGKILL, 1], run.text
         mark = run.mark(FAILED)
-    assert "[Rank 1] RUN_FAILED reason=rank 0 is dead" in mark
+    assert "[Rank 1] RUN_FAILED reason=rank 0 is dead, its last sign was from" in mark
+    assert "rank 1 waited in" in mark and "last checkpoint: " in mark and "step_0000" in mark
     metrics = read_metrics(folder / "training_metrics.json")
     assert metrics["status"] == "failed" and metrics["failure"]["reason"].startswith("rank 0 is dead")
     assert metrics["segments"][-1]["ended"] == "failed"

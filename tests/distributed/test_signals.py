@@ -72,6 +72,13 @@ clock.now += stops.SAME_SIGNAL_S + 1
 press(6)
 time.sleep(600)
 """
+STUCK = """
+import os, signal, time
+from testbed.distributed import signals as stops
+signals = stops.StopSignals(0.01, lambda stop: print(stop.reason, flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(600)
+"""
 BEFORE = """
 import os, signal
 from testbed.distributed import signals as stops
@@ -109,6 +116,13 @@ def test_a_flood_of_signals_ends_with_143(script, first):
 def test_a_stop_before_it_can_be_caught_is_not_lost():
     process = begin(BEFORE)
     assert process.wait(30) == 143
+
+
+def test_the_grace_bounds_a_stop_that_does_not_come_to_an_end():
+    process = begin(STUCK)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert said == "terminated (SIGTERM), and this rank had not ended after --grace_seconds 0.01\n"
 
 
 def test_ctrl_c_is_noted_and_a_second_one_ends_at_once():

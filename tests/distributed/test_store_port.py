@@ -93,7 +93,7 @@ def test_a_store_on_the_loopback_listens_there_alone(meets_at, monkeypatch, addr
     found = {}
 
     def join(rank: int) -> None:
-        found[rank] = process_group._store_of_this_start(Launch(rank, rank, 2, 2))
+        found[rank] = process_group._store_of_this_start(Launch(rank, rank, 2, 2), patience_s=30)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
     for thread in threads:

@@ -23,7 +23,7 @@ from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.distributed.launch import Launch, refuse
 from testbed.errors import one_line, printable, say, say_if_read
-from testbed.train.progress import Progress
+from testbed.train.console import Console
 
 OBEYED = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m"  # clears, renames, overwrites, turns around, colours
 FORMULA = "$x^{2$"
@@ -82,7 +82,7 @@ def test_a_terminal_is_told_letters_alone(words, runs, tmp_path):
 def test_the_trainer_tells_letters_alone(token_files, tmp_path, capsys):
     names = ["--train_data_path", str(token_files[0]), "--val_data_path", str(token_files[1])]
     checked = check_run(parse_command_line([*TINY_RUN, *names]), Launch(0, 0, 1, 1))
-    Progress(checked.settings, 0, is_speaking=True).say(f"metrics: {tmp_path}/{OBEYED}\nsecond line")
+    Console(checked.settings, 0, is_speaking=True).say(f"metrics: {tmp_path}/{OBEYED}\nsecond line")
     refuse(None, f"--checkpoint_path {OBEYED} is no folder")
     said = "".join(capsys.readouterr())
     assert not obeyed(said) and said.count("owned") == 2 and "\nsecond line\n" in said

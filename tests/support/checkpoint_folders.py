@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -113,3 +114,9 @@ def refusal(run: Folder, *flags: str, **more) -> str:
     assert "\n" not in str(caught.value)
     assert contents(run.path) == before
     return str(caught.value)
+
+
+def move_to_larger_disk(path: Path, disk: Path) -> None:
+    disk.mkdir(exist_ok=True)
+    shutil.move(path, disk / path.name)
+    path.symlink_to(disk / path.name)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+from support.forked import Forked
 from support.programs import TINY_RUN, data_flags, python_command
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
@@ -36,11 +37,16 @@ class Started:
 
     def __init__(self, folder: Path, commands: list[list[str]], environments: list[dict[str, str]]):
         self.folder, self.said = folder, folder.with_suffix(f".{time.monotonic_ns()}.txt")
-        with self.said.open("w") as output:
-            self.processes = [
-                subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
-                for command, variables in zip(commands, environments, strict=True)
-            ]
+        self.said.touch()
+        self.processes = [
+            self._start(command, variables) for command, variables in zip(commands, environments, strict=True)
+        ]
+
+    def _start(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen | Forked:
+        if command[:2] == python_command() and "PYTHONPATH" not in variables:
+            return Forked(command[2:], variables, self.said)
+        with self.said.open("a") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
 
     def wait_until(self, is_so: Callable[[], object], timeout_s: float = 150) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -1,14 +1,13 @@
-"""Files that a stranger could make: pickles that call, build and import, archives, JSON, tensors, tables; and places
-that are no files. Each is made here, from opcodes and bytes, so that nothing hostile lies in the repository.
+"""Make files as an attacker would: pickles that call, build and import, archives, tables; and places that are no files.
 
-Every pickle that can do harm calls something on a path below `canary`: `TRACES` are what may be seen of it.
+Each is made from opcodes and bytes, so that nothing hostile lies in the repository. A pickle that does harm makes a
+folder at `canary`. Files that are only damaged are drawn by mutations.py.
 """
 
 from __future__ import annotations
 
 import copyreg
 import io
-import json
 import os
 import pickle
 import socket
@@ -19,8 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-
-from support import nsys_examples
 
 EXTENSION = 0x7A51  # a number of the extension registry, which `registered` gives to os.mkdir
 CLASSES = [
@@ -284,103 +281,9 @@ def number(value: int) -> bytes:
     return b"\x8a\x09" + value.to_bytes(9, "little", signed=True)
 
 
-LEAVES = [None, True, -1, 0, 1.5, 10**30, 2**63, float("nan"), float("inf"), "", "x", "../x", "/etc/passwd",
-          "\x1b[2J\n", "a" * 5000, [], [1], {}, {"a": 1}, [[[[]]]], [None], ["__0_0.distcp"]]  # fmt: skip
-
-
-def documents(good: object) -> Iterator[tuple[str, bytes]]:
-    """JSON in place of `good`: each value of it replaced by each leaf, keys left out, and what is no such value."""
-    yield "nested 100,000 lists", b"[" * 100_000 + b"]" * 100_000
-    yield "nested 100,000 objects", b'{"a":' * 100_000 + b"1" + b"}" * 100_000
-    yield "a number of 100,000 digits", b"9" * 100_000
-    yield "a number of 5,000 digits inside", json.dumps(good).encode().replace(b"1", b"1" * 5000, 1)
-    yield "half", json.dumps(good).encode()[: len(json.dumps(good)) // 2]
-    yield "nothing", b""
-    yield "zeros", b"\0" * 4096
-    yield "no UTF-8", b"\xff\xfe\x00"
-    yield "half a surrogate", b'"\\ud800"'
-    yield "two documents", json.dumps(good).encode() * 2
-    if isinstance(good, dict):
-        for key in good:
-            yield f"{key} twice", json.dumps(good).encode()[:-1] + b", " + json.dumps(key).encode() + b": null}"
-    for leaf in LEAVES:
-        yield f"nothing but {leaf!r:.20}", json.dumps(leaf).encode()
-    for path in list(paths_of(good))[:30]:
-        for leaf in LEAVES:
-            yield f"{leaf!r:.20} at {'.'.join(map(str, path))}", json.dumps(replaced(good, path, leaf)).encode()
-
-
-def paths_of(value: object, path: tuple = ()) -> Iterator[tuple]:
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in children:
-        yield (*path, key)
-        yield from paths_of(child, (*path, key))
-
-
-def replaced(value: object, path: tuple, leaf: object) -> object:
-    if not path:
-        return leaf
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = replaced(copy[path[0]], path[1:], leaf)
-    return copy
-
-
-def safetensors(good: bytes) -> Iterator[tuple[str, bytes]]:
-    """Headers that lie about the bytes behind them."""
-    length = int.from_bytes(good[:8], "little")
-    header, data = json.loads(good[8 : 8 + length]), good[8 + length :]
-
-    def with_header(changed: object) -> bytes:
-        written = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
-        return len(written).to_bytes(8, "little") + written + data
-
-    for claimed in (0, 1, length - 1, length + 1, 2**31, 2**40, 2**63, 2**64 - 1):
-        yield f"a header of {claimed} bytes", claimed.to_bytes(8, "little") + good[8:]
-    names = [name for name in header if name != "__metadata__"]
-    for name in names[:3]:
-        start, end = header[name]["data_offsets"]
-        lies = {
-            "overlapping": [0, end - start], "beyond the file": [start + 2**30, end + 2**30], "backwards": [end, start],
-            "negative": [-8, end], "giant": [0, 2**63], "not numbers": ["a", None], "one": [start],
-            "a hole": [start, end + 4],
-        }  # fmt: skip
-        for lie, offsets in lies.items():
-            yield f"{name} {lie}", with_header({**header, name: {**header[name], "data_offsets": offsets}})
-        for shape in ([2**62, 2**62], [-1], [], [0], ["x"], None, [2.5]):
-            yield f"{name} of shape {shape}", with_header({**header, name: {**header[name], "shape": shape}})
-        for dtype in ("F64", "I8", "U8", "BOOL", "F8_E4M3", "C64", "os.system", None):
-            yield f"{name} of dtype {dtype}", with_header({**header, name: {**header[name], "dtype": dtype}})
-    yield "a nested header", with_header(b"[" * 50_000 + b"]" * 50_000)
-    yield "the same name twice", with_header(json.dumps(header).encode()[:-1] + b', "a": 1, "a": 2}')
-    for part in range(1, 10):
-        yield f"cut after {part} of 10 parts", good[: len(good) * part // 10]
-    yield "a pickle", pickle.dumps([1])
-    yield "more bytes behind", good + b"\0" * 100
-
-
-def tokenizer_files(good: dict) -> Iterator[tuple[str, bytes]]:
-    yield from documents(
-        {name: good[name] for name in ("model", "added_tokens")} | {"model": {"vocab": {"a": 0, "b": 1}}}
-    )
-    vocabulary = good["model"]["vocab"]
-    for what, changed in {
-        "an id twice": {"a": 5}, "a giant id": {"a": 2**40}, "an id that is text": {"a": "1"},
-        "characters that are no bytes": {"汉字": 300}, "an empty token": {"": 300},
-        "a long token": {"a" * 1_000_000: 300},
-    }.items():  # fmt: skip
-        model = {**good["model"], "vocab": {**vocabulary, **changed}}
-        yield what, json.dumps({**good, "model": model}).encode()
-    yield "no tokens", json.dumps({**good, "model": {**good["model"], "vocab": {}}}).encode()
-    for added in ([], [{"content": "<|endoftext|>", "id": 2**70}], [{"content": "<|endoftext|>", "id": -1}], {"a": 1}):
-        yield f"added {added!r:.40}", json.dumps({**good, "added_tokens": added}).encode()
-
-
 def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """SQLite files whose tables are programs, that name other files, or that are damaged."""
+    """SQLite files whose tables are programs or name other files."""
     path = folder / "made.sqlite"
-    nsys_examples.write_sqlite(path)
-    good = path.read_bytes()
-    path.unlink()
     columns = "start INT, end INT, eventType INT, textId INT, globalTid INT, domainId INT"
     calls = "CREATE TABLE OSRT_API(start, end, nameId);"
     scripts = {
@@ -409,12 +312,6 @@ def databases(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield what, path.read_bytes()
         for beside in folder.glob("made.sqlite*"):
             beside.unlink()
-    for place in (16, 18, 19, 20, 24, 28, 32, 44, 52, 56, 60, 96, 100, 105):
-        yield f"byte {place} of its header", good[:place] + b"\xff" + good[place + 1 :]
-    for part in range(1, 10):
-        yield f"cut after {part} of 10 parts", good[: len(good) * part // 10]
-    yield "text", b"SQLite format 3"
-    yield "zeros", b"\0" * 4096
 
 
 def places(outside: Path) -> dict[str, Callable[[Path], None]]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.fuzz import Refused, gpt2_accepts
 from support.programs import (
+    REPOSITORY,
     SEQUENCE,
     TINY_RUN,
     VOCABULARY,
@@ -29,6 +33,7 @@ from testbed.metrics.file import read_metrics
 
 pytestmark = pytest.mark.launches
 
+PROGRAMS = ["src/gpt2.py", "generate_charts.py", "download_data.py", "preprocess_small.py"]
 SHORT_RUN = ["--global_batch_size", "16", "--max_train_steps", "7", "--timing_warmup_steps", "2"]
 
 
@@ -121,74 +126,81 @@ def test_transformers_opens_the_weights_and_finds_our_validation_loss(which, req
     assert np.mean(losses) == pytest.approx(recorded, abs=1e-4)
 
 
+@pytest.fixture
+def program(ranks, tmp_path):
+    """Run gpt2.py on one rank, in a process that has PyTorch already."""
+    numbers = itertools.count()
+    return lambda flags, cwd=None: ranks.run_program(flags, tmp_path / f"start_{next(numbers)}", cwd=cwd)
+
+
+def validated(program, source: Path, directory: Path, *more: str, cwd: Path | None = None) -> tuple[str, dict]:
+    """Return what --eval_only says of the weights in a folder, and the file that it writes."""
+    flags = ["--precision", "fp32", "--device", "cpu", "--init_from", str(source), "--eval_only", *more]
+    done = program([*flags, "--checkpoint_path", str(directory)], cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, read_metrics(directory / "training_metrics.json")
+
+
 @pytest.mark.slow
-def test_exported_weights_start_another_run(baseline_run, token_files, tmp_path):
+def test_exported_weights_start_another_run(program, baseline_run, token_files, tmp_path):
     """--eval_only on our own export, and on the best weights, gives the losses that were recorded: length and data are
     the run's, though the defaults are 512 tokens of val_small.bin."""
     metrics = read_metrics(baseline_run / "training_metrics.json")
     for source, expected in ((baseline_run, "final_val_loss"), (baseline_run / "best", "best_val_loss")):
-        said, again = validated(source, tmp_path / expected)
+        said, again = validated(program, source, tmp_path / expected)
         assert f"as {source} was trained: --seq_length {SEQUENCE} --train_data_path {token_files[0]}" in said
         assert again["steps"] == [] and again["status"] == "complete"
         assert again["summary"]["final_val_loss"] == metrics["summary"][expected]
 
 
 @pytest.mark.slow
-def test_eval_only_gives_exactly_the_loss_of_a_run_that_validated_on_a_part(token_files, tmp_path):
+def test_eval_only_gives_exactly_the_loss_of_a_run_that_validated_on_a_part(program, token_files, tmp_path):
     """From another folder: the run's relative path leads nowhere there, or to other tokens."""
     flags = [*TINY_RUN, *SHORT_RUN, "--train_data_path", "train.bin", "--val_data_path", "val.bin"]
     flags += ["--max_val_steps", "1", "--global_batch_size", "8", "--max_train_steps", "3", "--sample_tokens", "0"]
     run, other = tmp_path / "run", tmp_path / "other"
-    done = run_program([*python_command(), *flags, "--checkpoint_path", str(run)], cwd=token_files[0].parent)
+    done = program([*flags, "--checkpoint_path", str(run)], token_files[0].parent)
     assert done.returncode == 0, done.stderr
     first = read_metrics(run / "training_metrics.json")
-    said, again = validated(run, tmp_path / "a", "--val_data_path", str(token_files[1]), cwd=tmp_path)
+    said, again = validated(program, run, tmp_path / "a", "--val_data_path", str(token_files[1]), cwd=tmp_path)
     assert "--global_batch_size 8 --max_val_steps 1" in said and "not the run's data" not in said
     assert again["evaluations"][0]["num_sequences"] == first["evaluations"][-1]["num_sequences"] == 8
     assert again["summary"]["final_val_loss"] == first["summary"]["final_val_loss"]
     other.mkdir()
     write_token_files(other, 2000, 1000)  # under the recorded names
-    said, _ = validated(run, tmp_path / "b", cwd=other)
+    said, _ = validated(program, run, tmp_path / "b", cwd=other)
     assert f"warning: {other}/val.bin is validated, which is not the run's data" in said
     assert "--val_data_path val.bin" not in said
 
 
-def validated(source: Path, directory: Path, *more: str, cwd: Path | None = None) -> tuple[str, dict]:
-    """What --eval_only says of the weights in a folder, and the file that it writes."""
-    flags = ["--precision", "fp32", "--device", "cpu", "--init_from", str(source), "--eval_only", *more]
-    done = run_program([*python_command(), *flags, "--checkpoint_path", str(directory)], cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, read_metrics(directory / "training_metrics.json")
-
-
-def test_the_effective_config_repeats_the_run(baseline_run, tmp_path):
+def test_the_effective_config_repeats_the_run(program, baseline_run, tmp_path):
     config = ["--config", str(baseline_run / "effective_config.json"), "--checkpoint_path", str(tmp_path / "again")]
-    done = run_program([*python_command(), *config])
+    done = program(config)
     assert done.returncode == 0, done.stderr
     first, again = (read_metrics(path / "training_metrics.json") for path in (baseline_run, tmp_path / "again"))
     assert [row["loss"] for row in again["steps"]] == [row["loss"] for row in first["steps"]]
 
 
-def test_a_held_folder_is_refused_unless_overwritten(baseline_run, token_files):
+def test_a_held_folder_is_refused_unless_overwritten(program, baseline_run, token_files):
     before = (baseline_run / "training_metrics.json").read_bytes()
-    done = run_program([*python_command(), *flags_of(token_files, baseline_run)])
+    done = program(flags_of(token_files, baseline_run))
     assert done.returncode == 2 and "--overwrite" in done.stderr
     assert (baseline_run / "training_metrics.json").read_bytes() == before
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_bit_for_bit(token_files, tmp_path):
+def test_a_resumed_run_continues_bit_for_bit(program, token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
     more = ["--run_type", "optimized", "--dropout", "0.1", "--timing_warmup_steps", "1"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run_program([*python_command(), *flags_of(token_files, whole, *more)]).returncode == 0
-    first = run_program([*python_command(), *flags_of(token_files, parts, *more, "--stop_at_step", "3")])
+    assert program(flags_of(token_files, whole, *more)).returncode == 0
+    first = program(flags_of(token_files, parts, *more, "--stop_at_step", "3"))
     assert first.returncode == 0, first.stderr
     stopped = read_metrics(parts / "training_metrics.json")
     assert len(stopped["steps"]) == 3
     # what --precision auto and --device auto became is what the run goes on with
     auto = ["--precision", "auto", "--device", "auto", "--resume"]
-    second = run_program([*python_command(), *flags_of(token_files, parts, *more, *auto)])
+    second = program(flags_of(token_files, parts, *more, *auto))
     assert second.returncode == 0, second.stderr
     assert "steps 4 to 7" in second.stdout
     expected, resumed = (read_metrics(path / "training_metrics.json") for path in (whole, parts))
@@ -199,10 +211,10 @@ def test_a_resumed_run_continues_bit_for_bit(token_files, tmp_path):
     assert (parts / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_run_that_diverges_stops_and_keeps_nothing_of_that_step(token_files, tmp_path):
+def test_a_run_that_diverges_stops_and_keeps_nothing_of_that_step(program, token_files, tmp_path):
     directory = tmp_path / "run"
     flags = flags_of(token_files, directory, "--learning_rate", "1e38", "--max_grad_norm", "0", "--warmup_steps", "0")
-    done = run_program([*python_command(), *flags])
+    done = program(flags)
     assert done.returncode == 1 and "step" in done.stderr and "Traceback" not in done.stderr
     metrics = read_metrics(directory / "training_metrics.json")
     assert metrics["status"] == "failed"
@@ -212,53 +224,45 @@ def test_a_run_that_diverges_stops_and_keeps_nothing_of_that_step(token_files, t
     assert not (directory / "model.safetensors").exists() and not (directory / "RUN_COMPLETE.txt").exists()
 
 
-def bad_files(folder: Path) -> dict[str, list[str]]:
-    """What can be wrong with what a user typed -> the flags that do it."""
+@pytest.fixture(scope="module")
+def typed_wrong(tmp_path_factory) -> tuple[Path, dict[str, list[str]]]:
+    """Return a folder, and for each thing that can be typed wrong the flags that do it."""
+    folder = tmp_path_factory.mktemp("wrong")
     train, val = write_token_files(folder)
     good = ["--train_data_path", str(train), "--val_data_path", str(val)]
-    odd, beyond = folder / "odd.bin", folder / "beyond.bin"
+    odd, plain = folder / "odd.bin", folder / "plain.bin"
     odd.write_bytes(train.read_bytes()[:-1])
-    np.full(2000, 60_000, dtype="<u2").tofile(beyond)
-    broken = folder / "broken.json"
-    broken.write_text("{")
+    np.arange(2000, dtype="<u2").tofile(plain)  # no sidecar: read as GPT-2's
+    (folder / "broken.json").write_text("{")
     (folder / "file").write_text("")
-    plain = folder / "plain.bin"  # no sidecar: read as GPT-2's
-    np.arange(2000, dtype="<u2").tofile(plain)
-    return {
+    return folder, {
         "missing data file": [*good, "--train_data_path", str(folder / "nowhere.bin")],
         "truncated bin": ["--train_data_path", str(odd), "--val_data_path", str(plain)],
-        "token id beyond the vocabulary": ["--train_data_path", str(beyond), "--val_data_path", str(plain)],
-        "vocabulary smaller than the data's": [*good, "--vocab_size", "200"],
         "sequence longer than the positions": [*good, "--seq_length", "128"],
         "batch that does not divide": [*good, "--global_batch_size", "31", "--micro_batch_size_per_gpu", "2"],
         "unknown run type": [*good, "--run_type", "warp"],
         "malformed DeepSpeed JSON": [
-            *good,
-            "--deepspeed_config",
-            str(folder / "broken.json"),
-            "--run_type",
-            "optimized",
+            *(*good, "--deepspeed_config", str(folder / "broken.json"), "--run_type", "optimized")
         ],
         "unwritable checkpoint path": [*good, "--checkpoint_path", str(folder / "file" / "run")],
-        "fp16 on CPU": [*good, "--precision", "fp16"],
     }
 
 
-BAD_INPUTS = [
-    *("missing data file", "truncated bin", "token id beyond the vocabulary", "vocabulary smaller than the data's"),
-    *("sequence longer than the positions", "batch that does not divide", "unknown run type"),
-    *("malformed DeepSpeed JSON", "unwritable checkpoint path", "fp16 on CPU"),
-]
+def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(typed_wrong):
+    """`gpt2_accepts` checks both."""
+    folder, cases = typed_wrong
+    for what, flags in cases.items():
+        with pytest.raises(Refused, match=r"^gpt2.py: error: "):
+            gpt2_accepts([*TINY_RUN, *SHORT_RUN, "--checkpoint_path", str(folder / "run"), *flags])
+            pytest.fail(what)
+    assert not (folder / "run").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", BAD_INPUTS)
-def test_bad_input_is_one_sentence_and_exit_code_2(what, tmp_path):
-    flags = [*TINY_RUN, *SHORT_RUN, "--checkpoint_path", str(tmp_path / "run"), *bad_files(tmp_path)[what]]
-    done = run_program([*python_command(), *flags])
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("gpt2.py: error: ") and len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize("flags", [["--vocab_size", "200"], ["--precision", "fp16"]], ids=" ".join)
+def test_what_the_data_or_the_device_refuses_is_one_sentence_too(program, token_files, tmp_path, flags):
+    """Rank 0 reads every token id. fp16 needs a GPU."""
+    done = program(flags_of(token_files, tmp_path / "run", *flags))
+    assert done.returncode == 2 and done.stderr.startswith("gpt2.py: error: ") and done.stderr.count("\n") == 1
     assert not (tmp_path / "run" / "training_metrics.json").exists()
 
 
@@ -275,18 +279,18 @@ def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):
     assert done.stderr.count("gpt2.py: error: --seq_length 128") == 1
 
 
-@pytest.mark.parametrize("program", ["src/gpt2.py", "generate_charts.py", "download_data.py", "preprocess_small.py"])
-def test_help_is_quick(program):
-    """Under 1.5 s, so without torch; the best of three, because a loaded machine is not the program's fault."""
-    from support.programs import REPOSITORY
-
-    seconds = []
-    for _ in range(3):
-        start_s = time.perf_counter()
-        done = run_program([python_command()[0], str(REPOSITORY / program), "--help"])
-        seconds.append(time.perf_counter() - start_s)
-        assert done.returncode == 0 and "default" in done.stdout
-    assert min(seconds) < 1.5
+def test_help_loads_no_torch():
+    """torch costs seconds."""
+    code = (
+        "import runpy, sys, contextlib\n"
+        f"for program in {[str(REPOSITORY / name) for name in PROGRAMS]}:\n"
+        "    sys.argv = [program, '--help']\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        runpy.run_path(program, run_name='__main__')\n"
+        "    assert 'torch' not in sys.modules, program\n"
+    )
+    done = run_program([sys.executable, "-c", code])
+    assert done.returncode == 0 and done.stdout.count("usage: ") == len(PROGRAMS), done.stderr
 
 
 def processes_of(directory: Path) -> list[int]:
@@ -317,11 +321,9 @@ LAUNCHERS = {
 @pytest.mark.parametrize(
     ("launcher", "sent"),
     [
-        (launcher, sent)
-        for launcher in LAUNCHERS
-        for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-        # killed outright, nobody is left to write anything; SIGTERM to the only process is test_endings.py's
-        if launcher != "python" or sent is signal.SIGINT
+        ("python", signal.SIGINT),
+        *(("torchrun", sent) for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)),
+        ("deepspeed", signal.SIGTERM),  # it dies at once, and its per-node launcher lives on
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -29,7 +29,7 @@ OTHER_MATHEMATICS = "math_changes"
 
 
 def changes_of_work(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The changes that do more than spread the same work in another way."""
+    """Return the changes that do more than spread the same work in another way."""
     is_other_mathematics = any(change["name"] == OTHER_MATHEMATICS for change in changes)
     harmless = WAYS_OF_SPREADING - (SETTING_THE_MATHEMATICS if is_other_mathematics else frozenset())
     return [change for change in changes if change["name"] not in harmless]
@@ -55,23 +55,20 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
 
 
 def in_words(changes: Sequence[dict[str, Any]]) -> str:
-    """All of them in one part of a sentence, each by its flag."""
-    return ", ".join(
-        f"{_name_of(change)} is {_shown(change['now'])}, was {_shown(change['before'])}" for change in changes
-    )
-
-
-def _shown(value: Any) -> str:
-    return value_text(value) if isinstance(value, float) else repr(value)
-
-
-def _name_of(change: dict[str, Any]) -> str:
-    """What a changed setting is called: by its flag, or in words."""
-    return "the mathematics" if change["name"] == OTHER_MATHEMATICS else f"--{change['name']}"
+    """Name all of them in one part of a sentence, each by its flag."""
+    words = []
+    for change in changes:
+        name = "the mathematics" if change["name"] == OTHER_MATHEMATICS else f"--{change['name']}"
+        now, before = (
+            value_text(value) if isinstance(value, float) else repr(value)
+            for value in (change["now"], change["before"])
+        )
+        words.append(f"{name} is {now}, was {before}")
+    return ", ".join(words)
 
 
 def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> RunSettings:
-    """The settings with what an earlier start decided where this one leaves it open.
+    """Return the settings with what an earlier start decided where this one leaves it open.
 
     What depends on the ranks is left open on other ranks: the micro batch that fits, and what is compiled.
     """
@@ -86,7 +83,7 @@ def settings_to_go_on(settings: RunSettings, checkpoint: Checkpoint | None) -> R
 
 
 def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """The settings in which this start is not what was saved, but for those that change nothing."""
+    """Return the settings in which this start is not what was saved, but for those that change nothing."""
     settings = settings_to_go_on(settings, checkpoint)
     now, before = settings.as_dict(), upgrade_settings(checkpoint.settings)
     now = {name: value for name, value in now.items() if value or name in before}  # a flag that came later
@@ -107,7 +104,7 @@ def differences(settings: RunSettings, checkpoint: Checkpoint) -> list[dict[str,
 
 
 def changes_of_data(metrics: dict, sha256: dict[str, str]) -> list[dict[str, Any]]:
-    """The data flags whose files hold other bytes than when the run began."""
+    """Return the data flags whose files hold other bytes than when the run began."""
     began_with = metrics["training_config"]["dataset_sha256"]
     return [
         {"name": f"{name}_data_path", "before": f"SHA-256 {began_with[name]}", "now": f"SHA-256 {sha256[name]}"}
@@ -124,7 +121,7 @@ def _is_same_mesh(checkpoint: Checkpoint, settings: RunSettings) -> bool:
 
 
 def is_same_form(checkpoint: Checkpoint, settings: RunSettings, launch: Launch) -> bool:
-    """Whether what lies on each rank is cut as it was saved, so that it can go on bit for bit."""
+    """Return whether what lies on each rank is cut as it was saved, so that it can go on bit for bit."""
     before, now = upgrade_settings(checkpoint.settings), settings.as_dict()
     is_cut_alike = all(before.get(name) == now.get(name) for name in ALL_OPTIONS)
     return is_cut_alike and checkpoint.world_size == launch.world_size and _is_same_mesh(checkpoint, settings)

@@ -86,23 +86,27 @@ def latest_valid(directory: Path) -> tuple[Path | None, dict[Path, str]]:
     for folder in step_folders(directory / run_files.CHECKPOINTS):
         _check_name(folder)
     skipped: dict[Path, str] = {}
-    unreadable = None
     for folder in reversed(step_folders(directory / run_files.CHECKPOINTS)):
-        try:
-            reason = why_damaged(folder)
-        except OSError as error:
-            unreadable = f"{error.filename or folder} cannot be read ({error.strerror or error})"
-            reason = PERHAPS_WHOLE + unreadable
-        if reason is None:
+        fault = _fault_of(folder)
+        if fault is None:
             return folder, skipped
-        skipped[folder] = reason
-        say(f"--resume: {folder} is skipped: {reason}", flush=True)
-    if unreadable is not None:
-        raise ValueError(
-            f"--resume: no whole checkpoint in {directory}, and {unreadable}; make it readable, or give another "
-            "--checkpoint_path to begin anew"
-        )
+        skipped[folder] = fault
+        say(f"--resume: {folder} is skipped: {fault}", flush=True)
+    for fault in reversed(skipped.values()):
+        if fault.startswith(PERHAPS_WHOLE):
+            raise ValueError(
+                f"--resume: no whole checkpoint in {directory}, and {fault.removeprefix(PERHAPS_WHOLE)}; make it "
+                "readable, or give another --checkpoint_path to begin anew"
+            )
     return None, skipped
+
+
+def _fault_of(folder: Path) -> str | None:
+    """Return why a checkpoint is not whole, after PERHAPS_WHOLE if it cannot be read. None: it is whole."""
+    try:
+        return why_damaged(folder)
+    except OSError as error:
+        return f"{PERHAPS_WHOLE}{error.filename or folder} cannot be read ({error.strerror or error})"
 
 
 def resolve(path: Path) -> tuple[Path, dict[Path, str]]:
@@ -121,12 +125,11 @@ def resolve(path: Path) -> tuple[Path, dict[Path, str]]:
                 "run's folder, or auto"
             )
         return folder, skipped
-    try:
-        reason = why_damaged(path)
-    except OSError as error:
-        reason = f"{error.filename or path} cannot be read ({error.strerror or error})"
-    if reason is not None:
-        raise ValueError(f"--resume {path} is damaged: {reason}; give another checkpoint, or auto")
+    fault = _fault_of(path)
+    if fault is not None:
+        raise ValueError(
+            f"--resume {path} is damaged: {fault.removeprefix(PERHAPS_WHOLE)}; give another checkpoint, or auto"
+        )
     _check_name(path)
     return path, {}
 
@@ -138,19 +141,13 @@ def _check_name(folder: Path) -> None:
         ValueError: one sentence with both steps.
     """
     step = other_step(folder)
-    if step is None or _is_damaged(folder):
+    fault = None if step is None else _fault_of(folder)
+    if step is None or not (fault is None or fault.startswith(PERHAPS_WHOLE)):
         return
     raise ValueError(
         f"--resume: {folder} is named as a checkpoint of another step than the {step} that its {DESCRIPTION} says; "
         f"nothing was touched: name it step_{step:06d}, or move it out of the run's folder"
     )
-
-
-def _is_damaged(folder: Path) -> bool:
-    try:
-        return why_damaged(folder) is not None
-    except OSError:  # perhaps whole
-        return False
 
 
 def is_checkpoint_of(directory: Path, folder: Path) -> bool:

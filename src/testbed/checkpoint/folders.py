@@ -85,12 +85,11 @@ def read_description(directory: Path) -> Checkpoint:
     content = read_json(directory / DESCRIPTION)
     kinds: dict[str, Any] = {"step": int, "elapsed_s": float, "useful_wall_s": float, "world_size": int}
     kinds |= {"run_type": str, "mesh": dict, "settings": dict}
+    least = {"step": 1, "world_size": 1, "elapsed_s": 0, "useful_wall_s": 0}
     for name, kind in kinds.items():
         value: Any = content.get(name) if isinstance(content, dict) else None
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
-        least = {"step": 1, "world_size": 1, "elapsed_s": 0, "useful_wall_s": 0}.get(name)
-        if least is not None and not least <= value < math.inf:
+        is_kind = type(value) is kind or (kind is float and type(value) is int)
+        if not is_kind or (name in least and not least[name] <= value < math.inf):
             raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
     return Checkpoint(directory, **{name: content[name] for name in kinds})
 

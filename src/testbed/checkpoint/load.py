@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -50,14 +49,9 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
         )
     raise_on_any_rank(failed, cause)
     if not all(process_group.gather_objects(is_restored)):
-        torch.manual_seed(seed_of_step(settings.training.seed, launch.rank, checkpoint.step))
+        torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank, checkpoint.step))
         return False
     return True
-
-
-def seed_of_step(seed: int, rank: int, step: int) -> int:
-    """Return the seed of a rank that goes on from a step at which it had no random numbers."""
-    return int(np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0])
 
 
 def _restore_random_state(directory: Path, launch: Launch) -> bool:

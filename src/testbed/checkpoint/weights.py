@@ -30,7 +30,8 @@ class WeightsUnavailable(OSError):
 
 
 def read_initial_weights(init_from: str, shape: ModelShape, name: str | None = None) -> dict[str, torch.Tensor] | None:
-    """The state dict that --init_from asks for: a folder's model.safetensors, a published GPT-2, or None for scratch.
+    """Return the state dict that --init_from asks for: a folder's model.safetensors, a published GPT-2, or None for
+    scratch.
 
     Args:
         name: what is read, in a sentence about it (default: --init_from and its value).
@@ -126,6 +127,6 @@ def export_weights(
 
 
 def _as_os_error(error: SafetensorError) -> OSError:
-    """What the system said, out of the library's words."""
+    """Return what the system said, out of the library's words."""
     number = re.search(r"os error (\d+)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(one_line(str(error), 300))

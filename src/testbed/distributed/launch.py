@@ -40,7 +40,7 @@ class Launch:
         return self.world_size > 1
 
     def as_variables(self, master_address: str, master_port: int) -> dict[str, str]:
-        """What a launcher sets for this rank: `read_launch` makes this place of it again."""
+        """Return what a launcher sets for this rank; `read_launch` reads it."""
         numbers = {"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.world_size}
         numbers |= {"LOCAL_WORLD_SIZE": self.local_world_size, "MASTER_PORT": master_port}
         return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": master_address}
@@ -74,7 +74,8 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
 
 
 def launcher(variables: Mapping[str, str] = os.environ) -> str:
-    """What started this process: torchrun, deepspeed, another (Slurm, a script), or python, which sets no rank."""
+    """Return what started this process: torchrun, deepspeed, another (Slurm, a script), or python, which sets no
+    rank."""
     if "TORCHELASTIC_RUN_ID" in variables:
         return "torchrun"
     if "CROSS_RANK" in variables:  # DeepSpeed's number of the node
@@ -99,13 +100,12 @@ def refuse(launch: Launch | None, message: str) -> int:
 
 
 def seconds_since_start() -> float:
-    """How long this process has run, but for the interpreter's own start."""
+    """Return how long this process has run, but for the interpreter's own start."""
     return time.monotonic() - _BEGAN_S
 
 
 def tell_torchrun(message: str) -> None:
-    """After a rank's end torchrun prints forty lines of its own. They close with what it finds in this file, and with a
-    link to its manual where there is none."""
+    """Leave the sentence where torchrun looks for it: its own forty lines about a failed rank close with it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}

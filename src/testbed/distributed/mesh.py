@@ -19,8 +19,12 @@ class MeshSizes:
         """Copies of the weights among the data ranks."""
         return self.data // self.shard
 
+    @property
+    def num_ranks(self) -> int:
+        return self.data * self.pipeline * self.tensor
+
     def flags(self) -> dict[str, int]:
-        """The sizes under the names of the flags that fix them."""
+        """Return the sizes under the names of the flags that fix them."""
         return {"shard_size": self.shard, "pipeline_stages": self.pipeline, "tensor_parallel_size": self.tensor}
 
     def __str__(self) -> str:

@@ -18,24 +18,34 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
-from testbed.distributed.store_port import is_held_here, is_loopback, listen, where_ranks_meet
+from testbed.distributed.rendezvous import no_answer, wait_for_ranks
+from testbed.distributed.store_port import is_held_here, listen, where_ranks_meet
 
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
 START_TIMEOUT = datetime.timedelta(minutes=10)  # of one collective; rendezvous.py finds dead ranks sooner
 
 
-def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -> str | None:
+def start_process_group(
+    device: torch.device, launch: Launch, is_needed: bool, patience_s: float = START_TIMEOUT.total_seconds()
+) -> str | None:
     """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network.
+
+    Args:
+        patience_s: how long to wait for a rank to come.
 
     Returns:
         The backend, or None where no group was needed.
+
+    Raises:
+        RankMissing: one did not come.
     """
     if not (launch.is_distributed or is_needed):
         return None
     backend = "nccl" if device.type == "cuda" else "gloo"
     if launch.is_distributed:
-        store, device_id = _store_of_this_start(launch), device if backend == "nccl" else None
+        store, device_id = _store_of_this_start(launch, patience_s), device if backend == "nccl" else None
+        wait_for_ranks(store, launch, patience_s)
     else:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
         store, device_id = dist.HashStore(), None
@@ -50,65 +60,44 @@ def start_process_group(device: torch.device, launch: Launch, is_needed: bool) -
     return backend
 
 
-def _store_of_this_start(launch: Launch) -> dist.Store:
+def _store_of_this_start(launch: Launch, patience_s: float) -> dist.Store:
     """Open the store where the ranks find each other.
 
     torchrun keeps one store through --max-restarts, with the addresses of ranks that died in it. So each start has its
     own prefix there. Several nodes count their restarts apart and share none: docs/faults.md says what to set.
     """
     address, port = where_ranks_meet()
-    if is_held_here(launch) and is_loopback(address) and port is not None:
-        # PyTorch alone would listen at all addresses of the machine
-        listener = listen(address, port).detach()
-        store: dist.Store = dist.TCPStore(
-            address,
-            port,
-            launch.world_size,
-            is_master=True,
-            timeout=START_TIMEOUT,
-            multi_tenant=True,
-            master_listen_fd=listener,
-        )
-    else:
-        store, _, _ = next(dist.rendezvous("env://", timeout=START_TIMEOUT))
+    patience = datetime.timedelta(seconds=patience_s)
+    try:
+        if is_held_here(launch) and port is not None:
+            # PyTorch alone would listen at all addresses of the machine, and name no rank that does not come
+            listener = listen(address, port).detach()
+            store: dist.Store = dist.TCPStore(
+                address,
+                port,
+                is_master=True,
+                timeout=patience,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=listener,
+            )
+        else:
+            store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+    except dist.DistError as error:
+        raise no_answer(str(error).partition("\n")[0], patience_s) from error
     store.set_timeout(START_TIMEOUT)
-    return _names_of_this_start(store, launch)
-
-
-def second_connection(launch: Launch) -> dist.Store:
-    """Open a second connection to the store, for a thread: the first is busy while this rank waits for the others.
-
-    Raises:
-        OSError, RuntimeError: there is no store yet, or it is gone.
-    """
-    address, port = _probe_store()  # PyTorch would report each failed attempt
-    patience = datetime.timedelta(seconds=ASK_EVERY_S)
-    store = dist.TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
-    return _names_of_this_start(store, launch)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if launch.num_nodes == 1 else "of_all"
+    return dist.PrefixStore(f"start_{start}", store)
 
 
 def is_store_held() -> bool:
     """Return whether a process, or the kernel for it, answers where the store is."""
+    address, port = where_ranks_meet()
     try:
-        _probe_store()
-    except (OSError, ValueError):
+        socket.create_connection((address, port or 0), timeout=ASK_EVERY_S).close()
+    except OSError:
         return False
     return True
-
-
-def _probe_store() -> tuple[str, int]:
-    """Return address and port of the store. OSError, which names both: there is no answer."""
-    address, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
-    try:
-        socket.create_connection((address, port), timeout=ASK_EVERY_S).close()
-    except OSError as error:
-        raise OSError(f"{address}:{port}: {error.strerror or error}") from None
-    return address, port
-
-
-def _names_of_this_start(store: dist.Store, launch: Launch) -> dist.Store:
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if launch.num_nodes == 1 else "of_all"
-    return dist.PrefixStore(f"start_{start}", store)
 
 
 def limit_waiting(timeout_s: float) -> None:
@@ -142,9 +131,13 @@ def hybrid_mesh(mesh: MeshSizes, device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (mesh.replicate, mesh.shard), mesh_dim_names=("replicate", "shard"))
 
 
-def seed_of_rank(seed: int, rank: int) -> int:
-    """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0])
+def seed_of_rank(seed: int, rank: int, *step: int) -> int:
+    """Return the seed of one rank's dropout. No two ranks share it, and none depends on the number of ranks.
+
+    Args:
+        step: where the rank goes on from a step at which it had no random numbers.
+    """
+    return int(np.random.SeedSequence([seed, rank, *step]).generate_state(1, np.uint64)[0])
 
 
 class RanksDiffer(Exception):

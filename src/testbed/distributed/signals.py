@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import psutil
 
@@ -17,7 +18,7 @@ from testbed.distributed.launch import launcher
 
 PARENT_POLL_S = 0.5
 SAME_SIGNAL_S = 2.0
-MARK_WITHIN_S = 5.0  # after the grace: then the process ends without a mark
+MARK_WITHIN_S = 5.0  # then the process ends without a mark
 INTERRUPTED, STOPPED = 130, 143  # exit codes, as shells have them: 128 + SIGINT, 128 + SIGTERM
 INTERRUPT_HEARD = "Ctrl-C: the step is finished and saved; another Ctrl-C, after two seconds, ends the run at once"
 LAUNCHER_DIED = 1000  # among the signals' numbers, one of which each rank tells the others
@@ -60,9 +61,21 @@ def stop_signals() -> list[int]:
     return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
+def end_process(leave_mark: Callable[[], object], exit_code: int) -> NoReturn:
+    """Leave a mark and end the process, whatever fails and however long the disk hangs."""
+    last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [exit_code])
+    last_resort.daemon = True
+    last_resort.start()
+    with contextlib.suppress(Exception):
+        leave_mark()
+    os._exit(exit_code)
+
+
 def end_deaf() -> None:
-    """All is written and the exit code is known. On its way out the interpreter puts the default handlers back, and a
-    signal that comes then would end the process with another code than the run's."""
+    """Ignore stop signals from now on, because all is written and the exit code is known.
+
+    On its way out the interpreter puts the default handlers back, and a signal that comes then would end the process
+    with another code than the run's."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
@@ -143,12 +156,7 @@ class StopSignals:
                 how = "and a second time, so this rank ended at once"
                 break
         stop = stop_of(self.number or first)
-        last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [stop.exit_code])  # the disk itself may hang
-        last_resort.daemon = True
-        last_resort.start()
-        with contextlib.suppress(Exception):  # whatever fails here, the process must end
-            self._on_stuck(RunStopped(f"{stop.reason}, {how}", stop.exit_code))
-        os._exit(stop.exit_code)
+        end_process(lambda: self._on_stuck(RunStopped(f"{stop.reason}, {how}", stop.exit_code)), stop.exit_code)
 
 
 _launcher_died = threading.Event()

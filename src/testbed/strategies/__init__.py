@@ -40,10 +40,10 @@ class Strategy(Protocol):
         """Forward, backward, synchronise, clip, update."""
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> StepResult:
-        """Loss of this rank's micro batches; no gradients, no dropout."""
+        """Return the loss of this rank's micro batches, without gradients and dropout."""
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's fp32 weights on the CPU, named as in model.GPT2, on rank 0; empty on the others."""
+        """Return the whole model's fp32 weights on the CPU, named as in model.GPT2, on rank 0; empty on the others."""
 
     def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
         """Write what `load_checkpoint` needs to go on bit for bit into an existing folder. With `in_background`, where
@@ -57,9 +57,9 @@ class Strategy(Protocol):
         """Restore weights, moments and step counters by name (state_files.py), from any strategy and world size."""
 
     def model_states(self) -> dict[str, list[torch.Tensor]]:
-        """The tensors alive on this rank by what they hold: "parameters", "gradients", "optimizer" (moments and, where
-        they are kept apart, the fp32 master weights), and, if the engine has any, "buffers" for what passes through.
-        A shard is the local tensor."""
+        """Return the tensors alive on this rank by what they hold: "parameters", "gradients", "optimizer" (moments and,
+        where they are kept apart, the fp32 master weights), and, if the engine has any, "buffers" for what passes
+        through. A shard is the local tensor."""
 
     def close(self) -> None:
         """Let go of what the strategy started."""

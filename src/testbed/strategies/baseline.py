@@ -82,18 +82,18 @@ class Baseline:
         return StepResult(loss_sum, num_tokens, grad_norm)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Sum of the token losses of one forward pass."""
+        """Return the sum of the token losses of one forward pass."""
         with self.autocast():
             return self.wrapped(micro_batch.inputs, micro_batch.targets)
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Around a forward pass: its matrix products run in the run's precision."""
+        """Run the matrix products of a forward pass in the run's precision."""
         dtype = AUTOCAST_DTYPE.get(self.settings.compute.precision, torch.bfloat16)
         enabled = self.settings.compute.precision != "fp32"
         return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=self.keeps_casts)
 
     def casts_kept(self, num_micro_batches: int) -> contextlib.AbstractContextManager:
-        """Around the micro batches of a step: a weight is cast to the run's precision once, not once per micro batch.
+        """Cast a weight to the run's precision once in the micro batches of a step, not once per micro batch.
 
         autocast keeps its casts until the outermost context ends; this one does nothing but last that long. At the end
         of a forward pass, where most is held, its graph holds them anyway. But they stay through backward, and so do
@@ -107,14 +107,14 @@ class Baseline:
         return torch.autocast(self.device.type, enabled=False)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Around the passes of a micro batch: where a strategy says whether its gradients are to be synchronised."""
+        """Enclose the passes of a micro batch. A strategy says here whether its gradients are synchronised."""
         return contextlib.nullcontext()
 
     def synchronise_gradients(self) -> None:
-        """After the last backward pass: gradients become those of the global batch."""
+        """Make the gradients those of the global batch, after the last backward pass."""
 
     def grad_norm(self) -> torch.Tensor:
-        """Global L2 norm of the synchronised gradients, on every rank."""
+        """Return the global L2 norm of the synchronised gradients, on every rank."""
         return global_grad_norm(gradient_of(parameter) for parameter in self.parameters)
 
     def update(self, learning_rate: float) -> torch.Tensor:
@@ -143,7 +143,7 @@ class Baseline:
         return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
 
     def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
-        """Each rank writes its part; what is replicated is written once."""
+        """Write this rank's part. What is replicated is written once."""
         return state_files.save(self.state(), directory, self.file_group, self.host_copy if in_background else None)
 
     def load_checkpoint(self, directory: Path) -> None:
@@ -157,15 +157,15 @@ class Baseline:
 
     @functools.cached_property
     def host_copy(self) -> state_files.HostCopy:
-        """Where the state lies while it is written in the background."""
+        """Return the copy of the state that is written in the background."""
         return state_files.HostCopy()
 
     def load_full_state(self, directory: Path) -> None:
-        """The own form is by name and in the whole model's shapes already."""
+        """Read it as `load_checkpoint` does: the own form is by name and in the whole model's shapes."""
         self.load_checkpoint(directory)
 
     def state(self) -> state_files.State:
-        """What this rank holds of the state, by the names and in the shapes of the whole model."""
+        """Return what this rank holds of the state, by the names and in the shapes of the whole model."""
         return state_files.state_of(self.model, self.optimizer, self.scaler)
 
     def model_states(self) -> dict[str, list[torch.Tensor]]:

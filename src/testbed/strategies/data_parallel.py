@@ -38,7 +38,7 @@ class DataParallel(Baseline):
         return super().evaluate(self._side_by_side(micro_batches))
 
     def _side_by_side(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Every `num_devices` micro batches as one, which DataParallel cuts apart again."""
+        """Join every `num_devices` micro batches, which DataParallel cuts apart again."""
         groups = [micro_batches[i : i + self.num_devices] for i in range(0, len(micro_batches), self.num_devices)]
         return [
             MicroBatch(

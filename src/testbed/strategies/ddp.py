@@ -65,7 +65,7 @@ class DDP(Replicated):
 
 
 def average_in_bf16(group, bucket):  # DDP compares annotations with its types, and here they would be strings
-    """Half the bytes of a bucket travel. PyTorch's own bf16_compress_hook does the same, but not on the CPU.
+    """Average a bucket in half its bytes. PyTorch's bf16_compress_hook does the same, but not on the CPU.
 
     Args:
         group: what was registered with the hook; None: all ranks.

@@ -45,7 +45,7 @@ def effective_config(settings: RunSettings) -> dict[str, Any]:
 
 
 def _zero_section(given: dict[str, Any], settings: RunSettings) -> dict[str, Any]:
-    """The file's zero_optimization with the place of everything that a flag decides filled in."""
+    """Return the file's zero_optimization with the place of everything that a flag decides filled in."""
     zero = {
         **given,
         "stage": settings.deepspeed.zero_stage,
@@ -66,7 +66,7 @@ def _zero_section(given: dict[str, Any], settings: RunSettings) -> dict[str, Any
 
 
 def _bf16_sections(given: dict[str, Any], settings: RunSettings) -> dict[str, Any]:
-    """How bf16 is used: by autocast over fp32 weights, like the baseline, or in DeepSpeed's own mode."""
+    """Return the sections for bf16: by autocast over fp32 weights, like the baseline, or in DeepSpeed's own mode."""
     if settings.compute.precision == "bf16" and settings.compute.mixed_precision == "native":
         # bf16 weights and gradients, fp32 masters that begin at the rounded weights. Its defaults, as its users get
         # them, but named: a step whose gradients overflow is skipped, and its norm is recorded as infinite.
@@ -88,5 +88,5 @@ def _without_auto(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def sha256_of(config: dict[str, Any]) -> str:
-    """Hash of a configuration, independent of the order of its keys."""
+    """Return the hash of a configuration, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -196,7 +196,7 @@ STATES_OF_STAGE = (_states_of_stage_0, _states_of_stage_1_2, _states_of_stage_1_
 
 
 def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[tuple]) -> list[torch.Tensor]:
-    """One tensor over each allocation that these are, or are views of, but for those seen before."""
+    """Return one tensor over each allocation that these are, or are views of, but for those seen before."""
     found = []
     for tensor in tensors:
         if tensor is None or tensor.untyped_storage().nbytes() == 0:  # a weight whose partition is all that is here

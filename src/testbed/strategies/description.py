@@ -40,7 +40,7 @@ _FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")  # what PyTorch calls the files
 
 
 def in_json(metadata: Metadata, written: dict[MetadataIndex, _StorageInfo]) -> str:
-    """The description of what PyTorch has just written.
+    """Return the description of what PyTorch has just written.
 
     Args:
         written: where each piece lies, by tensor and offsets.
@@ -66,12 +66,12 @@ def in_json(metadata: Metadata, written: dict[MetadataIndex, _StorageInfo]) -> s
 
 
 def described_by(directory: Path) -> list[str]:
-    """The descriptions that a folder holds; where there are two, the first is read."""
+    """Return the descriptions that a folder holds; where there are two, the first is read."""
     return [name for name in (DESCRIPTION, OLD_DESCRIPTION) if Path(directory, name).is_file()]
 
 
 def read_description(directory: Path) -> Metadata:
-    """What a folder's description says, in the objects that PyTorch's reader plans with.
+    """Return what a folder's description says, in the objects that PyTorch's reader plans with.
 
     Raises:
         ValueError: one sentence that names the file: it says what no state of ours holds.
@@ -93,7 +93,8 @@ class _Wrong(Exception):
 
 
 def _checked(plain: Any) -> Metadata:
-    """The objects that a description in its plain form stands for, made of numbers and names that were looked at."""
+    """Return the objects that a description in its plain form stands for, made of numbers and names that were looked
+    at."""
     if not isinstance(plain, dict) or plain.get("format") != FORMAT or not isinstance(plain.get("tensors"), dict):
         raise _Wrong(f"it is no object of format {FORMAT} with tensors")
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

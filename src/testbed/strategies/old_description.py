@@ -53,7 +53,7 @@ class Made:
 
 
 def plain_form_of(content: bytes, name: str) -> dict[str, Any]:
-    """The description in the form of `description`, unchecked.
+    """Return the description in the form of `description`, unchecked.
 
     Raises:
         ValueError: one sentence that begins with `name`: it is no description that PyTorch made of tensors.
@@ -69,7 +69,7 @@ def plain_form_of(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _run(content: bytes) -> Any:
-    """What the pickle makes."""
+    """Return what the pickle makes."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: list[Any] = []
@@ -172,7 +172,7 @@ def _description(made: Any) -> dict[str, Any]:
 
 
 def _state_of(made: Any, module: str, name: str) -> dict:
-    """The attributes of an object that must be one of PyTorch's."""
+    """Return the attributes of an object that must be one of PyTorch's."""
     if not isinstance(made, Made) or made.by != Name(module, name) or made.arguments:
         raise NotOurs(f"it has {_kind(made)} where a {name} should be")
     return _of_kind(made.state, dict)

@@ -68,13 +68,13 @@ class Pipeline(Baseline):
         self.schedule = self._build_schedule()
 
     def schedule_of(self, settings: RunSettings) -> tuple[str, int]:
-        """The schedule, and how many micro batches it takes at once."""
+        """Return the schedule, and how many micro batches it takes at once."""
         assert settings.model_parallel.pipeline_schedule is not None
         return settings.model_parallel.pipeline_schedule, settings.batch.grad_accum_steps
 
     def _holder_of(self, number: int) -> int:
-        """The pipeline rank of a stage. Stages go round the ranks; the zero-bubble schedule's second round runs back,
-        so that one rank holds both ends."""
+        """Return the pipeline rank of a stage. Stages go round the ranks; the zero-bubble schedule's second round runs
+        back, so that one rank holds both ends."""
         if self.schedule_name == "zero_bubble" and number >= self.ranks:
             return self.num_stages - 1 - number
         return number % self.ranks
@@ -93,7 +93,7 @@ class Pipeline(Baseline):
         )
 
     def _mean_loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """A micro batch's part of the mean over the step."""
+        """Return a micro batch's part of the mean over the step."""
         with phase("forward"):
             return token_loss_sum(logits, targets) / self._loss_divisor
 
@@ -218,7 +218,7 @@ class _StageModule(nn.Module):
 
 
 def _group_of_both_ends(ranks: torch.Tensor) -> dist.ProcessGroup:
-    """The first and the last rank of this rank's pipeline. Every rank makes all groups, in the same order.
+    """Return the first and the last rank of this rank's pipeline. Every rank makes all groups, in the same order.
 
     Args:
         ranks: (pipeline, data, tensor), the numbers of the ranks on the mesh.

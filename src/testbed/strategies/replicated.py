@@ -31,7 +31,7 @@ class Replicated(Baseline):
 
     @property
     def is_synchronised(self) -> bool:
-        """Whether this step averages gradients. `alternate` leaves out every even step, so that steps with and without
-        share a run: its memory layout, its minute and its neighbours on the machine."""
+        """Return whether this step averages gradients. `alternate` leaves out every even step, so that steps with and
+        without share a run: its memory layout, its minute and its neighbours on the machine."""
         skipped = self.settings.data_parallel.skip_gradient_sync
         return not skipped or (skipped == "alternate" and self.num_started_steps % 2 == 1)

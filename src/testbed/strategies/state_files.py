@@ -46,8 +46,8 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> State:
-    """This rank's weights and moments: the live tensors, so that reading into them puts a state back. An optimizer that
-    has done no step gets its moments first. The scaler's numbers are copies."""
+    """Return this rank's weights and moments: the live tensors, so that reading into them puts a state back. An
+    optimizer that has done no step gets its moments first. The scaler's numbers are copies."""
     is_new = not optimizer.state
     weights, of_optimizer = get_state_dict(model, optimizer, options=BY_NAME)
     if is_new:  # PyTorch makes moments by a step without gradients, and counts it
@@ -71,8 +71,8 @@ def put_scaler_back(scaler: torch.amp.GradScaler, state: State) -> None:
 
 
 def file_group() -> dist.ProcessGroup | None:
-    """A group of gloo with all ranks, to agree on files while the steps' own groups are busy; None in a process without
-    any group. All ranks call it."""
+    """Return a group of gloo with all ranks, to agree on files while the steps' own groups are busy; None in a process
+    without any group. All ranks call it."""
     return dist.new_group(backend="gloo") if dist.is_initialized() else None
 
 
@@ -152,7 +152,7 @@ class HostCopy(AsyncStager):
 
 
 def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors in which this rank holds a tensor."""
+    """Return the plain tensors in which this rank holds a tensor."""
     local = local_tensor(tensor.detach())
     return local.local_shards() if isinstance(local, LocalShardsWrapper) else [local]
 
@@ -220,7 +220,7 @@ class Reader(dcp.FileSystemReader):
 
 
 def _piece_of(file: BinaryIO, start: int, length: int, item: ReadItem, name: str) -> torch.Tensor:
-    """The part that an item asks for of a piece, which lies in `length` bytes of a file."""
+    """Return the part that an item asks for of a piece, which lies in `length` bytes of a file."""
     if not 0 < length <= os.fstat(file.fileno()).st_size - start:
         raise ValueError(f"{name} is cut off: the file ends before it")
     file.seek(start)

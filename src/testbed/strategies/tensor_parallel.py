@@ -63,13 +63,13 @@ class TensorParallel(Baseline):
             return self._counted_once(super().evaluate(micro_batches))
 
     def _counted_once(self, result: StepResult) -> StepResult:
-        """All tensor ranks know the whole loss; only one may add it to the world's."""
+        """Return the result as it counts in the world's: all tensor ranks know the whole loss, and one adds it."""
         if self._reports:
             return result
         return dataclasses.replace(result, loss_sum=torch.zeros_like(result.loss_sum), num_target_tokens=0)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """The cross entropy of sharded logits, forward and backward: three numbers per token cross the ranks."""
+        """Compute the cross entropy of sharded logits, in which three numbers per token cross the ranks."""
         return loss_parallel()
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
@@ -100,8 +100,8 @@ class TensorParallel(Baseline):
 
 
 def _as_pieces(tensor: DTensor) -> DTensor:
-    """The same memory, and where in the model's own order its rows lie: this rank's queries, keys and values are three
-    pieces of the whole matrix. torch.distributed.checkpoint reads and writes such pieces one by one."""
+    """Return the same memory with where in the model's own order its rows lie: this rank's queries, keys and values are
+    three pieces of the whole matrix. torch.distributed.checkpoint reads and writes such pieces one by one."""
     of_rank = tensor.to_local().detach().chunk(3)
     first = tensor.device_mesh.get_local_rank() * len(of_rank[0])
     columns = (0,) * (tensor.dim() - 1)
@@ -135,7 +135,7 @@ def shard_model_(model: GPT2, mesh: DeviceMesh) -> None:
 
 
 def _exchange_order(tensor: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
-    """Rows that lie as (outer, inner, rest) in the order (inner, outer, rest).
+    """Return rows that lie as (outer, inner, rest) in the order (inner, outer, rest).
 
     c_attn's rows are query, key, value, each with the heads of all ranks: (3, ranks, heads of a rank x D). Cut in equal
     pieces, a rank must get its heads of all three: (ranks, 3, heads of a rank x D).

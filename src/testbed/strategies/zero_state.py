@@ -55,7 +55,7 @@ def load_only_tensors(engine: Any) -> None:
 
 
 def check_finite(engine: Any, directory: Path) -> None:
-    """After DeepSpeed has read its own files, of which only it knows which bytes are padding. All ranks call it.
+    """Check what DeepSpeed has read: only it knows which bytes of its files are padding. All ranks call it.
 
     Raises:
         ValueError: a weight or a moment holds NaN. All ranks have met by then.
@@ -177,7 +177,7 @@ def _load_sharded(engine: Any, directory: Path) -> None:
 
 
 def _masters(zero: Any) -> list[torch.Tensor]:
-    """This rank's fp32 masters, a flat tensor per parameter group: what the optimizer inside updates."""
+    """Return this rank's fp32 masters, a flat tensor per parameter group: what the optimizer inside updates."""
     is_partitioned = hasattr(zero, "fp32_partitioned_groups_flat")
     return zero.fp32_partitioned_groups_flat if is_partitioned else zero.single_partition_of_fp32_groups
 

@@ -30,7 +30,7 @@ class TrainingBatches:
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
 
     def of_step(self, step: int) -> list[MicroBatch]:
-        """This rank's micro batches of the step, on the device."""
+        """Return this rank's micro batches of the step, on the device."""
         if self._reader is None:
             return self._read(step)
         assert self.settings.data.num_workers is not None
@@ -40,7 +40,8 @@ class TrainingBatches:
         return self._ahead.pop(step).result()
 
     def _use_device(self) -> None:
-        """A new thread begins on device 0, where pinning memory would open a context of its own."""
+        """Select this rank's device in the new thread, which begins on device 0, where pinning memory would open a
+        context of its own."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
@@ -80,11 +81,11 @@ class ValidationBatches:
             )
 
     def __len__(self) -> int:
-        """Global batches."""
+        """Return the number of global batches."""
         return -(-self.num_sequences // self.settings.batch.global_batch_size)
 
     def of_batch(self, index: int) -> list[MicroBatch]:
-        """This rank's micro batches of a global batch. Every rank gets the same number of them, filled up with
+        """Return this rank's micro batches of a global batch. Every rank gets the same number of them, filled up with
         sequences that have no targets: strategies that shard weights must call the model equally often."""
         first = index * self.settings.batch.global_batch_size
         windows = np.arange(first, min(first + self.settings.batch.global_batch_size, self.num_sequences))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
-import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +18,9 @@ from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
-from testbed.distributed.launch import Launch, refuse, seconds_since_start, tell_torchrun
-from testbed.distributed.rendezvous import ENDED, START_PATIENCE_S, TRAINS, StartupHeartbeat
-from testbed.distributed.signals import MARK_WITHIN_S, RunStopped, StopSignals, end_deaf
+from testbed.distributed.launch import Launch, refuse, tell_torchrun
+from testbed.distributed.rendezvous import StartupWatch, this_process
+from testbed.distributed.signals import RunStopped, StopSignals, end_deaf, end_process
 from testbed.errors import first_line, say_if_read
 from testbed.metrics import run_directory
 from testbed.metrics.file import read_metrics, write_metrics
@@ -81,7 +79,7 @@ class RunEnding:
         if error is None:
             self.exit_code = self.leave(0)
         elif isinstance(error, Refused):
-            self._close_heartbeat()
+            self._end_startup_watch()
             self.exit_code = self.leave(refuse(self.launch, str(error)))
         elif isinstance(error, (Exception, RunStopped)):
             self.exit_code = self.after(error)
@@ -89,19 +87,13 @@ class RunEnding:
             return False
         return True
 
-    def start_heartbeat(self) -> None:
-        """Show the other ranks from now on that this one lives, and wait for them as long as they live."""
+    def watch_startup(self) -> None:
+        """Watch the other ranks' processes until the ranks train. All ranks call it, once they have joined."""
         if self.launch.is_distributed:
-            open_store = functools.partial(process_group.second_connection, self.launch)
+            processes = process_group.gather_objects(this_process())
             timeout_s = self.settings.training.collective_timeout
-            # torchrun ends the others when a rank dies, so there a slow start (a cold network file system) is no danger
-            start_patience_s = START_PATIENCE_S if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
-            # loading PyTorch took this rank this long, half a minute on a busy machine, and takes others as long
-            start_patience_s = max(start_patience_s, seconds_since_start())
-            heartbeat = StartupHeartbeat(
-                self.launch, timeout_s, open_store, self._end_for_rank_missing_at_startup, start_patience_s
-            )
-            self._ranks.heartbeat = heartbeat.begin()
+            watch = StartupWatch(self.launch, processes, timeout_s, self._end_for_rank_missing_at_startup)
+            self._ranks.startup = watch.begin()
 
     def claim_directory(self, directory: Path) -> None:
         """Take the folder for this run: each rank keeps a progress file there, and watches those of the others."""
@@ -116,24 +108,22 @@ class RunEnding:
     def arm_timeouts(self) -> None:
         """Let no rank wait longer for another one than --collective_timeout from now on, whatever that one does."""
         process_group.limit_waiting(self.settings.training.collective_timeout)
-        if self._ranks.heartbeat is not None:
-            self._ranks.heartbeat.close(TRAINS)
-        self._ranks.heartbeat = None
+        self._end_startup_watch()
+        self._ranks.startup = None
 
     @property
     def _directory(self) -> Path | None:
-        """The run's folder, once this rank may leave its mark there."""
+        """Return the run's folder, once this rank may leave its mark there."""
         return self._ranks.directory
 
-    def _close_heartbeat(self) -> None:
-        if self._ranks.heartbeat is not None:
-            self._ranks.heartbeat.close(ENDED)
+    def _end_startup_watch(self) -> None:
+        if self._ranks.startup is not None:
+            self._ranks.startup.close()
 
     def after(self, error: Exception | RunStopped) -> int:
         """Mark what ended the run, then leave. Returns the exit code."""
         self.signals.defer()  # from here on nothing interrupts closing down
-        if self._ranks.heartbeat is not None:
-            self._ranks.heartbeat.quiet()
+        self._end_startup_watch()
         if isinstance(error, RunPreempted):
             try:
                 return self._leave_preempted()
@@ -149,11 +139,11 @@ class RunEnding:
         With other ranks it does not return: gloo's threads sometimes abort the interpreter's own way out.
         """
         self.signals.defer()
-        self._close_heartbeat()
+        self._end_startup_watch()
         watchdog.end(is_good=exit_code == 0)
         empty_streams()
         has_joined = torch.distributed.is_initialized()
-        if has_joined or self._ranks.heartbeat is not None:
+        if has_joined or self.launch.is_distributed:
             if has_joined and exit_code == 0:
                 with contextlib.suppress(Exception):  # all is written, whatever becomes of the other ranks now
                     process_group.wait_for_everyone()
@@ -229,17 +219,12 @@ class RunEnding:
         self._mark_failed_and_exit(f"{missing}; {self._ranks.waited()}, longer than --collective_timeout allows")
 
     def _end_for_rank_missing_at_startup(self, missing: str) -> None:
-        """End from the thread of the heartbeat: a rank is dead, or never came."""
+        """End from the watching thread: a rank died or was stopped before the ranks train."""
         self._mark_failed_and_exit(f"{missing}; {self._ranks.waited()}")
 
     def _mark_failed_and_exit(self, reason: str) -> None:
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
-        last_resort = threading.Timer(MARK_WITHIN_S, os._exit, [exit_code])  # the disk itself may hang
-        last_resort.daemon = True
-        last_resort.start()
-        with contextlib.suppress(Exception):  # whatever fails here, the process must end
-            self._mark_failed(reason, exit_code)
-        os._exit(exit_code)
+        end_process(lambda: self._mark_failed(reason, exit_code), exit_code)
 
     def _mark_failed(self, reason: str, exit_code: int) -> int:
         """Mark the run as failed, keep its rows, say where the last checkpoint is. Returns the exit code.

@@ -9,10 +9,10 @@ from testbed.inference.after_training import benchmark_generation
 from testbed.inference.sample import sample_text
 
 if TYPE_CHECKING:
-    from testbed.train.run import Run
+    from testbed.train.run import TrainingRun
 
 
-def finish(run: Run) -> None:
+def finish(run: TrainingRun) -> None:
     """Export the weights, then measure what only the whole run can tell, sample, and close the files."""
     watchdog.enter("finish")
     settings, report, train_file = run.settings, run.report, run.checked.train_file
@@ -23,7 +23,7 @@ def finish(run: Run) -> None:
     process_group.by_rank_0(lambda: run.export(state_dict, run.directory))  # before anything that only measures
     run.checkpoints.wait()
     report.measure_device(run.first_step)
-    report.progress.close()
+    report.console.close()
     if settings.measuring.run_inference_benchmark:
         report.inference(*benchmark_generation(state_dict, settings, train_file, run.device))
     sampled = process_group.by_rank_0(lambda: sample_text(state_dict, settings, train_file, run.tokenizer_text))

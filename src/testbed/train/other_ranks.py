@@ -9,23 +9,23 @@ from pathlib import Path
 from testbed import run_lock
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
-from testbed.distributed.rendezvous import StartupHeartbeat
+from testbed.distributed.rendezvous import StartupWatch
 
 SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
 
 
 class OtherRanks:
-    """What this rank knows of the others, from their progress files and, until they train, from their heartbeats.
+    """What this rank knows of the others, from their progress files and, until they train, from their processes.
 
     Attributes:
         directory: the run's folder, once this start has claimed it.
-        heartbeat: from before the ranks join until they train.
+        startup: from when the ranks have joined until they train.
     """
 
     def __init__(self, launch: Launch):
         self.launch = launch
         self.directory: Path | None = None
-        self.heartbeat: StartupHeartbeat | None = None
+        self.startup: StartupWatch | None = None
 
     @property
     def progress_folder(self) -> Path:
@@ -37,14 +37,9 @@ class OtherRanks:
         """Describe the ranks that block this one, or return None where none is known."""
         if not self.launch.is_distributed:
             return None
-        if self.heartbeat is not None and self.heartbeat.received:
-            return self.heartbeat.received  # from rank 0, which has ended by now, and is not the cause
-        words = describe(self.progress_folder, self.launch.world_size, self.launch.rank) if self.directory else None
-        if self.heartbeat is not None:
-            words = words or self.heartbeat.dead_ranks()
-            if words:
-                self.heartbeat.broadcast_failure(words)
-        return words
+        if self.startup is not None and (dead := self.startup.dead_rank()):
+            return dead
+        return describe(self.progress_folder, self.launch.world_size, self.launch.rank) if self.directory else None
 
     def blocking(self) -> str:
         """Describe the rank for which a collective broke or timed out."""
@@ -82,7 +77,7 @@ class OtherRanks:
         return watchdog.longest_level_rank(self.progress_folder, self.launch.world_size, self.launch.rank)
 
     def _unknown(self) -> str:
-        if self.launch.rank > 0 and self.heartbeat is not None and not process_group.is_store_held():
+        if self.launch.rank > 0 and self.directory is None and not process_group.is_store_held():
             return "rank 0, or the launcher that holds the store where the ranks find each other, is gone"
         other = f"rank {1 - self.launch.rank}" if self.launch.world_size == 2 else "another rank"
         return f"{other} is gone or does not answer"

@@ -14,6 +14,7 @@ from testbed.checkpoint.weights import WeightsUnavailable
 from testbed.config.settings import RunSettings
 from testbed.data.disk_array import FileChanged
 from testbed.distributed.process_group import RanksDiffer
+from testbed.distributed.rendezvous import RankMissing
 from testbed.distributed.store_port import PortTaken
 from testbed.errors import first_line
 from testbed.metrics.run_directory import RunAlreadyFailed
@@ -21,7 +22,7 @@ from testbed.train.divergence import TrainingDiverged
 
 # errors that are one sentence already
 EXPECTED: tuple[type[Exception], ...] = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed)
-EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken)
+EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken, RankMissing)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")

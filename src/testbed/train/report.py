@@ -18,7 +18,7 @@ from testbed.profiling.attribution import attribution
 from testbed.profiling.device_limits import PeakRate, peak_memory
 from testbed.profiling.profiler import profiler_window
 from testbed.profiling.utilization import UtilizationSampler
-from testbed.train.progress import Progress
+from testbed.train.console import Console
 
 
 class Report:
@@ -33,13 +33,13 @@ class Report:
         launch: Launch,
         device: torch.device,
         recorder: RunRecorder,
-        progress: Progress,
+        console: Console,
         scalars: Scalars,
         peak: PeakRate | None,
     ):
         """Args: peak: None where a data sheet gives the device's best rate."""
         self.settings, self.launch, self.device = settings, launch, device
-        self.recorder, self.progress, self.scalars = recorder, progress, scalars
+        self.recorder, self.console, self.scalars = recorder, console, scalars
         self._peak, self._sampler = peak, UtilizationSampler(device)
         self._profile_step = lambda: None
         self._traces = recorder.directory / run_files.PROFILER_LOGS
@@ -58,7 +58,7 @@ class Report:
     def step(self, step: int, world: WorldStep, learning_rate: float) -> None:
         """Record and show optimizer step `step`, counted from 1."""
         self.recorder.add_step(step, world, learning_rate)
-        self.progress.show_step(step, world.loss, learning_rate, world.step_time_s)
+        self.console.show_step(step, world.loss, learning_rate, world.step_time_s)
         self.scalars.add_step(step, world, learning_rate)
         self._profile_step()
         if not world.stop:  # a run that ends here is written by the checkpoint
@@ -70,7 +70,7 @@ class Report:
         """Record and show the validation after `step`."""
         self.recorder.add_evaluation(step, loss, num_tokens, num_sequences, wall_time_s)
         self.scalars.add_validation(step, loss)
-        self.progress.say(f"step {step:>5}  validation loss {loss:.4f}  ({wall_time_s:.1f} s)")
+        self.console.say(f"step {step:>5}  validation loss {loss:.4f}  ({wall_time_s:.1f} s)")
         self.recorder.write_if_due()
 
     def memory(self, step: int) -> None:
@@ -101,12 +101,12 @@ class Report:
     def inference(self, measured: dict | None, line: str) -> None:
         """Record and show what generation with the trained weights took."""
         self.recorder.add_inference(measured)
-        self.progress.say(line)
+        self.console.say(line)
 
     def close(self, sample: dict | None, line: str) -> None:
         """Close the files of the run and show the summary. Only rank 0 calls it."""
         if line:
-            self.progress.say(line)
+            self.console.say(line)
         self.scalars.close()
         self.recorder.close(sample)
-        self.progress.say(self.recorder.closing_words())
+        self.console.say(self.recorder.closing_words())

@@ -33,14 +33,14 @@ from testbed.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
 from testbed.strategies.deepspeed_build_locks import warnings_of_locks
 from testbed.train.batches import TrainingBatches, ValidationBatches
+from testbed.train.console import Console, notes_of_place, what_runs
 from testbed.train.ending import RunEnding
-from testbed.train.progress import Progress, notes_of_place, say_what_runs
 from testbed.train.report import Report
 from testbed.train.setup import Setup
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """The parts of a run that train and validate."""
 
     checked: CheckedRun
@@ -95,15 +95,15 @@ def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def open_run(setup: Setup, ending: RunEnding) -> Run:
+def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     """Build the run, and load the checkpoint that it goes on from. All ranks call it."""
     settings, launch, device, start = setup.settings, setup.launch, setup.device, setup.start
     directory, is_rank_0 = Path(settings.checkpointing.checkpoint_path), setup.launch.rank == 0
     facts = facts_of_run(setup.checked, start.sha256, launch, device, setup.backend)
     recorder = ending.recorder = RunRecorder(directory, settings, facts, is_writer=is_rank_0)
     resume.record(start, recorder)  # before anything can fail: what was recorded must not be lost
-    progress = Progress(settings, start.step, is_speaking=is_rank_0)
-    _say_notes(progress, setup)
+    console = Console(settings, start.step, is_speaking=is_rank_0)
+    _say_notes(console, setup)
     if is_rank_0:
         run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
         write_text(directory / run_files.EFFECTIVE_CONFIG, json.dumps(settings.as_config(), indent=2) + "\n")
@@ -120,10 +120,11 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
     )
     batches = TrainingBatches(setup.checked.train_file, settings, strategy.data_rank, device)
     validation = ValidationBatches(setup.checked.val_file, settings, strategy.data_rank, device)
-    say_what_runs(progress, settings, batches.windows, launch.world_size, device.type, start.step, directory)
+    for line in what_runs(settings, batches.windows, start.step):
+        console.say(line)
     peak = begin_peak_rate(device, settings.compute.precision)
     ending.arm_timeouts()
-    return Run(
+    return TrainingRun(
         checked=setup.checked,
         settings=settings,
         launch=launch,
@@ -134,7 +135,7 @@ def open_run(setup: Setup, ending: RunEnding) -> Run:
         batches=batches,
         validation=validation,
         clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode),
-        report=Report(settings, launch, device, recorder, progress, scalars, peak),
+        report=Report(settings, launch, device, recorder, console, scalars, peak),
         checkpoints=checkpoints,
         ending=ending,
         tokenizer_text=tokenizer_text,
@@ -173,8 +174,8 @@ def tokenizer_of_data(token_file: TokenFile) -> str | None:
         return None
 
 
-def _say_notes(progress: Progress, setup: Setup) -> None:
+def _say_notes(console: Console, setup: Setup) -> None:
     settings = setup.settings
     notes = [*of_the_run(settings, setup.start.sha256), *setup.notes, *warnings_of_locks(settings.training.run_type)]
     for line in notes + notes_of_place(settings, setup.launch):
-        progress.say(line)
+        console.say(line)

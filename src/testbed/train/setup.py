@@ -20,6 +20,7 @@ from testbed.config.settings import CheckedRun, RunSettings
 from testbed.data.token_file import check_token_file
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
+from testbed.distributed.rendezvous import patience_s
 from testbed.profiling.collective_log import log_collectives
 from testbed.train.ending import Refused, RunEnding
 
@@ -58,10 +59,13 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     settings = settings.with_values(device=device.type)
     if settings.compute.quiet_nccl_monitor:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-    ending.start_heartbeat()
     backend = process_group.start_process_group(
-        device, launch, is_needed=STRATEGIES[settings.training.run_type].is_distributed
+        device,
+        launch,
+        is_needed=STRATEGIES[settings.training.run_type].is_distributed,
+        patience_s=patience_s(settings.training.collective_timeout),
     )
+    ending.watch_startup()
     if settings.measuring.log_collectives:
         log_collectives(directory, launch, backend)
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)

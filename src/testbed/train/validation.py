@@ -14,10 +14,10 @@ from testbed.profiling.step_clock import named_range
 from testbed.train.divergence import check_validation
 
 if TYPE_CHECKING:
-    from testbed.train.run import Run
+    from testbed.train.run import TrainingRun
 
 
-def validate(run: Run, step: int) -> int:
+def validate(run: TrainingRun, step: int) -> int:
     """Record the validation loss after `step`. With --keep_best, export the weights if it is the best so far.
 
     Every rank evaluates its share. When a rank is asked to stop, all ranks stop before the next batch, and no loss is
@@ -31,7 +31,7 @@ def validate(run: Run, step: int) -> int:
     start_s = time.perf_counter()
     watchdog.enter("validation")
     loss_sum, num_tokens = torch.zeros((), dtype=torch.float64, device=run.device), 0
-    for index in run.report.progress.batches(len(run.validation), "validation"):
+    for index in run.report.console.batches(len(run.validation), "validation"):
         if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
             return stop
         with named_range("val/batch", run.settings.measuring.profile_mode):

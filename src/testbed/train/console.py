@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -17,77 +16,65 @@ from testbed.model.shape import size_name
 from testbed.strategies.stages import balanced_stages
 
 
-def say_what_runs(
-    progress: Progress,
-    settings: RunSettings,
-    windows: Windows,
-    world_size: int,
-    device_type: str,
-    first_step: int,
-    directory: Path,
-) -> None:
-    """The mesh, the stages, the model, the batch and the steps; of pairs, how many are learned.
+def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[str]:
+    """Return a line each for the mesh, the stages, the model with its batch and steps, and the pairs.
 
     Args:
         windows: of the training file.
+        first_step: optimizer steps done by earlier starts.
     """
-    mesh = settings.plan.mesh
-    progress.say(str(mesh))
+    mesh, batch, shape, seq_length = settings.plan.mesh, settings.batch, settings.shape, settings.data.seq_length
+    lines = [str(mesh)]
     if mesh.pipeline > 1:
-        stages = balanced_stages(
-            settings.shape, settings.data.seq_length, mesh.pipeline * (settings.model_parallel.stages_per_rank or 1)
+        stages = balanced_stages(shape, seq_length, mesh.pipeline * (settings.model_parallel.stages_per_rank or 1))
+        lines.append("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
+    skipped = settings.data_parallel.skip_gradient_sync
+    if skipped:
+        lines.append(
+            f"--skip_gradient_sync {skipped}: the ranks train apart. This measures steps without communication and is "
+            "no training"
         )
-        progress.say("stages: " + "; ".join(f"{number} = {stage}" for number, stage in enumerate(stages)))
     steps = "validation only" if settings.training.eval_only else f"steps {first_step + 1} to {settings.last_step}"
-    if settings.data_parallel.skip_gradient_sync:
-        progress.say(
-            f"--skip_gradient_sync {settings.data_parallel.skip_gradient_sync}: the ranks train apart. This measures "
-            "steps without "
-            "communication and is no training"
-        )
     compiled = ", compiled blocks" if settings.compute.compile else ""
-    progress.say(
-        f"{settings.training.run_type}: {size_name(settings.shape)}, {settings.shape.num_parameters:,} parameters, "
-        f"{settings.compute.precision}{compiled} on {world_size} x {device_type}; "
-        f"global batch {settings.batch.global_batch_size} = {settings.batch.micro_batch_size_per_gpu} x "
-        f"{settings.batch.grad_accum_steps} x {settings.plan.data_world_size} data ranks of {settings.data.seq_length} "
-        "tokens; "
-        f"{steps}; files in {directory}"
+    lines.append(
+        f"{settings.training.run_type}: {size_name(shape)}, {shape.num_parameters:,} parameters, "
+        f"{settings.compute.precision}{compiled} on {mesh.num_ranks} x {settings.compute.device}; global batch "
+        f"{batch.global_batch_size} = {batch.micro_batch_size_per_gpu} x {batch.grad_accum_steps} x "
+        f"{settings.plan.data_world_size} data ranks of {seq_length} tokens; {steps}; "
+        f"files in {settings.checkpointing.checkpoint_path}"
     )
     if windows.token_file.targets is not None:
-        progress.say(_pairs_in_words(windows))
+        lines.append(_pairs_in_words(windows))
+    return lines
 
 
 def _pairs_in_words(windows: Windows) -> str:
-    """How many pairs fit, and how much of what is computed is learned."""
+    """Return how many pairs fit, and how much of what is computed is learned, in words."""
     num_pairs, longest = windows.token_file.num_documents, longest_pair(windows.token_file)
     assert num_pairs is not None  # a file of pairs counts them
-    words = f"pairs: all {num_pairs:,} fit whole into --seq_length {windows.seq_length}; the longest needs {longest}"
-    if len(windows) < num_pairs:
-        words = (
-            f"pairs: {len(windows):,} of {num_pairs:,} fit whole into --seq_length {windows.seq_length}, the others "
-            f"are left out; the longest needs {longest}"
-        )
+    some = len(windows) < num_pairs
     share = windows.num_target_tokens() / max(1, len(windows) * windows.seq_length)
-    return f"{words}. {share:.1%} of what passes through the model is learned, the rest are prompts and filling"
+    return (
+        f"pairs: {f'{len(windows):,} of' if some else 'all'} {num_pairs:,} fit whole into --seq_length "
+        f"{windows.seq_length}{', the others are left out' if some else ''}; the longest needs {longest}. {share:.1%} "
+        "of what passes through the model is learned, the rest are prompts and filling"
+    )
 
 
 def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
-    """Where the ranks are fewer, or their threads more, than who started them may have meant; a line each."""
-    notes, cores, started_by = [], usable_cores(), launcher()
-    if STRATEGIES[settings.training.run_type].is_distributed and launch.world_size == 1:
-        if started_by == "python":
+    """Return a line for each way in which ranks are fewer, or threads more, than was perhaps meant."""
+    notes, cores, run_type = [], usable_cores(), settings.training.run_type
+    if STRATEGIES[run_type].is_distributed and launch.world_size == 1:
+        alone = f"--run_type {run_type} shares nothing out"
+        if launcher() == "python":
             notes.append(
-                f"note: one rank, because plain python starts one: --run_type {settings.training.run_type} shares "
-                "nothing out; "
-                f"torchrun --nproc-per-node {max(2, cores)} src/gpt2.py ... starts more"
+                f"note: one rank, because plain python starts one: {alone}; torchrun --nproc-per-node {max(2, cores)} "
+                "src/gpt2.py ... starts more"
             )
-        elif started_by == "deepspeed" and settings.compute.device == "cpu":
+        elif launcher() == "deepspeed" and settings.compute.device == "cpu":
             notes.append(
-                "note: one rank, because the deepspeed command counts no cores: --run_type "
-                f"{settings.training.run_type} shares nothing out; deepspeed --num_gpus {max(2, cores)} src/gpt2.py "
-                "... starts "
-                "more, on a CPU too"
+                f"note: one rank, because the deepspeed command counts no cores: {alone}; deepspeed --num_gpus "
+                f"{max(2, cores)} src/gpt2.py ... starts more, on a CPU too"
             )
     ranks, threads = launch.local_world_size, settings.compute.threads_per_rank
     if settings.compute.device == "cpu" and ranks * threads > cores:
@@ -99,15 +86,14 @@ def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
     return notes
 
 
-class Progress:
+class Console:
     """Progress over optimizer steps. Silent on every rank but 0."""
 
     def __init__(self, settings: RunSettings, first_step: int, is_speaking: bool):
         self.settings = settings
         self.is_speaking = is_speaking
-        has_bar = is_speaking and sys.stderr.isatty() and not settings.measuring.profile_mode
         self.bar = None
-        if has_bar:
+        if is_speaking and sys.stderr.isatty() and not settings.measuring.profile_mode:
             self.bar = tqdm(
                 total=settings.last_step,
                 initial=first_step,
@@ -117,8 +103,7 @@ class Progress:
             )
 
     def say(self, message: str) -> None:
-        """Print a line, above the bar where there is one. A run goes on when nobody reads any more (a closed terminal,
-        the end of a pipe)."""
+        """Print a line, above the bar where there is one. A closed terminal or pipe ends no run."""
         if self.is_speaking:
             with contextlib.suppress(OSError):
                 tqdm.write(printable(message, kept="\n\t"), file=sys.stdout)
@@ -136,7 +121,7 @@ class Progress:
             )
 
     def batches(self, number: int, what: str) -> tqdm:
-        """A bar over `number` batches that leaves nothing behind."""
+        """Return a bar over `number` batches that leaves nothing behind."""
         return tqdm(range(number), desc=what, unit="batch", leave=False, disable=self.bar is None)
 
     def close(self) -> None:
