@@ -163,9 +163,10 @@ def main() -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """The table of an earlier comparison."""
-    from testbed.experiments.peers.results_file import peers_table, read_peers
+    from testbed.experiments.peers.results_file import PEERS_FILE
+    from testbed.experiments.peers.table import peers_table
 
-    content = read_peers(arguments.table)
+    content = PEERS_FILE.read(arguments.table)
     if arguments.picture is not None:
         from testbed.experiments.peers.chart import plot_peers
 
@@ -179,8 +180,8 @@ def compare(arguments: argparse.Namespace) -> int:
     from testbed.distributed.launch import usable_cores
     from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.peers import nanogpt
-    from testbed.experiments.peers.first_record import PEERS_FILE, beginning
     from testbed.experiments.peers.plan import make_plan, why_missing
+    from testbed.experiments.peers.results_file import PEERS_FILE, beginning
     from testbed.experiments.peers.running import PeerRunner, RunFailed
     from testbed.sweep.runner import only_sweep_in
 
@@ -188,7 +189,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if arguments.nanogpt_dir is not None:
         nanogpt.check_directory(arguments.nanogpt_dir)
     gpt2_run(arguments, "cpu")  # what is typed wrong is said before anything is started
-    file = arguments.out_dir / PEERS_FILE
+    file = arguments.out_dir / PEERS_FILE.name
     if file.exists() and not (arguments.overwrite or arguments.dry_run):
         raise ValueError(f"--out_dir {arguments.out_dir} holds a comparison; give --overwrite, or another folder")
     with (
@@ -272,8 +273,9 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Pee
     from testbed.distributed.processes import Interrupted
     from testbed.experiments.peers.chart import plot_peers
     from testbed.experiments.peers.plan import CEILING, OURS
-    from testbed.experiments.peers.results_file import peers_table, write_peers
+    from testbed.experiments.peers.results_file import PEERS_FILE
     from testbed.experiments.peers.running import RunFailed
+    from testbed.experiments.peers.table import peers_table
 
     started_s, failed = time.perf_counter(), set()
     content["status"] = "interrupted"  # until the last run is made
@@ -292,12 +294,12 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Pee
                 break
             continue
         content["ceilings" if arm.peer == CEILING else "runs"].append(row)
-        write_peers(file, content)
+        PEERS_FILE.write(file, content)
         left_s = (time.perf_counter() - started_s) / done * (len(runs) - done)
         say(f"[{done}/{len(runs)}] round {number}: {arm}: {_outcome(row, content)}; {left_s:.0f} s left", flush=True)
     if runner.stop.signal_number is None:
         content["status"] = "complete"
-    write_peers(file, content)
+    PEERS_FILE.write(file, content)
     if content["runs"]:
         plot_peers(content, file.with_suffix(".png"))
         say(f"\n{peers_table(content)}\n\nfiles: {file}, {file.with_suffix('.png')}")

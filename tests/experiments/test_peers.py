@@ -19,8 +19,9 @@ from testbed.experiments.peers.chart import plot_peers
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps
 from testbed.experiments.peers.plan import ONLY_HOW, PeerArm, check_only_ours, make_plan, merged_sets
-from testbed.experiments.peers.results_file import check_peers, peers_table, read_peers, results, write_peers
+from testbed.experiments.peers.results_file import PEERS_FILE, results
 from testbed.experiments.peers.running import WORKERS
+from testbed.experiments.peers.table import peers_table
 
 PROGRAM = REPOSITORY / "scripts" / "compare_peers.py"
 LINES = """Overriding: batch_size = 4
@@ -110,8 +111,8 @@ def test_a_loss_without_weights_is_named_as_such():
 
 @pytest.mark.launches
 def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
-    write_peers(tmp_path / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
-    content = read_peers(tmp_path)
+    PEERS_FILE.write(tmp_path / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
+    content = PEERS_FILE.read(tmp_path)
     assert [result["peer"] for result in content["results"]] == ["ours", "transformers", "nanogpt"]
     assert content["results"][1]["ratio"] == pytest.approx(3.0)
     plot_peers(content, tmp_path / "peers.png")
@@ -133,10 +134,10 @@ def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
 )
 def test_a_damaged_file_is_refused(edit, said):
     content = example(THREE, one_set(OURS, TRAINER))
-    check_peers(content)
+    PEERS_FILE.check(content)
     edit(content)
     with pytest.raises(ValueError, match=said):
-        check_peers(content)
+        PEERS_FILE.check(content)
 
 
 def test_sets_of_the_same_arms_are_run_once():
@@ -251,7 +252,7 @@ def test_a_quick_comparison_from_beginning_to_end(tmp_path, token_files):
     words = ["--quick", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path, "--threads", "1"]
     done = compare_peers(*words, "--peers", "ours,transformers", "--micro_batch_size", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    content = read_peers(tmp_path)
+    content = PEERS_FILE.read(tmp_path)
     assert content["status"] == "complete" and not content["not_measured"]
     assert [(run["peer"], run["round"]) for run in content["runs"]].count(("transformers", 2)) == 1
     assert len(content["runs"]) == 4 and len(content["ceilings"]) == 2

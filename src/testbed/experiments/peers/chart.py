@@ -14,15 +14,8 @@ from matplotlib.figure import Figure
 from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar, draw_bars
 from testbed.analysis.charts.style import COLOURS, STYLE, figure_with_footer, rows_on, save_png
 from testbed.analysis.document.words import rate
-from testbed.experiments.peers.results_file import (
-    Result,
-    notes,
-    place_in_words,
-    results,
-    set_title,
-    times,
-    work_in_words,
-)
+from testbed.experiments.peers.results_file import Result, results
+from testbed.experiments.peers.table import notes, place_in_words, set_title, times, work_in_words
 
 
 def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.config.flag import Kind
+from testbed.config.flag import Filled, Flag, Kind, Resume
 from testbed.config.flags import parse_command_line
 from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
@@ -20,12 +20,16 @@ from testbed.sweep.plan import order_of_round
 
 OURS, CEILING = "ours", "matrix product"  # the second is no peer, but is measured in every round like one
 SETS = ("own", "fp32", "bf16")
-# What may stand after `--` for ours alone: how a step is computed, but for what is the same for all trainers, and how
-# the run is shown. All else is other work, or another clock.
-_SAME_FOR_ALL = frozenset(("threads_per_rank", "bind_cores", "timing_warmup_steps", "eval_every", "async_mode"))
-_SHOWN = ("steps_per_print", "tensorboard", "quiet_nccl_monitor")
-ONLY_HOW = (*(name for name, flag in FLAGS.items() if flag.kind is Kind.HOW and name not in _SAME_FOR_ALL), *_SHOWN)
 EMULATED = "this device has no fast bf16 (a trial product was not 1.5 times as fast as in fp32)"
+
+
+def _is_only_how(flag: Flag) -> bool:
+    """Return whether a flag may stand after `--`: it says how a step is computed, and a run decides it for itself or
+    keeps it when it resumes. All else is other work, other cores, or another clock."""
+    return flag.kind is Kind.HOW and (flag.filled is Filled.DECIDED or flag.resume is not Resume.FREE)
+
+
+ONLY_HOW = tuple(name for name, flag in FLAGS.items() if _is_only_how(flag))
 
 
 @dataclass(frozen=True)
