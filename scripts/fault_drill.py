@@ -131,7 +131,7 @@ def drill(arguments: argparse.Namespace) -> int:
     """Plan, make the undisturbed runs, strike, and say what came out."""
     from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.fault_drill.damage import way_to_fill_a_disk
-    from testbed.experiments.fault_drill.drill_file import DRILL_FILE, beginning, read_drill, table, take_over
+    from testbed.experiments.fault_drill.drill_file import DRILL_FILE, beginning, table, take_over
     from testbed.experiments.fault_drill.drills import Drills
     from testbed.experiments.fault_drill.faults import plan
     from testbed.experiments.fault_drill.work import Work
@@ -150,7 +150,7 @@ def drill(arguments: argparse.Namespace) -> int:
     with Stop() as stop, only_sweep_in(arguments.out_dir):
         work.write_data()
         work.check(variants)
-        file = arguments.out_dir / DRILL_FILE
+        file = arguments.out_dir / DRILL_FILE.name
         content = beginning(
             recorded_command(__file__, sys.argv[1:]), arguments.seed, arguments.faults,
             [variant.text for variant in variants], work, arguments.jobs, way_to_fill_a_disk(),
@@ -170,7 +170,7 @@ def drill(arguments: argparse.Namespace) -> int:
             say("interrupted: drills that are done are kept, the same command goes on from here", file=sys.stderr)
             return stop.exit_code
         shutil.rmtree(arguments.out_dir / "runs", ignore_errors=True)
-        content = read_drill(file)
+        content = DRILL_FILE.read(file)
         in_all = f"{len(content['faults'])} faults, {in_words(content['wall_s'])} in all"
         say(f"\n{table(content['summary'])}\n\n{in_all}; disk full by {content['disk_method']}; file: {file}")
         return 1 if any(row["survived"] is False for row in content["faults"]) else 0
@@ -209,7 +209,7 @@ def strike(drills: Drills, faults: list[Fault], content: dict[str, Any], file: P
     """Drill after drill; the file is up to date after each."""
     from tqdm import tqdm
 
-    from testbed.experiments.fault_drill.drill_file import write_drill
+    from testbed.experiments.fault_drill.drill_file import DRILL_FILE
     from testbed.sweep.runner import in_words
 
     references = [drills.references[fault.run_type].seconds for fault in faults]
@@ -221,7 +221,7 @@ def strike(drills: Drills, faults: list[Fault], content: dict[str, Any], file: P
             missing = set(range(1, content["num_faults"] + 1)) - {each["number"] for each in content["faults"]}
             content["status"] = "interrupted" if missing else "complete"
             content["wall_s"] = earlier_s + time.perf_counter() - BEGAN_S
-            write_drill(file, content)
+            DRILL_FILE.write(file, content)
             seconds.append(row["seconds"])
             lost += row["survived"] is False
             mean_s = (expected_s + sum(seconds)) / (1 + done)  # the guess weighs as much as one drill

@@ -102,11 +102,11 @@ def show(arguments: argparse.Namespace) -> int:
     """The tables of an earlier study; with --into also in the page, and its pictures."""
     from testbed.analysis.blocks import filled
     from testbed.experiments.network_lab.charts import plot_study
-    from testbed.experiments.network_lab.study_file import read_study
+    from testbed.experiments.network_lab.study_file import STUDY_FILE
     from testbed.experiments.network_lab.tables import blocks, tables
     from testbed.io import write_text
 
-    content = read_study(arguments.tables)
+    content = STUDY_FILE.read(arguments.tables)
     if arguments.into is None:
         say("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
         return 0
@@ -227,7 +227,7 @@ def report(asked: Asked, sweep: Sweep) -> None:
     """network_study.json, the pictures and the verdicts, of what there is by now."""
     from testbed.experiments.network_lab.charts import plot_study
     from testbed.experiments.network_lab.study import LINKS, arms_of, links_as_records
-    from testbed.experiments.network_lab.study_file import STUDY_FILE, read_study, study_of, write_study
+    from testbed.experiments.network_lab.study_file import STUDY_FILE, study_of
     from testbed.experiments.network_lab.tables import tables, verdicts
 
     out_dir, arms = Path(asked.folder), arms_of(asked)
@@ -240,14 +240,14 @@ def report(asked: Asked, sweep: Sweep) -> None:
     }
     rows = json.loads((out_dir / "sweep.json").read_text(encoding="utf-8"))["cells"]
     try:
-        write_study(out_dir / STUDY_FILE, study_of(head, rows, out_dir))
+        STUDY_FILE.write(out_dir / STUDY_FILE.name, study_of(head, rows, out_dir))
     except ValueError as error:
         say(f"no results yet: {error}")
         return
-    content = read_study(out_dir)
+    content = STUDY_FILE.read(out_dir)
     drawn = plot_study(content, out_dir)
     say("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
-    say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
+    say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE.name, *drawn]))}")
 
 
 if __name__ == "__main__":

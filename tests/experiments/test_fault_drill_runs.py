@@ -16,13 +16,11 @@ from testbed.distributed.processes import Stop
 from testbed.experiments.fault_drill import drills as drills_module
 from testbed.experiments.fault_drill.damage import TMPFS, way_to_fill_a_disk
 from testbed.experiments.fault_drill.drill_file import (
+    DRILL_FILE,
     beginning,
-    check_drill,
-    read_drill,
     summary,
     table,
     take_over,
-    write_drill,
 )
 from testbed.experiments.fault_drill.drills import Drills
 from testbed.experiments.fault_drill.faults import (
@@ -222,19 +220,19 @@ def test_the_summary_tells_what_a_run_did_that_was_asked_to_end(rows):
 
 def test_a_drill_is_continued_only_as_it_began(rows, tmp_path):
     work, file = Work(STAND_IN, tmp_path, "tiny", 12, 3, 1, 1), tmp_path / "fault_drill.json"
-    write_drill(file, content_with(rows, work))
+    DRILL_FILE.write(file, content_with(rows, work))
     again = content_with([], work)
     take_over(again, file)
     assert [row["number"] for row in again["faults"]] == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="seed 1, not 2"):
         take_over({**again, "seed": 2}, file)
-    content = read_drill(file)
+    content = DRILL_FILE.read(file)
     del content["faults"][0]["problems"]
     with pytest.raises(ValueError, match="problems"):
-        check_drill(content)
+        DRILL_FILE.check(content)
     file.write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
-        read_drill(file)
+        DRILL_FILE.read(file)
 
 
 @pytest.mark.launches
@@ -288,7 +286,7 @@ def test_twelve_faults_lose_nothing(tmp_path):
         timeout_s=900,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    content = read_drill(tmp_path / "drill" / "fault_drill.json")
+    content = DRILL_FILE.read(tmp_path / "drill" / "fault_drill.json")
     assert {row["kind"] for row in content["faults"]} == set(KINDS) and content["status"] == "complete"
     assert sum(row["survived"] is True for row in content["faults"]) >= 11, "one may come too late on a slow machine"
     assert done.stdout.count("survived;") >= 11 and " left" in done.stdout

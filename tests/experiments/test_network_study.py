@@ -28,7 +28,7 @@ from testbed.experiments.network_lab.study import (
     cells_of,
     links_as_records,
 )
-from testbed.experiments.network_lab.study_file import check_study, read_study, results, write_study
+from testbed.experiments.network_lab.study_file import STUDY_FILE, results
 from testbed.experiments.network_lab.tables import _ratio, blocks, tables, verdicts
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -307,9 +307,9 @@ def test_few_repeats_make_no_claim():
 
 
 def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
-    write_study(tmp_path / study_file.STUDY_FILE, made_up())
-    assert read_study(tmp_path)["results"]["summaries"]
-    good = read_study(tmp_path)
+    STUDY_FILE.write(tmp_path / STUDY_FILE.name, made_up())
+    assert STUDY_FILE.read(tmp_path)["results"]["summaries"]
+    good = STUDY_FILE.read(tmp_path)
     for change, telling in (
         (lambda content: content.pop("work"), "work"),
         (lambda content: content["runs"][0].update(arm="nobody"), "nobody"),
@@ -319,20 +319,20 @@ def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
         content = copy.deepcopy(good)
         change(content)
         with pytest.raises(ValueError, match=telling):
-            check_study(content)
+            STUDY_FILE.check(content)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json"):
-        read_study(tmp_path / "other.json")
+        STUDY_FILE.read(tmp_path / "other.json")
 
 
 @pytest.mark.launches
 def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
-    write_study(tmp_path / study_file.STUDY_FILE, made_up())
+    STUDY_FILE.write(tmp_path / STUDY_FILE.name, made_up())
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
     said = network_study("--tables", tmp_path, "--into", page)
     assert said.returncode == 0, said.stderr
-    for name, text in blocks(read_study(tmp_path)).items():
+    for name, text in blocks(STUDY_FILE.read(tmp_path)).items():
         assert block_of(page.read_text(), name) == text
     assert filled(page.read_text(), blocks(made_up())) == page.read_text(), "filling in twice changes nothing"
     assert all((tmp_path / f"network_{name}.png").stat().st_size > 10_000 for name in ("strategies", "delay", "levers"))
@@ -350,7 +350,7 @@ def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     words += ["--out_dir", tmp_path]
     said = network_study(*words, "--repeats", 1, timeout_s=170)
     assert said.returncode == 0, said.stdout + said.stderr
-    content = read_study(tmp_path)
+    content = STUDY_FILE.read(tmp_path)
     assert (content["status"], content["not_measured"]) == ("complete", {})
     assert [(run["arm"], run["kind"]) for run in content["runs"]] == [
         ("ddp_2hosts_100mbit", "timed"), ("ddp_2hosts_100mbit", "profiled"),
@@ -362,5 +362,5 @@ def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     before = [run["run_id"] for run in content["runs"]]
     said = network_study(*words, "--repeats", 1)
     assert said.returncode == 0 and "2 of them finished" in said.stdout
-    assert [run["run_id"] for run in read_study(tmp_path)["runs"]] == before
+    assert [run["run_id"] for run in STUDY_FILE.read(tmp_path)["runs"]] == before
     assert json.loads((tmp_path / "sweep.json").read_text())["protocol"] == "network"

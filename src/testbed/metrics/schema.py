@@ -134,7 +134,7 @@ def _value(field: Field, is_open: bool) -> dict[str, Any]:
         found = {"type": _KINDS[get_origin(field.kind) or field.kind], **field.rules}
         if found["type"] == "array":
             found["items"] = _value(_field("", get_args(field.kind)[0]), is_open)
-        elif get_args(field.kind):  # dict[str, ...]
+        elif get_args(field.kind)[1:] not in ((), (Any,)):  # dict[str, ...]
             found["additionalProperties"] = _value(_field("", get_args(field.kind)[1]), is_open)
     if field.is_nullable:
         found["type"] = [found["type"], "null"]

@@ -11,23 +11,97 @@ parameters in fp32; no strategy must move exactly these, and what ZeRO and FSDP 
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 
 from testbed.analysis.statistics import compare, median_interval
 from testbed.experiments.network_lab.bounds import BYTES_PER_NUMBER, bound_of, bound_s
-from testbed.io import check_schema, read_checked, result_head, write_text
+from testbed.experiments.result_file import ResultFile
+from testbed.metrics.fields.types import AboveZero, Amount, Count, OneOrMore, Positive, Rule
 from testbed.metrics.file import read_metrics
 
-STUDY_FILE, SCHEMA_VERSION = "network_study.json", "1.0"
 BEST_OF = 5
 ONE_BUCKET, SMALL_BUCKETS = "buckets of 200 MiB", "buckets of 1 MiB"
+
+
+class ArmRecord(TypedDict):
+    part: Literal["strategies", "levers"]
+    strategy: str
+    hosts: Positive
+    link: str
+    lever: str | None
+    name: str
+    title: str
+    changes_work: bool
+
+
+class LinkRecord(TypedDict):
+    rate_bit_per_s: Positive | None
+    delay_s: Amount | None
+    name: str
+    title: str
+    reference: str | None  # the link that it is compared to
+
+
+class Work(TypedDict):
+    num_parameters: Positive
+    model_name: str
+    model_size: str
+    vocab_size: Positive
+    seq_len: Positive
+    precision: str
+    gradient_bytes: Positive
+    steps: Positive
+    warmup_steps: Count
+
+
+class Traced(TypedDict):
+    """A number per profiled step, of the rank that waits least or has most collectives."""
+
+    exposed_s: OneOrMore[Amount]
+    communication_s: OneOrMore[Amount]
+    idle_s: OneOrMore[Amount]
+    num_collectives: list[Amount]
+    bus_bytes_per_step: Amount | None
+    bus_bandwidth_bytes_per_s: Amount | None
+    source: str | None
+
+
+class Run(TypedDict):
+    arm: str
+    kind: Literal["timed", "profiled"]
+    repeat: Positive
+    started_utc: str | None
+    seconds: Amount | None
+    run_id: str
+    git_commit: str | None
+    tokens_per_step: Positive
+    step_times_s: OneOrMore[AboveZero]
+    last_loss: float
+    traced: Traced | None
+
+
+class Content(TypedDict):
+    schema_version: str
+    status: Literal["complete", "interrupted"]
+    timestamp_utc: str
+    command_line: str
+    repeats: Positive
+    arms: OneOrMore[ArmRecord]
+    links: OneOrMore[LinkRecord]
+    git_commits: OneOrMore[str]
+    git_dirty: bool
+    env: dict[str, str | None]
+    hardware: Annotated[dict, Rule("required", ["cpu_name", "cpu_cores_visible", "backend"])]
+    work: Work
+    runs: OneOrMore[Run]
+    not_measured: dict[str, str]
+    results: dict
 
 
 @dataclass(frozen=True)
@@ -108,7 +182,7 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
     config = first["training_config"]
     names = ("num_parameters", "model_name", "model_size", "vocab_size", "seq_len", "precision")
     return {
-        **result_head(SCHEMA_VERSION, head["command_line"]),
+        **STUDY_FILE.head(head["command_line"]),
         "status": "complete" if is_whole else "interrupted",
         **head,
         "git_commits": commits,
@@ -160,33 +234,6 @@ def _traced(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
         "bus_bandwidth_bytes_per_s": None if bound is None else bound["bus_bandwidth_bytes_per_s"],
         "source": None if bound is None else bound["source"],
     }
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """A network_study.json, or the one in a folder. ValueError, one sentence that names the file, when it is none."""
-    path = path / STUDY_FILE if path.is_dir() else path
-    return read_checked(path, check_study)
-
-
-def write_study(path: Path, content: dict[str, Any]) -> None:
-    """Work the results out, check the whole, and replace `path` in one move."""
-    content = {**content, "results": results(content)}
-    check_study(content)
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def check_study(content: Any) -> None:
-    """Raise ValueError, one sentence that names the place, unless `content` is a whole network_study.json."""
-    check_schema(content, "experiments/network_lab/network_study.schema.json")
-    known = {arm["name"] for arm in content["arms"]}
-    links = {link["name"] for link in content["links"]}
-    if unknown := sorted(
-        {run["arm"] for run in content["runs"]} - known | {a["link"] for a in content["arms"]} - links
-    ):
-        raise ValueError(f"{unknown[0]!r} is neither an arm nor a link of this file")
-    for run in content["runs"]:
-        if len(run["step_times_s"]) <= content["work"]["warmup_steps"]:
-            raise ValueError(f"the run {run['repeat']} of {run['arm']} has no step after warm-up")
 
 
 def results(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,3 +428,18 @@ def pictures(content: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Arms]
     levers = [arm for arm in levers if tokens_of(content, arm["name"]) in usual]
     groups["levers"] = ("What helps over a slow link", [*beside, *levers] if levers else [])
     return {name: (title, panels(of)) for name, (title, of) in groups.items() if of}
+
+
+def _check_rows(content: Mapping[str, Any]) -> None:
+    known = {each["name"] for each in (*content["arms"], *content["links"])}
+    named = {run["arm"] for run in content["runs"]} | {arm["link"] for arm in content["arms"]}
+    if named - known:
+        raise ValueError(f"{min(named - known)!r} is neither an arm nor a link of this file")
+    for run in content["runs"]:
+        if len(run["step_times_s"]) <= content["work"]["warmup_steps"]:
+            raise ValueError(f"the run {run['repeat']} of {run['arm']} has no step after warm-up")
+
+
+STUDY_FILE = ResultFile(
+    "network_study.json", "1.0", Content, lambda content: {"results": results(content)}, _check_rows
+)
