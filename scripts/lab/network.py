@@ -4,7 +4,7 @@
     python scripts/lab/network.py run --hosts 2 --rate 100mbit -- torchrun src/gpt2.py --run_type ddp --model nano
     python scripts/lab/network.py run --hosts 2 --delay_ms 5 -- python src/gpt2.py --run_type fsdp --model nano
     python scripts/lab/network.py run --hosts 2 -- deepspeed src/gpt2.py --run_type optimized --model nano
-    python scripts/lab/network.py up --hosts 2 --rate 1gbit     # stays up for an hour, or until
+    python scripts/lab/network.py up --hosts 2 --rate 1gbit &   # for an hour, or until
     python scripts/lab/network.py down testbed-1a2b3c
 
 `run` brings the hosts up, starts the command on each of them, and takes everything down again. torchrun and deepspeed
@@ -21,12 +21,13 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import positive
+from testbed.config.flag_types import positive, positive_number
 from testbed.errors import say
 from testbed.program import program
 
@@ -61,7 +62,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     for each in (up, run):
         each.add_argument(
             "--seconds",
-            type=float,
+            type=positive_number,
             default=DEFAULT_SECONDS[each.prog.split()[-1]],
             metavar="SECONDS",
             help="then everything is taken down, whatever runs (default: %(default)g)",
@@ -101,19 +102,24 @@ def link_of(arguments: argparse.Namespace):
 
 
 def up(arguments: argparse.Namespace) -> int:
-    from testbed.experiments.network_lab.keeper import bring_up
+    """Make hosts and wait, until the time is over or a signal comes."""
+    from testbed.distributed.processes import POLL_S, Stop
+    from testbed.experiments.network_lab.lab import lab
     from testbed.experiments.network_lab.links import address_of
 
-    made = bring_up(arguments.hosts, link_of(arguments), arguments.seconds)
-    say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
-    for number, host in enumerate(made.hosts, start=1):
-        say(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
-    say(f"python scripts/lab/network.py down {made.name}")
-    return 0
+    deadline_s = time.monotonic() + arguments.seconds
+    with Stop() as stop, lab(arguments.hosts, link_of(arguments)) as made:
+        say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
+        for number, host in enumerate(made.hosts, start=1):
+            say(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
+        say(f"python scripts/lab/network.py down {made.name}", flush=True)
+        while stop.signal_number is None and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+    return stop.exit_code or 0
 
 
 def down(arguments: argparse.Namespace) -> int:
-    from testbed.experiments.network_lab.keeper import take_down
+    from testbed.experiments.network_lab.lab import take_down
 
     say(f"{arguments.name}: {take_down(arguments.name)}")
     return 0
@@ -122,20 +128,16 @@ def down(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     from testbed.distributed.processes import Stop
     from testbed.experiments.network_lab.hosts import run_on_hosts
-    from testbed.experiments.network_lab.keeper import lab
+    from testbed.experiments.network_lab.lab import lab
 
     def show(host: int, line: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more: the run goes on
             say(f"[host{host}] {line}", flush=True)
 
-    if not arguments.seconds > 0:
-        raise ValueError(f"--seconds {arguments.seconds:g} is not above 0")
-
     link = link_of(arguments)
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="lab-") as scratch:
         folder = Path(scratch) if arguments.log_dir is None else arguments.log_dir
-        # the hosts end first, with time to say why; the lab's own limit is behind it
-        with lab(arguments.hosts, link, arguments.seconds + 60) as made:
+        with lab(arguments.hosts, link) as made:
             say(f"network.py: lab {made.name}, {len(made.hosts)} hosts, {made.link}", file=sys.stderr, flush=True)
             ends = run_on_hosts(
                 made, arguments.command, folder, arguments.seconds, lambda: stop.signal_number is not None, show,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import start
-from testbed.experiments.network_lab.keeper import Lab
+from testbed.experiments.network_lab.lab import Lab
 from testbed.experiments.network_lab.links import KILL_WAIT_S, LabError, Namespace, address_of, end_processes_in
 
 MASTER_PORT = 29500  # every lab has its own network: the port is always free

@@ -2,7 +2,7 @@
 
 Nothing is made outside the namespaces: both ends of a link are born inside them, and the machine's own network stays
 as it was. A namespace is known by its identity (device and inode of its file), not by its name: whoever reuses a name
-loses neither processes nor the namespace. The keeper holds each namespace open, so no other one gets its identity.
+loses neither processes nor the namespace. A lab holds each namespace open, so no other one gets its identity.
 """
 
 from __future__ import annotations
