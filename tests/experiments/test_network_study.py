@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.blocks import block_of, filled
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
@@ -34,13 +34,7 @@ from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.profiling.attribution import measured_bus_bandwidth
 
-PROGRAM = REPOSITORY / "scripts" / "network_study.py"
 PAGE = REPOSITORY / "docs" / "results" / "network" / "README.md"
-
-
-def network_study(*words: object, timeout_s: float = 60, cwd=REPOSITORY) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(PROGRAM), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd)
 
 
 def asked(**changes) -> Asked:
@@ -98,9 +92,8 @@ def test_levers_alone_bring_what_they_are_compared_to():
     assert len(arms_of(asked(is_whole=True, parts=("strategies",)))) == 7 * 2 * 5
 
 
-@pytest.mark.launches
 def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
-    said = network_study("--dry_run", "--out_dir", tmp_path / "none")
+    said = run_here("network_study.py", "--dry_run", "--out_dir", tmp_path / "none")
     assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 51 and "51 arms" in said.stdout
     assert not (tmp_path / "none").exists()
     for words, telling in (
@@ -111,7 +104,7 @@ def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
         (["--repeats", "0"], "--repeats: '0' is not a positive whole number"),
         (["--tables", tmp_path], "does not exist"),
     ):
-        said = network_study(*words)
+        said = run_here("network_study.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, said.stderr
 
 
@@ -325,12 +318,11 @@ def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
         STUDY_FILE.read(tmp_path / "other.json")
 
 
-@pytest.mark.launches
 def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     STUDY_FILE.write(tmp_path / STUDY_FILE.name, made_up())
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
-    said = network_study("--tables", tmp_path, "--into", page)
+    said = run_here("network_study.py", "--tables", tmp_path, "--into", page)
     assert said.returncode == 0, said.stderr
     for name, text in blocks(STUDY_FILE.read(tmp_path)).items():
         assert block_of(page.read_text(), name) == text
@@ -347,8 +339,9 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
 @pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
 def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     words = ["--strategies", "ddp", "--hosts", "2", "--links", "100mbit", "--parts", "strategies", "--steps", "5"]
-    words += ["--out_dir", tmp_path]
-    said = network_study(*words, "--repeats", 1, timeout_s=170)
+    words += ["--out_dir", tmp_path, "--repeats", "1"]
+    command = [sys.executable, REPOSITORY / "scripts" / "network_study.py", *words]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=REPOSITORY)
     assert said.returncode == 0, said.stdout + said.stderr
     content = STUDY_FILE.read(tmp_path)
     assert (content["status"], content["not_measured"]) == ("complete", {})
@@ -360,7 +353,7 @@ def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     assert summary["median_step_s"] > summary["bound_s"], "a step holds the all-reduce of its gradients"
     assert summary["exposed_s"] > 0 and summary["traffic"] == pytest.approx(1, abs=0.05)
     before = [run["run_id"] for run in content["runs"]]
-    said = network_study(*words, "--repeats", 1)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     assert said.returncode == 0 and "2 of them finished" in said.stdout
     assert [run["run_id"] for run in STUDY_FILE.read(tmp_path)["runs"]] == before
     assert json.loads((tmp_path / "sweep.json").read_text())["protocol"] == "network"

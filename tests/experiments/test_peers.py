@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 
 import pytest
 from support.peers_examples import NANOGPT, OURS, THREE, TRAINER, example, one_set
-from support.programs import REPOSITORY, data_flags
+from support.programs import REPOSITORY, data_flags, run_here, script
 
 from testbed.analysis.runs.work import WORK_FIELDS
 from testbed.config.flags import build_parser
@@ -35,9 +34,9 @@ iter 3: loss 8.2312, time 1900.00ms, mfu 0.01%
 """
 
 
-def compare_peers(*words: object, timeout_s: float = 170) -> subprocess.CompletedProcess[str]:
+def compare_peers(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PROGRAM), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
 
 
 def test_what_nanogpt_prints_is_read_step_by_step():
@@ -109,7 +108,6 @@ def test_a_loss_without_weights_is_named_as_such():
     assert "5.5000 (training) |" in peers_table(content) and "could not be had" in peers_table(content)
 
 
-@pytest.mark.launches
 def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
     PEERS_FILE.write(tmp_path / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
     content = PEERS_FILE.read(tmp_path)
@@ -117,7 +115,7 @@ def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
     assert content["results"][1]["ratio"] == pytest.approx(3.0)
     plot_peers(content, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 20_000
-    done = compare_peers("--table", tmp_path / "peers.json")
+    done = run_here("compare_peers.py", "--table", tmp_path / "peers.json")
     assert done.returncode == 0 and done.stdout.strip() == peers_table(content)
 
 
@@ -182,7 +180,6 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
     assert compare_peers(*words, "--peers", "ours,transformers").returncode == 0
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -197,7 +194,7 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
 )
 def test_what_is_typed_wrong_is_refused_before_anything_runs(tmp_path, token_files, flags, sentence):
     words = ["--quick", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path / "out"]
-    done = compare_peers(*words, *flags)
+    done = run_here("compare_peers.py", *words, *flags)
     assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -221,11 +218,11 @@ def test_nothing_after_the_dashes_changes_the_work():
 
 def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
     """The tokens know 300 words; GPT-2 small has 50,257 of them, and nanoGPT's head as many rows as ours."""
-    program = runpy.run_path(str(PROGRAM))
+    program = script("compare_peers.py")
 
     def settings_of(*words: str) -> RunSettings:
-        arguments = program["parse_arguments"]([*data_flags(token_files), "--seq_length", "32", *words])
-        return program["gpt2_run"](arguments, "cpu")[1].settings
+        arguments = program.parse_arguments([*data_flags(token_files), "--seq_length", "32", *words])
+        return program.gpt2_run(arguments, "cpu")[1].settings
 
     settings = settings_of()
     assert settings.shape.num_parameters == 124_439_808
