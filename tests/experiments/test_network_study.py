@@ -13,10 +13,10 @@ from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.blocks import block_of, filled
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
-from testbed.experiments.network_lab import study_file
 from testbed.experiments.network_lab.bounds import bound_of, share_ready_last
 from testbed.experiments.network_lab.charts import plot_study
 from testbed.experiments.network_lab.links import why_impossible
+from testbed.experiments.network_lab.results import BEST_OF, LinkComparison, results
 from testbed.experiments.network_lab.study import (
     LEVERS,
     LINKS,
@@ -28,7 +28,7 @@ from testbed.experiments.network_lab.study import (
     cells_of,
     links_as_records,
 )
-from testbed.experiments.network_lab.study_file import STUDY_FILE, results
+from testbed.experiments.network_lab.study_file import STUDY_FILE
 from testbed.experiments.network_lab.tables import _ratio, blocks, tables, verdicts
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -284,13 +284,13 @@ def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
     ],
 )
 def test_an_interval_that_leaves_1_out_is_seen_to(low, high, shown):
-    each = study_file.LinkComparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
+    each = LinkComparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
     assert _ratio(each) == shown
 
 
 def test_the_best_of_as_many_all_reduces_as_the_table_says():
-    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == study_file.BEST_OF
-    assert f"best of {study_file.BEST_OF} (ms)" in tables(made_up())["all-reduce"]
+    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == BEST_OF
+    assert f"best of {BEST_OF} (ms)" in tables(made_up())["all-reduce"]
 
 
 def test_few_repeats_make_no_claim():

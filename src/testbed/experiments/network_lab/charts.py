@@ -21,7 +21,7 @@ from testbed.analysis.charts.style import (
     wrapped,
 )
 from testbed.experiments.network_lab.bounds import bound_s
-from testbed.experiments.network_lab.study_file import pictures, steps_of, summaries, tokens_of
+from testbed.experiments.network_lab.results import pictures, steps_of, summaries, tokens_of
 from testbed.experiments.network_lab.tables import what_was_measured
 
 EXPOSED = (

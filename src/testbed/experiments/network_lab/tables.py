@@ -8,7 +8,7 @@ from typing import Any
 from testbed.analysis.document.words import rate
 from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
 from testbed.experiments.network_lab.bounds import share_ready_last
-from testbed.experiments.network_lab.study_file import (
+from testbed.experiments.network_lab.results import (
     BEST_OF,
     LinkComparison,
     Summary,
