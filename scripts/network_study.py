@@ -221,11 +221,11 @@ def say_plan(asked: Asked, cells: list[Cell]) -> int:
 
 
 def report(asked: Asked, sweep: Sweep) -> None:
-    """network_study.json, the pictures and the verdicts, of what there is by now."""
+    """Write network_study.json and the pictures of what there is by now, and print the tables."""
     from testbed.experiments.network_lab.charts import plot_study
     from testbed.experiments.network_lab.study import LINKS, arms_of, links_as_records
     from testbed.experiments.network_lab.study_file import STUDY_FILE, study_of
-    from testbed.experiments.network_lab.tables import tables, verdicts
+    from testbed.experiments.network_lab.tables import tables
 
     out_dir, arms = Path(asked.folder), arms_of(asked)
     used = [name for name in LINKS if any(arm.link == name for arm in arms)]
@@ -243,7 +243,7 @@ def report(asked: Asked, sweep: Sweep) -> None:
         return
     content = STUDY_FILE.read(out_dir)
     drawn = plot_study(content, out_dir)
-    say("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
+    say("\n\n".join(["", *tables(content).values(), ""]))
     say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE.name, *drawn]))}")
 
 

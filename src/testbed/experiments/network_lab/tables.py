@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.analysis.document.words import rate
-from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
+from testbed.analysis.statistics import NO_DIFFERENCE, NOT_ENOUGH
 from testbed.experiments.network_lab.bounds import share_ready_last
 from testbed.experiments.network_lab.results import (
     BEST_OF,
@@ -223,26 +223,6 @@ def levers_table(content: Mapping[str, Any]) -> str:
             f"({', '.join(sorted(other_batches))}): the runs have seen different amounts of text.",
         ]
     return _or_nothing(lines)
-
-
-def verdicts(content: Mapping[str, Any]) -> list[str]:
-    """Every comparison in a sentence, for the end of a study."""
-    arms, titles = _arms(content), _titles(content)
-
-    def spelled(name: str) -> str:
-        arm = arms[name]
-        return f"{arm['title']} on {arm['hosts']} hosts, {titles[arm['link']]}"
-
-    said = []
-    for each in comparisons(content):
-        if each.verdict == NOT_ENOUGH:
-            words = f"{each.ratio:.2f}x, not enough repeats for a claim (fewer than {MIN_REPEATS})"
-        elif each.verdict == NO_DIFFERENCE:
-            words = f"no detectable difference ({_ratio(each)})"
-        else:
-            words = f"{each.verdict} ({_ratio(each)})"
-        said.append(f"{spelled(each.faster)} against {spelled(each.slower)}: {words}")
-    return said
 
 
 def _profiled(summary: Summary) -> str:
