@@ -130,7 +130,7 @@ def main() -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """The table of an earlier comparison."""
+    """Print the table of an earlier comparison."""
     from testbed.experiments.peers.results_file import PEERS_FILE
     from testbed.experiments.peers.table import peers_table
 
@@ -202,7 +202,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, ...] | None]:
-    """Peers and sets of precisions that were asked for; None where nothing was said. ValueError for an unknown name."""
+    """Return peers and sets of precisions that were asked for; None where none were. ValueError for an unknown name."""
     from testbed.experiments.peers.plan import OURS, SETS
     from testbed.sweep.request import parse_names
 
@@ -215,7 +215,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, 
 
 
 def say_plan(plan: Plan, runner: PeerRunner, repeats: int) -> int:
-    """What would be run. 1 where a trainer that was asked for cannot be."""
+    """Print what would be run. 1 where a trainer that was asked for cannot be."""
     for name, arms in plan.sets.items():
         say(f"{name}: {', '.join(map(str, arms))}")
     say(f"{len(plan.rounds(repeats))} runs: {repeats} rounds of {', '.join(map(str, plan.arms))}")

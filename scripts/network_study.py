@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a slower network does to each strategy: step time, exposed communication and throughput over links of the lab.
+"""Measure what a slower network does to each strategy: step time, exposed communication, throughput.
 
     python scripts/network_study.py --dry_run    # every command, and how long it will take
     python scripts/network_study.py              # about an hour on two cores; the same command goes on after a stop
@@ -8,7 +8,7 @@
 
 Each run is one call of src/gpt2.py with one rank on each of 2 or 4 hosts (scripts/lab/network.py; root only), in
 interleaved rounds, and once more under the profiler, which is never timed. It writes DIR/network_study.json with every
-step of every run, and pictures beside it. Runs that are finished are kept. See docs/network.md.
+step of every run, and pictures next to it. Runs that are finished are kept. See docs/network.md.
 
 Exit code: 0, 1 a run failed, 2 what was typed cannot be done, 128 + a signal's number after it.
 """
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """The tables of an earlier study; with --into also in the page, and its pictures."""
+    """Print the tables of an earlier study; with --into fill them into the page, and draw its pictures."""
     from testbed.analysis.blocks import filled
     from testbed.experiments.network_lab.charts import plot_study
     from testbed.experiments.network_lab.study_file import STUDY_FILE
@@ -124,7 +124,7 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     from testbed.sweep.request import parse_names, parse_numbers
 
     def chosen(flag: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
-        """In the order in which they are known; all where nothing is given."""
+        """Return names in the order in which they are known; all where none are given."""
         names = known if text is None else parse_names(text, known, flag)
         return tuple(name for name in known if name in names)
 
@@ -188,7 +188,7 @@ def study(arguments: argparse.Namespace) -> int:
 
 
 def why_not_here(cells: list[Cell]) -> str | None:
-    """Why the labs of a plan cannot be made here; None where they can."""
+    """Return why the labs of a plan cannot be made here; None where they can."""
     from testbed.experiments.network_lab.links import why_impossible, why_no_switch
 
     return why_no_switch() if any("--delay_ms" in cell.command for cell in cells) else why_impossible()

@@ -14,7 +14,7 @@ from support.programs import REPOSITORY, run_here
 
 from testbed.distributed.processes import Stop
 from testbed.experiments.fault_drill import drills as drills_module
-from testbed.experiments.fault_drill.damage import TMPFS, way_to_fill_a_disk
+from testbed.experiments.fault_drill.damage import TMPFS, disk_full_backend
 from testbed.experiments.fault_drill.drill_file import (
     DRILL_FILE,
     beginning,
@@ -38,7 +38,7 @@ STAND_IN = REPOSITORY / "tests/support/drill_stand_in.py"
 
 def stand_in(out_dir: Path, jobs: int = 1) -> Drills:
     work = Work(STAND_IN, out_dir / "data", "tiny", 12, 3, 4, 1)  # 4 s: a rank may have to wait for a core
-    drills = Drills(work, {"ddp": VARIANTS[0]}, out_dir, way_to_fill_a_disk(), Stop(), jobs)
+    drills = Drills(work, {"ddp": VARIANTS[0]}, out_dir, disk_full_backend(), Stop(), jobs)
     drills.make_reference("ddp")
     return drills
 

@@ -1,4 +1,4 @@
-"""Count the model states that a strategy holds on this rank just before an update, beside the formulas of
+"""Count the model states that a strategy holds on this rank just before an update, with the formulas of
 `testbed.autotune.memory_model`.
 
 tests/autotune/test_memory_model.py runs this for strategies on ranks.
@@ -53,7 +53,7 @@ def count_before_updates(strategy: Strategy, not_counted: list[torch.Tensor]) ->
 
 
 def storages(tensors: Iterable[torch.Tensor | None]) -> Storages:
-    """Each allocation once, however many tensors are views of it."""
+    """Return each allocation once, whatever number of tensors are views of it."""
     found = {}
     for tensor in tensors:
         if tensor is None:
@@ -66,7 +66,8 @@ def storages(tensors: Iterable[torch.Tensor | None]) -> Storages:
 
 
 def live_tensors() -> list[torch.Tensor]:
-    """Every CPU tensor that Python knows. What C++ alone holds (saved for a backward pass, say) is not among them."""
+    """Return every CPU tensor that Python knows. What C++ alone holds (saved for a backward pass, say) is not among
+    them."""
     gc.collect()  # what only a cycle keeps is not alive
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     # the local part of a DTensor is a tensor of its own
@@ -74,7 +75,7 @@ def live_tensors() -> list[torch.Tensor]:
 
 
 def beside_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) -> dict[str, Any]:
-    """A rank's counts in rows with their formulas, and what is transient by description."""
+    """Return a rank's counts in rows with their formulas, and what is transient by description."""
     shape, mesh = settings.shape, settings.plan.mesh
     formulas = model_state_bytes(
         shape,

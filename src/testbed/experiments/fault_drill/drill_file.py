@@ -1,4 +1,4 @@
-"""fault_drill.json: what struck when, what each start said, and whether anything was lost."""
+"""fault_drill.json: the fault, the starts and the verdict of each drill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME = ("seed", "run_types", "model", "steps", "save_every", "collective_timeout
 
 
 class Code(TypedDict):
-    """What the reference runs ran."""
+    """The code and the machine of the reference runs."""
 
     git_commit: str
     git_dirty: bool | None
@@ -105,7 +105,7 @@ class Content(TypedDict):
 def beginning(
     command_line: str, seed: int, num_faults: int, run_types: list[str], work: Work, jobs: int, disk_method: str
 ) -> dict[str, Any]:
-    """The file before its first drill."""
+    """Return the file before its first drill."""
     return {
         **DRILL_FILE.head(command_line),
         "status": "running",
@@ -120,7 +120,7 @@ def beginning(
         "grace_s": work.grace,
         "jobs": jobs,
         "disk_method": disk_method,
-        "wall_s": 0.0,  # of all calls, undisturbed runs included
+        "wall_s": 0.0,  # of all calls, reference runs included
         "references": {},
         "faults": [],
     }
@@ -146,7 +146,7 @@ def take_over(wanted: dict[str, Any], path: Path) -> None:
 
 
 def add_code(content: dict[str, Any], metrics: dict[str, Any]) -> None:
-    """Note the code and the machine that an undisturbed run ran on, once each: a drill may be continued later."""
+    """Note the code and the machine that a reference run ran on, once each: a drill may be continued later."""
     code = {
         **{name: metrics[name] for name in ("git_commit", "git_dirty")},
         **{name: metrics["env"][name] for name in ("python_version", "torch_version", "deepspeed_version")},
@@ -187,7 +187,7 @@ def summary(faults: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _what_was_asked(struck: Sequence[dict[str, Any]]) -> dict[str, int] | None:
-    """Of the faults that ask a run to end, what they met: a run that finished its step and saved it (`in_order`), one
+    """Count what the faults that ask a run to end met: a run that finished its step and saved it (`in_order`), one
     that was still starting up (`in_start_up`), one that had no step left and completed (`completed`). None: no such
     fault."""
     marks = [row["starts"][0]["mark"] for row in struck if row["kind"] in ASKED]
@@ -206,7 +206,7 @@ DRILL_FILE = ResultFile("fault_drill.json", "1.0", Content, _derived)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The summary for a person."""
+    """Return the summary as a text table."""
     titles = {
         "kind": "fault", "faults": "faults", "survived": "survived", "lost": "lost", "missed": "too late",
         "asked": "saved/started/done", "while_saving": "in a save", "lost_steps": "steps again", "starts": "starts",

@@ -1,4 +1,4 @@
-"""The pictures of the network study: what a step takes over each link, and what helps over a slow one."""
+"""Draw the network study: what a step takes over each link, and what helps over a slow one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequenc
 
 
 def _has_larger_steps(content: Mapping[str, Any]) -> bool:
-    """Whether a lever's steps take other tokens than those of the others."""
+    """Return whether a lever's steps take another number of tokens than those of the others."""
     of_levers = [arm["name"] for arm in content["arms"] if arm["lever"] is not None and steps_of(content, arm["name"])]
     return len({tokens_of(content, name) for name in of_levers}) > 1
 

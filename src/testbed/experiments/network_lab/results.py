@@ -78,7 +78,7 @@ class MeasuredAllReduce:
 
 
 def results(content: Mapping[str, Any]) -> dict[str, Any]:
-    """All that follows from the runs, as it stands in the file."""
+    """Return all that follows from the runs, as it stands in the file."""
     return {
         "summaries": [dataclasses.asdict(summary) for summary in summaries(content)],
         "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons(content)],
@@ -149,12 +149,12 @@ def _median(steps_of_runs: Iterable[Sequence[float]]) -> float | None:
 
 
 def tokens_of(content: Mapping[str, Any], arm: str) -> int:
-    """Tokens of one step of an arm that has runs."""
+    """Return the tokens of one step of an arm that has runs."""
     return next(run["tokens_per_step"] for run in content["runs"] if run["arm"] == arm)
 
 
 def last_loss_of(content: Mapping[str, Any], arm: str) -> float:
-    """Median over the timed runs of an arm, which all trained alike."""
+    """Return the median over the timed runs of an arm, which all trained alike."""
     return statistics.median(run["last_loss"] for run in content["runs"] if (run["arm"], run["kind"]) == (arm, "timed"))
 
 
@@ -223,8 +223,8 @@ def all_reduces(content: Mapping[str, Any]) -> list[MeasuredAllReduce]:
 
 
 def largest_loss_difference(content: Mapping[str, Any]) -> float | None:
-    """Between the last losses of any two runs that did equal work: from the same weights and batches they must agree,
-    whatever carries the bytes. None without two such runs."""
+    """Return the largest difference between the last losses of two runs that did equal work: from the same weights and
+    batches they must agree, whatever carries the bytes. None without two such runs."""
     changed = {arm["name"] for arm in content["arms"] if arm["changes_work"]}
     losses = [run["last_loss"] for run in content["runs"] if run["arm"] not in changed]
     return max(losses) - min(losses) if len(losses) > 1 else None
@@ -234,7 +234,7 @@ Arms = list[dict[str, Any]]
 
 
 def pictures(content: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Arms]]]:
-    """What is worth drawing of what was measured: name -> title, and the arms of each panel by its heading."""
+    """Return what is worth drawing: name -> title, and the arms of each panel by its heading."""
     arms = [arm for arm in content["arms"] if steps_of(content, arm["name"])]
     plain = [arm for arm in arms if arm["lever"] is None]
     links = {link["name"]: link for link in content["links"]}

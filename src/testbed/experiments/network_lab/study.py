@@ -94,7 +94,7 @@ class StudyArm:
 
     @property
     def changes_work(self) -> bool:
-        """Whether its steps compute something else than those of the others."""
+        """Return whether its steps compute something else than those of the others."""
         return self.lever is not None and (self.global_batch != GLOBAL_BATCH or "bf16" in self.lever)
 
     def as_record(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class StudyArm:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a study was asked for. `folder`: --out_dir, and `data`: of the token files, relative to where it started."""
+    """The request for a study. `folder`: --out_dir, and `data`: of the token files, relative to where it started."""
 
     parts: tuple[str, ...]
     strategies: tuple[str, ...]
@@ -121,7 +121,7 @@ class Asked:
 
 
 def arms_of(asked: Asked) -> list[StudyArm]:
-    """Every configuration, once."""
+    """Return every configuration once."""
     arms = []
     if "strategies" in asked.parts:
         for hosts in asked.hosts:
@@ -145,7 +145,7 @@ def arms_of(asked: Asked) -> list[StudyArm]:
 
 
 def cells_of(asked: Asked) -> list[Cell]:
-    """Every run in its order: round 1 with each arm once, then round 2; the k-th profiled runs end round k."""
+    """Return every run in its order: round 1 with each arm once, then round 2; the k-th profiled runs end round k."""
     arms = arms_of(asked)
     return [
         _cell(asked, arms[index], repeat, is_profiled)
@@ -191,7 +191,8 @@ def _flags_of(link: str) -> tuple[str, ...]:
 
 
 def _work(asked: Asked) -> tuple[str, ...]:
-    """A short sequence, so that the network is what a step waits for; no validation and no sample."""
+    """Return the flags of the work: a short sequence, so that a step waits for the network; no validation and no
+    sample."""
     return (
         *("--model", "nano", "--seq_length", str(SEQUENCE), "--max_position_embeddings", str(SEQUENCE)),
         *("--precision", "fp32", "--device", "cpu", "--threads_per_rank", "1"),
@@ -202,7 +203,7 @@ def _work(asked: Asked) -> tuple[str, ...]:
 
 
 def links_as_records(names: Sequence[str]) -> list[dict[str, Any]]:
-    """The links as they stand in network_study.json; `reference`: the one that each is compared to."""
+    """Return the links as they stand in network_study.json; `reference`: the one that each is compared to."""
     first = names[0] if "unlimited" not in names else "unlimited"
     return [
         {

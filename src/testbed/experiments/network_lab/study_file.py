@@ -45,7 +45,7 @@ class Work(TypedDict):
 
 
 class Traced(TypedDict):
-    """A number per profiled step, of the rank that waits least or has most collectives."""
+    """Lists hold a number per profiled step, of the rank that waits least or has most collectives."""
 
     exposed_s: OneOrMore[Amount]
     communication_s: OneOrMore[Amount]
@@ -89,7 +89,7 @@ class Content(TypedDict):
 
 
 def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_dir: Path) -> dict[str, Any]:
-    """What network_study.json holds, of the runs that are complete.
+    """Return what network_study.json holds, made of the runs that are complete.
 
     Args:
         head: command_line, repeats, arms and links as records.
@@ -148,7 +148,7 @@ def _row(cell: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _traced(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of the profiled steps; None where a trace could not be read."""
+    """Return what the profiled steps waited for; None where a trace could not be read."""
     found = metrics["attribution"]
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The picture of a comparison with peers: a bar per trainer, a panel per set of precisions."""
+"""Draw a comparison with peers: a bar per trainer, a panel per set of precisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from testbed.experiments.peers.table import notes, place_in_words, set_title, ti
 
 
 def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
-    """Tokens/s of each trainer with runs and intervals, and how many the matrix product alone would allow.
+    """Draw the tokens/s of each trainer with runs and intervals, and the rate that the matrix product alone would
+    allow.
 
     ValueError where nothing was measured.
     """
@@ -33,7 +34,7 @@ def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
     footer = [*loud, f"{work_in_words(content)}.", f"{place_in_words(content)}.", MEANING_OF_MARKS]
     with rc_context(STYLE):
         figure, axes = figure_with_footer(
-            [], "Training throughput beside other trainers", [0.5 + 0.58 * len(rows) for rows in panels], footer,
+            [], "Training throughput of this and other trainers", [0.5 + 0.58 * len(rows) for rows in panels], footer,
             are_single=False,
         )  # fmt: skip
         for axis, name, rows in zip(axes, names, panels, strict=True):
@@ -69,6 +70,6 @@ def _text(result: Result) -> str:
 
 
 def _allowed(content: Mapping[str, Any], precision: str) -> float | None:
-    """Tokens/s at which the model's FLOPs would take the matrix product's whole rate."""
+    """Return the tokens/s at which the model's FLOPs would take the matrix product's whole rate."""
     rates = [ceiling["flops_per_s"] for ceiling in content["ceilings"] if ceiling["precision"] == precision]
     return statistics.median(rates) / content["work"]["flops_per_token_palm"] if rates else None

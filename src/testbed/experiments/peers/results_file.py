@@ -30,8 +30,6 @@ NanoGPT = TypedDict("NanoGPT", {"commit": str | None, "train.py_sha256": str, "m
 
 
 class Work(TypedDict):
-    """What every run does."""
-
     model_name: str
     model_size: str
     num_parameters: Positive
@@ -115,8 +113,8 @@ class Content(TypedDict):
 
 @dataclass(frozen=True)
 class Result:
-    """A peer in a set: the lists have one number per run, in the order of the rounds. Ratios are ours over the peer's;
-    None for ours itself, and the bounds also below five runs of either. `set`: its names, joined by +."""
+    """The result of a peer in a set: lists have one number per run, in the order of the rounds. Ratios are ours over
+    the peer's; None for ours itself, and the bounds also below five runs of either. `set`: its names, joined by +."""
 
     set: str
     peer: str
@@ -195,7 +193,7 @@ def _peer(peer: str, plan: Plan, runner: PeerRunner) -> dict[str, Any]:
 
 
 def results(content: Mapping[str, Any]) -> list[Result]:
-    """A result for every peer that was measured, set by set, in the order of the arms."""
+    """Return a result for every peer that was measured, set by set, in the order of the arms."""
     found = []
     for each in content["sets"]:
         ours = _arm(each, OURS)
@@ -247,19 +245,19 @@ def _result(content: Mapping[str, Any], set_name: str, arm: dict[str, str], ours
 
 
 def _rate(run: Mapping[str, Any], work: Mapping[str, Any]) -> float:
-    """Tokens/s from the end of warm-up to the end of the last step."""
+    """Return tokens/s from the end of warm-up to the end of the last step."""
     steps = len(run["step_times_s"]) - work["warmup_steps"]
     return steps * work["batch_size"] * work["seq_length"] / run["measured_loop_s"]
 
 
 def _step_rate(run: Mapping[str, Any], work: Mapping[str, Any]) -> float:
-    """Tokens/s of the median step after warm-up."""
+    """Return tokens/s of the median step after warm-up."""
     median_s = statistics.median(run["step_times_s"][work["warmup_steps"] :])
     return work["batch_size"] * work["seq_length"] / median_s
 
 
 def _share(content: Mapping[str, Any], run: Mapping[str, Any], tokens_per_s: float) -> float | None:
-    """Of the matrix product's rate in the same round at the same precision; None where that failed."""
+    """Return the share of the matrix product's rate in the same round and precision; None where that failed."""
     for ceiling in content["ceilings"]:
         if (ceiling["precision"], ceiling["round"]) == (run["precision"], run["round"]):
             return tokens_per_s * content["work"]["flops_per_token_palm"] / ceiling["flops_per_s"]
@@ -267,7 +265,7 @@ def _share(content: Mapping[str, Any], run: Mapping[str, Any], tokens_per_s: flo
 
 
 def _loss(runs: list[dict[str, Any]]) -> tuple[float, str]:
-    """The median over runs, and of what: validation where every run has it."""
+    """Return the median over runs, and of what: validation where every run has it."""
     validated = [run["val_loss"] for run in runs if run["val_loss"] is not None]
     if len(validated) == len(runs):
         return statistics.median(validated), "validation"

@@ -1,4 +1,4 @@
-"""The table of a comparison with peers in Markdown, and what a reader must know with its numbers."""
+"""Write the table of a comparison with peers in Markdown, and what a reader must know with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOSS_TOLERANCE = 0.02  # of peers with our batches and weights: what bf16 may mo
 
 
 def peers_table(content: Mapping[str, Any]) -> str:
-    """Markdown: a table per set, then what was not measured, what was left out, and what is not equal."""
+    """Return Markdown: a table per set, then what was not measured, what was left out, and what is not equal."""
     work = content["work"]
     lines = [f"{work_in_words(content)}; {place_in_words(content)}", ""]
     found = results(content)
@@ -32,7 +32,7 @@ def peers_table(content: Mapping[str, Any]) -> str:
 
 
 def work_in_words(content: Mapping[str, Any]) -> str:
-    """What every run did."""
+    """Describe what every run did."""
     work = content["work"]
     return (
         f"{work['model_name']} ({work['model_size']}, {work['num_parameters']:,} parameters, a vocabulary of "
@@ -43,7 +43,7 @@ def work_in_words(content: Mapping[str, Any]) -> str:
 
 
 def place_in_words(content: Mapping[str, Any]) -> str:
-    """Where, with what, and at which commit."""
+    """Describe the machine, the versions and the commit."""
     hardware, threads = content["hardware"], content["threads"]
     where = hardware["gpu_name"] or f"{hardware['cpu_name']}, {threads} thread{'s' * (threads > 1)}"
     commit = (content["git_commit"] or "unknown")[:10] + (" with changes" if content["git_dirty"] else "")
@@ -67,12 +67,12 @@ def _line(result: Result) -> str:
 
 
 def times(result: Result) -> str:
-    """`1.52x [1.48, 1.57]`; without the bounds where there are too few runs for them."""
+    """Return `1.52x [1.48, 1.57]`; without the bounds where there are too few runs for them."""
     return str(Number(result.ratio, ".2f", result.ratio_low, result.ratio_high, "x", BRACKETS))
 
 
 def notes(content: Mapping[str, Any]) -> list[str]:
-    """What a reader must know beside the numbers, most important first."""
+    """Return what a reader must know with the numbers, most important first."""
     found = results(content)
     lines = [f"NOT MEASURED, {sentence}" for sentence in unmeasured(content)]
     lines += _unequal_losses(content, found)
@@ -98,7 +98,7 @@ def notes(content: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(content: Mapping[str, Any], measured: set[str]) -> list[str]:
-    """What is not equal, each once with all trainers that it is true of."""
+    """Return what is not equal, each once with all trainers that it is true of."""
     trainers: dict[str, list[str]] = {}
     for name, peer in content["peers"].items():
         for text in peer["differs"] if name in measured else ():
@@ -107,12 +107,13 @@ def _differences(content: Mapping[str, Any], measured: set[str]) -> list[str]:
 
 
 def unmeasured(content: Mapping[str, Any]) -> list[str]:
-    """A sentence for each trainer that was asked for and could not be measured."""
+    """Return a sentence for each trainer that was asked for and could not be measured."""
     return [f"{name}: {reason}" for name, reason in content["not_measured"].items()]
 
 
 def _unequal_losses(content: Mapping[str, Any], found: list[Result]) -> list[str]:
-    """A faster trainer that learns something else is not faster. Only where batches and weights are ours too."""
+    """Name trainers with our batches and weights whose loss differs: a faster one that learns something else is not
+    faster."""
     lines = []
     for result in found:
         ours = next((each for each in found if (each.set, each.peer) == (result.set, OURS)), None)

@@ -24,7 +24,7 @@ GPT2_VOCABULARY = 50257
 
 
 def default(arguments: argparse.Namespace, device_type: str, name: str) -> Any:
-    """What was given, else what --quick or the device suggests."""
+    """Return what was given, else what --quick or the device suggests."""
     given = getattr(arguments, name)
     if given is not None:
         return given
@@ -35,7 +35,7 @@ def default(arguments: argparse.Namespace, device_type: str, name: str) -> Any:
 
 
 def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str], CheckedRun]:
-    """The flags of src/gpt2.py for the work of every run, and the run that they make.
+    """Return the flags of src/gpt2.py for the work of every run, and the run that they make.
 
     The learning rate is constant, because every trainer can do that alike. ValueError: what src/gpt2.py would refuse.
     """
