@@ -6,7 +6,7 @@
 #   bash scripts/lab/slurm_down.sh --dir DIR
 #
 # The nodes are daemons on ports of their own; all share this machine's cores, files and loopback. Each daemon, with all
-# that it starts, is in a PID namespace: the kernel ends that whole. They end themselves after LAB_MINUTES (30). Root only.
+# that it starts, is in namespaces of its own: the kernel ends them whole. They end themselves after LAB_MINUTES (30). Root only.
 # --gpus gives each node devices that Slurm counts and that compute nothing.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -117,7 +117,7 @@ MailProg=/bin/true
 CONFIGURATION
     [ -z "$gres" ] || echo "GresTypes=gpu"
     for ((node = 1; node <= nodes; node++)); do
-        echo "NodeName=node$node NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + node)) CPUs=$cpus RealMemory=4000 $gres State=UNKNOWN"
+        echo "NodeName=node$node NodeHostname=node$node NodeAddr=127.0.0.1 Port=$((port + node)) CPUs=$cpus RealMemory=4000 $gres State=UNKNOWN"
         [ -z "$gres" ] || echo "NodeName=node$node Name=gpu File=$devices" >>"$dir/etc/gres.list"
     done
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
@@ -131,13 +131,17 @@ trap 'echo "slurm_up.sh: the cluster did not come up; its logs were:" >&2; tail 
     bash "$here/slurm_down.sh" --dir "$dir" || true' EXIT
 readlink /proc/self/ns/pid >"$dir/lab" # slurm_down.sh touches no folder without this file
 
-# NAME COMMAND...: with all that it starts in a PID namespace, whose first process is a shell that knows the lab's folder
+printf '127.0.0.1 %s\n' localhost "$host" $(seq -f node%g "$nodes") >"$dir/etc/hosts"
+# NAME COMMAND...: in namespaces of its own with all that it starts; a node has its own host name too. The first process
+# is a shell that knows the lab's folder.
 start() {
-    local name=$1
+    local name=$1 named=$1
     shift
+    [[ $name = node* ]] || named=$host
     # shellcheck disable=SC2016
-    setsid timeout --signal=KILL "${minutes}m" unshare --pid --fork --kill-child --mount-proc \
-        bash -c '"$@" & wait' "$dir" "$@" </dev/null >"$dir/log/$name.start" 2>&1 &
+    setsid timeout --signal=KILL "${minutes}m" unshare --pid --uts --fork --kill-child --mount-proc bash -c \
+        'hostname "$1" && mount --bind "$0/etc/hosts" /etc/hosts && shift && { "$@" & wait; }' \
+        "$dir" "$named" "$@" </dev/null >"$dir/log/$name.start" 2>&1 &
     echo "$! $name" >>"$dir/processes"
 }
 for name in $(compgen -e | grep '^SLURM'); do unset "$name"; done # of a job that this runs in, say

@@ -256,11 +256,9 @@ def test_a_node_that_dies_ends_the_job_with_the_reason(cluster, tmp_path):
     cluster.call("bash", str(LAB / "slurm_down.sh"), "--dir", str(cluster.directory), "--node", "node2")
     facts = cluster.end_of(job)
     assert facts["JobState"] in ("FAILED", "NODE_FAIL") and time.monotonic() - killed_s < 120, cluster.said(job)
-    # which node's rank is which, torchrun decides when they meet
-    mark = re.search(r"\[Rank (\d)\] RUN_FAILED reason=rank (\d) is dead", (run / "RUN_FAILED.txt").read_text())
-    assert mark is not None and mark[1] != mark[2], cluster.said(job)
-    status = "failed" if mark[1] == "0" else "running"  # rank 0 writes this file
-    assert read_metrics(run / "training_metrics.json")["status"] == status
+    mark = (run / "RUN_FAILED.txt").read_text()
+    assert re.match(r"\[Rank \d\] RUN_FAILED reason=", mark) and "Connection closed by peer" in mark, mark
+    assert read_metrics(run / "training_metrics.json")["status"] == "failed"
     assert list((run / "checkpoints").glob("step_*")), "what was saved is there to go on from"
 
 
