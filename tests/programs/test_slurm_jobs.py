@@ -104,7 +104,12 @@ def test_a_task_of_an_array_requeues_and_signals_itself_alone(in_a_job_of_our_ow
     assert called == ["scancel --signal=USR1 123456_7", "scontrol requeue 123456_7"]
 
 
-@pytest.mark.parametrize("caller", CALLERS)
+def test_all_callers_find_their_launcher_by_the_same_lines():
+    ways = {tuple((SCRIPTS / caller).read_text().splitlines()[5:7]) for caller in CALLERS}
+    assert len(ways) == 1
+
+
+@pytest.mark.parametrize("caller", ["train_b64_g2.slurm", "run_2node_8gpu.sbatch"])
 def test_a_caller_finds_its_launcher_wherever_a_copy_of_it_runs(caller, in_a_job_of_our_own, tmp_path):
     """sbatch runs a copy under another name, and Slurm says where it was, of an array once for each task. In the
     allocation of another script Slurm says where that was."""
