@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -188,29 +187,3 @@ def test_a_host_that_is_cut_off_ends_the_run_within_the_timeout_of_collectives(t
         ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: set_connected(made.switch, 2, False))
     assert codes(ends) == [1, 1] and not any(end.ended_by_us for end in ends), said[-3000:]
     assert (tmp_path / "run" / "RUN_FAILED.txt").exists()
-
-
-def test_the_selftest_of_the_lab_holds():
-    """As a user calls it; where there is no Slurm, or not its part of the lab, it says so and leaves that out."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    selftest = subprocess.Popen(
-        ["bash", str(REPOSITORY / "scripts" / "lab" / "selftest.sh")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PATH": path},
-        start_new_session=True,
-    )
-    try:
-        said, _ = selftest.communicate(timeout=400)
-    except subprocess.TimeoutExpired:
-        os.killpg(selftest.pid, signal.SIGTERM)  # all of it: bash takes its cluster down once its child has ended
-        try:
-            said, _ = selftest.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(selftest.pid, signal.SIGKILL)
-            said, _ = selftest.communicate()
-        pytest.fail(f"not done within 400 s:\n{said}")
-    assert selftest.returncode == 0, said
-    assert "nothing is left" in said
-    print("\n".join(line for line in said.splitlines() if "LEFT OUT" in line))
