@@ -50,63 +50,30 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     what = parser.add_argument_group("faults")
     what.add_argument("--faults", type=positive, default=200, metavar="N", help="how many (default: %(default)s)")
-    what.add_argument(
-        "--seed",
-        type=not_negative,
-        default=1,
-        metavar="N",
-        help="decides each fault and its moment (default: %(default)s)",
-    )
-    what.add_argument(
-        "--only", metavar="LIST", help="make only the faults with these numbers, again if they were made before"
-    )
+    text = "decides each fault and its moment (default: %(default)s)"
+    what.add_argument("--seed", type=not_negative, default=1, metavar="N", help=text)
+    text = "make only the faults with these numbers, again if they were made before"
+    what.add_argument("--only", metavar="LIST", help=text)
     work = parser.add_argument_group("the run")
-    work.add_argument(
-        "--run_types",
-        default=RUN_TYPES,
-        metavar="LIST",
-        help="run types of gpt2.py, each with flags of its own where wanted: optimized:zero_stage=3 (default: "
-        "%(default)s)",
+    text = (
+        "run types of gpt2.py, each with flags of its own where wanted: optimized:zero_stage=3 (default: %(default)s)"
     )
-    work.add_argument(
-        "--model",
-        choices=["nano", "tiny"],
-        default="nano",
-        help="tiny = 2 layers of 32 channels, for a quick look (default: %(default)s)",
-    )
-    work.add_argument("--steps", type=positive, default=12, metavar="N", help="optimizer steps (default: %(default)s)")
-    work.add_argument(
-        "--save_every",
-        type=positive,
-        default=3,
-        metavar="STEPS",
-        help="a checkpoint every STEPS (default: %(default)s)",
-    )
-    work.add_argument(
-        "--collective_timeout",
-        type=positive,
-        default=15,
-        metavar="SECONDS",
-        help="of every run: how long a rank waits for another (default: %(default)s)",
-    )
-    work.add_argument(
-        "--grace_seconds",
-        type=positive,
-        default=10,
-        metavar="SECONDS",
-        help="of every run: how long it may take to end after a signal (default: %(default)s)",
-    )
+    work.add_argument("--run_types", default=RUN_TYPES, metavar="LIST", help=text)
+    text = "tiny = 2 layers of 32 channels, for a quick look (default: %(default)s)"
+    work.add_argument("--model", choices=["nano", "tiny"], default="nano", help=text)
+    numbers = {
+        "--steps": (12, "N", "optimizer steps"),
+        "--save_every": (3, "STEPS", "a checkpoint every STEPS"),
+        "--collective_timeout": (15, "SECONDS", "of every run: how long a rank waits for another"),
+        "--grace_seconds": (10, "SECONDS", "of every run: how long it may take to end after a signal"),
+    }
+    for flag, (default, metavar, text) in numbers.items():
+        work.add_argument(flag, type=positive, default=default, metavar=metavar, help=f"{text} (default: %(default)s)")
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--jobs",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="drills side by side; two cores each (default: %(default)s)",
-    )
-    how.add_argument(
-        "--out_dir", type=Path, default=Path("checkpoint/fault_drill"), metavar="DIR", help="(default: %(default)s)"
-    )
+    text = "drills at a time; two cores each (default: %(default)s)"
+    how.add_argument("--jobs", type=positive, default=1, metavar="N", help=text)
+    out_dir = Path("checkpoint/fault_drill")
+    how.add_argument("--out_dir", type=Path, default=out_dir, metavar="DIR", help="(default: %(default)s)")
     how.add_argument("--overwrite", action="store_true", help="forget the drill that --out_dir holds")
     how.add_argument("--dry_run", action="store_true", help="print the faults, and run nothing")
     how.add_argument("--program", type=Path, default=PROGRAM, help=argparse.SUPPRESS)

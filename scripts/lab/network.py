@@ -31,50 +31,27 @@ from testbed.config.flag_types import positive, positive_number
 from testbed.errors import say
 from testbed.program import program
 
-DEFAULT_SECONDS = {"up": 3600.0, "run": 1800.0}
-
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="what", required=True, metavar="up|down|run")
     shared = FlagParser(add_help=False)
     shared.add_argument("--hosts", type=positive, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
-    shared.add_argument(
-        "--rate",
-        default="unlimited",
-        metavar="RATE",
-        help="of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)",
+    text = "of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)"
+    shared.add_argument("--rate", default="unlimited", metavar="RATE", help=text)
+    text = (
+        "one way, through the switch in user space; 0 = that switch without a delay (default: a bridge of the kernel)"
     )
-    shared.add_argument(
-        "--delay_ms",
-        type=float,
-        metavar="MS",
-        help="one way, through the switch in user space; 0 = that switch without a delay (default: a "
-        "bridge of the kernel)",
-    )
-    up = commands.add_parser("up", parents=[shared], help="make hosts that stay up")
-    run = commands.add_parser(
-        "run",
-        parents=[shared],
-        help="make hosts, run a command on each, take them down",
-        usage="%(prog)s [options] -- COMMAND",
-    )
-    for each in (up, run):
-        each.add_argument(
-            "--seconds",
-            type=positive_number,
-            default=DEFAULT_SECONDS[each.prog.split()[-1]],
-            metavar="SECONDS",
-            help="then everything is taken down, whatever runs (default: %(default)g)",
-        )
+    shared.add_argument("--delay_ms", type=float, metavar="MS", help=text)
+    up = commands.add_parser("up", parents=[shared], help="make hosts, and wait")
+    text = "make hosts, run a command on each, take them down"
+    run = commands.add_parser("run", parents=[shared], help=text, usage="%(prog)s [options] -- COMMAND")
+    text = "then everything is taken down, whatever runs (default: %(default)g)"
+    for each, seconds in ((up, 3600.0), (run, 1800.0)):
+        each.add_argument("--seconds", type=positive_number, default=seconds, metavar="SECONDS", help=text)
     run.add_argument("--log_dir", type=Path, metavar="DIR", help="keep what each host said (default: only show it)")
-    run.add_argument(
-        "--patience_s",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="end the other hosts so long after the first has ended (default: %(default)g)",
-    )
+    text = "how long the other hosts run on after the first has ended (default: %(default)g)"
+    run.add_argument("--patience_s", type=float, default=30.0, metavar="SECONDS", help=text)
     down = commands.add_parser("down", help="take hosts down that `up` made")
     down.add_argument("name", help="as `up` printed it")
     place = words.index("--") if "--" in words else len(words)
@@ -82,7 +59,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     arguments.command = words[place + 1 :]
     if (arguments.what == "run") != bool(arguments.command):
         parser.error("give the command after --" if arguments.what == "run" else "only `run` takes a command")
-    return arguments  # fmt: skip
+    return arguments
 
 
 @program
@@ -131,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     from testbed.experiments.network_lab.lab import lab
 
     def show(host: int, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more: the run goes on
+        with contextlib.suppress(OSError):  # the reader has gone: the run goes on
             say(f"[host{host}] {line}", flush=True)
 
     link = link_of(arguments)

@@ -48,7 +48,7 @@ dir=$(cd "$dir" && pwd -P)
 mkdir -p "$dir"/{etc,state,log,munge,run}
 chmod 755 "$dir" "$dir/munge" # munge refuses a folder that others may write into, and clients must get at its socket
 
-free_port() { # a port with so many free ones behind it, outside of what the kernel hands out by itself
+free_port() { # a port with $1 - 1 free ones behind it, outside of what the kernel hands out by itself
     python3 - "$1" <<'PYTHON'
 import random, socket, sys
 

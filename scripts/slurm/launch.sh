@@ -14,7 +14,7 @@ refuse() {
     printf 'launch.sh: %s\n' "$1" >&2
     exit 2
 }
-[ $# -ge 1 ] || refuse "it is called by the files beside it: sbatch scripts/slurm/run_2node_8gpu.sbatch"
+[ $# -ge 1 ] || refuse "the batch scripts call it: sbatch scripts/slurm/run_2node_8gpu.sbatch"
 script=$1
 shift
 is_dry=no words=()
@@ -222,7 +222,7 @@ if [ $is_dry = yes ]; then
     in_a_shell "${check[@]}"
     in_a_shell "${step[@]}"
     [ ${#evidence_finish[@]} -eq 0 ] || in_a_shell "${evidence_finish[@]}"
-    echo "# then, where RUN_PREEMPTED.txt is new and nobody cancelled the job: scontrol requeue $reference"
+    echo "# then, where RUN_PREEMPTED.txt is new and the job was not cancelled: scontrol requeue $reference"
     exit 0
 fi
 # shellcheck source=scripts/slurm/carry_out.sh

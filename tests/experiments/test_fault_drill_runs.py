@@ -82,7 +82,7 @@ def test_a_program_that_keeps_its_word_survives(honest):
 FLAWS = {
     "forgets": ("kill_everything", "other weights"),
     "trusts_the_disk": ("flipped_bit", "other weights"),
-    "begins_anew": ("kill_everything", "went on after step 0, not after "),  # with the right weights in the end
+    "begins_at_step_1": ("kill_everything", "went on after step 0, not after "),  # with the right weights in the end
     "goes_on_from_an_older": ("kill_everything", "went on after step ", ", not after "),
     "fails_once": ("kill_everything", "start 2, which nothing disturbed, ended with [1, 1]"),
     "loses_a_row": ("kill_everything", "not 1 to 12 once each"),
@@ -132,7 +132,7 @@ def test_a_run_that_torchrun_started_again_went_on(begun, first_step, found):
 @pytest.mark.slow
 @pytest.mark.parametrize("flaw", ["", "waits_for_the_dead"])
 def test_a_rank_whose_other_never_came_must_end_by_itself(flaw, honest, tmp_path, monkeypatch):
-    """Killed at once, before they could meet: no launcher stands above the two, and the drill helps nobody."""
+    """Killed at once, before they could meet: no launcher stands above the two, and the drill ends neither."""
     monkeypatch.setenv("STAND_IN_FLAW", flaw)
     if flaw:
         monkeypatch.setattr(drills_module, "SPARE_S", 2.0)

@@ -266,7 +266,7 @@ def test_who_is_asked_to_stop_before_the_start_is_not_waited_for(nothing_left, t
 
 @needs_lab
 def test_a_program_that_never_entered_its_host_is_ended_too(nothing_left, tmp_path, monkeypatch):
-    """The second host is gone; the first one's program is still outside, where nobody inside can be signalled."""
+    """The second host is gone; the first one's program is still outside of its namespace."""
     slow = tmp_path / "nsenter"
     slow.write_text("#!/bin/sh\nexec sleep 100\n")
     slow.chmod(0o755)

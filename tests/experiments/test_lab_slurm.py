@@ -183,7 +183,7 @@ def test_a_signal_before_the_end_requeues_the_job(cluster, tmp_path):
 
 
 def check_that_nothing_was_lost(run: Path, starts: int) -> None:
-    """Of a run of LONG in so many starts, each but the last of which was told to end."""
+    """Check a run of LONG in `starts` starts, each but the last of which was told to end."""
     metrics = read_metrics(run / "training_metrics.json")
     segments = metrics["segments"]
     assert [segment["ended"] for segment in segments] == ["preempted"] * (starts - 1) + ["complete"]

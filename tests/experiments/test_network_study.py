@@ -85,7 +85,9 @@ def test_levers_alone_bring_what_they_are_compared_to():
     by_name = {arm.name: arm for arm in arms}
     published = by_name["zero1_buckets_of_5e8_elements_2hosts_100mbit"]
     assert published.flags[-4:] == ("--reduce_bucket_size", "500000000", "--allgather_bucket_size", "500000000")
-    assert all(f"{arm.strategy}_{arm.hosts}hosts_{arm.link}" in by_name for arm in arms), "each beside itself as it is"
+    assert all(f"{arm.strategy}_{arm.hosts}hosts_{arm.link}" in by_name for arm in arms), (
+        "each has its strategy as it is"
+    )
     of_ddp = arms_of(asked(parts=("levers",), strategies=("allreduce", "ddp"), links=("1gbit",)))
     assert [arm.lever for arm in of_ddp] == [None, "buckets of 200 MiB", "buckets of 1 MiB"], "only what was asked for"
     assert arms_of(asked(parts=("levers",), hosts=(4,))) == []
@@ -302,7 +304,7 @@ def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
     good = STUDY_FILE.read(tmp_path)
     for change, telling in (
         (lambda content: content.pop("work"), "work"),
-        (lambda content: content["runs"][0].update(arm="nobody"), "nobody"),
+        (lambda content: content["runs"][0].update(arm="unknown_arm"), "unknown_arm"),
         (lambda content: content["runs"][0].update(step_times_s=[1.0]), "no step after warm-up"),
         (lambda content: content["runs"][0].update(step_times_s=[0.0, 1.0]), "step_times_s"),
     ):

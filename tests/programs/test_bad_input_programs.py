@@ -104,9 +104,9 @@ def test_bad_input_is_one_sentence_and_an_exit_code(bad, tmp_path, name):
     assert content_of(bad) == before, "a file was changed"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can start a program as nobody")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can change the user")
 def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
-    """Root may read everything, so nobody is asked: a file without rights, and a folder that cannot be entered."""
+    """Root may read everything, so another user runs it: a file without rights, a folder that cannot be entered."""
     shutil.copytree(bad, tmp_path / "files", symlinks=True)
     folder = tmp_path / "files"
     for each in (folder, tmp_path, *list(tmp_path.parents)[:2]):
@@ -115,7 +115,7 @@ def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     (folder / "weights").chmod(0)
     code = (
         "import os, sys\n"
-        "from testbed.config.check import start\n"  # as root: nobody may not be able to read Python's own library
+        "from testbed.config.check import start\n"  # as root: the other may not be able to read Python's own library
         "import encodings.utf_8_sig, mmap\n"
         "from testbed.config.flags import build_parser\n"
         "build_parser().format_help()\n"

@@ -255,8 +255,8 @@ def pictures(content: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, Arms]
     levers = [arm for arm in arms if arm["lever"] is not None]
     places = {(arm["hosts"], arm["link"]) for arm in levers}
     turned = {"allreduce", *(arm["strategy"] for arm in levers)}
-    beside = [arm for arm in plain if arm["strategy"] in turned and (arm["hosts"], arm["link"]) in places]
-    usual = {tokens_of(content, arm["name"]) for arm in beside}
+    without = [arm for arm in plain if arm["strategy"] in turned and (arm["hosts"], arm["link"]) in places]
+    usual = {tokens_of(content, arm["name"]) for arm in without}
     levers = [arm for arm in levers if tokens_of(content, arm["name"]) in usual]
-    groups["levers"] = ("What helps over a slow link", [*beside, *levers] if levers else [])
+    groups["levers"] = ("What helps over a slow link", [*without, *levers] if levers else [])
     return {name: (title, panels(of)) for name, (title, of) in groups.items() if of}
