@@ -21,10 +21,9 @@ from support.lab_links_cases import (
     PING,
     inside,
     needs_lab,
-    network,
     wait_until,
 )
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, run_here
 
 from testbed.experiments.network_lab import lab as lab_module
 from testbed.experiments.network_lab import links
@@ -92,7 +91,6 @@ def test_a_tool_that_hangs_is_ended_and_named(monkeypatch):
         links.run_tool("sleep", "30")
 
 
-@pytest.mark.launches
 def test_what_is_typed_wrong_is_one_sentence():
     for words, telling in (
         (["run", "--rate", "5", "--", "true"], "--rate"),
@@ -103,7 +101,7 @@ def test_what_is_typed_wrong_is_one_sentence():
         (["up", "--delay_ms", "-1"], "-1 ms"),
         (["down", "testbed-none"], "testbed-none"),
     ):
-        said = network(*words)
+        said = run_here("lab/network.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, (words, said.stderr)
 
 
