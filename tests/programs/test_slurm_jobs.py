@@ -195,6 +195,7 @@ def test_the_guide_tells_of_every_variable_and_every_script():
     settable = set(re.findall(r"\$\{([A-Z0-9_]+):-", source)) - {"GIT_COMMIT"}
     settable = {name for name in settable if not name.startswith(("SLURM_", "SBATCH_", "VIRTUAL_ENV"))}
     assert settable <= told, "a variable that is read is not in the table"
+    source += (SCRIPTS / "evidence.sh").read_text()
     assert all(re.search(rf"\b{name}\b", source) for name in told), "the table tells of one that nothing reads"
     for caller in CALLERS:
         assert caller in guide or re.search(r"_(b\d+_g\d|dp|ddp|single|deepspeed_stage\d)\.", caller), caller
