@@ -14,12 +14,13 @@ from support.programs import REPOSITORY, data_flags, run_here, script
 from testbed.analysis.runs.work import WORK_FIELDS
 from testbed.config.flags import build_parser
 from testbed.config.settings import RunSettings
+from testbed.distributed.processes import Stop
 from testbed.experiments.peers.chart import plot_peers
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps
 from testbed.experiments.peers.plan import ONLY_HOW, PeerArm, check_only_ours, make_plan, merged_sets
-from testbed.experiments.peers.results_file import PEERS_FILE, results
-from testbed.experiments.peers.running import WORKERS
+from testbed.experiments.peers.results_file import PEERS_FILE, beginning, results
+from testbed.experiments.peers.running import WORKERS, PeerRunner
 from testbed.experiments.peers.table import peers_table
 
 PROGRAM = REPOSITORY / "scripts" / "compare_peers.py"
@@ -230,6 +231,22 @@ def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
     assert settings.shape.padded_vocab_size == 50304 and "--n_layer=12" in flags
     assert settings_of("--model", "gpt2-medium").model.vocab_size == 50257
     assert settings_of("--model", "nano").model.vocab_size == settings_of("--quick").model.vocab_size == 300
+
+
+def test_the_first_record_is_a_whole_file(tmp_path, token_files):
+    """Before any run is made, as an interrupted comparison leaves it."""
+    program = script("compare_peers.py")
+    arguments = program.parse_arguments([*data_flags(token_files), "--quick"])
+    words, checked = program.gpt2_run(arguments, "cpu")
+    runner = PeerRunner(
+        PROGRAM, PROGRAM, tmp_path, tmp_path, 1, "cpu", Stop(), 1.0, 2, gpt2_arguments=words, checked=checked
+    )
+    peers = ["ours", "transformers", "nanogpt"]
+    plan = make_plan(peers, None, "cpu", is_bf16_fast=False, missing={"nanogpt": "no clone"})
+    shared = ("git_commit", "git_dirty", "env", "host", "hardware", "is_bf16_fast")
+    facts = {name: value for name, value in example(THREE, []).items() if name in shared}
+    PEERS_FILE.write(tmp_path / "peers.json", beginning("a test", facts, plan, runner, peers, 2))
+    assert PEERS_FILE.read(tmp_path)["not_measured"] == {"nanogpt": "no clone"}
 
 
 def test_on_cuda_the_other_trainer_is_compiled_too():

@@ -188,8 +188,8 @@ def _val_sequences(checked: CheckedRun) -> int:
 def _peer(peer: str, plan: Plan, runner: PeerRunner) -> dict[str, Any]:
     entry = PEERS[peer]
     commands = {arm.precision: shlex.join(runner.command(arm)) for arm in plan.arms if arm.peer == peer}
-    names = ("summary", "differs", "has_our_batches")
-    return {**{name: getattr(entry, name) for name in names}, "commands": commands}
+    facts = {"summary": entry.summary, "differs": list(entry.differs), "has_our_batches": entry.has_our_batches}
+    return {**facts, "commands": commands}
 
 
 def results(content: Mapping[str, Any]) -> list[Result]:
