@@ -58,7 +58,7 @@ def folder_of(call: str) -> str:
         (4, 16, {"baseline": "", "optimized": ""}),
     ],
 )
-def test_two_ranks_are_compared_with_the_same_cores_in_one_process(tmp_path, devices, cores, threads):
+def test_the_same_cores_in_one_process_stand_beside_two_ranks(tmp_path, devices, cores, threads):
     calls = called(tmp_path, devices, cores)
     runs = [call for call in calls if "src/gpt2.py" in call]
     assert {Path(folder_of(call)).name: call.split()[0].partition("=")[2] for call in runs} == threads
