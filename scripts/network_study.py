@@ -44,7 +44,7 @@ QUICK = {
     "links": "unlimited,100mbit", "parts": "strategies",
 }  # fmt: skip
 MOST_REPEATS = 100
-RUN_TIMEOUT_S = 660.0  # the lab's own limit is 600 s
+RUN_TIMEOUT_S = 660.0  # the limit of network.py run is 600 s
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
