@@ -9,7 +9,7 @@
 # was interrupted (what runs is ended at once, and what was measured is summarised).
 #
 #   DEVICE=cpu        a tiny variant that shows that everything runs, not how fast (3 minutes on 2 cores)
-#   NANOGPT_DIR=DIR   a copy of nanoGPT's repository, to be measured beside ours
+#   NANOGPT_DIR=DIR   a copy of nanoGPT's repository, to be measured too
 #   WHEELS=DIR        wheels to install into OUT_DIR/site first, without a network and without what they depend on: name
 #                     every one that is missing (jsonschema attrs referencing rpds-py jsonschema-specifications, torchao)
 #   ONLY='peers|fp8'  measure these steps alone (a regular expression; the data is always made)
@@ -228,7 +228,7 @@ train agree_cpu_fp32 14 --run_type baseline --device cpu --precision fp32
 train agree_fp32 12 --run_type baseline --device "$device" --precision fp32 --compile off
 check agree_cpu_fp32 agree_fp32 1e-3
 
-# --- beside other programs, all in one precision; two rounds, so that the rest fits too: no claim before five
+# --- other programs, all in one precision; two rounds, so that the rest fits too: no claim before five
 names=ours
 [ -n "${NANOGPT_DIR:-}" ] && names+=,nanogpt && peers+=(--nanogpt_dir "$NANOGPT_DIR")
 if has_package transformers && has_package accelerate; then
@@ -249,7 +249,7 @@ else
         "$python" scripts/compare_peers.py "${peers[@]}" --device "$device" --run_timeout_s 100 --out_dir "$out/peers"
 fi
 
-# --- the rate of a large matrix product, which stands beside the data sheet's in the summary
+# --- the rate of a large matrix product, which the summary has next to the data sheet's
 if [ "$is_dry" = no ] && is_wanted matrix_rate; then
     printf '{"kind": "ceilings", "precisions": [%s], "repeats": 10, "threads": %s, "device": "%s", "out": "%s"}\n' \
         "$rate_precisions" "${OMP_NUM_THREADS:-$(nproc)}" "$device" "$out/matrix_rate.json" >"$out/matrix_rate_work.json"

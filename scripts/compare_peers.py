@@ -35,7 +35,7 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
 from testbed.experiments.peers import PEERS
-from testbed.experiments.peers.work import DEFAULTS, DIMENSIONS, GPT2_VOCABULARY, default, gpt2_run
+from testbed.experiments.peers.work import DEFAULTS, default, gpt2_run
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
@@ -57,97 +57,65 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    what = parser.add_argument_group("what is compared (lists are separated by commas)")
-    what.add_argument(
-        "--peers",
-        metavar="LIST",
-        help=f"trainers, `ours` among them (default: {DEFAULT_PEERS['cpu']}, on CUDA transformers-compiled in place of "
-        "transformers-eager, and nanogpt-bf16 where bf16 is fast or asked for)",
-    )
-    what.add_argument("--nanogpt_dir", type=Path, metavar="DIR", help="folder of a clone of nanoGPT")
-    what.add_argument(
-        "--precision",
-        metavar="LIST",
-        help="own = each as it runs of itself, fp32 and bf16 = all alike (default: own,fp32, and bf16 where "
-        "a trial product is faster in it)",
-    )
-    work = parser.add_argument_group("the work of every run")
-    work.add_argument("--model", default="gpt2", metavar="SIZE", help="a size of src/gpt2.py (default: %(default)s)")
-    for name in DIMENSIONS:
-        work.add_argument(f"--{name}", metavar="N", help="as src/gpt2.py takes it (default: the size's)")
-    work.add_argument(
-        "--vocab_size",
-        type=positive,
-        metavar="TOKENS",
-        help=f"of every trainer's model; may exceed the data's (default: {GPT2_VOCABULARY} with a published size, else "
-        "and with --quick the data's). Ours and nanoGPT pad it to a multiple of 128, 50304; transformers does not",
-    )
-    work.add_argument(
-        "--batch_size",
-        type=positive,
-        metavar="SEQUENCES",
-        help="sequences per optimizer step (default: 4, on CUDA 32)",
-    )
-    work.add_argument(
-        "--micro_batch_size",
-        type=positive,
-        metavar="SEQUENCES",
-        help="sequences of one forward pass (default: --batch_size)",
-    )
-    work.add_argument("--seq_length", type=positive, metavar="TOKENS", help="(default: 512, on CUDA 1024)")
-    work.add_argument("--steps", type=positive, metavar="STEPS", help="optimizer steps (default: 20, on CUDA 60)")
-    work.add_argument(
-        "--warmup_steps",
-        type=positive,
-        metavar="STEPS",
-        help="first steps that are kept but not counted: compiling, first touches of memory (default: 3, on CUDA 10, "
-        "at most half of --steps)",
-    )
-    work.add_argument(
-        "--learning_rate", metavar="LR", help="constant (default: the peak that src/gpt2.py takes for --model)"
-    )
-    work.add_argument("--seed", default="42", metavar="N", help="(default: %(default)s)")
-    work.add_argument("--train_data_path", default="train_small.bin", metavar="FILE.bin", help="(default: %(default)s)")
-    work.add_argument("--val_data_path", default="val_small.bin", metavar="FILE.bin", help="(default: %(default)s)")
-    how = parser.add_argument_group("how")
-    how.add_argument(
-        "--repeats", type=positive, metavar="N", help="rounds; fewer than 5 make no claim (default: 5, with --quick 2)"
-    )
-    how.add_argument(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto = CUDA where PyTorch finds it (default: %(default)s)",
-    )
-    how.add_argument(
-        "--threads", type=positive, metavar="N", help="CPU threads of every run (default: the usable cores)"
-    )
-    how.add_argument(
-        "--out_dir", type=Path, default=Path("checkpoint/peers"), metavar="DIR", help="(default: %(default)s)"
-    )
-    how.add_argument("--overwrite", action="store_true", help="replace the comparison that --out_dir holds")
-    how.add_argument(
-        "--run_timeout_s",
-        type=float,
-        default=7200,
-        metavar="SECONDS",
-        help="end a run that takes longer (default: %(default)s)",
-    )
-    how.add_argument(
-        "--quick",
-        action="store_true",
-        help="whether everything works: a tiny model, fp32, 6 steps, 2 rounds; other flags still hold",
-    )
-    how.add_argument("--dry_run", action="store_true", help="say what would be run and what cannot be, and run nothing")
-    how.add_argument(
-        "--table", type=Path, metavar="FILE.json", help="print an earlier comparison's table and run nothing"
-    )
-    how.add_argument("--picture", type=Path, metavar="FILE.png", help="with --table: draw it again, too")
-    how.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    add_what(parser.add_argument_group("what is compared (lists are separated by commas)"))
+    add_work(parser.add_argument_group("the work of every run"))
+    add_how(parser.add_argument_group("how"))
     place = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:place])
     arguments.own, arguments.only_ours = words[:place], words[place + 1 :]
-    return arguments  # fmt: skip
+    return arguments
+
+
+def add_what(what: argparse._ArgumentGroup) -> None:
+    text = f"trainers, `ours` among them (default: {DEFAULT_PEERS['cpu']}, on CUDA transformers-compiled in place of "
+    text += "transformers-eager, and nanogpt-bf16 where bf16 is fast or asked for)"
+    what.add_argument("--peers", metavar="LIST", help=text)
+    what.add_argument("--nanogpt_dir", type=Path, metavar="DIR", help="folder of a clone of nanoGPT")
+    text = (
+        "own = each as it runs of itself, fp32 and bf16 = all alike (default: own,fp32, and bf16 where a trial product "
+    )
+    what.add_argument("--precision", metavar="LIST", help=text + "is faster in it)")
+
+
+def add_work(work: argparse._ArgumentGroup) -> None:
+    work.add_argument("--model", default="gpt2", metavar="SIZE", help="a size of src/gpt2.py (default: %(default)s)")
+    counts = {
+        "--batch_size": ("SEQUENCES", "sequences per optimizer step (default: 4, on CUDA 32)"),
+        "--micro_batch_size": ("SEQUENCES", "sequences of one forward pass (default: --batch_size)"),
+        "--seq_length": ("TOKENS", "(default: 512, on CUDA 1024)"),
+        "--steps": ("STEPS", "optimizer steps (default: 20, on CUDA 60)"),
+        "--warmup_steps": (
+            "STEPS",
+            "first steps that are kept but not counted: compiling, first touches of memory (default: 3, on CUDA 10, "
+            "at most half of --steps)",
+        ),
+    }
+    for flag, (metavar, text) in counts.items():
+        work.add_argument(flag, type=positive, metavar=metavar, help=text)
+    for name in ("train", "val"):
+        flag, default = f"--{name}_data_path", f"{name}_small.bin"
+        work.add_argument(flag, default=default, metavar="FILE.bin", help="(default: %(default)s)")
+
+
+def add_how(how: argparse._ArgumentGroup) -> None:
+    text = "rounds; fewer than 5 make no claim (default: 5, with --quick 2)"
+    how.add_argument("--repeats", type=positive, metavar="N", help=text)
+    text = "auto = CUDA where PyTorch finds it (default: %(default)s)"
+    how.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help=text)
+    text = "CPU threads of every run (default: the usable cores)"
+    how.add_argument("--threads", type=positive, metavar="N", help=text)
+    out_dir = Path("checkpoint/peers")
+    how.add_argument("--out_dir", type=Path, default=out_dir, metavar="DIR", help="(default: %(default)s)")
+    how.add_argument("--overwrite", action="store_true", help="replace the comparison that --out_dir holds")
+    text = "end a run that takes longer (default: %(default)s)"
+    how.add_argument("--run_timeout_s", type=float, default=7200, metavar="SECONDS", help=text)
+    text = "check that everything works: a tiny model, fp32, 6 steps, 2 rounds; other flags still hold"
+    how.add_argument("--quick", action="store_true", help=text)
+    how.add_argument("--dry_run", action="store_true", help="say what would be run and what cannot be, and run nothing")
+    text = "print an earlier comparison's table and run nothing"
+    how.add_argument("--table", type=Path, metavar="FILE.json", help=text)
+    how.add_argument("--picture", type=Path, metavar="FILE.png", help="with --table: draw it again, too")
+    how.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
 
 
 @program
@@ -162,10 +130,11 @@ def main() -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """The table of an earlier comparison."""
-    from testbed.experiments.peers.results_file import peers_table, read_peers
+    """Print the table of an earlier comparison."""
+    from testbed.experiments.peers.results_file import PEERS_FILE
+    from testbed.experiments.peers.table import peers_table
 
-    content = read_peers(arguments.table)
+    content = PEERS_FILE.read(arguments.table)
     if arguments.picture is not None:
         from testbed.experiments.peers.chart import plot_peers
 
@@ -179,8 +148,8 @@ def compare(arguments: argparse.Namespace) -> int:
     from testbed.distributed.launch import usable_cores
     from testbed.distributed.processes import Interrupted, Stop
     from testbed.experiments.peers import nanogpt
-    from testbed.experiments.peers.first_record import PEERS_FILE, beginning
     from testbed.experiments.peers.plan import make_plan, why_missing
+    from testbed.experiments.peers.results_file import PEERS_FILE, beginning
     from testbed.experiments.peers.running import PeerRunner, RunFailed
     from testbed.sweep.runner import only_sweep_in
 
@@ -188,7 +157,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if arguments.nanogpt_dir is not None:
         nanogpt.check_directory(arguments.nanogpt_dir)
     gpt2_run(arguments, "cpu")  # what is typed wrong is said before anything is started
-    file = arguments.out_dir / PEERS_FILE
+    file = arguments.out_dir / PEERS_FILE.name
     if file.exists() and not (arguments.overwrite or arguments.dry_run):
         raise ValueError(f"--out_dir {arguments.out_dir} holds a comparison; give --overwrite, or another folder")
     with (
@@ -233,7 +202,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, ...] | None]:
-    """Peers and sets of precisions that were asked for; None where nothing was said. ValueError for an unknown name."""
+    """Return peers and sets of precisions that were asked for; None where none were. ValueError for an unknown name."""
     from testbed.experiments.peers.plan import OURS, SETS
     from testbed.sweep.request import parse_names
 
@@ -246,7 +215,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, 
 
 
 def say_plan(plan: Plan, runner: PeerRunner, repeats: int) -> int:
-    """What would be run. 1 where a trainer that was asked for cannot be."""
+    """Print what would be run. 1 where a trainer that was asked for cannot be."""
     for name, arms in plan.sets.items():
         say(f"{name}: {', '.join(map(str, arms))}")
     say(f"{len(plan.rounds(repeats))} runs: {repeats} rounds of {', '.join(map(str, plan.arms))}")
@@ -272,8 +241,9 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Pee
     from testbed.distributed.processes import Interrupted
     from testbed.experiments.peers.chart import plot_peers
     from testbed.experiments.peers.plan import CEILING, OURS
-    from testbed.experiments.peers.results_file import peers_table, write_peers
+    from testbed.experiments.peers.results_file import PEERS_FILE
     from testbed.experiments.peers.running import RunFailed
+    from testbed.experiments.peers.table import peers_table
 
     started_s, failed = time.perf_counter(), set()
     content["status"] = "interrupted"  # until the last run is made
@@ -292,12 +262,12 @@ def run_rounds(content: dict[str, Any], runs: list[tuple[int, Any]], runner: Pee
                 break
             continue
         content["ceilings" if arm.peer == CEILING else "runs"].append(row)
-        write_peers(file, content)
+        PEERS_FILE.write(file, content)
         left_s = (time.perf_counter() - started_s) / done * (len(runs) - done)
         say(f"[{done}/{len(runs)}] round {number}: {arm}: {_outcome(row, content)}; {left_s:.0f} s left", flush=True)
     if runner.stop.signal_number is None:
         content["status"] = "complete"
-    write_peers(file, content)
+    PEERS_FILE.write(file, content)
     if content["runs"]:
         plot_peers(content, file.with_suffix(".png"))
         say(f"\n{peers_table(content)}\n\nfiles: {file}, {file.with_suffix('.png')}")

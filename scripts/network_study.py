@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a slower network does to each strategy: step time, exposed communication and throughput over links of the lab.
+"""Measure what a slower network does to each strategy: step time, exposed communication, throughput.
 
     python scripts/network_study.py --dry_run    # every command, and how long it will take
     python scripts/network_study.py              # about an hour on two cores; the same command goes on after a stop
@@ -8,7 +8,7 @@
 
 Each run is one call of src/gpt2.py with one rank on each of 2 or 4 hosts (scripts/lab/network.py; root only), in
 interleaved rounds, and once more under the profiler, which is never timed. It writes DIR/network_study.json with every
-step of every run, and pictures beside it. Runs that are finished are kept. See docs/network.md.
+step of every run, and pictures next to it. Runs that are finished are kept. See docs/network.md.
 
 Exit code: 0, 1 a run failed, 2 what was typed cannot be done, 128 + a signal's number after it.
 """
@@ -16,7 +16,6 @@ Exit code: 0, 1 a run failed, 2 what was typed cannot be done, 128 + a signal's 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import shlex
@@ -45,7 +44,7 @@ QUICK = {
     "links": "unlimited,100mbit", "parts": "strategies",
 }  # fmt: skip
 MOST_REPEATS = 100
-RUN_TIMEOUT_S = 660.0  # the lab's own limit is 600 s
+RUN_TIMEOUT_S = 660.0  # the limit of network.py run is 600 s
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -99,14 +98,14 @@ def main() -> int:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """The tables of an earlier study; with --into also in the page, and its pictures."""
+    """Print the tables of an earlier study; with --into fill them into the page, and draw its pictures."""
     from testbed.analysis.blocks import filled
     from testbed.experiments.network_lab.charts import plot_study
-    from testbed.experiments.network_lab.study_file import read_study
+    from testbed.experiments.network_lab.study_file import STUDY_FILE
     from testbed.experiments.network_lab.tables import blocks, tables
     from testbed.io import write_text
 
-    content = read_study(arguments.tables)
+    content = STUDY_FILE.read(arguments.tables)
     if arguments.into is None:
         say("\n\n".join(f"**{name}**\n\n{text}" for name, text in tables(content).items()))
         return 0
@@ -125,7 +124,7 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     from testbed.sweep.request import parse_names, parse_numbers
 
     def chosen(flag: str, text: str | None, known: Iterable[str]) -> tuple[str, ...]:
-        """In the order in which they are known; all where nothing is given."""
+        """Return names in the order in which they are known; all where none are given."""
         names = known if text is None else parse_names(text, known, flag)
         return tuple(name for name in known if name in names)
 
@@ -189,7 +188,7 @@ def study(arguments: argparse.Namespace) -> int:
 
 
 def why_not_here(cells: list[Cell]) -> str | None:
-    """Why the labs of a plan cannot be made here; None where they can."""
+    """Return why the labs of a plan cannot be made here; None where they can."""
     from testbed.experiments.network_lab.links import why_impossible, why_no_switch
 
     return why_no_switch() if any("--delay_ms" in cell.command for cell in cells) else why_impossible()
@@ -205,30 +204,28 @@ def check(cells: list[Cell]) -> dict:
 
 
 def say_plan(asked: Asked, cells: list[Cell]) -> int:
-    from testbed.experiments.network_lab.study import SEQUENCE, VOCABULARY, arms_of, expected_left
-    from testbed.model.shape import MODEL_SIZES
+    """Print every command, the number of runs, and what keeps them from being made here."""
+    from testbed.experiments.network_lab.study import SECONDS_PER_RUN, arms_of
     from testbed.sweep.runner import in_words
 
     for cell in cells:
         say(shlex.join(cell.command))
-    shape = dataclasses.replace(MODEL_SIZES["nano"], vocab_size=VOCABULARY, max_position_embeddings=SEQUENCE)
-    left_s = expected_left(cells, asked, os.cpu_count() or 1, 4.0 * shape.num_parameters)
     timed = sum(not cell.profiled for cell in cells)
     say(
         f"\n# {len(arms_of(asked))} arms: {timed} timed runs and {len(cells) - timed} profiled ones, in interleaved "
-        f"rounds: about {in_words(left_s)} on {os.cpu_count()} cores, a guess"
+        f"rounds: about {in_words(SECONDS_PER_RUN * len(cells))} on two cores, a guess"
     )
     if (reason := why_not_here(cells)) is not None:
         say(f"# not here: {reason}")
-    return 0  # fmt: skip
+    return 0
 
 
 def report(asked: Asked, sweep: Sweep) -> None:
-    """network_study.json, the pictures and the verdicts, of what there is by now."""
+    """Write network_study.json and the pictures of what there is by now, and print the tables."""
     from testbed.experiments.network_lab.charts import plot_study
     from testbed.experiments.network_lab.study import LINKS, arms_of, links_as_records
-    from testbed.experiments.network_lab.study_file import STUDY_FILE, read_study, study_of, write_study
-    from testbed.experiments.network_lab.tables import tables, verdicts
+    from testbed.experiments.network_lab.study_file import STUDY_FILE, study_of
+    from testbed.experiments.network_lab.tables import tables
 
     out_dir, arms = Path(asked.folder), arms_of(asked)
     used = [name for name in LINKS if any(arm.link == name for arm in arms)]
@@ -240,14 +237,14 @@ def report(asked: Asked, sweep: Sweep) -> None:
     }
     rows = json.loads((out_dir / "sweep.json").read_text(encoding="utf-8"))["cells"]
     try:
-        write_study(out_dir / STUDY_FILE, study_of(head, rows, out_dir))
+        STUDY_FILE.write(out_dir / STUDY_FILE.name, study_of(head, rows, out_dir))
     except ValueError as error:
         say(f"no results yet: {error}")
         return
-    content = read_study(out_dir)
+    content = STUDY_FILE.read(out_dir)
     drawn = plot_study(content, out_dir)
-    say("\n\n".join(["", *tables(content).values(), "\n".join(verdicts(content)), ""]))
-    say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE, *drawn]))}")
+    say("\n\n".join(["", *tables(content).values(), ""]))
+    say(f"files: {', '.join(map(str, [out_dir / STUDY_FILE.name, *drawn]))}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Everything that the folder tells.
+    """Return all that the folder tells.
 
     `failed`: what did not pass, by name: steps that failed, were interrupted or no longer fitted before the deadline,
     and checks that do not hold. A check of runs that are not there holds or fails nothing (its step says why), and what
@@ -104,7 +104,7 @@ def matrix_rates(path: Path) -> dict[str, Any]:
 
 
 def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:
-    """What a reader of the summary asks of a run; its own file has the rest.
+    """Return what a reader of the summary asks of a run; its own file has the rest.
 
     Two shares of the device: `mfu` of the peak that `mfu_peak_source` names (on a GPU that is known, the data sheet's),
     and `mfu_of_matrix_rate` of what a large matrix product in the same precision reached here.
@@ -131,7 +131,7 @@ def facts(run: Run, rates: dict[str, Any]) -> dict[str, Any]:
 
 
 def agreement(runs: dict[str, Run], reference: str, name: str, most: float) -> dict[str, Any]:
-    """Whether no step's loss differs by more than `most` nats; None where a run is missing or broke off."""
+    """Check that no step's loss differs by more than `most` nats; None where a run is missing or broke off."""
     check: dict[str, Any] = {"reference": reference, "run": name, "tolerance": most}
     check |= {"largest_difference": None, "holds": None}
     found = (runs.get(reference), runs.get(name))
@@ -145,7 +145,7 @@ def agreement(runs: dict[str, Run], reference: str, name: str, most: float) -> d
 
 
 def time_to_loss(adamw: Run | None, muon: Run | None) -> dict[str, Any] | None:
-    """When Muon's validation loss first is as low as AdamW's last one; None where a run has no validation."""
+    """Return when Muon's validation loss first is as low as AdamW's last one; None where a run has no validation."""
     if adamw is None or muon is None or not adamw.validation_losses or not muon.validation_losses:
         return None
     last = adamw.validation_losses[-1]

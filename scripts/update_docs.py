@@ -64,10 +64,10 @@ def model_states() -> str:
 
 
 def network(name: str) -> str:
-    from testbed.experiments.network_lab.study_file import read_study
+    from testbed.experiments.network_lab.study_file import STUDY_FILE
     from testbed.experiments.network_lab.tables import blocks
 
-    return blocks(read_study(RESULTS / "network"))[name]
+    return blocks(STUDY_FILE.read(RESULTS / "network"))[name]
 
 
 def metrics_fields() -> str:

@@ -37,7 +37,7 @@ CORES, MEMORY_MIB = 16, 64 * 1024
 
 
 def check_request(run_type: str, gpu: str, world_size: int) -> None:
-    """What can be said before a machine is rented.
+    """Check what can be checked before a machine is rented.
 
     Raises:
         ValueError: one sentence for the rule that is broken.
@@ -55,7 +55,7 @@ def check_request(run_type: str, gpu: str, world_size: int) -> None:
 
 
 def gpu_request(gpu: str, world_size: int) -> str | None:
-    """As Modal wants it: "H100:4"; None for a machine without."""
+    """Return the GPUs as Modal wants them: "H100:4"; None for a machine without."""
     return None if gpu == "cpu" else f"{gpu}:{world_size}"
 
 
@@ -64,12 +64,12 @@ def has_tokens(data: Path) -> bool:
 
 
 def corpus_command(data: Path, dataset: str) -> list[str]:
-    """Documents into data/dataset/NAME; the program chooses the name."""
+    """Return the command that writes documents into data/dataset/NAME; the program chooses the name."""
     return [sys.executable, "download_data.py", "--dataset", dataset, "--output_dir", str(data / "dataset")]
 
 
 def tokens_command(data: Path) -> list[str]:
-    """Tokens into `data`, of the corpus that was made last."""
+    """Return the command that writes tokens into `data`, of the corpus that was made last."""
     manifest = max((data / "dataset").glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
     return [sys.executable, "preprocess_small.py", "--input", str(manifest), "--output_dir", str(data)]
 
@@ -77,7 +77,8 @@ def tokens_command(data: Path) -> list[str]:
 def training_command(
     run_type: str, world_size: int, run: Path, data: Path, epochs: int, batch_size: int | None, extra: str
 ) -> list[str]:
-    """The command that README gives for this run type, with this run's folders. `extra` are more flags of gpt2.py."""
+    """Return the command that README gives for this run type, with this run's folders. `extra` are more flags of
+    gpt2.py."""
     if run_type in ONE_PROCESS:
         launcher = [sys.executable]
     elif run_type == "optimized":
@@ -95,7 +96,7 @@ def training_command(
 
 
 def train_here(request: dict[str, Any], repository: str, results: str) -> dict[str, Any]:
-    """What the rented machine does: the corpus if there is none, then the run. Returns what its metrics file says.
+    """Make the corpus if there is none, then the run, on the rented machine. Returns what its metrics file says.
 
     Raises:
         subprocess.CalledProcessError: a command failed; what it said is above it in the log.
@@ -123,7 +124,7 @@ def train_here(request: dict[str, Any], repository: str, results: str) -> dict[s
 
 
 def requirements() -> list[str]:
-    """The packages of requirements.txt but this project itself, whose source is put beside them."""
+    """Return the packages of requirements.txt without this project itself, whose source is added to the image."""
     lines = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]
 
@@ -155,7 +156,7 @@ if modal is not None:
         def train(
             self, request: dict[str, Any], repository: str = REMOTE_REPOSITORY, results: str = REMOTE_RESULTS
         ) -> dict[str, Any]:
-            """`train_here`; whatever becomes of it, the files are kept, and a retry goes on from its checkpoints."""
+            """`train_here`; however it ends, the files are kept, and a retry goes on from its checkpoints."""
             try:
                 return train_here(request, repository, results)
             finally:

@@ -4,7 +4,7 @@
     python scripts/lab/network.py run --hosts 2 --rate 100mbit -- torchrun src/gpt2.py --run_type ddp --model nano
     python scripts/lab/network.py run --hosts 2 --delay_ms 5 -- python src/gpt2.py --run_type fsdp --model nano
     python scripts/lab/network.py run --hosts 2 -- deepspeed src/gpt2.py --run_type optimized --model nano
-    python scripts/lab/network.py up --hosts 2 --rate 1gbit     # stays up for an hour, or until
+    python scripts/lab/network.py up --hosts 2 --rate 1gbit &   # for an hour, or until
     python scripts/lab/network.py down testbed-1a2b3c
 
 `run` brings the hosts up, starts the command on each of them, and takes everything down again. torchrun and deepspeed
@@ -21,16 +21,15 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import positive
+from testbed.config.flag_types import positive, positive_number
 from testbed.errors import say
 from testbed.program import program
-
-DEFAULT_SECONDS = {"up": 3600.0, "run": 1800.0}
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -38,42 +37,21 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="what", required=True, metavar="up|down|run")
     shared = FlagParser(add_help=False)
     shared.add_argument("--hosts", type=positive, default=2, metavar="N", help="hosts, 1 to 32 (default: %(default)s)")
-    shared.add_argument(
-        "--rate",
-        default="unlimited",
-        metavar="RATE",
-        help="of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)",
+    text = "of every link in both directions: 100mbit, 1gbit, ... (default: %(default)s)"
+    shared.add_argument("--rate", default="unlimited", metavar="RATE", help=text)
+    text = (
+        "one way, through the switch in user space; 0 = that switch without a delay (default: a bridge of the kernel)"
     )
-    shared.add_argument(
-        "--delay_ms",
-        type=float,
-        metavar="MS",
-        help="one way, through the switch in user space; 0 = that switch without a delay (default: a "
-        "bridge of the kernel)",
-    )
-    up = commands.add_parser("up", parents=[shared], help="make hosts that stay up")
-    run = commands.add_parser(
-        "run",
-        parents=[shared],
-        help="make hosts, run a command on each, take them down",
-        usage="%(prog)s [options] -- COMMAND",
-    )
-    for each in (up, run):
-        each.add_argument(
-            "--seconds",
-            type=float,
-            default=DEFAULT_SECONDS[each.prog.split()[-1]],
-            metavar="SECONDS",
-            help="then everything is taken down, whatever runs (default: %(default)g)",
-        )
+    shared.add_argument("--delay_ms", type=float, metavar="MS", help=text)
+    up = commands.add_parser("up", parents=[shared], help="make hosts, and wait")
+    text = "make hosts, run a command on each, take them down"
+    run = commands.add_parser("run", parents=[shared], help=text, usage="%(prog)s [options] -- COMMAND")
+    text = "then everything is taken down, whatever runs (default: %(default)g)"
+    for each, seconds in ((up, 3600.0), (run, 1800.0)):
+        each.add_argument("--seconds", type=positive_number, default=seconds, metavar="SECONDS", help=text)
     run.add_argument("--log_dir", type=Path, metavar="DIR", help="keep what each host said (default: only show it)")
-    run.add_argument(
-        "--patience_s",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="end the other hosts so long after the first has ended (default: %(default)g)",
-    )
+    text = "how long the other hosts run on after the first has ended (default: %(default)g)"
+    run.add_argument("--patience_s", type=float, default=30.0, metavar="SECONDS", help=text)
     down = commands.add_parser("down", help="take hosts down that `up` made")
     down.add_argument("name", help="as `up` printed it")
     place = words.index("--") if "--" in words else len(words)
@@ -81,7 +59,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     arguments.command = words[place + 1 :]
     if (arguments.what == "run") != bool(arguments.command):
         parser.error("give the command after --" if arguments.what == "run" else "only `run` takes a command")
-    return arguments  # fmt: skip
+    return arguments
 
 
 @program
@@ -101,19 +79,24 @@ def link_of(arguments: argparse.Namespace):
 
 
 def up(arguments: argparse.Namespace) -> int:
-    from testbed.experiments.network_lab.keeper import bring_up
+    """Make hosts and wait, until the time is over or a signal comes."""
+    from testbed.distributed.processes import POLL_S, Stop
+    from testbed.experiments.network_lab.lab import lab
     from testbed.experiments.network_lab.links import address_of
 
-    made = bring_up(arguments.hosts, link_of(arguments), arguments.seconds)
-    say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
-    for number, host in enumerate(made.hosts, start=1):
-        say(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
-    say(f"python scripts/lab/network.py down {made.name}")
-    return 0
+    deadline_s = time.monotonic() + arguments.seconds
+    with Stop() as stop, lab(arguments.hosts, link_of(arguments)) as made:
+        say(f"{made.name}: {len(made.hosts)} hosts, {made.link}, for {arguments.seconds:g} s")
+        for number, host in enumerate(made.hosts, start=1):
+            say(f"  host{number} {address_of(number)}: ip netns exec {host.name} COMMAND")
+        say(f"python scripts/lab/network.py down {made.name}", flush=True)
+        while stop.signal_number is None and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+    return stop.exit_code or 0
 
 
 def down(arguments: argparse.Namespace) -> int:
-    from testbed.experiments.network_lab.keeper import take_down
+    from testbed.experiments.network_lab.lab import take_down
 
     say(f"{arguments.name}: {take_down(arguments.name)}")
     return 0
@@ -122,20 +105,16 @@ def down(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     from testbed.distributed.processes import Stop
     from testbed.experiments.network_lab.hosts import run_on_hosts
-    from testbed.experiments.network_lab.keeper import lab
+    from testbed.experiments.network_lab.lab import lab
 
     def show(host: int, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more: the run goes on
+        with contextlib.suppress(OSError):  # the reader has gone: the run goes on
             say(f"[host{host}] {line}", flush=True)
-
-    if not arguments.seconds > 0:
-        raise ValueError(f"--seconds {arguments.seconds:g} is not above 0")
 
     link = link_of(arguments)
     with Stop() as stop, tempfile.TemporaryDirectory(prefix="lab-") as scratch:
         folder = Path(scratch) if arguments.log_dir is None else arguments.log_dir
-        # the hosts end first, with time to say why; the lab's own limit is behind it
-        with lab(arguments.hosts, link, arguments.seconds + 60) as made:
+        with lab(arguments.hosts, link) as made:
             say(f"network.py: lab {made.name}, {len(made.hosts)} hosts, {made.link}", file=sys.stderr, flush=True)
             ends = run_on_hosts(
                 made, arguments.command, folder, arguments.seconds, lambda: stop.signal_number is not None, show,

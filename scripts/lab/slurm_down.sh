@@ -4,9 +4,6 @@
 #   bash scripts/lab/slurm_down.sh --dir DIR                 (or SLURM_LAB_DIR)
 #   bash scripts/lab/slurm_down.sh --dir DIR --node node2    node2 alone, at once, as if it had lost its power
 set -euo pipefail
-[ -z "${SLURM_LAB_TOKEN:-}" ] || exec env -u SLURM_LAB_TOKEN bash "$0" "$@" # called in a job of the lab: not one of its processes
-# shellcheck source=scripts/lab/slurm_processes.sh
-. "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/slurm_processes.sh"
 
 refuse() {
     echo "slurm_down.sh: $1" >&2
@@ -26,33 +23,34 @@ done
 [ -n "$dir" ] || refuse "which lab? give --dir DIR, as slurm_up.sh printed it"
 [ -d "$dir" ] || refuse "--dir $dir is no folder"
 dir=$(cd "$dir" && pwd -P)
-is_lab() { [ -f "$dir/lab" ] && [ -f "$dir/processes" ]; }
-is_lab || refuse "--dir $dir is no lab of slurm_up.sh: nothing was touched"
+[ -f "$dir/lab" ] || refuse "--dir $dir is no lab of slurm_up.sh: nothing was touched"
 [ "$(id -u)" = 0 ] || refuse "only root can end it"
+[ "$(readlink /proc/self/ns/pid)" = "$(cat "$dir/lab")" ] || refuse "call it where slurm_up.sh was called, not in a job of the lab"
 
-end() { # SIGNAL, then process numbers on stdin
-    local pids
-    mapfile -t pids
-    [ ${#pids[@]} -eq 0 ] || kill "-$1" "${pids[@]}" 2>/dev/null || true
+running() { # [NAME]: the processes of slurm_up.sh that still run. A number may be another's by now; the folder tells
+    local pid name
+    [ -e "$dir/processes" ] || return 0
+    while read -r pid name; do
+        if [ "${1:-$name}" = "$name" ] && grep -qszxF -- "$dir" "/proc/$pid/cmdline"; then echo "$pid"; fi
+    done <"$dir/processes"
 }
-if [ -n "$node" ]; then
-    [ -n "$(noted "$dir" "$node")" ] || refuse "--node $node does not run in the lab in $dir"
-    { noted "$dir" "$node" && of_jobs "$dir" "$node"; } | end KILL
-    exit 0
-fi
-
-daemons() { noted "$dir" | { grep -vx "$$" || true; }; } # the keeper becomes this very process
-all() { daemons && of_jobs "$dir"; }
-daemons | end TERM
-for ((left = 30; left > 0; left--)); do # again and again: a daemon may have started something while it ended
-    of_jobs "$dir" | end KILL
-    [ "$left" -gt 15 ] || daemons | end KILL
-    [ -n "$(all)" ] || break
-    sleep 0.2
+children() { cat "/proc/$1/task/$1/children" 2>/dev/null || true; }
+end() { # [NAME]: kill the first process of each namespace, and the kernel ends the others
+    local pid shell first
+    for pid in $(running "$@"); do
+        for shell in $(children "$pid"); do
+            for first in $(children "$shell"); do kill -KILL "$first" 2>/dev/null || true; done
+        done
+    done
+}
+[ -z "$node" ] || [ -n "$(running "$node")" ] || refuse "--node $node does not run in the lab in $dir"
+for ((left = 100; left > 0; left--)); do
+    end ${node:+"$node"}
+    [ -n "$(running ${node:+"$node"})" ] || break
+    sleep 0.1
 done
-remaining=$(all | tr '\n' ' ')
-if [ -n "$remaining" ]; then
-    echo "slurm_down.sh: these processes do not end: $remaining; $dir is left as it is" >&2
+if [ "$left" = 0 ]; then
+    echo "slurm_down.sh: these processes do not end: $(running | tr '\n' ' '); $dir is left as it is" >&2
     exit 1
 fi
-rm -rf "$dir"
+[ -n "$node" ] || rm -rf "$dir"

@@ -5,12 +5,11 @@
 #   export SLURM_CONF=DIR/etc/slurm.conf       # as it prints: now sbatch, squeue and scancel talk to it
 #   bash scripts/lab/slurm_down.sh --dir DIR
 #
-# The nodes are daemons on ports of their own; all share this machine's cores, files and loopback. It ends itself after
-# LAB_MINUTES (30). Root only. --gpus gives each node devices that Slurm counts and that compute nothing.
+# The nodes are daemons on ports of their own; all share this machine's cores, files and loopback. Each daemon, with all
+# that it starts, is in namespaces of its own: the kernel ends them whole. They end themselves after LAB_MINUTES (30). Root only.
+# --gpus gives each node devices that Slurm counts and that compute nothing.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=scripts/lab/slurm_processes.sh
-. "$here/slurm_processes.sh"
 
 refuse() {
     echo "slurm_up.sh: $1" >&2
@@ -36,7 +35,7 @@ is_count "$cpus" 1 512 || refuse "--cpus $cpus: give 1 to 512"
 is_count "$gpus" 0 64 || refuse "--gpus $gpus: give 0 to 64"
 is_count "$minutes" 1 600 || refuse "LAB_MINUTES=$minutes: give 1 to 600 minutes"
 [ "$(id -u)" = 0 ] || refuse "only root can start Slurm's daemons; run it as root"
-for program in slurmctld slurmd munged scontrol; do
+for program in slurmctld slurmd munged scontrol unshare; do
     command -v "$program" >/dev/null || refuse "there is no $program: bash scripts/lab/install_slurm.sh"
 done
 
@@ -49,7 +48,7 @@ dir=$(cd "$dir" && pwd -P)
 mkdir -p "$dir"/{etc,state,log,munge,run}
 chmod 755 "$dir" "$dir/munge" # munge refuses a folder that others may write into, and clients must get at its socket
 
-free_port() { # a port with so many free ones behind it, outside of what the kernel hands out by itself
+free_port() { # a port with $1 - 1 free ones behind it, outside of what the kernel hands out by itself
     python3 - "$1" <<'PYTHON'
 import random, socket, sys
 
@@ -115,54 +114,49 @@ SlurmdTimeout=15
 KillWait=30
 MessageTimeout=30
 MailProg=/bin/true
-TaskProlog=$dir/etc/task_prolog
 CONFIGURATION
     [ -z "$gres" ] || echo "GresTypes=gpu"
     for ((node = 1; node <= nodes; node++)); do
-        echo "NodeName=node$node NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + node)) CPUs=$cpus RealMemory=4000 $gres State=UNKNOWN"
+        echo "NodeName=node$node NodeHostname=node$node NodeAddr=127.0.0.1 Port=$((port + node)) CPUs=$cpus RealMemory=4000 $gres State=UNKNOWN"
         [ -z "$gres" ] || echo "NodeName=node$node Name=gpu File=$devices" >>"$dir/etc/gres.list"
     done
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
 } >"$dir/etc/slurm.conf"
 [ -z "$gres" ] || { echo "AutoDetect=off" && cat "$dir/etc/gres.list" && rm "$dir/etc/gres.list"; } >"$dir/etc/gres.conf"
 echo "CgroupPlugin=autodetect" >"$dir/etc/cgroup.conf"
-# Slurm gives jobs the environment of who submitted them; what its prolog prints comes on top, in each process of theirs alone
-token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-printf '%s\n' "$token" >"$dir/etc/token"
-printf '#!/bin/sh\necho export SLURM_LAB_TOKEN=%s\n' "$token" >"$dir/etc/task_prolog"
-chmod 755 "$dir/etc" "$dir/etc/task_prolog"
+chmod 755 "$dir/etc"
 (umask 077 && head -c 128 /dev/urandom >"$dir/munge/munge.key")
 
 trap 'echo "slurm_up.sh: the cluster did not come up; its logs were:" >&2; tail -n 5 "$dir"/log/* >&2 || true
     bash "$here/slurm_down.sh" --dir "$dir" || true' EXIT
-date -u +"up since %FT%TZ" >"$dir/lab" # slurm_down.sh touches no folder without this file
-mkfifo "$dir/run/keeper" # nothing is ever written: reading it is a sleep without a process of its own
-# shellcheck disable=SC2016
-setsid bash -c 'exec 3<>"$3/run/keeper"; read -r -t "$1" -u 3; exec bash "$2/slurm_down.sh" --dir "$3"' \
-    keeper $((60 * minutes)) "$here" "$dir" </dev/null >/dev/null 2>&1 &
-note_process "$dir" keeper $!
+readlink /proc/self/ns/pid >"$dir/lab" # slurm_down.sh touches no folder without this file
 
-export SLURM_CONF=$dir/etc/slurm.conf
-wait_for_pid_of() { # NAME FILE
-    local left
-    for ((left = 100; left > 0; left--)); do
-        [ -s "$2" ] && note_process "$dir" "$1" "$(cat "$2")" && return
-        sleep 0.05
-    done
-    echo "slurm_up.sh: $1 left no $2" >&2
-    return 1
+printf '127.0.0.1 %s\n' localhost "$host" $(seq -f node%g "$nodes") >"$dir/etc/hosts"
+# NAME COMMAND...: in namespaces of its own with all that it starts; a node has its own host name too. The first process
+# is a shell that knows the lab's folder.
+start() {
+    local name=$1 named=$1
+    shift
+    [[ $name = node* ]] || named=$host
+    # shellcheck disable=SC2016
+    setsid timeout --signal=KILL "${minutes}m" unshare --pid --uts --fork --kill-child --mount-proc bash -c \
+        'hostname "$1" && mount --bind "$0/etc/hosts" /etc/hosts && shift && { "$@" & wait; }' \
+        "$dir" "$named" "$@" </dev/null >"$dir/log/$name.start" 2>&1 &
+    echo "$! $name" >>"$dir/processes"
 }
-for name in $(compgen -e | grep '^SLURM' | grep -v '^SLURM_CONF$'); do unset "$name"; done # of a job that this runs in, say
+for name in $(compgen -e | grep '^SLURM'); do unset "$name"; done # of a job that this runs in, say
 unset SBATCH_EXPORT
-munged --force --key-file="$dir/munge/munge.key" --socket="$dir/munge/munge.sock" --pid-file="$dir/run/munged.pid" \
-    --log-file="$dir/log/munged.log" --seed-file="$dir/munge/seed" 2>"$dir/log/munged.start"
-wait_for_pid_of munged "$dir/run/munged.pid"
-slurmctld -c 2>"$dir/log/slurmctld.start"
-wait_for_pid_of slurmctld "$dir/run/slurmctld.pid"
+export SLURM_CONF=$dir/etc/slurm.conf
+start munged munged --foreground --force --key-file="$dir/munge/munge.key" --socket="$dir/munge/munge.sock" \
+    --pid-file="$dir/run/munged.pid" --log-file="$dir/log/munged.log" --seed-file="$dir/munge/seed"
+for ((left = 100; left > 0; left--)); do
+    [ ! -S "$dir/munge/munge.sock" ] || break
+    sleep 0.05
+done
+start slurmctld slurmctld -D -c
 for ((node = 1; node <= nodes; node++)); do
     mkdir "$dir/spool-node$node"
-    slurmd -N "node$node" 2>"$dir/log/slurmd-node$node.start"
-    wait_for_pid_of "node$node" "$dir/run/slurmd-node$node.pid"
+    start "node$node" slurmd -D -N "node$node"
 done
 for ((left = 300; left > 0; left--)); do
     idle=$(sinfo -h -N -o %T 2>/dev/null | grep -c '^idle$') || true

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether this node can run ranks of src/gpt2.py: packages, devices, the data files, the run's folder.
+"""Check that this node can run ranks of src/gpt2.py: packages, devices, the data files, the run's folder.
 
 launch.sh starts it once on every node of a job, before any rank: what is missing is said once, in a sentence that names
 the node and the way out, instead of by every rank after minutes. The program's flags follow after "--".
@@ -21,7 +21,7 @@ from testbed.config.flag_parser import FlagParser
 
 
 def faults(flags: list[str], ranks: int, gpus: int) -> Iterator[str]:
-    """What keeps this node from running `ranks` ranks with these flags, one sentence each."""
+    """Yield what keeps this node from running `ranks` ranks with these flags, one sentence each."""
     if sys.version_info < (3, 11):  # noqa: UP036  # a node may have any Python
         yield f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or newer is needed, name one with PYTHON"
         return

@@ -14,7 +14,7 @@ refuse() {
     printf 'launch.sh: %s\n' "$1" >&2
     exit 2
 }
-[ $# -ge 1 ] || refuse "it is called by the files beside it: sbatch scripts/slurm/run_2node_8gpu.sbatch"
+[ $# -ge 1 ] || refuse "the batch scripts call it: sbatch scripts/slurm/run_2node_8gpu.sbatch"
 script=$1
 shift
 is_dry=no words=()
@@ -129,21 +129,11 @@ has_flag overwrite resume eval_only skip_gradient_sync || words=(--resume auto "
 [ -z "${GRAD_ACCUM_STEPS:-}" ] || words=(--grad_accum_steps "$GRAD_ACCUM_STEPS" "${words[@]}")
 [ -z "${MICRO_BATCH_SIZE_PER_GPU:-}" ] || words=(--micro_batch_size_per_gpu "$MICRO_BATCH_SIZE_PER_GPU" "${words[@]}")
 
-# --- what observes the run, where it is asked for: evidence.sh fills these, and leaves them empty where nothing is asked
-EVIDENCE_TORCHRUN_FLAGS=() EVIDENCE_RANK_PREFIX=() EVIDENCE_GPT2_FLAGS=() EVIDENCE_VARIABLES=() EVIDENCE_FOLDERS=()
-unset EVIDENCE_DIR EVIDENCE_TOGGLES # of a job that submitted this one
-for toggle in NSYS NCCL_LOGS TORCHRUN_LOGS DIST_DEBUG; do
-    [[ ${!toggle:-0} =~ ^[01]$ ]] || refuse "$toggle=${!toggle}: give 1 (on) or 0 (off)"
-    [ "$launcher $toggle ${!toggle:-0}" != "srun TORCHRUN_LOGS 1" ] ||
-        refuse "TORCHRUN_LOGS=1 is collected by torchrun, and LAUNCHER=srun has none: leave one of the two out"
-    [ "${!toggle:-0}" = 0 ] || [ -e "$here/evidence.sh" ] || refuse "$toggle=1 needs $here/evidence.sh, which is not there; leave it out"
-done
-prepare_evidence() { # in a dry run too, so that its flags are seen; is_dry=yes then, and it writes nothing
-    [ -e "$here/evidence.sh" ] || return 0
-    # shellcheck disable=SC1091
-    . "$here/evidence.sh"
-    evidence_prepare "$run_dir"
-}
+# --- what observes the run, where it is asked for
+# shellcheck source=scripts/slurm/evidence.sh
+. "$here/evidence.sh"
+[ "$launcher ${TORCHRUN_LOGS:-0}" != "srun 1" ] ||
+    refuse "TORCHRUN_LOGS=1 is collected by torchrun, and LAUNCHER=srun has none: leave one of the two out"
 
 # --- one look at everything that must be there, before any rank starts
 cd "$repository" # relative paths in flags are the repository's, wherever sbatch was called
@@ -184,7 +174,7 @@ export "${variables[@]}"
 [ "$ranks" -le "$cpus" ] || say "WARNING: $ranks ranks on each node share $cpus CPUs; ask for more with --cpus-per-task=$ranks, or --exclusive" >&2
 
 # --- the commands
-prepare_evidence
+evidence_prepare "$run_dir" # in a dry run too, so that its flags are seen; with is_dry=yes it writes nothing
 gpt2=("$found_python" src/gpt2.py --run_type "$run_type" --checkpoint_path "$run_dir" "${words[@]}" "${EVIDENCE_GPT2_FLAGS[@]}")
 # --export=ALL: a user's SBATCH_EXPORT or --export=NIL would else leave the ranks without what was just set
 step=(srun --export=ALL --nodes="$nodes" --wait=60 --kill-on-bad-exit=0)
@@ -222,7 +212,7 @@ if [ $is_dry = yes ]; then
     in_a_shell "${check[@]}"
     in_a_shell "${step[@]}"
     [ ${#evidence_finish[@]} -eq 0 ] || in_a_shell "${evidence_finish[@]}"
-    echo "# then, where RUN_PREEMPTED.txt is new and nobody cancelled the job: scontrol requeue $reference"
+    echo "# then, where RUN_PREEMPTED.txt is new and the job was not cancelled: scontrol requeue $reference"
     exit 0
 fi
 # shellcheck source=scripts/slurm/carry_out.sh

@@ -223,11 +223,16 @@ def check_schema(content: Any, schema_file: str) -> None:
     """Raise ValueError, one sentence that names the place, unless `content` follows the schema and is finite.
 
     Args:
-        schema_file: its place in this package, such as "experiments/peers/peers.schema.json".
+        schema_file: its place in this package, such as "inference/inference_metrics.schema.json".
     """
+    check_with(_validator(schema_file), content)
+
+
+def check_with(validator: Any, content: Any) -> None:
+    """Check content with a validator of jsonschema. Errors as in `check_schema`."""
     from jsonschema.exceptions import best_match
 
-    error = best_match(_validator(schema_file).iter_errors(content))
+    error = best_match(validator.iter_errors(content))
     if error is not None:
         message = error.message if len(error.message) < LONGEST_MESSAGE else f"breaks the rule {error.validator}"
         raise ValueError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")

@@ -43,7 +43,8 @@ from testbed.analysis.profiles.summary import write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
-from testbed.experiments.peers.results_file import peers_table, read_peers, write_peers
+from testbed.experiments.peers.results_file import PEERS_FILE
+from testbed.experiments.peers.table import peers_table
 from testbed.profiling.trace import TraceUnreadable, read_trace
 from testbed.sweep.state import shortfalls, take_over
 
@@ -135,7 +136,7 @@ def show_scaling_report(folder: Path) -> None:
 
 
 def peers_file(folder: Path) -> None:
-    write_peers(folder / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
+    PEERS_FILE.write(folder / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
 
 
 def trace_file(folder: Path) -> None:
@@ -195,7 +196,7 @@ READERS = {
     ),
     "scaling_report.json": Reader(scaling_report, "scaling_report.json", show_scaling_report, errors=(Refused,)),
     "peers.json": Reader(
-        peers_file, "peers.json", lambda folder: peers_table(read_peers(folder / "peers.json")).encode()
+        peers_file, "peers.json", lambda folder: peers_table(PEERS_FILE.read(folder / "peers.json")).encode()
     ),
     "trace of torch.profiler": Reader(
         trace_file,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.model_states import counts_of
+from support.model_states import TRANSIENT, count_before_updates, counts_of, live_tensors
 
 from testbed.autotune.memory_model import (
     UPDATE_COPY,
@@ -16,7 +16,7 @@ from testbed.autotune.memory_model import (
     update_copy_bytes,
 )
 from testbed.distributed.mesh import MeshSizes
-from testbed.experiments.model_states import TRANSIENT, count_before_updates, difference, live_tensors
+from testbed.experiments.model_states import difference
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.strategies.stages import Stage

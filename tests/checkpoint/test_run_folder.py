@@ -17,7 +17,7 @@ from testbed import run_files, run_lock
 from testbed.checkpoint import manifest
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.distributed.launch import Launch
-from testbed.experiments.fault_drill.damage import TMPFS, SmallDisk, way_to_fill_a_disk
+from testbed.experiments.fault_drill.damage import TMPFS, SmallDisk, disk_full_backend
 from testbed.io import write_text
 from testbed.metrics import run_directory
 from testbed.metrics.file import read_metrics
@@ -264,7 +264,7 @@ def test_the_mark_goes_where_the_files_are(held, tmp_path, capsys, vanish, said,
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(way_to_fill_a_disk() != TMPFS, reason="nobody here may mount a disk")
+@pytest.mark.skipif(disk_full_backend() != TMPFS, reason="nobody here may mount a disk")
 def test_a_disk_that_is_unmounted_under_a_run_is_not_written_beside(token_files, tmp_path):
     path = tmp_path / "run"
     with SmallDisk(path, 4_000_000, TMPFS):

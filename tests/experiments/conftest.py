@@ -8,7 +8,7 @@ from support.lab_links_cases import (
 )
 
 from testbed.experiments.network_lab import links
-from testbed.experiments.network_lab.keeper import STATE, known_labs
+from testbed.experiments.network_lab.lab import STATE, known_labs
 
 
 @pytest.fixture

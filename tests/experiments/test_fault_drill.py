@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from support.fault_drill_cases import VARIANTS, fault
 from support.programs import REPOSITORY
 
-from testbed.experiments.fault_drill.damage import FILE_SIZE_LIMIT, TMPFS, SmallDisk, strike_files, way_to_fill_a_disk
+from testbed.experiments.fault_drill.damage import FILE_SIZE_LIMIT, TMPFS, SmallDisk, damage_files, disk_full_backend
 from testbed.experiments.fault_drill.faults import (
     DAMAGE,
     DEEPSPEED,
@@ -37,13 +37,8 @@ def test_a_fault_follows_from_the_seed_and_its_number_alone():
     faults = [plan(7, number, VARIANTS, 12, 3) for number in range(1, 201)]
     assert faults == [plan(7, number, VARIANTS, 12, 3) for number in range(1, 201)]
     assert plan(7, 150, VARIANTS, 12, 3) == faults[149]
-    assert (
-        sum(
-            one != other
-            for one, other in zip(faults, [plan(8, n, VARIANTS, 12, 3) for n in range(1, 201)], strict=True)
-        )
-        > 190
-    )
+    others = [plan(8, number, VARIANTS, 12, 3) for number in range(1, 201)]
+    assert sum(one != other for one, other in zip(faults, others, strict=True)) > 190
 
 
 def test_each_kind_strikes_each_run_type_and_every_part_of_a_run():
@@ -102,7 +97,7 @@ def bytes_of(directory: Path) -> dict[str, bytes]:
 def test_damage_does_what_it_says_and_no_more(kind, form, shares, tmp_path):
     checkpoint_with_files(tmp_path)
     before = bytes_of(tmp_path)
-    said = strike_files(fault(kind, form=form, shares=shares), tmp_path)
+    said = damage_files(fault(kind, form=form, shares=shares), tmp_path)
     after = bytes_of(tmp_path)
     if kind == "half_written_temporary":
         assert before.items() <= after.items() and all(
@@ -133,7 +128,7 @@ def test_a_manifest_that_lost_a_byte_is_no_json_any_more(tmp_path):
     newest = tmp_path / "checkpoints" / "step_000006"
     newest.mkdir(parents=True)
     (newest / "manifest.json").write_text('{"files": {}}\n')
-    strike_files(fault("truncated_checkpoint", form="1 byte shorter"), tmp_path)
+    damage_files(fault("truncated_checkpoint", form="1 byte shorter"), tmp_path)
     assert (newest / "manifest.json").read_text() == '{"files": {}\n'
 
 
@@ -142,12 +137,12 @@ def test_what_the_drill_reads_in_a_log_is_what_the_program_says():
 
 
 def test_nothing_there_to_damage_is_said(tmp_path):
-    assert strike_files(fault("flipped_bit"), tmp_path) is None
-    assert strike_files(fault("corrupt_metrics"), tmp_path) is None
+    assert damage_files(fault("flipped_bit"), tmp_path) is None
+    assert damage_files(fault("corrupt_metrics"), tmp_path) is None
 
 
 @pytest.mark.launches
-@pytest.mark.skipif(way_to_fill_a_disk() != TMPFS, reason="this process may not mount a tmpfs")
+@pytest.mark.skipif(disk_full_backend() != TMPFS, reason="this process may not mount a tmpfs")
 def test_a_small_disk_is_full_until_there_is_room(tmp_path):
     file = tmp_path / "disk" / "file"
     with SmallDisk(tmp_path / "disk", 128 * 1024, TMPFS) as disk:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ from support.agreement import CLIPPING, WORKER, case_flags, disagreements, run_c
 from support.programs import PROGRAM, REPOSITORY, TINY_RUN, data_flags, run_program
 
 from testbed.experiments.network_lab.hosts import HostEnd, run_on_hosts
-from testbed.experiments.network_lab.keeper import Lab, lab
+from testbed.experiments.network_lab.lab import Lab, lab
 from testbed.experiments.network_lab.links import Link, parse_rate, set_connected, why_impossible
 from testbed.metrics.file import read_metrics
 
@@ -39,7 +38,7 @@ NANO_BYTES = 8_000_000  # of nano's gradients, about
 @pytest.fixture(scope="module")
 def two_hosts():
     """On a bridge without limits; the tests use it one after the other."""
-    with lab(2, Link(), 900) as made:
+    with lab(2, Link()) as made:
         yield made
 
 
@@ -135,7 +134,7 @@ process_group.stop_process_group()
 
 def test_an_all_reduce_takes_what_its_bytes_need_at_the_rate_of_the_link(tmp_path):
     """Within 25 % of 2 (N - 1) / N x bytes / bandwidth, and the bucket does not let it through faster either."""
-    with lab(2, Link(parse_rate("100mbit")), 120) as made:
+    with lab(2, Link(parse_rate("100mbit"))) as made:
         ends, said = run(made, [sys.executable, "-c", ALL_REDUCE], tmp_path)
     assert codes(ends) == [0, 0], said
     for line in (line for line in said.splitlines() if "bus bytes/s" in line):
@@ -169,7 +168,7 @@ LONG = ("--run_type", "ddp", "--max_train_steps", "100000", "--epochs", "100000"
 
 def test_a_host_that_dies_ends_the_run_on_the_other_with_the_reason(token_files, tmp_path):
     """kill -9 of all that runs on it."""
-    with lab(2, Link(), 180) as made:
+    with lab(2, Link()) as made:
 
         def die() -> None:
             for process in made.hosts[1].processes():
@@ -183,34 +182,8 @@ def test_a_host_that_dies_ends_the_run_on_the_other_with_the_reason(token_files,
 
 def test_a_host_that_is_cut_off_ends_the_run_within_the_timeout_of_collectives(token_files, tmp_path):
     """No connection breaks: packets are not answered any more."""
-    with lab(2, Link(), 180) as made:
+    with lab(2, Link()) as made:
         command = [sys.executable, *training(token_files, tmp_path / "run", *LONG, "--collective_timeout", "5")]
         ends, said = in_the_middle(made, command, tmp_path / "logs", lambda: set_connected(made.switch, 2, False))
     assert codes(ends) == [1, 1] and not any(end.ended_by_us for end in ends), said[-3000:]
     assert (tmp_path / "run" / "RUN_FAILED.txt").exists()
-
-
-def test_the_selftest_of_the_lab_holds():
-    """As a user calls it; where there is no Slurm, or not its part of the lab, it says so and leaves that out."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    selftest = subprocess.Popen(
-        ["bash", str(REPOSITORY / "scripts" / "lab" / "selftest.sh")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PATH": path},
-        start_new_session=True,
-    )
-    try:
-        said, _ = selftest.communicate(timeout=400)
-    except subprocess.TimeoutExpired:
-        os.killpg(selftest.pid, signal.SIGTERM)  # all of it: bash takes its cluster down once its child has ended
-        try:
-            said, _ = selftest.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(selftest.pid, signal.SIGKILL)
-            said, _ = selftest.communicate()
-        pytest.fail(f"not done within 400 s:\n{said}")
-    assert selftest.returncode == 0, said
-    assert "nothing is left" in said
-    print("\n".join(line for line in said.splitlines() if "LEFT OUT" in line))

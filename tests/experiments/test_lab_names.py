@@ -9,30 +9,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from support.lab_links_cases import (
     NEEDS_PING,
     NO_SWITCH,
     PING,
     PROGRAM,
-    inside,
     needs_lab,
     network,
-    wait_until,
 )
 
-from testbed.experiments.network_lab.keeper import bring_up, known_labs, lab, take_down
+from testbed.experiments.network_lab.lab import known_labs, lab, take_down
 from testbed.experiments.network_lab.links import (
     LabError,
     Link,
 )
-
-
-def kill(process: int) -> None:
-    found = psutil.Process(process)
-    found.kill()
-    found.wait(10)
 
 
 @needs_lab
@@ -55,68 +46,68 @@ def test_the_hosts_find_the_python_that_made_the_lab(nothing_left):
     assert said.stdout.strip() == f"[host1] {Path(sys.executable).parent / 'python'}", said.stderr
 
 
+@pytest.fixture
+def stays_up():
+    """Start `network.py up`; returns its process and the lab's name. What is still there is killed at the end."""
+    started = []
+
+    def start(*words: str) -> tuple[subprocess.Popen, str]:
+        command = [sys.executable, str(PROGRAM), "up", *words]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[-1], started[-1].stdout.readline().split(":")[0]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
 @needs_lab
-def test_a_lab_that_stays_up_is_taken_down_by_name(nothing_left):
-    said = network("up", "--hosts", "2", "--seconds", "60")
-    name = said.stdout.split(":")[0]
-    assert said.returncode == 0 and name in known_labs()
-    assert f"down {name}" in said.stdout
+def test_a_lab_stays_up_until_it_is_taken_down_by_name_or_its_time_is_over(nothing_left, stays_up):
+    process, name = stays_up("--hosts", "2")
+    assert name in known_labs() and f"down {name}" in "".join(process.stdout.readline() for _ in range(3))
     said = network("down", name)
-    assert said.returncode == 0 and name not in known_labs(), said.stderr
-
-
-@needs_lab
-def test_the_lab_goes_when_its_time_is_over_and_takes_its_processes_along(nothing_left):
-    with pytest.raises(LabError, match="time of 5 s was over"), lab(2, Link(), 5) as made:
-        sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
-        assert sleeper.wait(timeout=15) == -signal.SIGTERM
-
-
-@needs_lab
-def test_who_dies_leaves_no_lab(nothing_left):
-    """kill -9: no line of the program runs any more."""
-    others = set(known_labs())
-    command = [sys.executable, str(PROGRAM), "run", "--", "sh", "-c", "echo up; sleep 100"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert "up" in process.stdout.readline()
-    (name,) = set(known_labs()) - others
-    process.kill()
-    process.wait()
-    assert wait_until(lambda: name not in known_labs())
+    assert said.returncode == 0 and "by the process that made it" in said.stdout and name not in known_labs()
+    assert process.wait(10) == 143
+    process, name = stays_up("--seconds", "0.5")
+    assert process.wait(30) == 0 and name not in known_labs()
 
 
 @needs_lab
 @NO_SWITCH
-def test_a_lab_whose_keeper_was_killed_is_still_taken_down(nothing_left):
-    made = bring_up(2, Link(None, 0.001), 60)
-    sleeper = subprocess.Popen(["ip", "netns", "exec", made.hosts[0].name, "sleep", "100"])
-    kill(made.keeper)
-    assert "had been killed" in take_down(made.name)
+def test_a_lab_whose_process_was_killed_is_still_taken_down(nothing_left, stays_up):
+    """kill -9: no line of the program runs any more."""
+    process, name = stays_up("--delay_ms", "1")
+    sleeper = subprocess.Popen(["ip", "netns", "exec", f"{name}-1", "sleep", "100"])
+    process.kill()
+    process.wait()
+    assert "had been killed" in take_down(name)
     assert sleeper.wait(timeout=5) == -signal.SIGTERM
 
 
 @needs_lab
 @NEEDS_PING
-def test_the_next_lab_clears_what_a_killed_keeper_left_and_nothing_else(nothing_left):
-    abandoned, kept = bring_up(2, Link(), 60), bring_up(2, Link(), 60)
-    kill(abandoned.keeper)
-    with lab(2, Link(), 60):
-        assert abandoned.name not in known_labs() and kept.name in known_labs()
-        assert inside(kept.hosts[0], *PING, "10.77.0.2").returncode == 0
-    take_down(kept.name)
+def test_the_next_lab_clears_what_a_killed_process_left_and_nothing_else(nothing_left, stays_up):
+    (killed, abandoned), (_, kept) = stays_up(), stays_up()
+    killed.kill()
+    killed.wait()
+    with lab(1, Link()):
+        assert abandoned not in known_labs() and kept in known_labs()
+        reached = subprocess.run(["ip", "netns", "exec", f"{kept}-1", *PING, "10.77.0.2"], capture_output=True)
+        assert reached.returncode == 0
+    take_down(kept)
 
 
 @needs_lab
 def test_a_name_that_somebody_else_took_costs_them_nothing(nothing_left):
-    made = bring_up(2, Link(), 60)
-    taken = made.hosts[0]
-    subprocess.run(["ip", "netns", "del", taken.name], check=True)
-    subprocess.run(["ip", "netns", "add", taken.name], check=True)
-    foreign = subprocess.Popen(["ip", "netns", "exec", taken.name, "sleep", "100"])
-    try:
+    with lab(2, Link()) as made:
+        taken = made.hosts[0]
+        subprocess.run(["ip", "netns", "del", taken.name], check=True)
+        subprocess.run(["ip", "netns", "add", taken.name], check=True)
+        foreign = subprocess.Popen(["ip", "netns", "exec", taken.name, "sleep", "100"])
         with pytest.raises(LabError, match="not the namespace that this lab made"):
             taken.open()
-        take_down(made.name)
+    try:
         assert foreign.poll() is None and taken.path.exists()
         assert not made.hosts[1].path.exists() and not made.switch.path.exists()
     finally:

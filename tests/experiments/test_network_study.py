@@ -9,14 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.blocks import block_of, filled
-from testbed.analysis.statistics import FASTER, NOT_ENOUGH, SLOWER
-from testbed.experiments.network_lab import study_file
+from testbed.analysis.statistics import FASTER, NO_DIFFERENCE, NOT_ENOUGH, SLOWER
 from testbed.experiments.network_lab.bounds import bound_of, share_ready_last
 from testbed.experiments.network_lab.charts import plot_study
 from testbed.experiments.network_lab.links import why_impossible
+from testbed.experiments.network_lab.results import BEST_OF, LinkComparison, results
 from testbed.experiments.network_lab.study import (
     LEVERS,
     LINKS,
@@ -28,19 +28,13 @@ from testbed.experiments.network_lab.study import (
     cells_of,
     links_as_records,
 )
-from testbed.experiments.network_lab.study_file import check_study, read_study, results, write_study
-from testbed.experiments.network_lab.tables import _ratio, blocks, tables, verdicts
+from testbed.experiments.network_lab.study_file import STUDY_FILE
+from testbed.experiments.network_lab.tables import _ratio, blocks, tables
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.profiling.attribution import measured_bus_bandwidth
 
-PROGRAM = REPOSITORY / "scripts" / "network_study.py"
 PAGE = REPOSITORY / "docs" / "results" / "network" / "README.md"
-
-
-def network_study(*words: object, timeout_s: float = 60, cwd=REPOSITORY) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(PROGRAM), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd)
 
 
 def asked(**changes) -> Asked:
@@ -91,16 +85,17 @@ def test_levers_alone_bring_what_they_are_compared_to():
     by_name = {arm.name: arm for arm in arms}
     published = by_name["zero1_buckets_of_5e8_elements_2hosts_100mbit"]
     assert published.flags[-4:] == ("--reduce_bucket_size", "500000000", "--allgather_bucket_size", "500000000")
-    assert all(f"{arm.strategy}_{arm.hosts}hosts_{arm.link}" in by_name for arm in arms), "each beside itself as it is"
+    assert all(f"{arm.strategy}_{arm.hosts}hosts_{arm.link}" in by_name for arm in arms), (
+        "each has its strategy as it is"
+    )
     of_ddp = arms_of(asked(parts=("levers",), strategies=("allreduce", "ddp"), links=("1gbit",)))
     assert [arm.lever for arm in of_ddp] == [None, "buckets of 200 MiB", "buckets of 1 MiB"], "only what was asked for"
     assert arms_of(asked(parts=("levers",), hosts=(4,))) == []
     assert len(arms_of(asked(is_whole=True, parts=("strategies",)))) == 7 * 2 * 5
 
 
-@pytest.mark.launches
 def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
-    said = network_study("--dry_run", "--out_dir", tmp_path / "none")
+    said = run_here("network_study.py", "--dry_run", "--out_dir", tmp_path / "none")
     assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 51 and "51 arms" in said.stdout
     assert not (tmp_path / "none").exists()
     for words, telling in (
@@ -111,7 +106,7 @@ def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
         (["--repeats", "0"], "--repeats: '0' is not a positive whole number"),
         (["--tables", tmp_path], "does not exist"),
     ):
-        said = network_study(*words)
+        said = run_here("network_study.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, said.stderr
 
 
@@ -198,9 +193,7 @@ def test_arms_are_compared_to_what_differs_in_one_thing():
         ("lever", "ddp_buckets_of_1_MiB_2hosts_100mbit", "ddp_2hosts_100mbit"): 1.2,
     }
     assert all(row["low"] < row["ratio"] < row["high"] for row in rows.values())
-    said = verdicts(made_up())
-    assert any("no detectable difference (1.00x [" in sentence for sentence in said)
-    assert sum(f": {FASTER} (" in sentence for sentence in said) == 9 and not any(SLOWER in word for word in said)
+    assert sorted(row["verdict"] for row in rows.values()) == [FASTER] * 9 + [NO_DIFFERENCE]
 
 
 def rows_of(table: str) -> list[dict[str, str]]:
@@ -291,48 +284,46 @@ def test_levers_show_both_losses_and_warn_of_batches_of_other_sizes():
     ],
 )
 def test_an_interval_that_leaves_1_out_is_seen_to(low, high, shown):
-    each = study_file.LinkComparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
+    each = LinkComparison("lever", "a", "b", 1.01914, low, high, FASTER, 5, 5)
     assert _ratio(each) == shown
 
 
 def test_the_best_of_as_many_all_reduces_as_the_table_says():
-    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == study_file.BEST_OF
-    assert f"best of {study_file.BEST_OF} (ms)" in tables(made_up())["all-reduce"]
+    assert inspect.signature(measured_bus_bandwidth).parameters["repeats"].default == BEST_OF
+    assert f"best of {BEST_OF} (ms)" in tables(made_up())["all-reduce"]
 
 
 def test_few_repeats_make_no_claim():
     assert {row["verdict"] for row in compared(made_up(repeats=2)).values()} == {NOT_ENOUGH}
-    assert all("not enough repeats" in sentence for sentence in verdicts(made_up(repeats=2)))
     assert "corrected" not in tables(made_up(repeats=2))["what was measured"]
 
 
 def test_the_file_is_checked_and_names_what_is_wrong(tmp_path):
-    write_study(tmp_path / study_file.STUDY_FILE, made_up())
-    assert read_study(tmp_path)["results"]["summaries"]
-    good = read_study(tmp_path)
+    STUDY_FILE.write(tmp_path / STUDY_FILE.name, made_up())
+    assert STUDY_FILE.read(tmp_path)["results"]["summaries"]
+    good = STUDY_FILE.read(tmp_path)
     for change, telling in (
         (lambda content: content.pop("work"), "work"),
-        (lambda content: content["runs"][0].update(arm="nobody"), "nobody"),
+        (lambda content: content["runs"][0].update(arm="unknown_arm"), "unknown_arm"),
         (lambda content: content["runs"][0].update(step_times_s=[1.0]), "no step after warm-up"),
         (lambda content: content["runs"][0].update(step_times_s=[0.0, 1.0]), "step_times_s"),
     ):
         content = copy.deepcopy(good)
         change(content)
         with pytest.raises(ValueError, match=telling):
-            check_study(content)
+            STUDY_FILE.check(content)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json"):
-        read_study(tmp_path / "other.json")
+        STUDY_FILE.read(tmp_path / "other.json")
 
 
-@pytest.mark.launches
 def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
-    write_study(tmp_path / study_file.STUDY_FILE, made_up())
+    STUDY_FILE.write(tmp_path / STUDY_FILE.name, made_up())
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
-    said = network_study("--tables", tmp_path, "--into", page)
+    said = run_here("network_study.py", "--tables", tmp_path, "--into", page)
     assert said.returncode == 0, said.stderr
-    for name, text in blocks(read_study(tmp_path)).items():
+    for name, text in blocks(STUDY_FILE.read(tmp_path)).items():
         assert block_of(page.read_text(), name) == text
     assert filled(page.read_text(), blocks(made_up())) == page.read_text(), "filling in twice changes nothing"
     assert all((tmp_path / f"network_{name}.png").stat().st_size > 10_000 for name in ("strategies", "delay", "levers"))
@@ -347,10 +338,11 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
 @pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
 def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     words = ["--strategies", "ddp", "--hosts", "2", "--links", "100mbit", "--parts", "strategies", "--steps", "5"]
-    words += ["--out_dir", tmp_path]
-    said = network_study(*words, "--repeats", 1, timeout_s=170)
+    words += ["--out_dir", tmp_path, "--repeats", "1"]
+    command = [sys.executable, REPOSITORY / "scripts" / "network_study.py", *words]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=REPOSITORY)
     assert said.returncode == 0, said.stdout + said.stderr
-    content = read_study(tmp_path)
+    content = STUDY_FILE.read(tmp_path)
     assert (content["status"], content["not_measured"]) == ("complete", {})
     assert [(run["arm"], run["kind"]) for run in content["runs"]] == [
         ("ddp_2hosts_100mbit", "timed"), ("ddp_2hosts_100mbit", "profiled"),
@@ -360,7 +352,7 @@ def test_a_short_study_measures_for_real_and_goes_on_where_it_was(tmp_path):
     assert summary["median_step_s"] > summary["bound_s"], "a step holds the all-reduce of its gradients"
     assert summary["exposed_s"] > 0 and summary["traffic"] == pytest.approx(1, abs=0.05)
     before = [run["run_id"] for run in content["runs"]]
-    said = network_study(*words, "--repeats", 1)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     assert said.returncode == 0 and "2 of them finished" in said.stdout
-    assert [run["run_id"] for run in read_study(tmp_path)["runs"]] == before
+    assert [run["run_id"] for run in STUDY_FILE.read(tmp_path)["runs"]] == before
     assert json.loads((tmp_path / "sweep.json").read_text())["protocol"] == "network"

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 
 import pytest
 from support.peers_examples import NANOGPT, OURS, THREE, TRAINER, example, one_set
-from support.programs import REPOSITORY, data_flags
+from support.programs import REPOSITORY, data_flags, run_here, script
 
 from testbed.analysis.runs.work import WORK_FIELDS
 from testbed.config.flags import build_parser
 from testbed.config.settings import RunSettings
+from testbed.distributed.processes import Stop
 from testbed.experiments.peers.chart import plot_peers
 from testbed.experiments.peers.nanogpt import arguments as nanogpt_arguments
 from testbed.experiments.peers.nanogpt import parse_steps
 from testbed.experiments.peers.plan import ONLY_HOW, PeerArm, check_only_ours, make_plan, merged_sets
-from testbed.experiments.peers.results_file import check_peers, peers_table, read_peers, results, write_peers
-from testbed.experiments.peers.running import WORKERS
+from testbed.experiments.peers.results_file import PEERS_FILE, beginning, results
+from testbed.experiments.peers.running import WORKERS, PeerRunner
+from testbed.experiments.peers.table import peers_table
 
 PROGRAM = REPOSITORY / "scripts" / "compare_peers.py"
 LINES = """Overriding: batch_size = 4
@@ -34,9 +35,9 @@ iter 3: loss 8.2312, time 1900.00ms, mfu 0.01%
 """
 
 
-def compare_peers(*words: object, timeout_s: float = 170) -> subprocess.CompletedProcess[str]:
+def compare_peers(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PROGRAM), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
 
 
 def test_what_nanogpt_prints_is_read_step_by_step():
@@ -108,15 +109,14 @@ def test_a_loss_without_weights_is_named_as_such():
     assert "5.5000 (training) |" in peers_table(content) and "could not be had" in peers_table(content)
 
 
-@pytest.mark.launches
 def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
-    write_peers(tmp_path / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
-    content = read_peers(tmp_path)
+    PEERS_FILE.write(tmp_path / "peers.json", example(THREE, one_set(OURS, TRAINER, NANOGPT)))
+    content = PEERS_FILE.read(tmp_path)
     assert [result["peer"] for result in content["results"]] == ["ours", "transformers", "nanogpt"]
     assert content["results"][1]["ratio"] == pytest.approx(3.0)
     plot_peers(content, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 20_000
-    done = compare_peers("--table", tmp_path / "peers.json")
+    done = run_here("compare_peers.py", "--table", tmp_path / "peers.json")
     assert done.returncode == 0 and done.stdout.strip() == peers_table(content)
 
 
@@ -133,10 +133,10 @@ def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
 )
 def test_a_damaged_file_is_refused(edit, said):
     content = example(THREE, one_set(OURS, TRAINER))
-    check_peers(content)
+    PEERS_FILE.check(content)
     edit(content)
     with pytest.raises(ValueError, match=said):
-        check_peers(content)
+        PEERS_FILE.check(content)
 
 
 def test_sets_of_the_same_arms_are_run_once():
@@ -181,7 +181,6 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
     assert compare_peers(*words, "--peers", "ours,transformers").returncode == 0
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -189,16 +188,14 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
         (["--peers", "transformers"], "compares nothing"),
         (["--precision", "fp8"], "'fp8' is not one of own, fp32, bf16"),
         (["--nanogpt_dir", "."], "has no train.py"),
-        (["--num_heads", "3"], "--embedding_size 64 is not a multiple of --num_heads 3"),
         (["--", "--optimiser", "x"], "--optimiser"),
         (["--", "--compile", "--vocab_size", "500"], "--vocab_size after `--` would change the work of our runs alone"),
-        (["--vocab_size", "299"], "--vocab_size 299 is less than the 300 tokens that"),
         (["--train_data_path", "nowhere.bin"], "--train_data_path nowhere.bin does not exist"),
     ],
 )
 def test_what_is_typed_wrong_is_refused_before_anything_runs(tmp_path, token_files, flags, sentence):
     words = ["--quick", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path / "out"]
-    done = compare_peers(*words, *flags)
+    done = run_here("compare_peers.py", *words, *flags)
     assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -222,19 +219,34 @@ def test_nothing_after_the_dashes_changes_the_work():
 
 def test_gpt2_has_its_whole_vocabulary_whatever_the_tokens_are(token_files):
     """The tokens know 300 words; GPT-2 small has 50,257 of them, and nanoGPT's head as many rows as ours."""
-    program = runpy.run_path(str(PROGRAM))
+    program = script("compare_peers.py")
 
     def settings_of(*words: str) -> RunSettings:
-        arguments = program["parse_arguments"]([*data_flags(token_files), "--seq_length", "32", *words])
-        return program["gpt2_run"](arguments, "cpu")[1].settings
+        arguments = program.parse_arguments([*data_flags(token_files), "--seq_length", "32", *words])
+        return program.gpt2_run(arguments, "cpu")[1].settings
 
     settings = settings_of()
     assert settings.shape.num_parameters == 124_439_808
     flags = nanogpt_arguments(settings, "fp32", "cpu", REPOSITORY, REPOSITORY)
     assert settings.shape.padded_vocab_size == 50304 and "--n_layer=12" in flags
     assert settings_of("--model", "gpt2-medium").model.vocab_size == 50257
-    assert settings_of("--vocab_size", "512").model.vocab_size == 512
     assert settings_of("--model", "nano").model.vocab_size == settings_of("--quick").model.vocab_size == 300
+
+
+def test_the_first_record_is_a_whole_file(tmp_path, token_files):
+    """Before any run is made, as an interrupted comparison leaves it."""
+    program = script("compare_peers.py")
+    arguments = program.parse_arguments([*data_flags(token_files), "--quick"])
+    words, checked = program.gpt2_run(arguments, "cpu")
+    runner = PeerRunner(
+        PROGRAM, PROGRAM, tmp_path, tmp_path, 1, "cpu", Stop(), 1.0, 2, gpt2_arguments=words, checked=checked
+    )
+    peers = ["ours", "transformers", "nanogpt"]
+    plan = make_plan(peers, None, "cpu", is_bf16_fast=False, missing={"nanogpt": "no clone"})
+    shared = ("git_commit", "git_dirty", "env", "host", "hardware", "is_bf16_fast")
+    facts = {name: value for name, value in example(THREE, []).items() if name in shared}
+    PEERS_FILE.write(tmp_path / "peers.json", beginning("a test", facts, plan, runner, peers, 2))
+    assert PEERS_FILE.read(tmp_path)["not_measured"] == {"nanogpt": "no clone"}
 
 
 def test_on_cuda_the_other_trainer_is_compiled_too():
@@ -251,7 +263,7 @@ def test_a_quick_comparison_from_beginning_to_end(tmp_path, token_files):
     words = ["--quick", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path, "--threads", "1"]
     done = compare_peers(*words, "--peers", "ours,transformers", "--micro_batch_size", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    content = read_peers(tmp_path)
+    content = PEERS_FILE.read(tmp_path)
     assert content["status"] == "complete" and not content["not_measured"]
     assert [(run["peer"], run["round"]) for run in content["runs"]].count(("transformers", 2)) == 1
     assert len(content["runs"]) == 4 and len(content["ceilings"]) == 2

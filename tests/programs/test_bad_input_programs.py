@@ -33,7 +33,6 @@ def bad(tmp_path_factory) -> Path:
         (folder / f"{name}_2.json").write_bytes(DEEP)
     (folder / "deep.json").write_bytes(DEEP)
     (folder / "nul.json").write_text(json.dumps({"checkpoint_path": "a\x00b"}))
-    (folder / "latin.json").write_bytes('{"model": "ü"}'.encode("latin-1"))
     (folder / "loop.bin").symlink_to("loop.bin")
     (folder / "list.json").write_text("[1, 2]")
     weights = folder / "weights"
@@ -45,21 +44,13 @@ def bad(tmp_path_factory) -> Path:
     corpus.mkdir()
     (corpus / "manifest.json").write_bytes(DEEP)
     (corpus / "documents.jsonl").write_text('{"text": "x"}\n')
-    (folder / "lines.jsonl").write_bytes(b'{"text": "one"}\n{"text": ' + DEEP + b"\n")
+    (folder / "lines.jsonl").write_text('{"text": "one"}\n')
     save(folder / "run", example_metrics(num_steps=3))
     (folder / "run" / "launcher_metadata.json").write_bytes(DEEP)
     (folder / "run" / "profiles").mkdir()
     (folder / "run" / "profiles" / "nsys.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(200))
-    report = {
-        "schema": 2,
-        "protocol": {},
-        "arms": [{}],
-        "strategies": [],
-        "mismatches": [],
-        "warnings": [],
-        "status": "ok",
-    }
-    (folder / "report.json").write_text(json.dumps(report))
+    report = {"schema": 2, "protocol": {}, "arms": [{}], "strategies": [], "mismatches": [], "warnings": []}
+    (folder / "report.json").write_text(json.dumps(report | {"status": "ok"}))
     (folder / "steps.tsv").write_text("a\tb\n")
     (folder / "sweep").mkdir()
     (folder / "sweep" / "sweep.json").write_bytes(DEEP)
@@ -71,34 +62,20 @@ CHECKPOINT = ["--seq_length", "16", "--checkpoint_path", "made"]
 # words -> exit code and a piece of the sentence
 CASES = {
     "a flag that is not UTF-8": ([*GPT2, "--sample_prompt", b"\xff\xfe"], 2, "not UTF-8"),
-    "a line break in a name": ([*GPT2, "--run_type", "a\nb"], 2, r"a\nb"),
-    "a name that is too long": ([*GPT2, "--train_data_path", "a" * 3000], 2, "File name too long"),
-    "a name that is too long, of weights": ([*GPT2, "--init_from", "a" * 3000], 2, "File name too long"),
     "a circle of links": ([*GPT2, "--train_data_path", "loop.bin"], 2, "loop.bin"),
-    "a count of 400 digits": ([*GPT2, "--epochs", "9" * 400], 2, "larger than any count"),
     "a sidecar nested too deeply": ([*GPT2, "--train_data_path", "train_2.bin"], 2, "nested too deeply"),
     "--config nested too deeply": ([*GPT2, "--config", "deep.json"], 2, "nested too deeply"),
     "--config with a NUL": ([*GPT2, "--config", "nul.json"], 2, "NUL"),
-    "--config in Latin-1": ([*GPT2, "--config", "latin.json"], 2, "not UTF-8"),
-    "--deepspeed_config nested too deeply": (
-        [*GPT2, "--run_type", "optimized", "--deepspeed_config", "deep.json"], 2, "nested too deeply"
-    ),
     "weights whose header is longer than the file": (
         [*GPT2, *CHECKPOINT, "--init_from", "weights"], 2, "model.safetensors cannot be used"
     ),
     "a manifest nested too deeply": (["preprocess_small.py", "--input", "corpus"], 1, "nested too deeply"),
-    "documents nested too deeply": (
-        ["preprocess_small.py", "--input", "lines.jsonl", "--tokenizer", "bpe:300"], 1, "line 2"
-    ),
     "a vocabulary that fills the memory": (
         ["preprocess_small.py", "--input", "lines.jsonl", "--tokenizer", f"bpe:{10**15}"], 2, "too large"
     ),
     "more bytes than there are": (["download_data.py", "--max_bytes", "9" * 400], 2, "larger than any disk"),
-    "nobody's home": (["download_data.py", "--dataset", "~no_such_user_here/x"], 2, "~no_such_user_here"),
-    "charts of a name that is too long": (["generate_charts.py", "--runs", "a" * 3000], 2, "File name too long"),
     "a scaling report of empty arms": (["scripts/generate_scaling_table.py", "--report", "report.json"], 2, "lacks"),
     "a comparison with peers that is a list": (["scripts/compare_peers.py", "--table", "list.json"], 2, "list.json"),
-    "profiles that are lists": (["scripts/profiling/diff_profiles.py", "list.json", "list.json"], 2, "list.json"),
     "an export of nsys that is zeros": (
         ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys.sqlite"
     ),
@@ -107,9 +84,7 @@ CASES = {
         "steps.tsv",
     ),
     "a sweep nested too deeply": (["scripts/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
-    "a report on it": (["scripts/generate_scaling_table.py", "--dir", "sweep"], 2, "sweep"),
     "an audit of a list": (["scripts/audit_runs.py", "list.json"], 2, "list.json"),
-    "a comparison of nothing": (["scripts/compare_runs.py", "run", "--against", "weights"], 2, "weights"),
 }  # fmt: skip
 
 
@@ -129,9 +104,9 @@ def test_bad_input_is_one_sentence_and_an_exit_code(bad, tmp_path, name):
     assert content_of(bad) == before, "a file was changed"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can start a program as nobody")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can change the user")
 def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
-    """Root may read everything, so nobody is asked: a file without rights, and a folder that cannot be entered."""
+    """Root may read everything, so another user runs it: a file without rights, a folder that cannot be entered."""
     shutil.copytree(bad, tmp_path / "files", symlinks=True)
     folder = tmp_path / "files"
     for each in (folder, tmp_path, *list(tmp_path.parents)[:2]):

@@ -105,7 +105,7 @@ def test_a_signal_ends_it_at_once_and_leaves_what_there_is_in_one_file(tmp_path,
         assert {"./summary.json", "./steps.tsv", "./logs/corpus.log"} <= set(packed.getnames())
 
 
-def test_the_summary_sets_each_run_beside_the_measured_matrix_rate(tmp_path):
+def test_the_summary_compares_each_run_with_the_measured_matrix_rate(tmp_path):
     shutil.copytree(RUN, tmp_path / "runs" / "baseline")
     metrics = read_metrics(RUN / "training_metrics.json")
     precision, speed = metrics["training_config"]["precision"], metrics["flops"]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.programs import REPOSITORY, TINY_MODEL, write_token_files
+from support.programs import REPOSITORY, TINY_MODEL, script, write_token_files
 
 PROGRAM = REPOSITORY / "scripts" / "cloud" / "modal_run.py"
 SKYPILOT = REPOSITORY / "scripts" / "cloud" / "skypilot.yaml"
@@ -21,47 +21,13 @@ needs_yaml = pytest.mark.skipif(
     importlib.util.find_spec("yaml") is None, reason="the package pyyaml is not installed (pip install pyyaml)"
 )
 # the fields of a task as SkyPilot documents them (docs.skypilot.co, "SkyPilot YAML"), as far as ours could use them
-TEXTS = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
-SKYPILOT_TASK = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-zA-Z0-9][a-zA-Z0-9-]*$"},
-        "workdir": {"type": "string"},
-        "num_nodes": {"type": "integer", "minimum": 1},
-        "resources": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "infra": {"type": "string"},
-                "accelerators": {"type": "string", "pattern": "^[A-Za-z0-9-]+(:[0-9]+)?$"},
-                "cpus": {"type": ["string", "integer"]},
-                "memory": {"type": ["string", "integer"]},
-                "use_spot": {"type": "boolean"},
-                "disk_size": {"type": "integer"},
-                "network_tier": {"enum": ["standard", "best"]},
-                "autostop": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {"idle_minutes": {"type": "integer"}, "down": {"type": "boolean"}},
-                },
-            },
-        },
-        "envs": TEXTS,
-        "secrets": TEXTS,
-        "file_mounts": {"type": "object"},
-        "setup": {"type": "string"},
-        "run": {"type": "string"},
-    },
-}
+TASK = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run"}
+RESOURCES = {"infra", "accelerators", "cpus", "memory", "use_spot", "disk_size", "network_tier", "autostop"}
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    spec = importlib.util.spec_from_file_location("modal_run", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("cloud/modal_run.py")
 
 
 def command(launcher, run_type: str, world_size: int, batch_size: int | None = None, extra: str = "") -> list[str]:
@@ -76,10 +42,7 @@ def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path)
     from testbed.distributed.launch import Launch
 
     assert set(launcher.RUN_TYPES) == set(STRATEGIES)
-    files = write_token_files(tmp_path)
-    for file, name in zip(files, ("train_small", "val_small"), strict=True):
-        for part in tmp_path.glob(f"{file.stem}.*"):
-            part.rename(part.with_name(part.name.replace(file.stem, name)))
+    make_corpus(tmp_path)
     for run_type in launcher.RUN_TYPES:
         ranks = 1 if run_type in launcher.ONE_PROCESS else 2
         words = launcher.training_command(
@@ -88,11 +51,8 @@ def test_the_command_of_each_run_type_is_one_that_gpt2_takes(launcher, tmp_path)
         assert words.count("src/gpt2.py") == 1
         flags = words[words.index("src/gpt2.py") + 1 :]
         settings = check_run(parse_command_line(flags), Launch(0, 0, ranks, ranks)).settings
-        assert (settings.training.run_type, settings.training.epochs, settings.batch.global_batch_size) == (
-            run_type,
-            3,
-            8,
-        )
+        assert (settings.training.run_type, settings.training.epochs) == (run_type, 3)
+        assert settings.batch.global_batch_size == 8
         started = words[: words.index("src/gpt2.py")]
         assert ("deepspeed.launcher.runner" in started) == (run_type == "optimized")
         assert ("--nproc-per-node=2" in started) == (ranks == 2 and run_type != "optimized")
@@ -137,13 +97,18 @@ def test_called_as_a_program_it_says_how_it_is_started():
     assert done.returncode == 2 and "modal run" in done.stderr
 
 
+def make_corpus(folder: Path) -> None:
+    """Put token files under the names that preprocess_small.py gives them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in write_token_files(folder):
+        for part in folder.glob(f"{file.stem}.*"):
+            part.rename(part.with_name(part.name.replace(file.stem, f"{file.stem}_small")))
+
+
 def request(tmp_path: Path, name: str) -> dict:
     data = tmp_path / "data" / "stdlib"
     if not data.exists():
-        data.mkdir(parents=True)
-        for file in write_token_files(data):
-            for part in data.glob(f"{file.stem}.*"):
-                part.rename(part.with_name(part.name.replace(file.stem, f"{file.stem}_small")))
+        make_corpus(data)
     extra = f"{' '.join(TINY_MODEL)} --seq_length 32 --device cpu --precision fp32 --max_train_steps 2"
     return {
         "run_type": "baseline", "world_size": 1, "epochs": 1, "batch_size": 8, "dataset": "stdlib", "name": name,
@@ -191,13 +156,12 @@ def test_the_app_builds_and_its_function_runs_here(launcher, tmp_path):
 
 @needs_yaml
 def test_the_task_has_the_fields_that_skypilot_documents():
-    import jsonschema
     import yaml
 
     task = yaml.safe_load(SKYPILOT.read_text())
-    jsonschema.validate(task, SKYPILOT_TASK)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(task | {"recources": {}}, SKYPILOT_TASK)
+    assert set(task) <= TASK and set(task["resources"]) <= RESOURCES
+    assert set(task["resources"]["autostop"]) == {"idle_minutes", "down"}
+    assert all(isinstance(value, str) for value in task["envs"].values()), "a number would be no environment variable"
 
 
 @pytest.mark.launches

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from support import evil
 from support.evil import complete_again, evil_metrics
 from support.metrics_examples import save
-from support.programs import REPOSITORY, TINY_RUN, run_program
+from support.programs import TINY_RUN, run_here
 from support.report_cases import load, run_metrics
 
 from testbed.analysis.charts.agreement import write_agreement_figure
@@ -57,7 +56,6 @@ def test_pages_and_pictures_hold_letters_alone(runs, tmp_path):
     write_agreement_figure(whole[:1] * 2, tmp_path / "agreement.png")
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize(
     "words",
     [
@@ -74,7 +72,7 @@ def test_a_terminal_is_told_letters_alone(words, runs, tmp_path):
     moved = tmp_path / f"moved{OBEYED}"
     runs.rename(moved)
     words = [word.replace(str(runs), str(moved)) for word in words]
-    done = run_program([sys.executable, str(REPOSITORY / words[0]), *words[1:]])
+    done = run_here(f"../{words[0]}", *words[1:])
     assert "Traceback" not in done.stderr
     assert not obeyed(done.stdout + done.stderr) and "owned" in done.stdout + done.stderr
 
@@ -109,12 +107,12 @@ def test_run_names_that_hold_a_line_feed_stay_on_one_line(tmp_path):
     assert run.label.startswith("ddp\\nFAILS: forged")
 
 
-def test_what_nobody_reads_costs_nothing_and_is_escaped_as_everything_is(capsys):
+def test_a_stream_without_a_reader_is_no_error(capsys):
     say_if_read("a\x1b[2Jb")
     assert capsys.readouterr().err == "a\\x1b[2Jb\n"
     read_end, write_end = os.pipe()
     os.close(read_end)
     stream = os.fdopen(write_end, "w")
-    say_if_read("to nobody", stream)
+    say_if_read("unread", stream)
     with contextlib.suppress(BrokenPipeError):  # it tries again
         stream.close()

@@ -54,20 +54,18 @@ def test_an_old_mark_makes_no_success_of_a_start_that_was_refused(in_a_job_of_ou
 
 def test_reading_the_evidence_takes_no_time_from_the_requeue_and_little_from_the_rest(in_a_job_of_our_own, tmp_path):
     nsys = tmp_path / "bin" / "nsys"
-    nsys.write_text(f"#!/bin/sh\necho nsys $1 >>{tmp_path}/called\nexec sleep 60\n")
+    nsys.write_text("#!/bin/sh\nexec sleep 60\n")
     nsys.chmod(0o755)
-    variables = {**in_a_job_of_our_own, "NSYS": "1", "NCCL_LOGS": "1", "EVIDENCE_SECONDS": "1"}
+    variables = {**in_a_job_of_our_own, "NSYS": "1", "EVIDENCE_SECONDS": "1"}
     report = 'touch "$EVIDENCE_DIR/profiles/one.nsys-rep"'
-    how = (
-        r"evidence is not read; do it with: (env PYTHON=\S+ bash \S+/evidence.sh finish \S+/start_\d NCCL_LOGS\\ NSYS)"
-    )
+    how = r"evidence is not read; do it with: (env PYTHON=\S+ bash \S+/evidence.sh finish \S+/start_\d NSYS)"
     preempted = {**variables, "STAND_IN_CODE": "1"}
     done = in_the_step(preempted, tmp_path, f"{report}; echo '{PREEMPTED}' >RUN_PREEMPTED.txt; exit 1")
     assert done.returncode == 143 and (tmp_path / "called").read_text() == "scontrol requeue 123456\n"
     later = re.search(how, done.stdout).group(1)
     done = in_the_step(variables, tmp_path, f"{report}; rm RUN_PREEMPTED.txt; echo rank 1 is dead >RUN_FAILED.txt")
     assert done.returncode == 1 and "rank 1 is dead" in done.stdout and re.search(how, done.stdout)
-    assert "was ended after EVIDENCE_SECONDS=1" in done.stdout and (tmp_path / "called").read_text().count("nsys") == 1
+    assert "was ended after EVIDENCE_SECONDS=1" in done.stdout
     nsys.write_text("#!/bin/sh\necho stats of $2\n")
     subprocess.run(["bash", "-c", later], check=True, env=environment(PATH=variables["PATH"]), timeout=60)
     stats = tmp_path / "run" / "evidence" / "start_1" / "profiles" / "nsys_stats_one.txt"
@@ -106,7 +104,12 @@ def test_a_task_of_an_array_requeues_and_signals_itself_alone(in_a_job_of_our_ow
     assert called == ["scancel --signal=USR1 123456_7", "scontrol requeue 123456_7"]
 
 
-@pytest.mark.parametrize("caller", CALLERS)
+def test_all_callers_find_their_launcher_by_the_same_lines():
+    ways = {tuple((SCRIPTS / caller).read_text().splitlines()[5:7]) for caller in CALLERS}
+    assert len(ways) == 1
+
+
+@pytest.mark.parametrize("caller", ["train_b64_g2.slurm", "run_2node_8gpu.sbatch"])
 def test_a_caller_finds_its_launcher_wherever_a_copy_of_it_runs(caller, in_a_job_of_our_own, tmp_path):
     """sbatch runs a copy under another name, and Slurm says where it was, of an array once for each task. In the
     allocation of another script Slurm says where that was."""
@@ -192,6 +195,7 @@ def test_the_guide_tells_of_every_variable_and_every_script():
     settable = set(re.findall(r"\$\{([A-Z0-9_]+):-", source)) - {"GIT_COMMIT"}
     settable = {name for name in settable if not name.startswith(("SLURM_", "SBATCH_", "VIRTUAL_ENV"))}
     assert settable <= told, "a variable that is read is not in the table"
+    source += (SCRIPTS / "evidence.sh").read_text()
     assert all(re.search(rf"\b{name}\b", source) for name in told), "the table tells of one that nothing reads"
     for caller in CALLERS:
         assert caller in guide or re.search(r"_(b\d+_g\d|dp|ddp|single|deepspeed_stage\d)\.", caller), caller
@@ -245,40 +249,6 @@ def test_the_lab_refuses_what_it_does_not_understand(script, flags, words):
         ["bash", str(LAB / script), *flags], capture_output=True, text=True, env=variables, timeout=30
     )
     assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
-
-
-def test_the_lab_knows_its_jobs_by_more_than_what_a_shell_of_the_user_has(tmp_path):
-    """A shell in a job of a real cluster has SLURMD_NODENAME, and SLURM_CONF once it talks to the lab."""
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / "slurm.conf").write_text("NodeName=node1 NodeHostname=here\nNodeName=node2 NodeHostname=here\n")
-    (tmp_path / "etc" / "token").write_text("0123abcd\n")
-    base = environment(SLURM_CONF=f"{tmp_path}/etc/slurm.conf")
-    theirs = [{}, {"SLURMD_NODENAME": "gpu017"}, {"SLURMD_NODENAME": "node1"}, {"SLURM_LAB_TOKEN": "0123abcd"}]
-    theirs += [{"SLURMD_NODENAME": "node1", "SLURM_LAB_TOKEN": "0123"}]
-    theirs += [{"SLURMD_NODENAME": "gpu017", "SLURM_LAB_TOKEN": "0123abcd"}]
-    ours = [{"SLURMD_NODENAME": node, "SLURM_LAB_TOKEN": "0123abcd"} for node in ("node1", "node2")]
-    started = [subprocess.Popen(["sleep", "60"], env={**base, **more}) for more in theirs + ours]
-    try:
-        look = f'. "{LAB}/slurm_processes.sh"; of_jobs "$@"; : not the last, which bash would become'
-
-        def found(*words: str, **more: str) -> set[int]:
-            command = ["bash", "-c", look, "look", str(tmp_path), *words]
-            done = subprocess.run(command, capture_output=True, text=True, env=base | more, timeout=30, check=True)
-            return {int(pid) for pid in done.stdout.split()}
-
-        first, second = (process.pid for process in started[-2:])
-        assert found() == {first, second} and found("node2") == {second}
-        mine = subprocess.run(
-            ["bash", "-c", f"{look}; echo $$", "look", str(tmp_path)],
-            capture_output=True, text=True, env={**base, **ours[0]}, timeout=30, check=True,
-        ).stdout.split()  # fmt: skip
-        assert mine.count(mine[-1]) == 1, "it would end who asks"
-        (tmp_path / "etc" / "token").unlink()
-        assert found() == set(), "without a token nothing is known"
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 def test_a_machine_where_slurm_cannot_be_installed_is_told_why(tmp_path):

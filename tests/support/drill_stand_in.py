@@ -163,7 +163,7 @@ def earlier_segments(directory: Path) -> list[dict]:
 
 def resume(directory: Path) -> tuple[list[float], bytes, int]:
     folders = sorted(directory.glob("checkpoints/step_*"), reverse=True)
-    for folder in {"begins_anew": [], "goes_on_from_an_older": folders[1:]}.get(FLAW, folders):
+    for folder in {"begins_at_step_1": [], "goes_on_from_an_older": folders[1:]}.get(FLAW, folders):
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
             for name in NEEDED[:2]:

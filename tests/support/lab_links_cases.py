@@ -23,7 +23,7 @@ PING = ["ping", "-c", "3", "-i", "0.05", "-W", "1"]
 
 
 def needs_lab(test):
-    """Labs are seen by the whole machine, so nothing that makes others may run beside these tests."""
+    """Labs are seen by the whole machine, so nothing that makes others may run at the same time."""
     is_missing = pytest.mark.skipif(why_impossible() is not None, reason=f"no lab here: {why_impossible()}")
     return pytest.mark.launches(pytest.mark.alone(is_missing(test)))
 

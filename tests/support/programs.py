@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 
@@ -61,6 +64,18 @@ def script(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+def run_here(path: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a program of scripts/ in this process, which takes a fraction of the time of a new one."""
+    said = io.StringIO(), io.StringIO()
+    streams = contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1])
+    with mock.patch.object(sys, "argv", [path, *map(str, words)]), streams[0], streams[1]:
+        try:
+            code = script(path).main()
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess([path, *words], code, *(each.getvalue() for each in said))
 
 
 def python_command() -> list[str]:

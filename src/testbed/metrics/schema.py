@@ -46,7 +46,7 @@ def fields_of(kind: type) -> list[Field]:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of all versions; `$defs/step` is a row of `steps`."""
-    ours = _with_version(_object(TrainingMetrics), SCHEMA_VERSION) | _FAILURE_HAS_A_REASON
+    ours = _with_version(object_schema(TrainingMetrics), SCHEMA_VERSION) | _FAILURE_HAS_A_REASON
     steps = ours["properties"]["steps"]
     step, steps["items"] = steps["items"], {"$ref": "#/$defs/step"}
     name = "v" + SCHEMA_VERSION.replace(".", "_")
@@ -58,8 +58,8 @@ def schema() -> dict[str, Any]:
         "$defs": {
             name: ours,
             "step": step,
-            "v2_0": _with_version(_object(MetricsFile20, is_open=True), "2.0"),
-            "v1": _object(MetricsFile1, is_open=True),
+            "v2_0": _with_version(object_schema(MetricsFile20, is_open=True), "2.0"),
+            "v1": object_schema(MetricsFile1, is_open=True),
         },
     }
 
@@ -91,7 +91,8 @@ def _without_notes(hint: Any) -> tuple[Any, list[Any]]:
     return hint, []
 
 
-def _object(kind: type, is_open: bool = False) -> dict[str, Any]:
+def object_schema(kind: type, is_open: bool = False) -> dict[str, Any]:
+    """Return the JSON schema of a TypedDict whose fields may carry rules."""
     fields = fields_of(kind)
     required = [field.name for field in fields if not field.is_optional]
     return {
@@ -114,11 +115,13 @@ def _value(field: Field, is_open: bool) -> dict[str, Any]:
     if get_origin(field.kind) is Literal:
         return {"enum": [*get_args(field.kind), *([None] if field.is_nullable else [])]}
     if is_typeddict(field.kind):
-        found = _object(field.kind, is_open)
+        found = object_schema(field.kind, is_open)
     else:
         found = {"type": _KINDS[get_origin(field.kind) or field.kind], **field.rules}
         if found["type"] == "array":
             found["items"] = _value(_field("", get_args(field.kind)[0]), is_open)
+        elif get_args(field.kind)[1:] not in ((), (Any,)):  # dict[str, ...]
+            found["additionalProperties"] = _value(_field("", get_args(field.kind)[1]), is_open)
     if field.is_nullable:
         found["type"] = [found["type"], "null"]
     return found

@@ -1,1 +1,1 @@
-"""The fault drill: runs that are struck by a fault, resumed, and held against the run that nobody disturbed."""
+"""Inject faults into runs, resume them, and compare them with a reference run."""

@@ -1,4 +1,4 @@
-"""What happens to files: damage to a checkpoint or to the metrics, halves left behind, a disk that is full."""
+"""Damage files: a checkpoint, the metrics, halves left behind, a disk that is full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_ROOM = 64 * 1024  # bytes: less, and not even the first lines of a log wou
 _CHECKPOINT = re.compile(r"step_\d+")
 
 
-def strike_files(fault: Fault, directory: Path) -> str | None:
+def damage_files(fault: Fault, directory: Path) -> str | None:
     """Do to the files of an ended run what the fault says. Returns what was done, None where nothing was there."""
     saved = _saved(directory)
     if fault.kind == "corrupt_metrics":
@@ -39,7 +39,7 @@ def _saved(directory: Path) -> list[Path]:
 
 
 def newest_but_one(directory: Path) -> int | None:
-    """The step of the last checkpoint before the newest, None where that is the only one."""
+    """Return the step of the last checkpoint before the newest, None where that is the only one."""
     steps = [int(path.name.removeprefix("step_")) for path in _saved(directory)]
     return steps[-2] if len(steps) > 1 else None
 
@@ -70,7 +70,7 @@ def _damage(path: Path, form: str | None, fault: Fault) -> str:
 
 
 def _leave_halves(newest: Path, directory: Path, fault: Fault) -> str:
-    """What a kill in the middle of a write leaves: a checkpoint of the next step, and a metrics file, cut off."""
+    """Leave what a kill in the middle of a write leaves: a checkpoint of the next step, and a metrics file, cut off."""
     step = int(newest.name.rpartition("_")[2]) + 1
     temporary = newest.with_name(f".step_{step:06d}.tmp")
     shutil.copytree(newest, temporary, dirs_exist_ok=True)
@@ -87,10 +87,10 @@ def _leave_halves(newest: Path, directory: Path, fault: Fault) -> str:
 
 
 class SmallDisk:
-    """A folder with room for so many bytes and no more, until there is room again.
+    """Make a folder with room for `num_bytes`, until `make_room`.
 
     `method` tmpfs: a file system of that size, mounted on the folder; writing ends with ENOSPC as on any full disk.
-    RLIMIT_FSIZE, where nobody lets us mount: no file may be longer, and writing ends with EFBIG.
+    RLIMIT_FSIZE, where mounting is not allowed: no file may be longer, and writing ends with EFBIG.
     """
 
     def __init__(self, directory: Path, num_bytes: int, method: str):
@@ -109,7 +109,7 @@ class SmallDisk:
         return self
 
     def make_room(self) -> None:
-        """From now on everything fits."""
+        """Let everything fit from now on."""
         if self.method == TMPFS:
             _mount("remount,size=4g", self.directory)
         else:
@@ -125,8 +125,8 @@ def _mount(options: str, directory: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def way_to_fill_a_disk() -> str:
-    """tmpfs where this process may mount one, else RLIMIT_FSIZE: found by trying."""
+def disk_full_backend() -> str:
+    """Return tmpfs where this process may mount one, else RLIMIT_FSIZE."""
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.suppress(OSError, subprocess.CalledProcessError),
@@ -138,7 +138,7 @@ def way_to_fill_a_disk() -> str:
 
 @contextlib.contextmanager
 def folder_of_run(fault: Fault, directory: Path, needed_bytes: int, method: str) -> Iterator[SmallDisk | None]:
-    """The run's folder, on a small disk where the fault is a full one."""
+    """Yield the small disk that holds the run's folder, None where the fault is no full disk."""
     if fault.kind != "disk_full":
         directory.mkdir(parents=True)
         yield None

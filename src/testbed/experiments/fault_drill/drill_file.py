@@ -1,47 +1,113 @@
-"""fault_drill.json: what struck when, what each start said, and whether anything was lost."""
+"""fault_drill.json: the fault, the starts and the verdict of each drill."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from testbed.experiments.fault_drill.faults import ENDS_IN_ORDER, KINDS
 from testbed.experiments.fault_drill.work import Work
-from testbed.io import check_schema, read_checked, result_head, write_text
+from testbed.experiments.result_file import ResultFile
+from testbed.metrics.fields.types import Amount, Count, Fraction, Name, OneOrMore, Positive, Rule, Sha256
 
-DRILL_FILE = "fault_drill.json"
-SCHEMA_VERSION = "1.0"
 ASKED = (*ENDS_IN_ORDER, "kill_launcher")  # kinds of faults that the run takes for being asked to end
 SAME = ("seed", "run_types", "model", "steps", "save_every", "collective_timeout_s", "grace_s")  # what makes fault N
 
 
-def read_drill(path: Path) -> dict[str, Any]:
-    """A fault_drill.json. ValueError, one sentence that names the file, when it is none."""
-    return read_checked(path, check_drill)
+class Code(TypedDict):
+    """The code and the machine of the reference runs."""
+
+    git_commit: str
+    git_dirty: bool | None
+    python_version: str
+    torch_version: str
+    deepspeed_version: str | None
+    cpu_name: str | None
+    cpu_cores_visible: Positive
 
 
-def write_drill(path: Path, content: dict[str, Any]) -> None:
-    """Work the summary out, check the whole, and replace `path` in one move."""
-    faults = sorted(content["faults"], key=lambda row: row["number"])
-    content = {**content, "faults": faults, "summary": summary(faults)}
-    check_drill(content)
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+class ReferenceRecord(TypedDict):
+    weights_sha256: Sha256
+    losses: list[float]
+    timeline: dict[str, Amount]
+    needed_bytes: Count
+    seconds: Amount
 
 
-def check_drill(content: Any) -> None:
-    """Raise ValueError, one sentence that names the place, unless `content` is a whole fault_drill.json."""
-    check_schema(content, "experiments/fault_drill/fault_drill.schema.json")
+class MomentRecord(TypedDict):
+    after: str
+    share: Amount
+
+
+class Struck(TypedDict):
+    what: str
+    after_s: Amount | None
+    saving: bool | None
+    newest_saved: Count | None
+
+
+class Start(TypedDict):
+    launcher: str
+    exit_codes: OneOrMore[int | None]
+    seconds: Amount
+    struck: Struck | None
+    ended_after_s: Amount | None
+    mark: str | None
+    begun: Count
+    newest_whole: Count | None
+    saves: list[Positive]
+    said: list[str]
+
+
+class FaultRecord(TypedDict):
+    number: Positive
+    kind: str
+    run_type: str
+    launcher: str
+    target: str
+    form: str | None
+    shares: Annotated[list[Fraction], Rule("minItems", 2), Rule("maxItems", 2)]
+    moments: list[MomentRecord]
+    tries: Positive
+    started_utc: str
+    seconds: Amount
+    struck: bool
+    survived: bool | None
+    problems: list[str]
+    lost_steps: Count | None
+    starts: OneOrMore[Start]
+
+
+class Content(TypedDict):
+    schema_version: str
+    status: Literal["running", "complete", "interrupted"]
+    timestamp_utc: str
+    command_line: str
+    code: list[Code]
+    seed: Count
+    num_faults: Positive
+    run_types: OneOrMore[Name]
+    model: str
+    steps: Positive
+    save_every: Positive
+    collective_timeout_s: Positive
+    grace_s: Positive
+    jobs: Positive
+    disk_method: Literal["tmpfs", "RLIMIT_FSIZE"]
+    wall_s: Amount
+    references: dict[str, ReferenceRecord]
+    faults: list[FaultRecord]
+    summary: list[dict]
 
 
 def beginning(
     command_line: str, seed: int, num_faults: int, run_types: list[str], work: Work, jobs: int, disk_method: str
 ) -> dict[str, Any]:
-    """The file before its first drill."""
+    """Return the file before its first drill."""
     return {
-        **result_head(SCHEMA_VERSION, command_line),
+        **DRILL_FILE.head(command_line),
         "status": "running",
         "code": [],
         "seed": seed,
@@ -54,7 +120,7 @@ def beginning(
         "grace_s": work.grace,
         "jobs": jobs,
         "disk_method": disk_method,
-        "wall_s": 0.0,  # of all calls, undisturbed runs included
+        "wall_s": 0.0,  # of all calls, reference runs included
         "references": {},
         "faults": [],
     }
@@ -68,7 +134,7 @@ def take_over(wanted: dict[str, Any], path: Path) -> None:
     """
     if not path.exists():
         return
-    earlier = read_drill(path)
+    earlier = DRILL_FILE.read(path)
     for name in SAME:
         if earlier[name] != wanted[name]:
             raise ValueError(
@@ -80,7 +146,7 @@ def take_over(wanted: dict[str, Any], path: Path) -> None:
 
 
 def add_code(content: dict[str, Any], metrics: dict[str, Any]) -> None:
-    """Note the code and the machine that an undisturbed run ran on, once each: a drill may be continued later."""
+    """Note the code and the machine that a reference run ran on, once each: a drill may be continued later."""
     code = {
         **{name: metrics[name] for name in ("git_commit", "git_dirty")},
         **{name: metrics["env"][name] for name in ("python_version", "torch_version", "deepspeed_version")},
@@ -121,7 +187,7 @@ def summary(faults: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _what_was_asked(struck: Sequence[dict[str, Any]]) -> dict[str, int] | None:
-    """Of the faults that ask a run to end, what they met: a run that finished its step and saved it (`in_order`), one
+    """Count what the faults that ask a run to end met: a run that finished its step and saved it (`in_order`), one
     that was still starting up (`in_start_up`), one that had no step left and completed (`completed`). None: no such
     fault."""
     marks = [row["starts"][0]["mark"] for row in struck if row["kind"] in ASKED]
@@ -131,8 +197,16 @@ def _what_was_asked(struck: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     return {"in_order": in_order, "in_start_up": len(marks) - in_order - completed, "completed": completed}
 
 
+def _derived(content: dict[str, Any]) -> dict[str, Any]:
+    faults = sorted(content["faults"], key=lambda row: row["number"])
+    return {"faults": faults, "summary": summary(faults)}
+
+
+DRILL_FILE = ResultFile("fault_drill.json", "1.0", Content, _derived)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The summary for a person."""
+    """Return the summary as a text table."""
     titles = {
         "kind": "fault", "faults": "faults", "survived": "survived", "lost": "lost", "missed": "too late",
         "asked": "saved/started/done", "while_saving": "in a save", "lost_steps": "steps again", "starts": "starts",

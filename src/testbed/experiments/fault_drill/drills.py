@@ -1,4 +1,4 @@
-"""Carry faults out: the undisturbed runs, then drill after drill, each from its first start to its verdict."""
+"""Carry faults out: the reference runs, then drill after drill, each from its first start to its verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed.distributed.processes import Interrupted, Stop
 from testbed.errors import Failure
-from testbed.experiments.fault_drill.damage import SmallDisk, folder_of_run, newest_but_one, strike_files
+from testbed.experiments.fault_drill.damage import SmallDisk, damage_files, folder_of_run, newest_but_one
 from testbed.experiments.fault_drill.faults import DAMAGE, ENDS_IN_ORDER, LAUNCH, PROCESSES, RESTARTING, Fault, Moment
 from testbed.experiments.fault_drill.start import MARKER, POLL_S, StartedRun, Timeline, end_marked
 from testbed.experiments.fault_drill.verdict import (
@@ -37,22 +37,22 @@ from testbed.sweep.plan import folder_name
 from testbed.sweep.request import Variant
 
 IN_ORDER = ("preempted", "complete")  # marks of a run that lost nothing when it was told to end
-MOST_STARTS = 5  # the struck ones included
+MOST_STARTS = 5  # those with a fault included
 TRIES = 3  # a fault that comes too late is tried again earlier
-START_LIMIT_S = 180.0  # of a start that nobody disturbs: then it hangs
-SPARE_S = 30.0  # beyond what a struck run may take by its own limits: processes die slowly on a busy machine
+START_LIMIT_S = 180.0  # of a start without a fault: then it hangs
+SPARE_S = 30.0  # beyond what a run may take by its own limits after a fault: processes die slowly on a busy machine
 END = "end"
 # how a run words a full disk: Linux, and PyTorch's writer of archives, which knows only that too few bytes were written
 _DISK_IS_FULL = re.compile(r"No space left|File too large|PytorchStreamWriter|unexpected pos")
 
 
 class DrillFailed(Failure):
-    """There is nothing to hold drilled runs against."""
+    """There is nothing to compare drilled runs with."""
 
 
 @dataclass
 class Drills:
-    """What all drills of one call share. `jobs`: that run side by side."""
+    """Hold what all drills of one call share. `jobs`: that run side by side."""
 
     work: Work
     variants: Mapping[str, Variant]  # by their text
@@ -64,7 +64,7 @@ class Drills:
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def make_reference(self, text: str) -> dict[str, Any]:
-        """The undisturbed run of a run type. Returns its metrics.
+        """Make the reference run of a run type. Returns its metrics.
 
         Raises:
             DrillFailed: it ends otherwise than complete.
@@ -77,7 +77,7 @@ class Drills:
         left = start.wait_for_end(START_LIMIT_S + 120, POLL_S)  # the first one may compile an extension of DeepSpeed's
         self._go_on()
         if left or set(start.exit_codes) != {0} or mark_of(directory) != "complete":
-            raise DrillFailed(f"the undisturbed run of {text} failed; what it said: {start.log}")
+            raise DrillFailed(f"the reference run of {text} failed; what it said: {start.log}")
         metrics = read_metrics(directory / METRICS)
         newest = max((directory / CHECKPOINTS).glob("step_*"))
         needed = 3 * sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
@@ -90,7 +90,7 @@ class Drills:
         return metrics
 
     def run_all(self, faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
-        """Each fault's row as its drill ends; ends early when a signal asks for it."""
+        """Yield each fault's row as its drill ends. A signal ends it early."""
         slots: queue.Queue[int] = queue.Queue()
         for slot in range(self.jobs):
             slots.put(slot)
@@ -149,7 +149,7 @@ class Drills:
                     starts.append(said)
                     self._go_on()
                     if len(starts) == 1 and not _is_done(said):
-                        self._after_the_strike(fault, directory, disk, said)
+                        self._between_starts(fault, directory, disk, said)
                 segments = segments_of(directory)
                 lost_steps = sum(segment["lost_steps"] or 0 for segment in segments) if segments else None
                 problems += self._verdict(fault, starts, segments, lost_steps or 0, directory, extensions)
@@ -157,7 +157,7 @@ class Drills:
                 kept = self.out_dir / "lost" / name
                 shutil.rmtree(kept, ignore_errors=True)
                 if problems:
-                    shutil.copytree(directory, kept)  # for whoever looks into it
+                    shutil.copytree(directory, kept)  # to be looked into
         finally:
             end_marked(f"{self.session}-{name}")
         shutil.rmtree(directory, ignore_errors=True)
@@ -172,13 +172,14 @@ class Drills:
     def _start(
         self, fault: Fault, number: int, directory: Path, name: str, extensions: Path, disk: SmallDisk | None
     ) -> dict[str, Any]:
-        """One start, struck when the fault says so. Later starts are two plain processes: the quickest there is."""
+        """Make one start, with its fault where it has one. Later starts are two plain processes: the quickest there
+        is."""
         launcher = fault.launcher if number < max(1, len(fault.moments)) else PROCESSES
         limit = disk.file_size_limit if disk and number == 0 else None
         start = self._begin(launcher, fault.run_type, directory, name, number, extensions, limit)
         struck, struck_s = None, None
         if number < len(fault.moments):
-            struck = self._strike(fault, fault.moments[number], start)
+            struck = self._inject(fault, fault.moments[number], start)
             struck_s = time.perf_counter()
         goes_on = struck is None or launcher == RESTARTING
         limit_s = START_LIMIT_S if goes_on else self.work.collective_timeout + self.work.grace + SPARE_S
@@ -194,7 +195,7 @@ class Drills:
             what = f"{disk.method}: room for {disk.num_bytes:,} bytes"
             struck = {"what": what, "after_s": None, "saving": None, "newest_saved": None}
         if is_done and fault.signal in (signal.SIGKILL, signal.SIGSTOP) and launcher != RESTARTING:
-            struck = None  # nobody ends well who was killed: it came too late
+            struck = None  # a run that was killed does not complete: the fault came too late
         if not (left or struck or is_done):
             problems.append(f"start {number + 1}, which nothing disturbed, ended with {start.exit_codes}, mark {mark}")
         return {
@@ -211,7 +212,7 @@ class Drills:
             "problems": problems,
         }
 
-    def _strike(self, fault: Fault, moment: Moment, start: StartedRun) -> dict[str, Any] | None:
+    def _inject(self, fault: Fault, moment: Moment, start: StartedRun) -> dict[str, Any] | None:
         """Wait for the moment and send the signal. Returns what was done; None where the run had ended before."""
         wait_s = moment.share * _seconds_to_next(self.references[fault.run_type].timeline, moment.after)
         if not start.wait_for(moment, wait_s, START_LIMIT_S):
@@ -220,7 +221,7 @@ class Drills:
             return None  # its processes only have to end
         was_saving, newest_saved = start.timeline.saving(), start.timeline.newest_saved()
         after_s = start.timeline.seconds
-        pids = start.strike(fault.target, fault.signal, START_LIMIT_S)
+        pids = start.send(fault.target, fault.signal, START_LIMIT_S)
         if not pids:
             return None
         # of a save that was seen before and after, it is sure that the signal came within it
@@ -228,12 +229,12 @@ class Drills:
         what = f"{fault.signal.name} to {fault.target}"
         return {"what": what, "after_s": after_s, "saving": saving, "newest_saved": newest_saved}
 
-    def _after_the_strike(self, fault: Fault, directory: Path, disk: SmallDisk | None, first: dict[str, Any]) -> None:
-        """What happens to the files between the first start and the second."""
+    def _between_starts(self, fault: Fault, directory: Path, disk: SmallDisk | None, first: dict[str, Any]) -> None:
+        """Do what happens to the files between the first start and the second."""
         if disk is not None:
             disk.make_room()
         if fault.kind in DAMAGE and first["struck"] is not None:
-            done = strike_files(fault, directory)
+            done = damage_files(fault, directory)
             first["struck"] = None if done is None else {**first["struck"], "what": done}
             if fault.kind in ("truncated_checkpoint", "flipped_bit") and done is not None:
                 first["newest_whole"] = newest_but_one(directory)
@@ -273,7 +274,7 @@ class Drills:
         return directory
 
     def _extensions(self, slot: int | None) -> Path:
-        """TORCH_EXTENSIONS_DIR: drills side by side must not see each other's locks. None: of the undisturbed runs."""
+        """TORCH_EXTENSIONS_DIR: drills side by side must not see each other's locks. None: of the reference runs."""
         built = self.out_dir.resolve() / "torch_extensions"
         if slot is None:
             built.mkdir(parents=True, exist_ok=True)
@@ -284,7 +285,7 @@ class Drills:
         return own
 
     def _without_folders(self, line: str) -> str:
-        """A line for the record, which should not name the folders of this machine."""
+        """Return a line for the record, which should not name the folders of this machine."""
         program = str(self.work.program)
         shorter = line.replace(f"{self.out_dir.resolve()}/runs/", "").replace(str(self.out_dir.resolve()), "DIR")
         return shorter.replace(program, self.work.program.name).replace(sys.executable, "python")
@@ -295,12 +296,12 @@ class Drills:
 
 
 def _is_done(start: dict[str, Any]) -> bool:
-    """Whether nobody would start the run again: it says so, and so do its exit codes."""
+    """Return whether the run and its exit codes say that it is complete."""
     return start["mark"] == "complete" and set(start["exit_codes"]) == {0}
 
 
 def _is_where_meant(fault: Fault, row: dict[str, Any]) -> bool:
-    """Whether a kill within a save came within one, as far as can be seen from outside."""
+    """Return whether a kill within a save came within one, as far as can be seen from outside."""
     return fault.kind != "kill_rank_saving" or row["starts"][0]["struck"]["saving"]
 
 
@@ -311,6 +312,6 @@ def _earlier(fault: Fault, factor: float) -> Fault:
 
 
 def _seconds_to_next(timeline: Mapping[str, float], event: str) -> float:
-    """From an event of the undisturbed run to the next one."""
+    """Return the seconds from an event of the reference run to the next one."""
     later = [seconds for seconds in timeline.values() if seconds > timeline[event]]
     return min(later) - timeline[event] if later else 0.0

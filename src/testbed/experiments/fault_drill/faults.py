@@ -1,7 +1,8 @@
-"""Which faults strike, where and when. Everything follows from the seed and the number of a fault: it can be repeated.
+"""Plan faults: their kind, place and moment. All follows from the seed and the number of a fault, so it can be
+repeated.
 
-A moment is an event that can be seen in the run's folder and a share of the time that the undisturbed run took from
-there to the next event, so that a slower machine strikes at the same place of the run.
+A moment is an event that can be seen in the run's folder and a share of the time that the reference run took from
+there to the next event, so that a fault on a slower machine comes at the same place of the run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SIGNALS = {"sigterm": signal.SIGTERM, "sigusr1": signal.SIGUSR1, "stop_rank": si
 ENDS_IN_ORDER = ("sigterm", "sigusr1")  # the run saves before it ends, so no step may be lost
 
 PROCESSES, TORCHRUN, RESTARTING, DEEPSPEED = "processes", "torchrun", "torchrun --max-restarts 2", "deepspeed"
-# Two processes started side by side, as srun does, save the launcher's import of PyTorch; nobody helps them to end.
+# Two processes started side by side, as srun does, save the launcher's import of PyTorch; no launcher ends them.
 _LAUNCHERS = {
     "kill_rank": (PROCESSES, PROCESSES, TORCHRUN, RESTARTING),
     "kill_rank_saving": (PROCESSES, PROCESSES, TORCHRUN, RESTARTING),
@@ -45,7 +46,7 @@ _LAUNCHERS = {
     "kill_everything": (PROCESSES, TORCHRUN),
     "sigterm": (PROCESSES, TORCHRUN, TORCHRUN),
     "sigusr1": (PROCESSES, TORCHRUN, TORCHRUN),
-    "stop_rank": (TORCHRUN,),  # a stopped process cannot end itself: somebody must be there who does
+    "stop_rank": (TORCHRUN,),  # a stopped process cannot end itself: a launcher must do it
     "disk_full": (PROCESSES, TORCHRUN),
 }
 NUM_RANKS = 2
@@ -54,7 +55,7 @@ LAUNCH, METRICS, WEIGHTS = "launch", "metrics", "weights"  # events; the others 
 
 @dataclass(frozen=True)
 class Moment:
-    """`share` of the time from the event `after` to the one that follows it."""
+    """A moment: `share` of the time from the event `after` to the one that follows it."""
 
     after: str
     share: float
@@ -62,7 +63,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `moments`: of the first start, and of the second where it is struck as well; none for a full disk."""
+    """One fault. `moments`: in the first start, and in the second where it has a fault too; none for a full disk."""
 
     number: int  # counted from 1
     kind: str
@@ -85,7 +86,7 @@ class Fault:
 
 
 def events(steps: int, save_every: int) -> list[str]:
-    """What can be seen in a run's folder, in the order in which the undisturbed run shows it."""
+    """Return what can be seen in a run's folder, in the order of the reference run."""
     saves = range(save_every, steps + 1, save_every)
     return [LAUNCH, METRICS, *(f"{word} {step}" for step in saves for word in ("save", "saved")), WEIGHTS]
 
@@ -135,6 +136,6 @@ def _moments(kind: str, seen: list[str], rng: random.Random) -> tuple[Moment, ..
         again = (Moment(LAUNCH, rng.uniform(0.5, 1.2)),) if rng.random() < 0.25 else ()
         return (Moment(rng.choice(seen), rng.random()), *again)
     # start-up once in six: it is the longest stretch, and little can be lost in it. Never for a stopped rank: the other
-    # may begin to wait long after the strike, and then torchrun gives the stopped one 30 s more
+    # may begin to wait long after the signal, and then torchrun gives the stopped one 30 s more
     is_in_start = kind != "stop_rank" and rng.random() < 1 / 6
     return (Moment(LAUNCH if is_in_start else rng.choice([*training, WEIGHTS]), rng.random()),)

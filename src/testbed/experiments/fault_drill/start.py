@@ -1,6 +1,6 @@
-"""One start of the drilled run: its processes, what can be seen of it from outside, the strike, and its end.
+"""One start of the drilled run: its processes, what can be seen of it from outside, the signal, and its end.
 
-Its processes are found by a variable in their environment, which children inherit and nobody takes off.
+Its processes are found by a variable in their environment, which children inherit and no program removes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _SAVE = re.compile(r"(\.?)step_0*(\d+)(\.tmp)?")
 
 
 class Timeline:
-    """When each event was first seen in a run's folder, in seconds since the start; what was there before is none."""
+    """Note when each event is first seen in a run's folder, in seconds since the start. What was there before is no
+    event."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -43,7 +44,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return time.perf_counter() - self.started_s
 
     def look(self) -> None:
@@ -53,11 +54,11 @@ class Timeline:
             self.seen[event] = now_s
 
     def saving(self) -> bool:
-        """Whether a checkpoint is being written now."""
+        """Return whether a checkpoint is being written now."""
         return any(found[1] for name in self._checkpoints() if (found := _SAVE.fullmatch(name)))
 
     def newest_saved(self) -> int | None:
-        """The last step whose checkpoint has its name."""
+        """Return the last step whose checkpoint has its final name."""
         steps = [int(found[2]) for name in self._checkpoints() if (found := _SAVE.fullmatch(name)) and not found[1]]
         return max(steps, default=None)
 
@@ -82,7 +83,7 @@ class Timeline:
 
 
 class StartedRun:
-    """The processes of one start. They write what they say to `log`."""
+    """Hold the processes of one start. They write what they say to `log`."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class StartedRun:
 
     @property
     def has_ended(self) -> bool:
-        """Whether what was started has ended; a launcher that was killed leaves ranks behind."""
+        """Return whether what was started has ended. A launcher that was killed leaves ranks behind."""
         return None not in self.exit_codes
 
     @property
@@ -126,19 +127,19 @@ class StartedRun:
             time.sleep(POLL_S)
         return False
 
-    def strike(self, target: str, number: signal.Signals, limit_s: float) -> list[int]:
+    def send(self, target: str, number: signal.Signals, limit_s: float) -> list[int]:
         """Send the signal. Returns the processes that got it; a rank that is not there yet is waited for."""
         while not (pids := self._pids(target)) and not self.has_ended and self.timeline.seconds < limit_s:
             self._find_ranks()
             time.sleep(POLL_S)
-        struck = []
+        reached = []
         for pid in pids:
-            # one that has ended takes every signal as long as nobody has asked for its exit code
+            # one that has ended takes every signal until its exit code is read
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                     os.kill(pid, number)
-                    struck.append(pid)
-        return struck
+                    reached.append(pid)
+        return reached
 
     def _pids(self, target: str) -> list[int]:
         launchers = [process.pid for process in self.processes if process.poll() is None]
@@ -163,7 +164,7 @@ class StartedRun:
         """Wait until no process of the start is left. Returns those that were, in words, and ends them.
 
         Args:
-            poll_s: how often events are looked for; the timeline of a run that nobody holds others against needs few.
+            poll_s: how often events are looked for; only the timeline of a reference run needs many.
         """
         deadline_s = time.perf_counter() + limit_s
         while time.perf_counter() < deadline_s:
@@ -178,22 +179,22 @@ class StartedRun:
         return left
 
     def says(self, words: re.Pattern[str]) -> bool:
-        """Whether the log holds these words."""
+        """Return whether the log holds these words."""
         return words.search(self.log.read_text(encoding="utf-8", errors="replace")) is not None
 
     def times_begun(self) -> int:
-        """How often rank 0 began: more than once where the launcher started the ranks again."""
+        """Return how often rank 0 began: more than once where the launcher started the ranks again."""
         return self.log.read_text(encoding="utf-8", errors="replace").count(_BEGINS)
 
     def said(self, most: int = 8) -> list[str]:
-        """The lines of the log that tell how it went, for a person."""
+        """Return the lines of the log that tell how it went."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         telling = [line.strip()[:300] for line in lines if _TELLING.search(line) and not _NOISE.search(line)]
         return list(dict.fromkeys(telling))[-most:]
 
 
 def marked_processes(marker: str) -> list[psutil.Process]:
-    """Every living process that was started under the marker, or whose ancestor was."""
+    """Return every living process that was started under the marker, or whose ancestor was."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -214,7 +215,7 @@ def end_marked(marker: str) -> None:
 
 
 def in_words(process: psutil.Process) -> str:
-    """`python src/gpt2.py (1234, stopped)`, as far as it can still be asked."""
+    """Return `python src/gpt2.py (1234, stopped)`, as far as it can still be asked."""
     with contextlib.suppress(psutil.Error):
         return f"{' '.join(process.cmdline()[:4])[:120]} ({process.pid}, {process.status()})"
     return str(process.pid)

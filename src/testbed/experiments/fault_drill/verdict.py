@@ -1,4 +1,4 @@
-"""Whether a drilled run lost anything: held against the undisturbed run, file by file and process by process."""
+"""Judge whether a drilled run lost anything, by its files and its starts against the reference run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.run_files import COMPLETE, FAILED, METRICS, PREEMPTED, WEIGHTS
 
 @dataclass(frozen=True)
 class Reference:
-    """The undisturbed run of a run type."""
+    """The reference run of a run type."""
 
     weights_sha256: str
     losses: list[float]
@@ -23,7 +23,7 @@ class Reference:
 
 
 def weights_sha256(path: Path) -> str:
-    """Of the tensors in a safetensors file: names, types, shapes and bytes, in the order of the names.
+    """Hash the tensors of a safetensors file: names, types, shapes and bytes, in the order of the names.
 
     Raises:
         OSError, safetensors.SafetensorError: it cannot be read.
@@ -38,19 +38,19 @@ def weights_sha256(path: Path) -> str:
 
 
 def mark_of(directory: Path) -> str | None:
-    """What the run's folder says of how it ended."""
+    """Return what the run's folder says of how it ended."""
     marks = {COMPLETE: "complete", PREEMPTED: "preempted", FAILED: "failed"}
     found = [word for name, word in marks.items() if (directory / name).exists()]
     return " and ".join(found) or None
 
 
 def problems_of_files(directory: Path, reference: Reference, extensions: Path) -> list[str]:
-    """What is wrong with the files of a run that says that it is complete."""
+    """Return what is wrong with the files of a run that says that it is complete."""
     found = []
     try:
         sha256 = weights_sha256(directory / WEIGHTS[0])
         if sha256 != reference.weights_sha256:
-            found.append(f"other weights than the undisturbed run: {sha256[:12]}, not {reference.weights_sha256[:12]}")
+            found.append(f"other weights than the reference run: {sha256[:12]}, not {reference.weights_sha256[:12]}")
     except Exception as error:
         found.append(f"{WEIGHTS[0]} cannot be read ({error})")
     if mark_of(directory) != "complete":
@@ -76,13 +76,13 @@ def _problems_of_metrics(path: Path, reference: Reference) -> list[str]:
     if steps != list(range(1, len(reference.losses) + 1)):
         found.append(f"the metrics hold the steps {steps}, not 1 to {len(reference.losses)} once each")
     elif [row["loss"] for row in metrics["steps"]] != reference.losses:
-        found.append("the metrics hold other losses than the undisturbed run's")
+        found.append("the metrics hold other losses than the reference run's")
     return found
 
 
 def problems_of_resuming(starts: list[dict[str, Any]], segments: list[dict[str, Any]]) -> list[str]:
-    """Whether the last start went on from the newest whole checkpoint. A run that began anew, or from an older or a
-    damaged one, may end with the same weights all the same.
+    """Return what is wrong with how the last start resumed: it must go on from the newest whole checkpoint. A run that
+    began at step 1, or resumed from an older or a damaged one, may end with the same weights.
 
     Args:
         starts: rows of fault_drill.json; `newest_whole` of each is what could be gone on from after it.
@@ -90,7 +90,7 @@ def problems_of_resuming(starts: list[dict[str, Any]], segments: list[dict[str, 
     last, began = starts[-1], segments[-1]["first_step"] - 1 if segments else 0
     found = []
     if len(starts) == 1:
-        # torchrun started it again within: what was saved when it was struck must not be forgotten. A signal that came
+        # torchrun started it again within: what was saved when it was struck must not be lost. A signal that came
         # with the last step, when there was nothing left to stop, started nothing again
         least = (last["struck"] or {}).get("newest_saved") or 0
         if last["begun"] > 1 and began < least:
@@ -105,7 +105,7 @@ def problems_of_resuming(starts: list[dict[str, Any]], segments: list[dict[str, 
 
 
 def segments_of(directory: Path) -> list[dict[str, Any]]:
-    """The starts as the metrics list them; none where they cannot be read."""
+    """Return the starts as the metrics list them; none where they cannot be read."""
     try:
         return read_metrics(directory / METRICS).get("segments") or []
     except ValueError:

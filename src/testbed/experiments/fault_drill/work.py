@@ -1,4 +1,4 @@
-"""The run that is drilled: a few optimizer steps of a small model on two ranks, dropout on, a save now and then."""
+"""Build the run that is drilled: a few optimizer steps of a small model on two ranks, with dropout and saves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUM_TOKENS = 20_000
 
 @dataclass(frozen=True)
 class Work:
-    """What every start of every drill is asked to do. `collective_timeout` and `grace`: seconds."""
+    """Say what every start of every drill does. `collective_timeout` and `grace`: seconds."""
 
     program: Path
     data: Path
@@ -43,7 +43,7 @@ class Work:
         write_made_up_tokens(self.data, MODELS[self.model][1])
 
     def arguments(self, variant: Variant, directory: Path) -> list[str]:
-        """Flags of gpt2.py, the same for the first start and for those that resume, as in a job script."""
+        """Return flags of gpt2.py, the same for the first start and for those that resume, as in a job script."""
         return [
             *("--run_type", variant.run_type, *MODELS[self.model][0]),
             *("--train_data_path", str(self.data / "train.bin"), "--val_data_path", str(self.data / "val.bin")),
@@ -66,7 +66,7 @@ class Work:
                 raise ValueError(f"--run_types {variant.text}: {error}") from None
 
     def commands(self, launcher: str, arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-        """What is started, each with the variables that it needs beside the usual ones."""
+        """Return what is started, each with the variables that it needs besides the usual ones."""
         program = [str(self.program), *arguments]
         python = [sys.executable, *program]
         if launcher == PROCESSES:
@@ -87,7 +87,7 @@ class Work:
 
 
 def write_made_up_tokens(folder: Path, vocabulary: int) -> None:
-    """train.bin and val.bin, unless they are there: for runs whose text does not matter."""
+    """Write train.bin and val.bin, unless they are there, for runs whose text does not matter."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, seed in (("train", 1), ("val", 2)):
         path = folder / f"{name}.bin"
@@ -98,7 +98,8 @@ def write_made_up_tokens(folder: Path, vocabulary: int) -> None:
 
 
 def surroundings(extensions: Path, marker: tuple[str, str]) -> dict[str, str]:
-    """The environment of a start: ours, without what another launcher set, one thread per rank, and the marker."""
+    """Return the environment of a start: ours, without what another launcher set, one thread per rank, and the
+    marker."""
     unset = Launch(0, 0, 1, 1).as_variables("", 0).keys()
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     told = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_EXTENSIONS_DIR": str(extensions)}

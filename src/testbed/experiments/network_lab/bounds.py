@@ -1,4 +1,4 @@
-"""What the shapes alone say of a network study: how long its bytes need over a link, and how many of them can overlap.
+"""Work out from the shapes alone how long the bytes of a network study need over a link, and how many can overlap.
 
 No measurement enters. The bound of a strategy is a yardstick: that of the gradients' ring all-reduce for those that
 keep whole gradients or cut them up, and for a pipeline, whose gradients stay at home, that of what passes between its
@@ -17,13 +17,15 @@ BYTES_PER_NUMBER = 4
 
 
 def bound_s(content: Mapping[str, Any], hosts: int, link: str) -> float | None:
-    """Seconds of a ring all-reduce of the gradients at the rate of the link, 2 (N - 1) / N x bytes / bandwidth."""
+    """Return the seconds of a ring all-reduce of the gradients at the rate of the link, 2 (N - 1) / N x bytes /
+    bandwidth."""
     return _seconds(content, 2 * (hosts - 1) / hosts * content["work"]["gradient_bytes"], link)
 
 
 def bound_of(content: Mapping[str, Any], arm: Mapping[str, Any]) -> float | None:
-    """Of an arm: None without a rate. Of a pipeline: what the link of its first stage, and of its last, carries in one
-    direction: the activations of a step, or their gradients, and the embedding's gradient, which the two add up."""
+    """Return the bound of an arm, in seconds; None without a rate. Of a pipeline: what the link of its first stage, and
+    of its last, carries in one direction: the activations of a step, or their gradients, and the embedding's gradient,
+    which the two add up."""
     if arm["strategy"] != "pipeline":
         whole_s = bound_s(content, arm["hosts"], arm["link"])
         return whole_s / 2 if whole_s is not None and "bf16" in (arm["lever"] or "") else whole_s  # half the bytes
@@ -39,13 +41,14 @@ def _seconds(content: Mapping[str, Any], num_bytes: float, link: str) -> float |
 
 
 def shape_of(work: Mapping[str, Any]) -> ModelShape:
-    """Of the model that a study trained; its sequences fill its positions."""
+    """Return the shape of the model that a study trained; its sequences fill its positions."""
     size = MODEL_SIZES[work["model_name"]]
     return dataclasses.replace(size, vocab_size=work["vocab_size"], max_position_embeddings=work["seq_len"])
 
 
 def share_ready_last(work: Mapping[str, Any]) -> float:
-    """Of the gradients' bytes, those of the embeddings: the token embedding is also the head, so its gradient is
-    complete only when backward has reached the first layer again, and there is nothing left to overlap with."""
+    """Return the share of the gradients' bytes that are the embeddings': the token embedding is also the head, so its
+    gradient is complete only when backward has reached the first layer again, and there is nothing left to overlap
+    with."""
     shape = shape_of(work)
     return (shape.vocab_size + shape.max_position_embeddings) * shape.embedding_size / shape.num_parameters

@@ -1,4 +1,4 @@
-"""The pictures of the network study: what a step takes over each link, and what helps over a slow one."""
+"""Draw the network study: what a step takes over each link, and what helps over a slow one."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar, draw_bars
-from testbed.analysis.charts.style import (
-    COLOURS,
-    LABEL_CHARACTERS,
-    STYLE,
-    figure_with_footer,
-    rows_on,
-    save_png,
-    wrapped,
-)
+from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar
+from testbed.analysis.charts.style import COLOURS, LABEL_CHARACTERS, save_png, wrapped
 from testbed.experiments.network_lab.bounds import bound_s
-from testbed.experiments.network_lab.study_file import pictures, steps_of, summaries, tokens_of
+from testbed.experiments.network_lab.results import pictures, steps_of, summaries, tokens_of
 from testbed.experiments.network_lab.tables import what_was_measured
+from testbed.experiments.panels import Panel, draw_panels
 
 EXPOSED = (
     "Exposed: communication not covered by computing; idle: neither of the two, of a pipeline its bubble. In profiled "
@@ -49,33 +40,25 @@ def plot_study(content: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _figure(content: Mapping[str, Any], title: str, panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    strategies = list(dict.fromkeys(arm["strategy"] for arm in content["arms"]))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(strategies)}  # in every picture
     drawn = [arm for rows in panels.values() for arm in rows]
     notes = [what_was_measured(content).replace("`", "").replace("*", ""), MEANING_OF_MARKS, EXPOSED]
     notes += [BOUND] if any(bound_s(content, arm["hosts"], arm["link"]) is not None for arm in drawn) else []
     notes += [LEFT_OUT] if any(arm["lever"] for arm in drawn) and _has_larger_steps(content) else []
     notes += [MANY] if any(arm["hosts"] > 2 for arm in drawn) else []
-    with rc_context(STYLE):
-        heights = [0.4 + 0.42 * len(rows) for rows in panels.values()]
-        figure, axes = figure_with_footer([], title, heights, notes, are_single=False)
-        for axis, (name, rows) in zip(axes, panels.items(), strict=True):
-            _panel(axis, content, rows, colours)
-            axis.set_title(name, fontsize=10, color="#333333", loc="left")
-            axis.set_xlabel("median optimizer step of a run, ms, lower is better")
-    return figure
+    of_places = [_panel(content, place, rows) for place, rows in panels.items()]
+    return draw_panels(title, of_places, notes, "median optimizer step of a run, ms, lower is better")
 
 
 def _has_larger_steps(content: Mapping[str, Any]) -> bool:
-    """Whether a lever's steps take other tokens than those of the others."""
+    """Return whether a lever's steps take another number of tokens than those of the others."""
     of_levers = [arm["name"] for arm in content["arms"] if arm["lever"] is not None and steps_of(content, arm["name"])]
     return len({tokens_of(content, name) for name in of_levers}) > 1
 
 
-def _panel(
-    axis: Axes, content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str]
-) -> None:
+def _panel(content: Mapping[str, Any], place: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
     found = {summary.arm: summary for summary in summaries(content)}
+    strategies = list(dict.fromkeys(arm["strategy"] for arm in content["arms"]))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(strategies)}  # in every picture
     bars = []
     for arm in rows:
         summary = found[arm["name"]]
@@ -86,13 +69,5 @@ def _panel(
         times = [1000 * seconds for seconds in steps_of(content, arm["name"])]
         text = f"{1000 * summary.median_step_s:,.0f} ms{exposed}"
         bars.append(Bar(wrapped(arm["title"], LABEL_CHARACTERS), times, colours[arm["strategy"]], text))
-    draw_bars(axis, bars)
-    rows_on(axis, [bar.label for bar in bars])
-    for drawn in axis.texts:  # the line of the bound may pass behind it
-        drawn.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})
-    right = axis.get_xlim()[1] * 1.4  # room for the text after the longest bar
     bound = bound_s(content, rows[0]["hosts"], rows[0]["link"])
-    if bound is not None:
-        axis.axvline(1000 * bound, color="#555555", linewidth=1.1, linestyle=(0, (4, 3)), zorder=0.5)
-        right = max(right, 1000 * bound * 1.05)
-    axis.set_xlim(right=right)
+    return Panel(place, bars, {} if bound is None else {"": 1000 * bound})

@@ -1,4 +1,4 @@
-"""A program on every host of a lab: started in its namespace under a host name of its own, followed, and ended.
+"""Run a program on every host of a lab, each in its namespace and under a host name of its own.
 
 A launcher is told its place: `torchrun` and `deepspeed` get the flags for several nodes, a plain program the variables
 that a launcher would set for one rank per host. What is typed wins over what is filled in.
@@ -18,12 +18,14 @@ from pathlib import Path
 
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import start
-from testbed.experiments.network_lab.keeper import Lab
+from testbed.experiments.network_lab.lab import Lab
 from testbed.experiments.network_lab.links import KILL_WAIT_S, LabError, Namespace, address_of, end_processes_in
 
 MASTER_PORT = 29500  # every lab has its own network: the port is always free
 POLL_S = 0.1
-PATIENCE_S = 30.0  # the others get so long once the first host has ended: torchrun's would wait 300 s for a dead one
+PATIENCE_S = (
+    30.0  # how long the others run on once the first host has ended: torchrun's would wait 300 s for a dead one
+)
 GRACE_S = 25.0  # between SIGTERM and SIGKILL; gpt2.py gives itself 20 s to save and end
 OUTSIDE_S = 0.5  # for a program that was ended inside its namespace to be seen as ended
 STARTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
@@ -31,8 +33,8 @@ STARTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 @dataclass(frozen=True)
 class HostEnd:
-    """How the program of host 1, 2, ... ended: its exit code, negative for a signal. `ended_by_us`: the lab did it,
-    because another host had ended, the time was over, or somebody asked."""
+    """The end of the program of host 1, 2, ...: its exit code, negative for a signal. `ended_by_us`: the lab did it,
+    because another host had ended, the time was over, or it was asked to."""
 
     host: int
     exit_code: int
@@ -50,7 +52,7 @@ class _Running:
 
 
 def command_on(host: int, lab: Lab, command: Sequence[str], folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What host 1, 2, ... of a lab runs, and the variables it gets, for a command that was typed once.
+    """Return what host 1, 2, ... of a lab runs, and the variables it gets, for a command that was typed once.
 
     Args:
         folder: where deepspeed's hostfile may be written.
@@ -79,7 +81,7 @@ def command_on(host: int, lab: Lab, command: Sequence[str], folder: Path) -> tup
 
 
 def _end_of_launcher(command: Sequence[str]) -> int | None:
-    """Where the launcher's own flags begin, None where there is no launcher among the words before the first script."""
+    """Return where the launcher's own flags begin, None where there is no launcher before the first script."""
     for index, word in enumerate(command):
         if Path(word).name in ("torchrun", "deepspeed") or word in (
             "torch.distributed.run",
@@ -135,7 +137,7 @@ def run_on_hosts(
 
 
 def path_with_this_python() -> str:
-    """PATH with the programs beside this Python first: under sudo an environment that is active is not in it."""
+    """Return PATH with the folder of this Python first: under sudo an environment that is active is not in it."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -178,7 +180,7 @@ def _wait(
     on_output: Callable[[int, str], None],
     patience_s: float,
 ) -> None:
-    """Until all have ended, or one long enough ago, or it is time to end them."""
+    """Wait until all have ended, or one long enough ago, or it is time to end them."""
     first_end_s = None
     while True:
         now_s = time.perf_counter() - started_s

@@ -1,8 +1,8 @@
 """Hosts as network namespaces, joined by a bridge or by the user-space switch of relay.py, with a rate on every link.
 
 Nothing is made outside the namespaces: both ends of a link are born inside them, and the machine's own network stays
-as it was. A namespace is known by its identity (device and inode of its file), not by its name: whoever reuses a name
-loses neither processes nor the namespace. The keeper holds each namespace open, so no other one gets its identity.
+as it was. A namespace is known by its identity (device and inode of its file), not by its name: a program that reuses a
+name loses neither processes nor the namespace. A lab holds each namespace open, so no other one gets its identity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.errors import Failure
 NETNS = Path("/run/netns")  # where `ip netns` keeps its names
 MOST_HOSTS = 32
 PORT_OF_SWITCH = 254  # the switch's own address on the bridge ends with it
-# What a lab is made of, where nobody sees it: /run is one of its own, so the names are gone with the last process.
+# A lab in small, in namespaces of its own: /run is one of its own too, so the names go with the last process.
 TRIAL = """
 mount -t tmpfs tmpfs /run
 hostname trial
@@ -53,7 +53,7 @@ class LabError(Failure):
 
 @dataclass(frozen=True)
 class Link:
-    """What connects every host with the switch, in both directions. Rate: bit/s, None: no limit. Delay: one way, in
+    """The link between every host and the switch, in both directions. Rate: bit/s, None: no limit. Delay: one way, in
     seconds; None: a bridge of the kernel instead of the user-space switch, which adds its own cost even at 0."""
 
     rate_bit_per_s: int | None = None
@@ -65,8 +65,8 @@ class Link:
 
     @property
     def burst_bytes(self) -> int:
-        """Of the token bucket: 20 ms of the rate within bounds. A packet of the kernel's segmentation must fit into it
-        (64 KiB), and below 4 ms of the rate the timer cannot keep up."""
+        """Return the size of the token bucket: 20 ms of the rate within bounds. A packet of the kernel's segmentation
+        must fit into it (64 KiB), and below 4 ms of the rate the timer cannot keep up."""
         rate = self.bytes_per_s
         assert rate is not None, "only a rate needs a bucket"
         return int(min(max(0.020 * rate, 64 * 1024), max(512 * 1024, 0.004 * rate)))
@@ -80,7 +80,7 @@ class Link:
 
 
 def parse_rate(text: str) -> int | None:
-    """`100mbit`, `1gbit`, `unlimited` in bit/s as tc spells them. ValueError says what is understood."""
+    """Return `100mbit`, `1gbit`, `unlimited` in bit/s as tc spells them. ValueError says what is understood."""
     if text == "unlimited":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.lower())
@@ -93,18 +93,18 @@ def parse_rate(text: str) -> int | None:
 
 
 def spelled_rate(bits_per_s: int) -> str:
-    """`100 Mbit/s`."""
+    """Return `100 Mbit/s`."""
     unit = next(name for name in reversed(UNITS) if bits_per_s >= UNITS[name])
     return f"{bits_per_s / UNITS[unit]:g} {unit.capitalize()}/s"
 
 
 def address_of(host: int) -> str:
-    """Of host 1, 2, ... on eth0."""
+    """Return the address of host 1, 2, ... on eth0."""
     return f"10.77.0.{host}"
 
 
 def why_impossible() -> str | None:
-    """Why no lab can be made here, in a sentence with the kernel's own words; None where one can. Tried once."""
+    """Return why no lab can be made here, with the kernel's own words; None where one can. It is tried once."""
     if os.geteuid() != 0:
         return "network namespaces are made by root only; run it with sudo, or in a container of your own"
     missing = sorted({NEEDED[name] for name in NEEDED if shutil.which(name) is None})
@@ -115,7 +115,7 @@ def why_impossible() -> str | None:
 
 
 def why_no_switch() -> str | None:
-    """Why no lab with a delay can be made here, as `why_impossible`: the switch in user space needs a TUN device."""
+    """Return why no lab with a delay can be made here, as `why_impossible`: the switch needs a TUN device."""
     if (reason := why_impossible()) is not None:
         return reason
     words = _refusal("unshare", "--net", "ip", "tuntap", "add", "dev", "t0", "mode", "tun")
@@ -124,7 +124,7 @@ def why_no_switch() -> str | None:
 
 @functools.cache
 def _refusal(*words: str) -> str | None:
-    """What a command said that failed. It runs in namespaces of its own, and what it makes ends with it."""
+    """Return what a command said that failed. It runs in namespaces of its own, and what it makes ends with it."""
     try:
         run_tool(*words)
     except LabError as error:
@@ -145,11 +145,11 @@ class Namespace:
         return NETNS / self.name
 
     def is_there(self) -> bool:
-        """Whether the name still stands for this very namespace."""
+        """Return whether the name still stands for this very namespace."""
         return _identity(self.path) == (self.device, self.inode)
 
     def open(self) -> int:
-        """A file descriptor that holds it. LabError when the name stands for something else by now."""
+        """Return a file descriptor that holds it. LabError when the name stands for something else by now."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -161,7 +161,7 @@ class Namespace:
         return descriptor
 
     def processes(self) -> list[int]:
-        """Ids of the processes inside."""
+        """Return the ids of the processes inside."""
         numbers = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
         return [number for number in numbers if self.holds(number)]
 
@@ -206,7 +206,7 @@ def run_tool(*words: str) -> str:
 
 
 def join_by_bridge(switch: Namespace, hosts: Sequence[Namespace], link: Link) -> None:
-    """A bridge in the namespace of the switch, and a link to each host with the rate on both of its ends."""
+    """Make a bridge in the namespace of the switch, and a link to each host with the rate on both of its ends."""
     inside = ("ip", "-n", switch.name)
     run_tool(*inside, "link", "set", "lo", "up")
     run_tool(*inside, "link", "add", "br0", "type", "bridge")
@@ -225,7 +225,7 @@ def join_by_bridge(switch: Namespace, hosts: Sequence[Namespace], link: Link) ->
 
 
 def limit_rate(namespace: Namespace, interface: str, link: Link) -> None:
-    """A token bucket on what leaves through an interface; at most 50 ms of the rate wait in its queue."""
+    """Put a token bucket on what leaves through an interface; at most 50 ms of the rate wait in its queue."""
     if link.rate_bit_per_s is not None:
         bucket = ("rate", f"{link.rate_bit_per_s}bit", "burst", f"{link.burst_bytes}b", "latency", "50ms")
         run_tool("tc", "-n", namespace.name, "qdisc", "add", "dev", interface, "root", "tbf", *bucket)
@@ -278,7 +278,7 @@ def _signal_if_inside(process: int, namespaces: Sequence[Namespace], number: int
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process)
         try:
-            # the descriptor is of one process for good: a number that is given anew between the two cannot be hit
+            # the descriptor is of one process for good: another process with its number cannot be hit
             if any(namespace.holds(process) for namespace in namespaces):
                 signal.pidfd_send_signal(descriptor, number)
         finally:

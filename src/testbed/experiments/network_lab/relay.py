@@ -1,4 +1,4 @@
-"""A switch in user space, for links with a delay: this is for kernels without netem.
+"""Switch packets in user space, for links with a delay on kernels without netem.
 
     python -m testbed.experiments.network_lab.relay '{"hosts": [descriptors of namespaces], "delay_s": 0.005, ...}'
 
@@ -34,7 +34,7 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
 def make_device(namespace: int) -> int:
-    """A TUN device named eth0 in a namespace, which the descriptor holds; back in this process's own at the end."""
+    """Make a TUN device named eth0 in the namespace of a descriptor, and return to this process's own namespace."""
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     try:
         _enter(namespace)
@@ -70,7 +70,7 @@ class Switch:
         self.queued_bytes = 0
 
     def run(self) -> None:
-        """For ever."""
+        """Receive and deliver for ever."""
         port_of = {port.device: port for port in self.ports}
         devices = list(port_of)
         while True:
@@ -90,7 +90,7 @@ class Switch:
             self.accept(packet, time.monotonic())
 
     def accept(self, packet: bytes, now_s: float) -> None:
-        """Queue a packet for the host of its address, 10.77.0.N; others (IPv6, multicast) are nobody's."""
+        """Queue a packet for the host of its address, 10.77.0.N; others (IPv6, multicast) are dropped."""
         if packet[0] >> 4 != 4 or not 0 < packet[19] <= len(self.ports) or packet[16:19] != b"\x0a\x4d\x00":
             return
         port = self.ports[packet[19] - 1]

@@ -1,4 +1,4 @@
-"""The network study's plan: which strategy on how many hosts over which links, and how long that will take. No torch.
+"""Plan the network study: which strategy on how many hosts over which links. No torch.
 
 Every run is one call of src/gpt2.py on the hosts of a lab of its own, made by scripts/lab/network.py; sweep/runner.py
 carries the plan out, as it does any sweep. The strategies are told apart at 2 hosts; on 4, which share the cores of
@@ -7,14 +7,13 @@ this machine, only those that differ in how their traffic grows with the number 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.experiments.network_lab.links import Link, parse_rate
-from testbed.run_files import METRICS
-from testbed.sweep.plan import COMPLETE, PENDING, Cell, order_of_round
+from testbed.sweep.plan import Cell, order_of_round
 
 VOCABULARY, SEQUENCE, GLOBAL_BATCH = 8192, 128, 8
 LINKS = {
@@ -61,14 +60,7 @@ LEVERS = {
 # Overlap is seen best where communication takes about as long as the backward pass that can cover it.
 LEVERS_ON = {"100mbit": tuple(LEVERS), "1gbit": tuple(name for name in LEVERS if name.startswith("buckets"))}
 PARTS = ("strategies", "levers")
-# Seconds, to plan with: a process that loads PyTorch, or DeepSpeed too, on a core of its own; the end of a run
-LOADING_S, LOADING_DEEPSPEED_S, ENDING_S, TRACE_S = 3.5, 7.0, 1.5, 3.0
-ALL_REDUCES_AT_THE_END = 6  # of a profiled run, of the gradients alone
-TOKENS_PER_S_OF_CORE = 3000.0
-# bytes of the gradients that a step moves over the slowest link, as counted on gloo; of a pipeline the
-# activations and the gradient of the tied embedding
-TRAFFIC = {"zero1": 1.5, "zero2": 1.5, "zero3": 1.5, "fsdp": 1.7, "pipeline": 0.6}
-SLOWER_SWITCH_BYTES_PER_S = 60e6
+SECONDS_PER_RUN = 12  # a guess before any was made; most of it is loading PyTorch
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,7 @@ class StudyArm:
 
     @property
     def changes_work(self) -> bool:
-        """Whether its steps compute something else than those of the others."""
+        """Return whether its steps compute something else than those of the others."""
         return self.lever is not None and (self.global_batch != GLOBAL_BATCH or "bf16" in self.lever)
 
     def as_record(self) -> dict[str, Any]:
@@ -111,7 +103,7 @@ class StudyArm:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a study was asked for. `folder`: --out_dir, and `data`: of the token files, relative to where it started."""
+    """The request for a study. `folder`: --out_dir, and `data`: of the token files, relative to where it started."""
 
     parts: tuple[str, ...]
     strategies: tuple[str, ...]
@@ -129,7 +121,7 @@ class Asked:
 
 
 def arms_of(asked: Asked) -> list[StudyArm]:
-    """Every configuration, once."""
+    """Return every configuration once."""
     arms = []
     if "strategies" in asked.parts:
         for hosts in asked.hosts:
@@ -153,7 +145,7 @@ def arms_of(asked: Asked) -> list[StudyArm]:
 
 
 def cells_of(asked: Asked) -> list[Cell]:
-    """Every run in its order: round 1 with each arm once, then round 2; the k-th profiled runs end round k."""
+    """Return every run in its order: round 1 with each arm once, then round 2; the k-th profiled runs end round k."""
     arms = arms_of(asked)
     return [
         _cell(asked, arms[index], repeat, is_profiled)
@@ -171,7 +163,10 @@ def _cell(asked: Asked, arm: StudyArm, repeat: int, is_profiled: bool) -> Cell:
         *("env", "OMP_NUM_THREADS=1", "python", asked.network, "run", "--hosts", str(arm.hosts), *_flags_of(arm.link)),
         *("--seconds", "600", "--", "python", asked.program),
         *("--run_type", run_type, "--global_batch_size", str(arm.global_batch), "--seed", "42", *_work(asked)),
-        *(*arm.flags, *(["--profile", "--profile_steps", str(_measured(asked))] if is_profiled else [])),
+        *(
+            *arm.flags,
+            *(["--profile", "--profile_steps", str(asked.steps - asked.warmup_steps)] if is_profiled else []),
+        ),
         *("--checkpoint_path", str(Path(asked.folder) / folder), "--overwrite"),
     ]
     return Cell(
@@ -196,58 +191,19 @@ def _flags_of(link: str) -> tuple[str, ...]:
 
 
 def _work(asked: Asked) -> tuple[str, ...]:
-    """A short sequence, so that the network is what a step waits for; no validation and no sample."""
+    """Return the flags of the work: a short sequence, so that a step waits for the network; no validation and no
+    sample."""
     return (
         *("--model", "nano", "--seq_length", str(SEQUENCE), "--max_position_embeddings", str(SEQUENCE)),
         *("--precision", "fp32", "--device", "cpu", "--threads_per_rank", "1"),
         *("--max_train_steps", str(asked.steps), "--timing_warmup_steps", str(asked.warmup_steps), "--epochs", "100"),
         *("--max_val_steps", "0", "--sample_tokens", "0", "--collective_timeout", "60"),
-        *(
-            "--train_data_path",
-            str(Path(asked.data) / "train.bin"),
-            "--val_data_path",
-            str(Path(asked.data) / "val.bin"),
-        ),
+        *("--train_data_path", f"{asked.data}/train.bin", "--val_data_path", f"{asked.data}/val.bin"),
     )
 
 
-def _measured(asked: Asked) -> int:
-    return asked.steps - asked.warmup_steps
-
-
-def expected_seconds(arm: StudyArm, steps: int, num_cores: int, gradient_bytes: float, is_profiled: bool) -> float:
-    """Of one run, before any was made."""
-    is_deepspeed = STRATEGIES_STUDIED[arm.strategy][0] == "optimized"
-    loading_s = (LOADING_DEEPSPEED_S if is_deepspeed else LOADING_S) * max(1.0, arm.hosts / num_cores)
-    computing_s = arm.global_batch * SEQUENCE / TOKENS_PER_S_OF_CORE / min(arm.hosts, num_cores)
-    link = LINKS[arm.link]
-    bytes_per_s = link.bytes_per_s or (SLOWER_SWITCH_BYTES_PER_S if link.delay_s is not None else None)
-    ring = 2 * (arm.hosts - 1) / arm.hosts * gradient_bytes * TRAFFIC.get(arm.strategy, 1.0)
-    travelling_s = 0.0 if bytes_per_s is None else ring / bytes_per_s
-    waiting_s = 0.0 if link.delay_s is None else 100 * link.delay_s  # a collective per tensor, each there and back
-    trace_s = TRACE_S + ALL_REDUCES_AT_THE_END * travelling_s if is_profiled else 0.0
-    return loading_s + ENDING_S + trace_s + steps * (computing_s + travelling_s + waiting_s)
-
-
-def expected_left(cells: Iterable[Cell], asked: Asked, num_cores: int, gradient_bytes: float) -> float:
-    """Seconds of the runs that are still to be made: of an arm's finished ones the mean, else the guess."""
-    arms = {arm.name: arm for arm in arms_of(asked)}
-    cells = list(cells)
-    known: dict[str, list[float]] = {}
-    for cell in cells:
-        if cell.status == COMPLETE and cell.seconds is not None:
-            known.setdefault(cell.configuration, []).append(cell.seconds)
-    total_s = 0.0
-    for cell in cells:
-        if cell.status == PENDING:
-            of_arm = known.get(cell.configuration)
-            guess_s = expected_seconds(arms[cell.name], asked.steps, num_cores, gradient_bytes, cell.profiled)
-            total_s += sum(of_arm) / len(of_arm) if of_arm else guess_s
-    return total_s
-
-
 def links_as_records(names: Sequence[str]) -> list[dict[str, Any]]:
-    """The links as they stand in network_study.json; `reference`: the one that each is compared to."""
+    """Return the links as they stand in network_study.json; `reference`: the one that each is compared to."""
     first = names[0] if "unlimited" not in names else "unlimited"
     return [
         {
@@ -258,7 +214,3 @@ def links_as_records(names: Sequence[str]) -> list[dict[str, Any]]:
         }
         for name in names
     ]
-
-
-def metrics_path(cell: Cell, out_dir: Path) -> Path:
-    return out_dir / cell.folder / METRICS

@@ -1,4 +1,4 @@
-"""The network study in Markdown: the blocks of docs/results/network/README.md."""
+"""Write the network study in Markdown: the blocks of docs/results/network/README.md."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.analysis.document.words import rate
-from testbed.analysis.statistics import MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH
+from testbed.analysis.statistics import NO_DIFFERENCE, NOT_ENOUGH
 from testbed.experiments.network_lab.bounds import share_ready_last
-from testbed.experiments.network_lab.study_file import (
+from testbed.experiments.network_lab.results import (
     BEST_OF,
     LinkComparison,
     Summary,
@@ -23,7 +23,7 @@ from testbed.experiments.network_lab.study_file import (
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """Markdown by the name of its place in the page."""
+    """Return Markdown by the name of its place in the page."""
     return {
         "what was measured": "\n".join(filter(None, [what_was_measured(content), left_out(content), count(content)])),
         "strategies": f"{strategies_table(content)}\n\nAgainst ddp over the same link:\n\n{against_ddp_table(content)}",
@@ -34,7 +34,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def blocks(content: Mapping[str, Any]) -> dict[str, str]:
-    """What stands in the page: the tables, below the pictures that are drawn beside the file."""
+    """Return what stands in the page: the tables, below the pictures that are drawn next to the file."""
     found = tables(content)
     for name, (title, _) in reversed(pictures(content).items()):
         place = "levers" if name == "levers" else "strategies"
@@ -43,7 +43,7 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def what_was_measured(content: Mapping[str, Any]) -> str:
-    """A paragraph: the work, the machine, how many runs."""
+    """Return a paragraph: the work, the machine, the number of runs."""
     work, hardware = content["work"], content["hardware"]
     timed = sum(run["kind"] == "timed" for run in content["runs"])
     commits = ", ".join(f"`{commit}`" for commit in content["git_commits"])
@@ -67,7 +67,7 @@ def what_was_measured(content: Mapping[str, Any]) -> str:
 
 
 def left_out(content: Mapping[str, Any]) -> str:
-    """Which cells of strategies x hosts x links nobody asked for; empty where there is none."""
+    """Return which cells of strategies x hosts x links were not asked for; empty where there is none."""
     plain = [arm for arm in content["arms"] if arm["lever"] is None]
     titles, said, missing = _titles(content), [], 0
     strategies, links = ({arm[name] for arm in plain} for name in ("strategy", "link"))
@@ -85,7 +85,7 @@ def left_out(content: Mapping[str, Any]) -> str:
 
 
 def count(content: Mapping[str, Any]) -> str:
-    """How many verdicts the tables hold; empty where there are too few repeats for any."""
+    """Return how many verdicts the tables hold; empty where there are too few repeats for any."""
     verdicts_made = sum(each.verdict != NOT_ENOUGH for each in comparisons(content))
     if not verdicts_made:
         return ""
@@ -96,7 +96,7 @@ def count(content: Mapping[str, Any]) -> str:
 
 
 def strategies_table(content: Mapping[str, Any]) -> str:
-    """A row per strategy, hosts and link; against the same strategy over the link's reference."""
+    """Return a row per strategy, hosts and link; against the same strategy over the link's reference."""
     arms, titles = _arms(content), _titles(content)
     against = {each.slower: each for each in comparisons(content) if each.question == "link"}
     lines = [
@@ -123,12 +123,12 @@ def strategies_table(content: Mapping[str, Any]) -> str:
 
 
 def _reference(told: LinkComparison) -> str:
-    """The verdict on the link that a link is compared to."""
+    """Return the verdict on the link that a link is compared to."""
     return told.verdict if told.verdict in (NO_DIFFERENCE, NOT_ENOUGH) else f"the reference is {told.verdict}"
 
 
 def against_ddp_table(content: Mapping[str, Any]) -> str:
-    """Each strategy against ddp over the same link and as many hosts; allreduce is in the table of overlap."""
+    """Compare each strategy to ddp over the same link and number of hosts; allreduce is in the table of overlap."""
     arms, titles = _arms(content), _titles(content)
     lines = [
         "| hosts | link | strategy | tokens/s over those of ddp | verdict: the strategy is |",
@@ -142,7 +142,7 @@ def against_ddp_table(content: Mapping[str, Any]) -> str:
 
 
 def all_reduce_table(content: Mapping[str, Any]) -> str:
-    """The gradients' all-reduce alone."""
+    """Return the table of the gradients' all-reduce alone."""
     titles = _titles(content)
     lines = [
         f"| hosts | link | all-reduce of the gradients, best of {BEST_OF} (ms) | bound (ms) | over the bound | runs |",
@@ -155,7 +155,7 @@ def all_reduce_table(content: Mapping[str, Any]) -> str:
 
 
 def overlap_table(content: Mapping[str, Any]) -> str:
-    """allreduce against ddp, and what of it is fewer messages and what is overlap."""
+    """Compare allreduce to ddp: what of the ratio is fewer messages, and what is overlap."""
     arms, titles = _arms(content), _titles(content)
     found = {summary.arm: summary for summary in summaries(content)}
     meanings = {
@@ -183,7 +183,7 @@ def overlap_table(content: Mapping[str, Any]) -> str:
 
 
 def ceiling(content: Mapping[str, Any]) -> str:
-    """How much can overlap at all, from the shapes."""
+    """Return how much can overlap at all, from the shapes."""
     work = content["work"]
     last = share_ready_last(work)
     return (
@@ -195,7 +195,7 @@ def ceiling(content: Mapping[str, Any]) -> str:
 
 
 def levers_table(content: Mapping[str, Any]) -> str:
-    """What helps over a slow link: each lever against the same strategy as it is."""
+    """Compare each lever to the same strategy as it is."""
     arms, titles = _arms(content), _titles(content)
     found = {summary.arm: summary for summary in summaries(content)}
     lines = [
@@ -225,28 +225,8 @@ def levers_table(content: Mapping[str, Any]) -> str:
     return _or_nothing(lines)
 
 
-def verdicts(content: Mapping[str, Any]) -> list[str]:
-    """Every comparison in a sentence, for the end of a study."""
-    arms, titles = _arms(content), _titles(content)
-
-    def spelled(name: str) -> str:
-        arm = arms[name]
-        return f"{arm['title']} on {arm['hosts']} hosts, {titles[arm['link']]}"
-
-    said = []
-    for each in comparisons(content):
-        if each.verdict == NOT_ENOUGH:
-            words = f"{each.ratio:.2f}x, not enough repeats for a claim (fewer than {MIN_REPEATS})"
-        elif each.verdict == NO_DIFFERENCE:
-            words = f"no detectable difference ({_ratio(each)})"
-        else:
-            words = f"{each.verdict} ({_ratio(each)})"
-        said.append(f"{spelled(each.faster)} against {spelled(each.slower)}: {words}")
-    return said
-
-
 def _profiled(summary: Summary) -> str:
-    """How many profiled runs, and how many times as long as a timed step theirs took."""
+    """Return the number of profiled runs, and their step over the timed one."""
     over = summary.profiled_over_timed
     return str(summary.num_profiled) + ("" if over is None else f" ({over:.2f})")
 
@@ -256,7 +236,7 @@ def _count(number: float | None) -> str:
 
 
 def _or_nothing(lines: list[str]) -> str:
-    """A table; one that has a head alone is none."""
+    """Return the table, or a sentence where it has no row."""
     return "\n".join(lines) if len(lines) > 2 else "Not asked for in this study."
 
 
@@ -282,7 +262,7 @@ def _step(summary: Summary) -> str:
 
 
 def _ratio(each: LinkComparison) -> str:
-    """With as many digits as show that an interval leaves 1 out, where it does."""
+    """Return a ratio with as many digits as show that its interval leaves 1 out, where it does."""
     if each.low is None or each.high is None:
         return f"{each.ratio:.2f}x"
     is_apart = not each.low <= 1 <= each.high

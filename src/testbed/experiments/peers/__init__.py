@@ -1,4 +1,4 @@
-"""Other trainers of the same model, run beside ours on the same work: what each one is, and in what it differs.
+"""List other trainers that do the same work as ours: what each one is, and in what it differs.
 
 Importing this loads no torch. `plan.py` says which runs a comparison has, `running.py` makes them one by one,
 `nanogpt.py` is what is special about nanoGPT's own program, `worker.py` what runs in a process of ours.
@@ -13,7 +13,7 @@ NANOGPT_SOURCE = "https://github.com/karpathy/nanoGPT"
 
 @dataclass(frozen=True)
 class Peer:
-    """A trainer. `own_precision`: what it computes in where nobody says otherwise, by device; "auto" is ours to choose.
+    """A trainer. `own_precision`: what it computes in by default, by device; "auto" is ours to choose.
 
     `differs`: what is not equal to our run, in words; printed with every comparison.
     """

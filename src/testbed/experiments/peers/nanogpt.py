@@ -1,4 +1,4 @@
-"""What is special about nanoGPT's own train.py: its data folder, its command line, what it prints. No torch."""
+"""Call nanoGPT's own train.py and read what it prints. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_directory(directory: Path) -> None:
 
 
 def identity(directory: Path) -> dict[str, str | None]:
-    """The commit, null where the folder is no clone of its own, and what its programs hash to."""
+    """Return the commit, null where the folder is no clone of its own, and what its programs hash to."""
     try:
         said = subprocess.run(
             ["git", "-C", str(directory), "rev-parse", "--show-toplevel", "HEAD"],
@@ -42,7 +42,8 @@ def identity(directory: Path) -> dict[str, str | None]:
 
 
 def write_data(folder: Path, train_file: TokenFile, val_file: TokenFile, vocabulary: int) -> Path:
-    """The folder that its --dataset names: our tokens, which are flat uint16 as it wants them, and the vocabulary.
+    """Write the folder that its --dataset names: our tokens, which are flat uint16 as it wants them, and the
+    vocabulary.
 
     Without meta.pkl it would take GPT-2's padded 50,304, whatever the tokens are; `vocabulary` is the number of rows
     that our model pads its own to, so both multiply matrices of one size.
@@ -55,7 +56,7 @@ def write_data(folder: Path, train_file: TokenFile, val_file: TokenFile, vocabul
 
 
 def arguments(settings: RunSettings, precision: str, device_type: str, data: Path, out_dir: Path) -> list[str]:
-    """The flags with which train.py does the work of `settings` as it runs on such a device.
+    """Return the flags with which train.py does the work of `settings` as it runs on such a device.
 
     It evaluates and saves before step N when N is a multiple of eval_interval, and ends after max_iters + 1 steps. With
     both at N it leaves the weights after N steps and makes one step more, whose line is not read. Step 0 evaluates too;
@@ -92,7 +93,7 @@ def arguments(settings: RunSettings, precision: str, device_type: str, data: Pat
 
 
 def parse_steps(text: str, steps: int) -> tuple[list[float], list[float]]:
-    """Seconds and loss of the first `steps` optimizer steps out of what train.py printed with log_interval 1.
+    """Return seconds and loss of the first `steps` optimizer steps, which train.py printed with log_interval 1.
 
     Raises:
         ValueError: a step's line is missing, comes twice or cannot be read.

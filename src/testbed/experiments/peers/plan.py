@@ -1,4 +1,4 @@
-"""Which runs a comparison with peers has: sets of precisions, arms, and their order. No torch.
+"""Plan a comparison with peers: sets of precisions, arms, and the order of runs. No torch.
 
 An arm is a peer at one precision; every repeat of it is one run. Two sets may ask for the same arm (on a device without
 fast bf16, most trainers compute in fp32 of themselves): it is run once and stands in both.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.config.flag import Kind
+from testbed.config.flag import Filled, Flag, Kind, Resume
 from testbed.config.flags import parse_command_line
 from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
@@ -20,17 +20,21 @@ from testbed.sweep.plan import order_of_round
 
 OURS, CEILING = "ours", "matrix product"  # the second is no peer, but is measured in every round like one
 SETS = ("own", "fp32", "bf16")
-# What may stand after `--` for ours alone: how a step is computed, but for what is the same for all trainers, and how
-# the run is shown. All else is other work, or another clock.
-_SAME_FOR_ALL = frozenset(("threads_per_rank", "bind_cores", "timing_warmup_steps", "eval_every", "async_mode"))
-_SHOWN = ("steps_per_print", "tensorboard", "quiet_nccl_monitor")
-ONLY_HOW = (*(name for name, flag in FLAGS.items() if flag.kind is Kind.HOW and name not in _SAME_FOR_ALL), *_SHOWN)
 EMULATED = "this device has no fast bf16 (a trial product was not 1.5 times as fast as in fp32)"
+
+
+def _is_only_how(flag: Flag) -> bool:
+    """Return whether a flag may stand after `--`: it says how a step is computed, and a run decides it for itself or
+    keeps it when it resumes. All else is other work, other cores, or another clock."""
+    return flag.kind is Kind.HOW and (flag.filled is Filled.DECIDED or flag.resume is not Resume.FREE)
+
+
+ONLY_HOW = tuple(name for name, flag in FLAGS.items() if _is_only_how(flag))
 
 
 @dataclass(frozen=True)
 class PeerArm:
-    """What is run: a peer, or the matrix product, at a precision."""
+    """A peer, or the matrix product, at a precision."""
 
     peer: str
     precision: str
@@ -43,7 +47,7 @@ class PeerArm:
 class Plan:
     """`sets`: name -> its arms, ours first. `not_measured`: arm or peer -> why; such a comparison cannot pass.
 
-    `skipped`: a set -> why; nobody asked for it, so leaving it out is no failure.
+    `skipped`: a set -> why; it was not asked for, so leaving it out is no failure.
     """
 
     sets: dict[str, list[PeerArm]]
@@ -52,7 +56,7 @@ class Plan:
 
     @property
     def arms(self) -> list[PeerArm]:
-        """Every arm once, and the matrix product at each precision that an arm has."""
+        """Return every arm once, and the matrix product at each precision that an arm has."""
         arms = list(dict.fromkeys(arm for arms in self.sets.values() for arm in arms))
         return arms + [PeerArm(CEILING, precision) for precision in dict.fromkeys(arm.precision for arm in arms)]
 
@@ -67,7 +71,7 @@ class Plan:
 def make_plan(
     peers: Sequence[str], sets: Sequence[str] | None, device_type: str, is_bf16_fast: bool, missing: dict[str, str]
 ) -> Plan:
-    """Which arms each set has.
+    """Return the arms of each set.
 
     Args:
         sets: those that were asked for; None: own and fp32, and bf16 where the device multiplies it fast.
@@ -99,7 +103,7 @@ def _precision(peer: str, set_name: str, device_type: str, is_bf16_fast: bool) -
 
 
 def _why_not(peer: str, precision: str, set_name: str, device_type: str, is_bf16_wanted: bool) -> str | None:
-    """Why a peer has no place in a set; "" where nobody would expect it there, None where it has one."""
+    """Return why a peer has no place in a set; "" where it is not expected there, None where it has one."""
     if peer == "nanogpt-bf16" and precision != "bf16":
         return ""
     if peer == "nanogpt" and precision == "bf16" and device_type == "cpu":
@@ -110,7 +114,7 @@ def _why_not(peer: str, precision: str, set_name: str, device_type: str, is_bf16
 
 
 def merged_sets(sets: dict[str, list[PeerArm]]) -> list[tuple[list[str], list[PeerArm]]]:
-    """Sets with the same arms as one, in the order in which they came: (names, arms)."""
+    """Return sets with the same arms as one, in the order in which they came: (names, arms)."""
     merged: list[tuple[list[str], list[PeerArm]]] = []
     for name, arms in sets.items():
         same = next((names for names, others in merged if others == arms), None)
@@ -133,7 +137,7 @@ def check_only_ours(words: Sequence[str]) -> None:
 def why_missing(
     peers: Sequence[str], nanogpt_dir: Path | None, train_file: TokenFile, val_file: TokenFile
 ) -> dict[str, str]:
-    """Peer -> why it cannot be run here at all, as far as can be told without running it."""
+    """Return peer -> why it cannot be run here at all, as far as can be told without running it."""
     missing = {}
     pairs = next((file for file in (train_file, val_file) if file.targets is not None), None)
     for peer in peers:

@@ -26,7 +26,7 @@ from testbed.sweep.request import visible_devices
 from testbed.sweep.runner import reason_of_failure
 
 CEILING_REPEATS = 10
-# kind of work in worker.py, and what it is told beside the work itself
+# kind of work in worker.py, and what it is told besides the work itself
 WORKERS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers": ("transformers", {"attention": "sdpa", "compile": False}),
     "transformers-compiled": ("transformers", {"attention": "sdpa", "compile": True}),
@@ -42,7 +42,7 @@ class RunFailed(Failure):
 
 @dataclass
 class PeerRunner:
-    """What all runs share.
+    """Hold what all runs share.
 
     Attributes:
         checked: the run of src/gpt2.py whose work all peers do; None until the facts are known.
@@ -68,11 +68,11 @@ class PeerRunner:
     checked: CheckedRun | None = None
 
     def facts(self) -> dict[str, Any]:
-        """The machine, as a process that loads PyTorch sees it. RunFailed where it cannot."""
+        """Return the machine, as a process that loads PyTorch sees it. RunFailed where it cannot."""
         return self._work("facts", "facts", {"precision": "fp32"})
 
     def run(self, arm: PeerArm, number: int) -> dict[str, Any]:
-        """One run from start to end, a row of peers.json.
+        """Make one run. Returns its row of peers.json.
 
         Raises:
             RunFailed: it ended otherwise than with a measurement.
@@ -100,7 +100,7 @@ class PeerRunner:
         return {**common, "seconds": time.perf_counter() - started_s, **answer}
 
     def command(self, arm: PeerArm) -> list[str]:
-        """What is run for an arm, in the words of a person; without the folders of this comparison."""
+        """Return what is run for an arm, as a person would type it, without the folders of this comparison."""
         if arm.peer == OURS:
             return ["python", os.path.relpath(self.gpt2), *self._ours_arguments(arm, Path("FOLDER"))]
         if arm.peer == "nanogpt":

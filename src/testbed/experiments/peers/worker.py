@@ -1,4 +1,4 @@
-"""What runs in a process of ours for a comparison with peers: other trainers' models, the matrix product, facts.
+"""Run other trainers' models, the matrix product and the facts of a comparison with peers, each in a process of ours.
 
 `compare_peers.py --worker FILE.json` ends here: FILE.json says what to do and where the answer goes. All trainers here
 get the windows, the order and the initial weights of src/gpt2.py, and are timed by its clock's rule: reading the data,
@@ -47,24 +47,24 @@ def run_work(file: Path) -> None:
 
 
 def facts(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The machine, versions and commit, and whether the device multiplies bf16 fast."""
+    """Return the machine, versions and commit, and whether the device multiplies bf16 fast."""
     return {**environment.facts(device, "accelerate"), "is_bf16_fast": is_bf16_faster(device)}
 
 
 def ceiling(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The best rate of a large square matrix product, as a run of ours measures it for its MFU."""
+    """Measure the best rate of a large square matrix product, as a run of ours does for its MFU."""
     peak = PeakRate(device, work["precision"])
     peak.measure(repeats=work["repeats"])
     return {"flops_per_s": peak.flops_per_s(), "source": peak.source(1)}
 
 
 def ceilings(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The same at several precisions in one process: what scripts/benchmark_gpu.sh asks for."""
+    """Measure it at several precisions in one process, which scripts/benchmark_gpu.sh asks for."""
     return {precision: ceiling({**work, "precision": precision}, device) for precision in work["precisions"]}
 
 
 def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """transformers' Trainer as its guide uses it; only what must be equal for equal work is set."""
+    """Train with transformers' Trainer as its guide uses it; only what must be equal for equal work is set."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     checked, settings = _checked(work)
@@ -73,7 +73,7 @@ def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str
     losses: list[torch.Tensor] = []
 
     class StepEnds(TrainerCallback):
-        """From the end of one optimizer step to the end of the next, so nothing between the steps is left out."""
+        """Time from the end of one optimizer step to the end of the next, so nothing between the steps is left out."""
 
         def _mark(self) -> None:
             synchronize(device)
@@ -124,13 +124,14 @@ def transformers_trainer(work: dict[str, Any], device: torch.device) -> dict[str
 
 
 def transformers_loop(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """GPT2LMHeadModel in the loop that one would write by hand."""
+    """Train GPT2LMHeadModel in the loop that one would write by hand."""
     checked, settings = _checked(work)
     return _loop(_gpt2_of_transformers(settings, work["attention"]), _loss_of_transformers, checked, work, device)
 
 
 def nanogpt_loop(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """nanoGPT's model in the same loop, from our initial weights: their names differ by a prefix, no layout does."""
+    """Train nanoGPT's model in the same loop, from our initial weights: their names differ by a prefix, no layout
+    does."""
     checked, settings = _checked(work)
     model = _nanogpt(work, settings)
     weights = {f"transformer.{name}": tensor for name, tensor in _initial_weights(settings).items()}
@@ -141,7 +142,7 @@ def nanogpt_loop(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def nanogpt_validation(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The loss of the weights that nanoGPT's train.py left, on our validation windows, by its own model."""
+    """Validate the weights that nanoGPT's train.py left, on our windows, with its own model."""
     checked, settings = _checked(work)
     saved = torch.load(Path(work["checkpoint"]) / CHECKPOINT, map_location="cpu", mmap=True, weights_only=True)
     model = _nanogpt(work, settings)
@@ -154,13 +155,13 @@ def nanogpt_validation(work: dict[str, Any], device: torch.device) -> dict[str, 
 
 
 def _checked(work: dict[str, Any]) -> tuple[CheckedRun, RunSettings]:
-    """The run that src/gpt2.py would make of these flags."""
+    """Return the run that src/gpt2.py would make of these flags."""
     checked = check_run(parse_command_line(work["gpt2_arguments"]), ONE_PROCESS)
     return checked, checked.settings
 
 
 def _initial_weights(settings: RunSettings) -> dict[str, torch.Tensor]:
-    """Those with which src/gpt2.py begins."""
+    """Return the weights with which src/gpt2.py begins."""
     torch.manual_seed(settings.training.seed)
     return GPT2(settings.shape).state_dict()
 
@@ -173,7 +174,7 @@ def _gpt2_of_transformers(settings: RunSettings, attention: str) -> nn.Module:
     config = GPT2Config(
         **sizes,
         use_cache=False,  # it is for generating
-        bos_token_id=0,  # of no use here, and GPT-2's own lies outside a small vocabulary
+        bos_token_id=0,  # not used here, and GPT-2's own lies outside a small vocabulary
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
@@ -216,7 +217,7 @@ def _loss_of_nanogpt(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
 
 
 def _dataset(checked: CheckedRun, settings: RunSettings) -> list[dict[str, torch.Tensor]]:
-    """Every window of the run in our order, one by one, for Trainer's own loader to batch."""
+    """Return every window of the run in our order, one by one, for Trainer's own loader to batch."""
     batches = TrainingBatches(checked.train_file, settings, 0, torch.device("cpu"))
     rows = [
         {"input_ids": inputs, "labels": targets, "shift_labels": targets}
@@ -275,7 +276,8 @@ def _loop(
 def _validation_loss(
     model: nn.Module, mean_loss: MeanLoss, checked: CheckedRun, device: torch.device, precision: str
 ) -> float | None:
-    """Mean over the tokens of the windows that src/gpt2.py validates on, at the precision of training."""
+    """Return the mean loss over the tokens of the windows that src/gpt2.py validates on, at the precision of
+    training."""
     model.eval()
     loss_sum, num_tokens = 0.0, 0
     validation = ValidationBatches(checked.val_file, checked.settings, 0, device)
