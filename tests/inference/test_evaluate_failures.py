@@ -11,7 +11,7 @@ import torch
 from support.evaluate_cases import SHAPE, model_of, save_checkpoint
 from support.programs import write_token_files
 
-from testbed.inference import evaluation, wrapped
+from testbed.inference import evaluation, loading, wrapped
 from testbed.inference.evaluation import Evaluation
 from testbed.inference.report import read_inference
 
@@ -19,7 +19,7 @@ CHECKPOINT = ("--checkpoint", "run", "--data_path", "data.bin", "--out", "new.js
 
 
 REFUSED = {
-    "no checkpoint": (("--checkpoint", "nowhere"), "--checkpoint: nowhere does not exist (looked for in "),
+    "no checkpoint": (("--checkpoint", "nowhere"), "--checkpoint nowhere does not exist (looked for in "),
     "no model": ((), "one of the arguments --checkpoint --from_pretrained is required"),
     "no data": (("--checkpoint", "run", "--data_path", "no.bin"), "--data_path no.bin does not exist"),
     "another vocabulary": (("--checkpoint", "run", "--data_path", "other.bin"), "other.bin is written with bpe:400"),
@@ -149,7 +149,7 @@ def test_a_model_that_does_not_fit_is_one_line(evaluate, files, monkeypatch):
     def load_model(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(evaluation, "load_model", load_model)
+    monkeypatch.setattr(loading, "load_model", load_model)
     code, _, printed = evaluate(*ALL, "--out", "unfit.json")
     assert code == 1 and printed == "evaluate.py: error: OutOfMemoryError: CUDA out of memory\n"
     assert not (files / "unfit.json").exists()
