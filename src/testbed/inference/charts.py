@@ -175,7 +175,7 @@ def speed_figure(content: Mapping[str, Any]) -> Figure | None:
         figure, axes = _figure(content, title, heights, [MEANING_OF_MARKS, *notes])
         for axis, panel in zip(axes, panels, strict=True):
             bars = [
-                Bar(name, rates, _colour(number), _beside(rates, ratio))
+                Bar(name, rates, _colour(number), _text_of(rates, ratio))
                 for number, (name, (rates, ratio)) in enumerate(panel.rows.items())
             ]
             draw_bars(axis, bars)
@@ -186,7 +186,7 @@ def speed_figure(content: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
-def _beside(rates: Sequence[float], ratio: Mapping[str, Any] | None) -> str:
+def _text_of(rates: Sequence[float], ratio: Mapping[str, Any] | None) -> str:
     median = f"{rate(statistics.median(rates))}  (n = {len(rates)})"
     return median if ratio is None else f"{median}\n{with_bounds(ratio, '.2f', 'x')} {ratio['verdict']}"
 

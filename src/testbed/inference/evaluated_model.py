@@ -31,7 +31,7 @@ TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """What is measured, as far as files tell without torch."""
+    """The subject of an evaluation, as far as files tell without torch."""
 
     flag: str  # that names the model
     source: Path | str  # as of load_model
@@ -143,16 +143,11 @@ def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, model: str)
             f"--concurrency {max(arguments.concurrency)} begins with as many requests at once, and --max_queue "
             f"{arguments.max_queue} would reject some; raise it"
         )
-    if arguments.load and max(arguments.concurrency) > arguments.requests:
+    fewest = max(REQUESTS_PER_SLOT * arguments.max_batch, *arguments.concurrency)
+    if arguments.load and arguments.requests < fewest:
         raise ValueError(
-            f"--concurrency {max(arguments.concurrency)} is more than there are --requests, {arguments.requests}; ask "
-            "for more requests, or for fewer at once"
-        )
-    if arguments.load and arguments.requests < REQUESTS_PER_SLOT * arguments.max_batch:
-        raise ValueError(
-            f"--requests {arguments.requests} are too few for --max_batch {arguments.max_batch}: they would be over "
-            f"before a queue could grow; give --requests {REQUESTS_PER_SLOT * arguments.max_batch} or more, or a "
-            "smaller batch"
+            f"--requests {arguments.requests} are too few for --max_batch {arguments.max_batch} and --concurrency "
+            f"{max(arguments.concurrency)}: they would be over before a queue could grow; give --requests {fewest}"
         )
     if arguments.load_scheme not in chosen_schemes(arguments.quantize):
         raise ValueError(f"--load_scheme {arguments.load_scheme} is not among --quantize {arguments.quantize}; add it")

@@ -86,7 +86,7 @@ def scheme_entry(scheme: str, unavailable: str | None = None, **measured: Any) -
 
 
 class Evaluation:
-    """What was asked for, measured part by part into `content`.
+    """Measure what was asked for, part by part, into `content`.
 
     Args:
         arguments: the flags of scripts/evaluate.py.
@@ -116,7 +116,7 @@ class Evaluation:
 
     @property
     def failed_parts(self) -> list[str]:
-        """What was asked for by name and could not be measured, though all else was: sentences."""
+        """Return a sentence for what was asked for by name and could not be measured, though all else was."""
         arm = (self.content["wrapped"] or {"arms": {}})["arms"].get(TRAINING_ENGINE)
         if arm is None or arm["unavailable"] is None:
             return []
@@ -206,10 +206,8 @@ class Evaluation:
         arguments = self.arguments
         names = ("prompt_tokens", "new_tokens", "max_batch", "max_queue", "seed")
         facts = {"scheme": arguments.load_scheme, **{name: getattr(arguments, name) for name in names}}
-        traffic = Traffic(
-            self.tokens(), arguments.prompt_tokens, arguments.new_tokens, arguments.requests, arguments.seed
-        )
-        longest = arguments.prompt_tokens + arguments.new_tokens
+        prompt, new = arguments.prompt_tokens, arguments.new_tokens
+        traffic = Traffic(self.tokens(), prompt, new, arguments.requests, arguments.seed)
         batch, queue = arguments.max_batch, arguments.max_queue
 
         def save(found: dict[str, Any]) -> None:
@@ -219,7 +217,7 @@ class Evaluation:
         loops = len(arguments.concurrency) + len(arguments.rates or SHARES_OF_CAPACITY)
         with self.bar(loops * arguments.requests, "load") as bar:
             load_test(
-                lambda: BatchingEngine(model, max_batch=batch, max_queue=queue, max_length=longest),
+                lambda: BatchingEngine(model, max_batch=batch, max_queue=queue, max_length=prompt + new),
                 traffic, arguments.concurrency, arguments.rates, self.device, bar.update, save,
             )  # fmt: skip
 

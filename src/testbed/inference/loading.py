@@ -137,7 +137,7 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
             return load_gpt2_tokenizer(str(source), "name a copy of GPT-2's tokenizer.json as the tokenizer's file")
         raise ValueError(
             f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; name the "
-            "tokenizer's file, which lies beside the token files (bpe_N.json)"
+            "tokenizer's file, which lies next to the token files (bpe_N.json)"
         )
     try:
         tokenizer = load_bpe(Path(path))
