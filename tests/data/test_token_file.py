@@ -49,7 +49,7 @@ def test_opening_gives_the_sidecars_facts(tmp_path):
     token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2], [3]]))
     assert (token_file.vocab_size, token_file.tokenizer, token_file.end_of_text_id) == (300, "bpe:300", 299)
     assert token_file.tokenizer_file == tmp_path / "bpe_300.json"
-    assert (token_file.num_documents, token_file.has_sidecar) == (2, True)
+    assert token_file.num_documents == 2
     assert token_file.sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest()
 
 
@@ -58,7 +58,7 @@ def test_without_a_sidecar_a_file_is_gpt2(tmp_path):
     token_file = open_token_file(tmp_path / "a.bin")
     assert token_file.tokens[:].tolist() == [15496, 995, 50256]
     assert (token_file.vocab_size, token_file.end_of_text_id, token_file.tokenizer) == (50257, 50256, "gpt2")
-    assert (token_file.num_documents, token_file.sha256, token_file.has_sidecar) == (None, None, False)
+    assert (token_file.num_documents, token_file.sha256) == (None, None)
     assert check_token_file(token_file, 50257).max_token_id == 50256
 
 

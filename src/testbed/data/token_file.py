@@ -19,8 +19,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,6 @@ class TokenFile:
     end_of_text_id: int
     num_documents: int | None
     sha256: str | None
-    has_sidecar: bool
     targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
     targets_sha256: str | None = None
     data_sha256: str | None = None
@@ -130,6 +129,7 @@ class _HashedFile:
         return self._hash.hexdigest()
 
 
+@dataclass(eq=False)
 class TokenFileWriter:
     """Write a token file document by document, with the end-of-text id after each.
 
@@ -138,28 +138,17 @@ class TokenFileWriter:
     With `has_targets` the file is one of pairs.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        vocab_size: int,
-        tokenizer: str,
-        end_of_text_id: int,
-        tokenizer_file: str | None = None,
-        source: Mapping[str, Any] | None = None,
-        has_targets: bool = False,
-    ) -> None:
-        self.path = Path(path)
-        self.vocab_size = vocab_size
-        self.tokenizer = tokenizer
-        self.end_of_text_id = end_of_text_id
-        self.tokenizer_file = tokenizer_file
-        self.source = None if source is None else dict(source)
-        self.has_targets = has_targets
-        self.num_tokens = 0
-        self.num_target_tokens = 0
-        self.num_documents = 0
-        self.max_token_id = 0
-        self._dtype = token_dtype(vocab_size)
+    path: Path
+    vocab_size: int
+    tokenizer: str
+    end_of_text_id: int
+    tokenizer_file: str | None = None
+    source: dict[str, Any] | None = None
+    has_targets: bool = False
+    num_tokens: int = field(default=0, init=False)
+    num_target_tokens: int = field(default=0, init=False)
+    num_documents: int = field(default=0, init=False)
+    max_token_id: int = field(default=0, init=False)
 
     def __enter__(self) -> TokenFileWriter:
         with contextlib.ExitStack() as stack:
@@ -188,7 +177,7 @@ class TokenFileWriter:
                 f"document {self.num_documents} holds a token id outside 0..{self.vocab_size - 1} "
                 f"(largest {largest}); it was not made with tokenizer {self.tokenizer}"
             )
-        self._tokens.write(document.astype(self._dtype).tobytes())
+        self._tokens.write(document.astype(token_dtype(self.vocab_size)).tobytes())
         assert (self._targets is None) == (first_target is None), "a file of pairs has targets in every document"
         if self._targets is not None and first_target is not None:
             assert 0 < first_target < len(document), "a target has a token before it, from which it is predicted"
@@ -202,7 +191,7 @@ class TokenFileWriter:
         """Return the sidecar's fields for what has been written so far."""
         fields = {
             "format_version": FORMAT_VERSION_WITH_TARGETS if self.has_targets else FORMAT_VERSION,
-            "dtype": self._dtype.name,
+            "dtype": token_dtype(self.vocab_size).name,
             "vocab_size": self.vocab_size,
             "tokenizer": self.tokenizer,
             "tokenizer_file": self.tokenizer_file,
@@ -290,7 +279,6 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         end_of_text_id=fields["end_of_text_id"],
         num_documents=fields["num_documents"],
         sha256=fields["sha256"],
-        has_sidecar=has_sidecar,
         targets=None if targets_file is None else _open_targets(path.parent / targets_file, num_tokens, flag),
         targets_sha256=fields["targets_sha256"],
     )
