@@ -14,44 +14,29 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
 from testbed.errors import say
 from testbed.io import cannot_become_a_folder
-from testbed.program import program
+from testbed.program import program, recorded_command
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_argument_group("what to take")
-    what.add_argument(
-        "--dataset",
-        default="stdlib",
-        metavar="NAME",
-        help="stdlib (this Python's own library, offline too), openwebtext, wikitext, oscar, webtext, shakespeare, "
-        "any Hugging Face dataset id (owner/name), or a .txt, .jsonl or .parquet file or a folder of them "
-        "(default: %(default)s)",
+    flag = parser.add_argument_group("what to take").add_argument
+    dataset = (
+        "stdlib (this Python's own library, offline too), openwebtext, wikitext, oscar, webtext, shakespeare, any "
+        "Hugging Face dataset id (owner/name), or a .txt, .jsonl or .parquet file or a folder of them (default: stdlib)"
     )
-    what.add_argument(
-        "--config", metavar="NAME", help="configuration of a Hugging Face dataset (default: its only one)"
+    flag("--dataset", default="stdlib", metavar="NAME", help=dataset)
+    flag("--config", metavar="NAME", help="configuration of a Hugging Face dataset (default: its only one)")
+    flag("--split", metavar="NAME", help="split of a Hugging Face dataset (default: train)")
+    flag("--text_field", metavar="COLUMN", help="column that holds the text (default: the one with an obvious name)")
+    flag = parser.add_argument_group("how much").add_argument
+    size = "stop before this much text, as UTF-8; 10^6 is MB, 2^20 is MiB (default: 100MB)"
+    flag("--max_bytes", default="100MB", metavar="SIZE", help=size)
+    flag("--max_docs", type=positive, metavar="DOCUMENTS", help="documents to take at most (default: no limit)")
+    flag = parser.add_argument_group("where to").add_argument
+    flag(
+        "--output_dir", type=Path, default=Path("dataset"), metavar="DIR", help="folder above <name> (default: dataset)"
     )
-    what.add_argument("--split", metavar="NAME", help="split of a Hugging Face dataset (default: train)")
-    what.add_argument(
-        "--text_field", metavar="COLUMN", help="column that holds the text (default: the one with an obvious name)"
-    )
-    limits = parser.add_argument_group("how much")
-    limits.add_argument(
-        "--max_bytes",
-        default="100MB",
-        metavar="SIZE",
-        help="stop before this much text, as UTF-8; 10^6 is MB, 2^20 is MiB (default: %(default)s)",
-    )
-    limits.add_argument("--max_docs", type=positive, metavar="DOCUMENTS", help="stop after so many (default: no limit)")
-    where = parser.add_argument_group("where to")
-    where.add_argument(
-        "--output_dir",
-        type=Path,
-        default=Path("dataset"),
-        metavar="DIR",
-        help="folder above <name> (default: %(default)s)",
-    )
-    where.add_argument("--overwrite", action="store_true", help="replace a corpus that is there under the same name")
+    flag("--overwrite", action="store_true", help="replace a corpus that is there under the same name")
     return parser.parse_args(arguments)
 
 
@@ -76,15 +61,8 @@ def download(settings: argparse.Namespace) -> None:
         for note in source.notes:
             say(f"note: {note}")
         with tqdm(total=limits.max_bytes, unit="B", unit_scale=True, desc=source.name) as bar:
-            documents = 0
-
-            def progress(num_bytes: int, num_documents: int) -> None:
-                nonlocal documents
-                documents += num_documents
-                bar.set_postfix_str(f"{documents} documents", refresh=False)
-                bar.update(num_bytes)
-
-            manifest = write_corpus(source, limits, directory, progress)
+            command_line = recorded_command(__file__, sys.argv[1:])
+            manifest = write_corpus(source, limits, directory, command_line, bar.update)
             if manifest["stopped_by"] is None:  # the source ended before the limit: that is all of it, not a part
                 bar.total = bar.n
                 bar.refresh()

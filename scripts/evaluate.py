@@ -5,7 +5,7 @@
     $E                                    # fp32: perplexity, bits per byte, latency of one request at a time
     $E --quantize all                     # the same for every scheme that runs here, and what each one changes
     $E --load --wrapped                   # also many requests at once, and the model inside DeepSpeed
-    $E --load --wrapped --quick           # whether all of that works, in a minute
+    $E --load --wrapped --quick           # a trial of all of that, in a minute
     python scripts/evaluate.py --from_pretrained gpt2 --data_path val.bin --max_windows 0 --no-latency
 
 Schemes of --quantize:
@@ -33,7 +33,7 @@ from testbed.distributed.launch import usable_cores
 from testbed.distributed.openmp import wait_briefly
 from testbed.errors import Failure, first_line, say
 from testbed.inference.evaluated_model import EvaluatedModel, look
-from testbed.inference.loading import PUBLISHED
+from testbed.inference.loading import add_model_flags
 from testbed.inference.schemes import NONE, SCHEMES, chosen_schemes
 from testbed.program import program, recorded_command
 
@@ -49,140 +49,68 @@ NOT_YET = "not measured yet"
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     schemes = "\n".join(f"  {name:<18}{scheme.summary}" for name, scheme in SCHEMES.items())
     head, _, rest = __doc__.partition("\n")
-    parser = FlagParser(
-        description=head, epilog=rest.replace("SCHEMES", schemes), allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    what = parser.add_argument_group("what is measured")
-    model = what.add_mutually_exclusive_group(required=True)
-    model.add_argument("--checkpoint", metavar="DIR", help="folder of a run that has ended, or its best/")
-    model.add_argument(
-        "--from_pretrained",
-        metavar="NAME|DIR",
-        help=f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved",
-    )
-    what.add_argument(
-        "--data_path",
-        type=Path,
-        metavar="FILE.bin",
-        help="token file to predict and to take prompts from (default: no perplexity, prompts of random ids)",
-    )
-    what.add_argument(
-        "--tokenizer_file",
-        type=Path,
-        metavar="FILE.json",
-        help="the bpe_N.json of the training data (default: the checkpoint's tokenizer.json, or the data's)",
-    )
-    what.add_argument(
-        "--quantize", default=NONE, metavar="NAMES", help="schemes with commas, or all (default: %(default)s)"
-    )
-    quality = parser.add_argument_group("perplexity")
-    quality.add_argument("--perplexity", action=argparse.BooleanOptionalAction, default=True, help="of --data_path")
-    quality.add_argument(
-        "--window",
-        type=positive,
-        metavar="TOKENS",
-        help="tokens of a window (default: the sequence length of the training, else the model's positions)",
-    )
-    quality.add_argument(
-        "--stride",
-        type=positive,
-        metavar="TOKENS",
-        help="from window to window; each scores its last so many targets, the first one all (default: half a window)",
-    )
-    quality.add_argument(
-        "--max_windows",
-        type=not_negative,
-        metavar="N",
-        help="read only the first so many; 0 = all (default: 65,536 tokens of them)",
-    )
-    speed = parser.add_argument_group("one request at a time")
-    speed.add_argument(
-        "--latency",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="prefill, first token, decode",
-    )
-    speed.add_argument(
-        "--prompt_tokens", type=positive, metavar="TOKENS", help="of a prompt (default: 64, if they fit)"
-    )
-    speed.add_argument("--new_tokens", type=positive, metavar="TOKENS", help="of an answer, 2 or more (default: 64)")
-    speed.add_argument(
-        "--repeats",
-        type=positive,
-        metavar="N",
-        help="answers of each scheme, in turn; fewer than 5 make no claim, fewer than 20 have no p95 (default: 20)",
-    )
-    speed.add_argument(
-        "--warmup", type=positive, default=2, metavar="N", help="answers before them, forgotten (default: %(default)s)"
-    )
-    speed.add_argument(
-        "--wrapped", action="store_true", help="also inside DeepSpeed's training engine and init_inference, in turn"
-    )
-    load = parser.add_argument_group("many requests at once")
-    load.add_argument(
-        "--load", action="store_true", help="closed loops of each --concurrency, then an open one per rate"
-    )
-    load.add_argument("--load_scheme", default=NONE, metavar="NAME", help="one of --quantize (default: %(default)s)")
-    load.add_argument(
-        "--concurrency",
-        type=_positives,
-        metavar="N,N,...",
-        help="requests that are in the engine at a time (default: 1,2,4,8,16)",
-    )
-    load.add_argument(
-        "--rates",
-        type=_rates,
-        metavar="R,R,...",
-        help="requests per second, arriving at random (default: 25, 50, 75, 90, 110 %% of what the closed loops reach)",
-    )
-    load.add_argument("--requests", type=positive, metavar="N", help="of each loop (default: 100)")
-    load.add_argument(
-        "--max_batch",
-        type=positive,
-        metavar="N",
-        help="requests that run at once, a quarter of all at most (default: 8)",
-    )
-    load.add_argument(
-        "--max_queue",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="requests that may wait; more are rejected (default: %(default)s)",
-    )
-    text = parser.add_argument_group("text")
-    text.add_argument(
-        "--bleu", type=Path, metavar="PAIRS.jsonl", help="prompts with references: the corpus score of greedy answers"
-    )
-    text.add_argument(
-        "--bleu_max_new_tokens", type=positive, metavar="TOKENS", help="of an answer at most (default: 64)"
-    )
-    how = parser.add_argument_group("how")
-    how.add_argument("--seed", type=not_negative, default=0, help="of prompts and arrivals (default: %(default)s)")
-    how.add_argument(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto = CUDA where PyTorch finds it (default: %(default)s)",
-    )
-    how.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: the usable cores)")
-    how.add_argument(
-        "--quick", action="store_true", help="whether everything works: few and short of all; other flags still hold"
-    )
-    how.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE.json",
-        help="(default: inference_metrics.json in the checkpoint's folder; with a name of --from_pretrained, here)",
-    )
-    how.add_argument(
-        "--overwrite", action="store_true", help="replace what was measured before, once the first part is new"
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    epilog = rest.replace("SCHEMES", schemes)
+    parser = FlagParser(description=head, epilog=epilog, allow_abbrev=False, formatter_class=layout)
+    for add_flags in (add_flags_of_the_subject, add_flags_of_one_request, add_flags_of_the_load, add_flags_of_the_run):
+        add_flags(parser)
     arguments = parser.parse_args(words)
     for name, value in (QUICK if arguments.quick else DEFAULTS).items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     return arguments
+
+
+def add_flags_of_the_subject(parser: FlagParser) -> None:
+    what = parser.add_argument_group("model and data")
+    add_model_flags(what)
+    data = "token file to predict and to take prompts from (default: no perplexity, random prompts)"
+    what.add_argument("--data_path", type=Path, metavar="FILE.bin", help=data)
+    what.add_argument("--quantize", default=NONE, metavar="NAMES", help="schemes with commas, or all (default: none)")
+    flag = parser.add_argument_group("quality").add_argument
+    flag("--perplexity", action=argparse.BooleanOptionalAction, default=True, help="perplexity of --data_path")
+    window = "length of a window (default: the training's sequence length, else the model's positions)"
+    flag("--window", type=positive, metavar="TOKENS", help=window)
+    stride = "targets that each window but the first scores, its last ones (default: half a window)"
+    flag("--stride", type=positive, metavar="TOKENS", help=stride)
+    windows = "windows to read, from the first on; 0 = all (default: 65,536 tokens of them)"
+    flag("--max_windows", type=not_negative, metavar="N", help=windows)
+    flag("--bleu", type=Path, metavar="PAIRS.jsonl", help="prompts with references: corpus score of greedy answers")
+    flag("--bleu_max_new_tokens", type=positive, metavar="TOKENS", help="longest answer (default: 64)")
+
+
+def add_flags_of_one_request(parser: FlagParser) -> None:
+    flag = parser.add_argument_group("one request at a time").add_argument
+    flag("--latency", action=argparse.BooleanOptionalAction, default=True, help="prefill, first token, decode")
+    flag("--prompt_tokens", type=positive, metavar="TOKENS", help="length of a prompt (default: 64, if they fit)")
+    flag("--new_tokens", type=positive, metavar="TOKENS", help="length of an answer, 2 or more (default: 64)")
+    repeats = "answers of each scheme, in turn; 5 or more for a verdict, 20 for a p95 (default: 20)"
+    flag("--repeats", type=positive, metavar="N", help=repeats)
+    flag("--warmup", type=positive, default=2, metavar="N", help="answers before them, not counted (default: 2)")
+    flag("--wrapped", action="store_true", help="also inside DeepSpeed's training engine and init_inference")
+
+
+def add_flags_of_the_load(parser: FlagParser) -> None:
+    flag = parser.add_argument_group("many requests at once").add_argument
+    flag("--load", action="store_true", help="a closed loop for each --concurrency, then an open one per rate")
+    flag("--load_scheme", default=NONE, metavar="NAME", help="one of --quantize (default: none)")
+    at_once = "requests in the engine at a time (default: 1,2,4,8,16)"
+    flag("--concurrency", type=_positives, metavar="N,N,...", help=at_once)
+    rates = "requests/s, arriving at random (default: 25, 50, 75, 90, 110 %% of what the closed loops reach)"
+    flag("--rates", type=_rates, metavar="R,R,...", help=rates)
+    flag("--requests", type=positive, metavar="N", help="requests of each loop (default: 100)")
+    flag("--max_batch", type=positive, metavar="N", help="requests that run at once (default: 8)")
+    flag("--max_queue", type=positive, default=64, metavar="N", help="requests that may wait (default: 64)")
+
+
+def add_flags_of_the_run(parser: FlagParser) -> None:
+    flag = parser.add_argument_group("run").add_argument
+    flag("--seed", type=not_negative, default=0, help="seed of prompts and arrivals (default: 0)")
+    flag("--threads", type=positive, metavar="N", help="CPU threads (default: the usable cores)")
+    flag("--quick", action="store_true", help="few and short of everything; other flags still hold")
+    out = "(default: inference_metrics.json in the checkpoint's folder; here for a model of the hub)"
+    flag("--out", type=Path, metavar="FILE.json", help=out)
+    flag("--overwrite", action="store_true", help="replace an earlier file, once the first part is measured")
 
 
 def _positives(text: str) -> list[int]:
@@ -233,12 +161,17 @@ def failing(but: type[Exception] = Failure) -> Iterator[None]:
 def begin(
     arguments: argparse.Namespace, subject: EvaluatedModel, schemes: Sequence[str]
 ) -> tuple[Evaluation, GPT2, list[str]]:
-    """Load the model, and write down what will be measured of it."""
+    """Load the model and begin the file. Return the schemes that run here, too.
+
+    Raises:
+        ValueError: a scheme that was asked for by name does not run here, or the model's file is damaged.
+        OSError: the hub cannot be reached.
+    """
     import torch
 
     from testbed.autotune.device import device_type, keep_freed_memory
-    from testbed.inference.evaluation import Evaluation, model_of
-    from testbed.inference.first_record import beginning, scheme_entry
+    from testbed.inference.evaluation import Evaluation, first_record, scheme_entry
+    from testbed.inference.loading import load_model, naming
     from testbed.inference.quantize import check_scheme
 
     device = torch.device(device_type(arguments.device))
@@ -253,11 +186,12 @@ def begin(
             if arguments.quantize.strip() != "all" or scheme == arguments.load_scheme:
                 raise
             unavailable[scheme] = str(error)
-    model = model_of(subject, device)
-    content = beginning(recorded_command(__file__, sys.argv[1:]), device, subject, model)
+    with naming(subject.flag):
+        model = load_model(subject.source, device)
+    content = first_record(recorded_command(__file__, sys.argv[1:]), device, subject, model)
     content["schemes"] = {name: scheme_entry(name, unavailable.get(name, NOT_YET)) for name in schemes}
-    evaluation = Evaluation(arguments, subject, device, content)
-    return evaluation, model, [scheme for scheme in schemes if scheme not in unavailable]
+    runnable = [scheme for scheme in schemes if scheme not in unavailable]
+    return Evaluation(arguments, subject, device, content), model, runnable
 
 
 if __name__ == "__main__":

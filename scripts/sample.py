@@ -14,7 +14,6 @@ Exit code: 0 the text ended (end-of-text, --max_new_tokens, or the model's last 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import os
 import sys
@@ -30,7 +29,15 @@ from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.pairs import SEPARATOR, encode_prompt
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import Failure, printable
-from testbed.inference.loading import PUBLISHED, is_published, load_model, shape_of_config, tokenizer_of
+from testbed.inference.loading import (
+    add_model_flags,
+    is_published,
+    load_model,
+    named_model,
+    naming,
+    shape_of_config,
+    tokenizer_of,
+)
 from testbed.inference.sampling import Sampling
 from testbed.program import program
 
@@ -39,60 +46,25 @@ DEFAULT_NEW_TOKENS = 200
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     head, _, examples = __doc__.partition("\n")
-    parser = FlagParser(
-        description=head, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = FlagParser(description=head, epilog=examples, formatter_class=layout, allow_abbrev=False)
+    add_model_flags(parser)
+    flag = parser.add_argument
+    flag("--prompt", required=True, metavar="TEXT", help="the beginning of the text")
+    pair = "ask in the form of preprocess_small.py --pairs: a line feed ends the prompt, the reference follows"
+    flag("--pair", action="store_true", help=pair)
+    longest = (
+        f"length of the new text at most (default: {DEFAULT_NEW_TOKENS}, or fewer where the length of the training, or "
+        "the model's positions end)"
     )
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of a run that has ended, or its best/")
-    model.add_argument(
-        "--from_pretrained",
-        metavar="NAME|DIR",
-        help=f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved",
-    )
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the text begins with")
-    parser.add_argument(
-        "--pair",
-        action="store_true",
-        help="ask as a model was taught that learned pairs (preprocess_small.py --pairs): a line feed ends the prompt, "
-        "encoded apart, and what follows is the reference",
-    )
-    parser.add_argument(
-        "--max_new_tokens",
-        type=positive,
-        metavar="TOKENS",
-        help=f"end after so many (default: {DEFAULT_NEW_TOKENS}, or fewer where the length of the training, "
-        "or the model's positions end)",
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0 = always the likeliest token; 1 = as the model predicts; "
-        "more = more surprising (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--top_k",
-        type=not_negative,
-        default=50,
-        metavar="TOKENS",
-        help="draw from the so many likeliest tokens; 0 = from all (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--top_p",
-        type=float,
-        metavar="SHARE",
-        help="of these, draw from the fewest whose probabilities reach this (default: from all)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text (default: %(default)s)")
-    parser.add_argument(
-        "--tokenizer_file",
-        type=Path,
-        metavar="FILE.json",
-        help="the bpe_N.json of the training data (default: the folder's tokenizer.json, or GPT-2's tokenizer)",
-    )
-    parser.add_argument(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto = CUDA where PyTorch finds it (default: %(default)s)",
-    )
+    flag("--max_new_tokens", type=positive, metavar="TOKENS", help=longest)
+    temperature = "0 = always the likeliest token; 1 = as the model predicts; above = more surprising (default: 0.8)"
+    flag("--temperature", type=float, default=0.8, help=temperature)
+    top_k = "draw from this many of the likeliest tokens; 0 = from all (default: 50)"
+    flag("--top_k", type=not_negative, default=50, metavar="TOKENS", help=top_k)
+    top_p = "of these, draw from the fewest whose probabilities reach this (default: from all)"
+    flag("--top_p", type=float, metavar="SHARE", help=top_p)
+    flag("--seed", type=int, default=0, help="the same seed draws the same text (default: 0)")
     return parser.parse_args(words)
 
 
@@ -117,9 +89,7 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
     """Check all that was typed, load the model, write the text."""
     with naming("--", between=""):
         sampling = Sampling(arguments.temperature, arguments.top_k or None, arguments.top_p, arguments.seed)
-    flag, source = "--checkpoint", arguments.checkpoint
-    if source is None:
-        flag, source = "--from_pretrained", arguments.from_pretrained
+    flag, source = named_model(arguments)
     with naming(flag):
         positions = shape_of_config(source).max_position_embeddings
         tokenizer = tokenizer_of(source, arguments.tokenizer_file)
@@ -140,27 +110,17 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
 
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # typeshed: TextIO, which lacks it
     shown = functools.partial(printable, kept="\n\t") if sys.stdout.isatty() else str
-    clock = Clock(stream(model, prompt, new_tokens, sampling, stop_id=tokenizer.end_of_text_id))
-    texts = text_of(without(clock, tokenizer.end_of_text_id), tokenizer)
+    end = tokenizer.end_of_text_id
+    clock = Clock(stream(model, prompt, new_tokens, sampling, stop_id=end))
     print(shown(arguments.prompt), end=SEPARATOR if arguments.pair else "", flush=True)
-    for piece in texts:
+    for piece in text_of((token for token in clock if token != end), tokenizer):
         print(shown(piece), end="", flush=True)
     print(flush=True)
     print(clock.summary(len(prompt)), file=sys.stderr)
 
 
-@contextlib.contextmanager
-def naming(flag: str, between: str = " ") -> Iterator[None]:
-    """Put the flag before the sentence that says what is wrong with its value."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{flag}{between}{error}") from None
-
-
 def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[int]:
-    """ValueError where there is nothing to begin with, or what cannot be text."""
+    """Return the prompt's ids. ValueError where it is empty or cannot be text."""
     if not text:
         raise ValueError('--prompt is empty; give some text to begin with, for example --prompt "import "')
     try:
@@ -170,14 +130,17 @@ def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[i
 
 
 def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, trained: int | None) -> int:
-    """New tokens that were asked for, or that have room within the length of the training. ValueError where they have
-    none in the model."""
-    if prompt_tokens >= positions:
+    """Return the new tokens that were asked for, or that have room within the length of the training.
+
+    Raises:
+        ValueError: the model has no room for them.
+    """
+    room = positions - prompt_tokens
+    if room < 1:
         raise ValueError(
             f"--prompt has {prompt_tokens} tokens, and the model has {positions} positions for them and the new ones; "
             "shorten it"
         )
-    room = positions - prompt_tokens
     if asked is None:
         in_training = (trained or positions) - prompt_tokens
         return min(DEFAULT_NEW_TOKENS, room, in_training if in_training > 0 else room)
@@ -189,13 +152,8 @@ def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, traine
     return asked
 
 
-def without(tokens: Iterable[int], end_of_text_id: int) -> Iterator[int]:
-    """The tokens but for end-of-text, which ends a text and is no part of it."""
-    return (token for token in tokens if token != end_of_text_id)
-
-
 class Clock:
-    """Passes tokens on and notes when they came."""
+    """Pass tokens on and note when they came."""
 
     def __init__(self, tokens: Iterable[int]):
         self._tokens = tokens
@@ -208,7 +166,7 @@ class Clock:
             yield token
 
     def summary(self, prompt_tokens: int) -> str:
-        """One line: how many tokens, the first one's time, the others' rate."""
+        """Return one line: how many tokens, the first one's time, the others' rate."""
         first_s, last_s, number = self._came_s[0], self._came_s[-1], len(self._came_s)
         rate = f", then {(number - 1) / (last_s - first_s):,.0f} tokens/s" if number > 1 else ""
         return f"[{prompt_tokens} + {number} tokens; the first after {first_s:.3f} s{rate}]"

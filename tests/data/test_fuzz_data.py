@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from support.corpus_cases import ALL, Documents
-from support.fuzz import (
-    OS_ERRORS,
-    READ,
-    REFUSED,
-    Fuzz,
-    Reader,
-    break_in_every_way,
-)
-from support.mutations import broken_bytes, broken_json, broken_words
+from support.corpus_cases import ALL, Documents, download
+from support.fuzz import OS_ERRORS, REFUSED, Reader, break_in_every_way
+from support.mutations import broken_bytes, broken_words
 from support.programs import SEQUENCE, write_pair_files, write_token_files
 
-from testbed.data.corpus import CorpusError, existing_corpus, find_corpus, read_documents, write_corpus
+from testbed.data.corpus import CorpusError, existing_corpus, find_corpus, read_documents
 from testbed.data.pairs import read_pairs
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file, sidecar_path
 from testbed.data.tokenizer import load_tokenizer, train_bpe
@@ -101,7 +92,7 @@ def use_bpe(folder: Path) -> None:
 
 
 def corpus(folder: Path) -> None:
-    write_corpus(Documents(), ALL, folder)
+    download(Documents(), folder)
 
 
 def use_corpus(folder: Path) -> None:
@@ -156,37 +147,3 @@ READERS = {
 @pytest.mark.parametrize("name", READERS)
 def test_no_file_breaks_its_reader(tmp_path, name):
     break_in_every_way(name, READERS[name], tmp_path / "files")
-
-
-def test_a_damaged_note_of_a_download_never_spoils_the_corpus(tmp_path):
-    """partial.json says where to go on. Whatever it says, the corpus is the whole one, or the download starts again."""
-    write_corpus(Documents(), ALL, tmp_path / "whole")
-    wanted = (tmp_path / "whole" / "documents.jsonl").read_bytes()
-    lines = wanted.splitlines(keepends=True)
-    folder = tmp_path / "five"
-    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
-    identity = {name: manifest[name] for name in ("source", "config", "split", "revision", "limits")}
-    note = {"identity": {**identity, "text_field": None}, "position": {"stream": 2}, "documents": 2, "text_bytes": 11}
-    note["bytes"] = len(lines[0] + lines[1])
-    note["sha256"] = hashlib.sha256(json.dumps(note, sort_keys=True).encode()).hexdigest()
-    fuzz = Fuzz("partial.json of a download", (CorpusError, ValueError))
-    started_at = []
-
-    def one_note(content: bytes) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        (folder / "documents.jsonl.partial").write_bytes(lines[0] + lines[1] + b"half a li")
-        (folder / "partial.json").write_bytes(content)
-
-        def download() -> None:
-            source = Documents()
-            write_corpus(source, ALL, folder)
-            assert (folder / "documents.jsonl").read_bytes() == wanted, "the corpus is spoilt"
-            started_at.append(source.first)
-
-        fuzz.case(download, content)
-
-    fuzz.draw(broken_json(note), 150, one_note)
-    fuzz.check()
-    assert fuzz.counts.keys() == {READ}
-    assert set(started_at) == {0, 2}

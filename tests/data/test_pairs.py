@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-from support.data_fixtures import run_program
 from support.settings import checked_run
 
 from testbed.data.pairs import Pair, encode_pair, encode_prompt, read_pairs
@@ -94,13 +93,12 @@ def pairs_in(path):
     return found
 
 
-@pytest.mark.launches
-def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(tmp_path):
+def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(preprocess, tmp_path):
     other = {"prompt": PAIRS[0]["prompt"], "reference": ["eine andere Antwort", "noch eine"]}
     several = [{"prompt": pair["prompt"], "reference": [pair["reference"], "auch gut"]} for pair in PAIRS]
     write_pairs(tmp_path / "all.jsonl", [*several, other])
     arguments = ("--pairs", "all.jsonl", "--tokenizer", "bpe:280", "--val_fraction", 0.2)
-    result = run_program("preprocess_small.py", *arguments, cwd=tmp_path)
+    result = preprocess(*arguments)
     assert result.returncode == 0, result.stderr
     train, val = pairs_in(tmp_path / "train_pairs.bin"), pairs_in(tmp_path / "val_pairs.bin")
     expected = [(f"{pair['prompt']}\n", pair["reference"]) for pair in PAIRS]
@@ -120,15 +118,14 @@ def test_token_files_give_every_pair_back_with_its_reference_alone_as_target(tmp
     assert source["name"] == "all.jsonl" and len(source["sha256"]) == 64
 
 
-@pytest.mark.launches
-def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tmp_path):
+def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(preprocess, tmp_path):
     """To train a model further, its own ids are needed: another BPE of the same size has the same name."""
     text = "".join(f"{pair['prompt']} {pair['reference']}\n" for pair in PAIRS)
     given = tmp_path / "tokenizer.json"
     tokenizer = train_bpe(iter([text] * 3), 290, given)
     write_pairs(tmp_path / "all.jsonl", PAIRS)
     arguments = ("--pairs", "all.jsonl", "--tokenizer", "tokenizer.json", "--output_dir", "out")
-    result = run_program("preprocess_small.py", *arguments, cwd=tmp_path)
+    result = preprocess(*arguments)
     assert result.returncode == 0, result.stderr
     assert "tokenizer: bpe:290 (from tokenizer.json)" in result.stdout
     assert (tmp_path / "out" / "bpe_pairs_290.json").read_bytes() == given.read_bytes()
@@ -138,7 +135,6 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tm
     assert file.tokens[start:].tolist()[: len(tokenizer.encode(prompt))] == tokenizer.encode(prompt)
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -155,7 +151,7 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(tm
         ),
     ],
 )
-def test_what_cannot_work_is_one_sentence_and_leaves_no_file(tmp_path, arguments, sentence):
+def test_what_cannot_work_is_one_sentence_and_leaves_no_file(preprocess, tmp_path, arguments, sentence):
     write_pairs(tmp_path / "one.jsonl", [{"prompt": "a", "reference": "b"}, {"prompt": "a", "reference": "c"}])
     write_pairs(tmp_path / "two.jsonl", PAIRS[:2])
     for name in ("val_pairs.jsonl", "train_pairs.json", "val_pairs.json", "bpe_pairs_260.json"):
@@ -164,7 +160,7 @@ def test_what_cannot_work_is_one_sentence_and_leaves_no_file(tmp_path, arguments
     write_pairs(tmp_path / "broken.jsonl", [PAIRS[0], {"prompt": "a"}])
     (tmp_path / "two.json").write_text("{}")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    result = run_program("preprocess_small.py", *arguments, cwd=tmp_path)
+    result = preprocess(*arguments)
     said = [line for line in result.stderr.splitlines() if line.startswith("preprocess_small.py: ")]
     assert (result.returncode, len(said)) == (2, 1), result.stderr
     assert sentence in said[0] and "Traceback" not in result.stderr

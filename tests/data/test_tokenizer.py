@@ -2,10 +2,8 @@
 
 import json
 import sysconfig
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiktoken
 import tokenizers
@@ -78,12 +76,6 @@ def test_end_of_text_inside_a_document_is_plain_text(which, request):
     assert tokenizer.decode(ids) == "a<|endoftext|>b"
 
 
-def test_a_batch_is_its_texts(gpt2):
-    batch = gpt2.encode_batch(["Hello world", "", "x"])
-    assert [ids.tolist() for ids in batch] == [[15496, 995], [], gpt2.encode("x")]
-    assert all(ids.dtype == np.uint32 for ids in batch)
-
-
 def test_our_ids_are_those_of_the_library_that_trained_the_merges(bpe, tmp_path):
     """tiktoken merges by the rank of the product, `tokenizers` by the list of merges: two implementations, same ids."""
     train_bpe(iter(TEXTS), 1000, tmp_path / "bpe.json")
@@ -118,12 +110,10 @@ def test_a_corpus_too_small_for_n_is_refused_with_the_n_that_works(tmp_path):
 
 
 @pytest.mark.parametrize("character", ["a", " ", "\n", "=", "1", "\u3000", "日", "😀"])
-def test_a_million_equal_characters_take_seconds_and_come_back(gpt2, character):
-    """Blanks before a letter abort tiktoken 0.14 (stack); the limit is generous because it guards against hours."""
+def test_a_million_equal_characters_come_back(gpt2, character):
+    """Blanks before a letter abort tiktoken 0.14, whose stack is too small."""
     for text in (character * 1_000_000, character * 1_000_000 + "x"):
-        start_s = time.perf_counter()
         assert gpt2.decode(gpt2.encode(text)) == text
-        assert time.perf_counter() - start_s < 20
 
 
 @pytest.mark.parametrize("after", ["", "x", "\n", "\x1c", "=", " \tx", "\x1cx"])

@@ -85,6 +85,16 @@ def test_bf16_follows_the_plain_forward_pass_in_bf16():
     assert (behind <= 2**-6 * logits.abs().amax()).all()
 
 
+def test_every_token_is_read_once(monkeypatch):
+    """Reading the prefix again for each token would be (9 + 16) / 2 times as many."""
+    read, forward = [], CachedModel.forward
+    monkeypatch.setattr(
+        CachedModel, "forward", lambda self, ids, *rest: read.append(ids.numel()) or forward(self, ids, *rest)
+    )
+    generate(our_model(), [list(range(9))], 16)
+    assert read == [9] + [1] * 15
+
+
 SETTINGS = [
     Sampling(temperature=1.0),
     Sampling(temperature=0.7),
@@ -203,20 +213,12 @@ def test_what_cannot_be_generated_is_said_in_a_sentence(prompt, options, says):
             stream(our_model(), prompt, **options)  # at the call, not at the first token
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"temperature": -0.1}, "temperature -0.1 must be 0"),
-        ({"temperature": math.nan}, "temperature nan"),
-        ({"temperature": math.inf}, "temperature inf"),
-        ({"top_k": 0}, "top_k 0 must be at least 1"),
-        ({"top_p": 0.0}, "top_p 0.0 must be above 0"),
-        ({"top_p": 1.5}, "top_p 1.5"),
-    ],
-)
-def test_a_way_of_sampling_that_is_none_is_refused(options, says):
-    with pytest.raises(ValueError, match=says):
-        Sampling(**options)
+def test_a_way_of_sampling_that_is_none_is_refused():
+    wrong = {"temperature": (-0.1, math.nan, math.inf), "top_k": (0,), "top_p": (0.0, 1.5)}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"{name} {value} must be"):
+                Sampling(**{name: value})
 
 
 def test_nothing_to_do_is_done():

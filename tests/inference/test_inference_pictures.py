@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 from support.charts_cases import text_of
-from support.inference_charts_cases import NOTHING_MEASURED
 from support.inference_examples import (
+    NOTHING_MEASURED,
+    SCHEMES,
     comparison,
     example_inference,
     load,
     point,
     quality,
-    rates,
     ratio,
     save_inference,
     scheme,
@@ -31,17 +27,12 @@ from support.inference_examples import (
     wrapped,
 )
 
+import generate_charts
 from testbed.analysis.charts.style import DPI
 from testbed.inference import charts, report
-from testbed.inference.report import check_inference, read_inference
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from testbed.inference.report import check_inference, decode_rates, read_inference
 
 PICTURES = {"quality_vs_bytes.png", "decode_rate.png", "latency_vs_load.png"}
-
-
-LONGEST = "int8_weight_only"  # the longest name there is
 
 
 def extents(figure, texts) -> list:
@@ -63,34 +54,30 @@ def test_every_picture_fits_and_is_left_out_with_its_data(tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {"decode_rate.png"}
 
 
-@pytest.mark.parametrize(
-    ("change", "title"),
-    [
-        ({}, "int8_weight_only: 70% of the bytes, no detectable loss (at most +0.07%)"),
-        (  # an interval of +-1 %
-            {
-                "int4_weight_only": scheme("int4_weight_only")
-                | {"perplexity_ratio": {"value": 1.0, "low": 0.99, "high": 1.01}}
-            },
-            "int4_weight_only: 66% of the bytes, no detectable loss (at most +1.00%)",
-        ),
-        (  # every scheme loses
-            {name: scheme(name, factor=1.02) for name in ("bf16", "int8_weight_only", "int8_dynamic")},
-            "Every smaller scheme is worse, by 2.00% of perplexity or more",
-        ),
-        (
-            {"int4_weight_only": scheme("int4_weight_only", factor=0.99)},
-            "int4_weight_only: 66% of the bytes, perplexity better",
-        ),
-        (  # fewer windows than an interval takes
-            {"bf16": scheme("bf16") | {"perplexity_ratio": ratio(1.0) | {"low": None, "high": None}}},
-            "Quality against bytes",
-        ),
-    ],
-    ids=["within noise", "wide", "all worse", "better", "no interval"],
-)
+QUALITY_TITLES = {
+    "within noise": ({}, "int8_weight_only: 70% of the bytes, no detectable loss (at most +0.07%)"),
+    "wide": (
+        {"int4_weight_only": scheme("int4_weight_only") | {"perplexity_ratio": ratio(1.0, 0.01)}},
+        "int4_weight_only: 66% of the bytes, no detectable loss (at most +1.00%)",
+    ),
+    "all worse": (
+        {name: scheme(name, factor=1.02) for name in ("bf16", "int8_weight_only", "int8_dynamic")},
+        "Every smaller scheme is worse, by 2.00% of perplexity or more",
+    ),
+    "better": (
+        {"int4_weight_only": scheme("int4_weight_only", factor=0.99)},
+        "int4_weight_only: 66% of the bytes, perplexity better",
+    ),
+    "too few windows for an interval": (
+        {"bf16": scheme("bf16") | {"perplexity_ratio": ratio(1.0) | {"low": None, "high": None}}},
+        "Quality against bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "title"), QUALITY_TITLES.values(), ids=QUALITY_TITLES)
 def test_the_title_of_quality_follows_the_intervals(change, title):
-    schemes = {name: scheme(name) for name in ("none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only")}
+    schemes = {name: scheme(name) for name in SCHEMES}
     schemes["bf16"]["bytes_in_memory"] = 6_000_000  # not the smallest
     figure = charts.quality_figure(example_inference() | {"schemes": schemes | copy.deepcopy(change)})
     assert figure.texts[0].get_text().startswith(title)
@@ -98,44 +85,22 @@ def test_the_title_of_quality_follows_the_intervals(change, title):
 
 def test_the_line_joins_the_schemes_that_no_other_one_beats():
     schemes = example_inference()["schemes"]
-    on_line = charts.non_dominated(schemes)
-    places = {name: (each["bytes_in_memory"], each["perplexity"]["value"]) for name, each in schemes.items()}
-    for name, (num_bytes, value) in places.items():  # by hand
-        beaten = any(
-            other != name
-            and places[other][0] <= num_bytes
-            and places[other][1] <= value
-            and places[other] != places[name]
-            for other in places
-        )
-        assert (name in on_line) is not beaten
-    assert set(on_line) == {"none", "bf16"}  # bf16 is the smallest here, none the best
+    assert set(charts.non_dominated(schemes)) == {"none", "bf16"}  # bf16 is the smallest, none the best
+    same = {name: scheme("bf16") for name in ("bf16", "int8_dynamic")} | {"none": scheme("none", factor=1.1)}
+    assert set(charts.non_dominated(same)) == {"bf16", "int8_dynamic"}, "equals beat each other in nothing"
     line = charts.quality_figure(example_inference()).axes[0].lines[0]
-    assert list(line.get_xdata()) == sorted(places[name][0] / 2**20 for name in on_line)
-
-
-@pytest.mark.parametrize("spread", [0.0, 1e-4, 0.3], ids=["on one another", "close", "apart"])
-def test_names_beside_the_picture_do_not_overlap(spread):
-    names = ("none", "bf16", "int8_dynamic", "int8_weight_only", "int4_weight_only", "torch_dynamic")
-    schemes = {}
-    for number, name in enumerate(names):
-        schemes[name] = scheme("bf16", factor=1 + spread * number, bytes_in_memory=5_000_000) | {"summary": name}
-    figure = charts.quality_figure(example_inference() | {"schemes": schemes})
-    (axis,) = figure.axes
-    boxes = sorted(extents(figure, axis.texts), key=lambda box: box.y0)
-    assert len(boxes) == 6
-    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
-    assert all(box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    assert list(line.get_xdata()) == [schemes[name]["bytes_in_memory"] / 2**20 for name in ("bf16", "none")]
 
 
 def test_all_that_stands_in_a_picture_lies_in_it():
     """The longest names, the most schemes, every verdict."""
-    schemes = {name: scheme(name) for name in ("none", "bf16", "int8_dynamic", LONGEST, "int4_weight_only")}
+    schemes = {name: scheme(name) for name in SCHEMES}
     schemes["torch_dynamic"] = scheme("int8_dynamic", tokens_per_s=900.0)
     content = example_inference() | {"schemes": schemes}
     for _, build in charts.CHARTS.values():
         figure = build(content)
         texts = [*figure.texts, *(text for axis in figure.axes for text in [*axis.texts, axis.title, axis._left_title])]
+        texts += [text for axis in figure.axes if axis.get_legend() for text in axis.get_legend().get_texts()]
         for text, box in zip(texts, extents(figure, texts), strict=True):
             assert box.x1 <= figure.bbox.x1 + 1 and box.x0 >= -1, text.get_text()
 
@@ -158,13 +123,11 @@ def test_a_faster_scheme_is_called_faster_and_bars_are_medians():
     assert "Schemes: bf16 faster, int8_dynamic" in text_of(figure)
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     latencies = [each["latency"] for each in content["schemes"].values()]
-    assert widths == pytest.approx([sorted(rates(each))[3] for each in latencies])
+    assert widths == pytest.approx([sorted(decode_rates(each))[3] for each in latencies])
 
 
 def test_one_token_asked_for_is_no_decode_rate():
-    content = example_inference(
-        wrapped=None, schemes={"none": scheme("none") | {"latency": speed(800, 7, new_tokens=2)}}
-    )
+    content = example_inference()
     for each in content["schemes"].values():
         each["latency"]["per_token_s"] = [[] for _ in each["latency"]["per_token_s"]]
     content["wrapped"] = None
@@ -188,36 +151,31 @@ def test_the_load_picture_marks_saturation_and_refused_requests():
     assert list(throughput.get_ydata()) == [each["tokens_per_s"] for each in points]
 
 
-@pytest.mark.parametrize(
-    ("change", "title"),
-    [
-        ({"saturation": {"concurrency": 16}}, "Throughput still grows at 16 requests at once: 1,840 tokens/s"),
-        ({"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None}}, "Up to 90 requests/s most"),
-        (
-            {"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None, "rate_per_s": None}},
-            "At none of the rates do most requests start at once",
-        ),
-        (
-            {"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None, "rate_per_s": 110}},
-            "Up to 110 requests/s, the most that was tried, most requests start at once",
-        ),
-        (  # one concurrency shows no growth
-            {"closed": load()["closed"][:1], "saturation": {"concurrency": 1, "tokens_per_s": 800}},
-            "800 tokens/s at 1 request at once",
-        ),
-        ({"open": []}, "Throughput stops growing at 4 requests at once: at most 1,840 tokens/s"),
-        ({"saturation": None}, "Latency against load"),
-    ],
-    ids=[
-        "not reached",
-        "open alone",
-        "none of the rates",
-        "all rates",
-        "one concurrency",
-        "closed alone",
-        "unfinished",
-    ],
-)
+OPEN_ALONE = {"closed": [], "saturation": {"concurrency": None, "tokens_per_s": None}}
+LOAD_TITLES = {
+    "not reached": (
+        {"saturation": {"concurrency": 16}},
+        "Throughput still grows at 16 requests at once: 1,840",
+    ),
+    "open alone": (OPEN_ALONE, "Up to 90 requests/s most"),
+    "none of the rates": (
+        {"closed": [], "saturation": {**OPEN_ALONE["saturation"], "rate_per_s": None}},
+        "At none of the rates do most requests start at once",
+    ),
+    "all rates": (
+        {"closed": [], "saturation": {**OPEN_ALONE["saturation"], "rate_per_s": 110}},
+        "Up to 110 requests/s, the most that was tried, most requests start at once",
+    ),
+    "one concurrency, which shows no growth": (
+        {"closed": load()["closed"][:1], "saturation": {"concurrency": 1, "tokens_per_s": 800}},
+        "800 tokens/s at 1 request at once",
+    ),
+    "closed alone": ({"open": []}, "Throughput stops growing at 4 requests at once: at most 1,840 tokens/s"),
+    "unfinished": ({"saturation": None}, "Latency against load"),
+}
+
+
+@pytest.mark.parametrize(("change", "title"), LOAD_TITLES.values(), ids=LOAD_TITLES)
 def test_what_the_loads_do_not_show_is_not_said(change, title):
     content = example_inference(load=load(**change))
     if change.get("saturation", 0) is None:
@@ -232,8 +190,12 @@ def test_a_load_of_which_nothing_was_answered_is_drawn_without_latency():
     nothing = point(0.1, 100.0, concurrency=2) | {"completed": 0, "rejected": 20, "samples": [], "tokens_per_s": 0.0}
     nothing |= {name: dict.fromkeys(("p50", "p95", "p99")) for name in ("latency_s", "time_to_first_token_s")}
     content = example_inference(load=load(closed=[nothing], open=[], saturation=None))
-    assert "n/a / n/a / n/a" in report.load_table(content)
+    assert "n/a / n/a / n/a" in report.load_table(content).rows[0]
     assert charts.load_figure(content) is not None
+
+
+def of_none(**fields) -> dict:
+    return example_inference(schemes={"none": scheme("none") | fields})
 
 
 FAULTS = {
@@ -241,15 +203,10 @@ FAULTS = {
     "another file": ({"schema_version": "2.1"}, "the file: "),
     "a scheme of another name": (example_inference(schemes={"int3": scheme("bf16")}), "schemes: 'int3'"),
     "a negative time": (
-        example_inference(schemes={"none": scheme("none") | {"latency": speed(800, 7) | {"prefill_s": [-1.0]}}}),
-        "schemes.none.latency.prefill_s.0: -1.0",
+        of_none(latency=speed(800, 7) | {"prefill_s": [-1.0]}),
+        "schemes.none.latency.prefill_s.0: -1",
     ),
-    "NaN": (
-        example_inference(
-            schemes={"none": scheme("none") | {"perplexity": quality(1.0) | {"bits_per_byte": math.nan}}}
-        ),
-        "not finite",
-    ),
+    "NaN": (of_none(perplexity=quality(1.0) | {"bits_per_byte": math.nan}), "not finite"),
 }
 
 
@@ -265,29 +222,37 @@ def test_what_is_no_such_file_is_refused_in_one_sentence(tmp_path, content, word
     assert words in str(caught.value) and "\n" not in str(caught.value) and str(path) in str(caught.value)
 
 
-def program(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "generate_charts.py"), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=cwd, env=environment)
+@pytest.fixture
+def draw(tmp_path, monkeypatch, capfd):
+    """Run generate_charts.py in this process, in the test's folder: (exit code, standard output, standard error)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["generate_charts.py", *map(str, arguments)])
+        try:
+            code = generate_charts.main()
+        except SystemExit as end:  # a mistake that the parser sees
+            code = end.code
+        return code, *capfd.readouterr()
+
+    return run
 
 
-@pytest.mark.launches
-def test_one_command_draws_all_of_several_checkpoints(tmp_path):
+def test_one_command_draws_all_of_several_checkpoints(draw, tmp_path):
     small = {"load": None, "schemes": {name: scheme(name) for name in ("none", "bf16")}}
     for name in ("one", "two"):
         save_inference(tmp_path / name, example_inference(checkpoint={"name": name}) | small)
-    done = program("--inference", "one", tmp_path / "two" / "inference_metrics.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, said, error = draw("--inference", "one", tmp_path / "two" / "inference_metrics.json")
+    assert code == 0, error
     for name in ("one", "two"):
         pictures = {path.name for path in (tmp_path / "docs/charts" / name).glob("*.png")}
         assert pictures == PICTURES - {"latency_vs_load.png"}
         tables = (tmp_path / "docs/charts" / name / "inference_tables.md").read_text()
         assert tables == report.report(example_inference(checkpoint={"name": name}) | small) + "\n"
-        assert tables in done.stdout
-    assert "Saved decode rate chart to docs/charts/one/decode_rate.png" in done.stdout
+        assert tables in said
+    assert "Saved decode rate chart to docs/charts/one/decode_rate.png" in said
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -297,13 +262,12 @@ def test_one_command_draws_all_of_several_checkpoints(tmp_path):
         (["--inference", "broken.json"], "broken.json is not JSON"),
     ],
 )
-def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+def test_what_was_typed_wrong_gives_one_sentence_and_exit_code_2(draw, tmp_path, arguments, sentence):
     save_inference(tmp_path / "run", example_inference())
     (tmp_path / "broken.json").write_text("{")
-    done = program(*arguments, cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    (error,) = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert sentence in error
+    code, _, said = draw(*arguments)
+    (error,) = [line for line in said.splitlines() if "error:" in line]
+    assert code == 2 and sentence in error
     assert not (tmp_path / "docs").exists()
 
 

@@ -1,8 +1,6 @@
-"""Many requests at once, and one at a time: nothing lost or doubled, waiting counted, the clock where it should be."""
+"""Check loads and latency: no request lost or doubled, waiting counted, the clock where it should be."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 import pytest
@@ -76,47 +74,69 @@ def test_a_closed_loop_keeps_its_concurrency_and_loses_nothing(model):
     assert point["tokens_per_s"] == pytest.approx(sum(new for _, new in expected) / point["wall_s"])
 
 
-def test_throughput_grows_with_concurrency(model):
-    """A step of this model costs Python, not products, so eight at once must be far more than one."""
-    rates = {}
+class Clock:
+    """A clock that a step of the engine, a model or a pause moves, and every reading by a tick."""
+
+    TICK_S = 2**-20
+
+    def __init__(self, monkeypatch):
+        self.now_s = 0.0
+        monkeypatch.setattr(latency.time, "perf_counter", self.read)
+        monkeypatch.setattr(latency.time, "sleep", self.pass_s)
+
+    def read(self) -> float:
+        self.now_s += self.TICK_S
+        return self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Stepping(BatchingEngine):
+    """Every step takes `step_s` of the clock, whatever the batch; the 20th takes `stall_s` more."""
+
+    def __init__(self, model: GPT2, clock: Clock, step_s: float = 2**-10, stall_s: float = 0.0, **options):
+        super().__init__(model, **options)
+        self.clock, self.step_s, self.stall_s, self.steps = clock, step_s, stall_s, 0
+
+    def step(self):
+        self.steps += 1
+        self.clock.pass_s(self.step_s + self.stall_s * (self.steps == 20))
+        return super().step()
+
+
+def test_throughput_grows_with_concurrency(model, monkeypatch):
+    clock, rates = Clock(monkeypatch), {}
     for concurrency in (1, 8):
-        engine = BatchingEngine(model, max_batch=8)
+        engine = Stepping(model, clock, max_batch=8)
         rates[concurrency] = closed_loop(engine, Traffic(TOKENS, 10, 12, 60), concurrency)["tokens_per_s"]
-    assert rates[8] > 1.5 * rates[1]
+    assert 6 * rates[1] < rates[8] < 8 * rates[1]
 
 
-def test_a_stall_counts_for_everybody_who_arrived_in_it(model):
+def test_a_stall_counts_for_all_who_arrived_in_it(model, monkeypatch):
     """Half a second at 100 requests/s are 50 requests that wait 250 ms on average. Clocks that start when the loop gets
     round to submitting would see one slow request (coordinated omission)."""
-
-    class Stalling(BatchingEngine):
-        steps = 0
-
-        def step(self):
-            self.steps += 1
-            if self.steps == 20:
-                time.sleep(0.5)
-            return super().step()
-
-    point = open_loop(Stalling(model, max_batch=16, max_queue=100), Traffic(TOKENS, 10, 2, 150), rate_per_s=100.0)
+    engine = Stepping(model, Clock(monkeypatch), stall_s=0.5, max_batch=16, max_queue=100)
+    point = open_loop(engine, Traffic(TOKENS, 10, 2, 150), rate_per_s=100.0)
     waited = [each["end_s"] - each["arrival_s"] for each in point["samples"]]
     assert sum(latency_s > 0.1 for latency_s in waited) >= 25
     assert point["latency_s"]["p95"] > 0.3
 
 
-@pytest.mark.slow
-def test_arrivals_are_poisson_and_drawn_from_the_seed(model):
+def test_arrivals_are_poisson_and_drawn_from_the_seed(model, monkeypatch):
+    clock = Clock(monkeypatch)
+
     def arrivals(seed: int, rate: float) -> np.ndarray:
-        engine = BatchingEngine(model, max_batch=16, max_queue=1000)
-        samples = open_loop(engine, Traffic(TOKENS, 4, 2, 1000, seed), rate)["samples"]
+        engine = Stepping(model, clock, max_batch=16, max_queue=1000)
+        samples = open_loop(engine, Traffic(TOKENS, 4, 2, 500, seed), rate)["samples"]
         return np.array([each["arrival_s"] for each in samples])
 
     one, again, other, slower = arrivals(1, 2000), arrivals(1, 2000), arrivals(2, 2000), arrivals(1, 1000)
     assert (one == again).all() and (one != other).any()
     assert slower == pytest.approx(2 * one)  # the same requests at every rate
     gaps = np.diff(one)
-    assert gaps.mean() == pytest.approx(1 / 2000, rel=0.1)
-    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)  # as an exponential distribution has it
+    assert gaps.mean() == pytest.approx(1 / 2000, rel=0.15)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.15)  # as an exponential distribution has it
 
 
 def closed_point(concurrency: int, tokens_per_s: float) -> dict:
@@ -162,11 +182,12 @@ def test_rates_come_from_the_capacity_that_closed_loops_found(model):
     assert saved == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4), (2, 5)]
 
 
-def test_a_rate_of_many_times_the_capacity_is_not_one_at_which_requests_start_at_once(model):
+def test_at_many_times_the_capacity_requests_do_not_start_at_once(model, monkeypatch):
     """With a large batch, too: of four times as many requests, all at once, the later half finds no slot."""
+    clock = Clock(monkeypatch)
 
     def sustained(rate_per_s: float) -> float | None:
-        engine = BatchingEngine(model, max_batch=32, max_queue=1000)
+        engine = Stepping(model, clock, max_batch=32, max_queue=1000)
         point = open_loop(engine, Traffic(TOKENS, 10, 8, REQUESTS_PER_SLOT * 32), rate_per_s)
         return saturation([], [point], 32)["rate_per_s"]
 
@@ -174,21 +195,14 @@ def test_a_rate_of_many_times_the_capacity_is_not_one_at_which_requests_start_at
     assert sustained(50.0) == 50.0
 
 
-def test_warm_up_fills_the_batch_whatever_the_queue_holds(model):
+def test_warm_up_fills_the_batch_whatever_the_queue_holds(model, monkeypatch):
     """The largest batch is what a load reaches; kernels of smaller ones alone would be warm."""
     for max_queue, new_tokens in ((2, 32), (100, 2)):  # together they must be, not one after the other
-        engine, most = BatchingEngine(model, max_batch=8, max_queue=max_queue), 0
-        step = engine.step
-
-        def counting_step(step=step, engine=engine):
-            nonlocal most
-            emitted = step()
-            most = max(most, len(emitted))
-            return emitted
-
-        engine.step = counting_step
+        engine = BatchingEngine(model, max_batch=8, max_queue=max_queue)
+        step, sizes = engine.step, []
+        monkeypatch.setattr(engine, "step", lambda step=step, sizes=sizes: sizes.append(len(step())))
         warm_up(engine, Traffic(TOKENS, 10, new_tokens, 100))
-        assert most == 8 and not engine.has_work
+        assert max(sizes) == 8 and not engine.has_work
 
 
 def test_a_percentile_needs_a_sample_that_is_expected_beyond_it():
@@ -197,20 +211,6 @@ def test_a_percentile_needs_a_sample_that_is_expected_beyond_it():
 
     assert [len(known(number)) for number in (0, 1, 2, 19, 20, 99, 100)] == [0, 0, 1, 1, 2, 2, 3]
     assert known(20) == {"p50", "p95"} and percentiles(range(101)) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
-
-
-class Clock:
-    """A clock that the models move, and every reading by a tick: no other process changes what is measured."""
-
-    TICK_S = 2**-10
-
-    def __init__(self, monkeypatch):
-        self.now_s = 0.0
-        monkeypatch.setattr(latency.time, "perf_counter", self.read)
-
-    def read(self) -> float:
-        self.now_s += self.TICK_S
-        return self.now_s
 
 
 class Timed(nn.Module):

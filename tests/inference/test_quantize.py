@@ -52,9 +52,9 @@ def test_bytes_are_what_the_bit_widths_say(quantized, scheme):
         "torch_dynamic": 8 * weights + 32 * rest,
     }[scheme]
     found = quantized[scheme]
-    assert found.bytes_expected == bits / 8
-    assert found.bytes_in_memory == pytest.approx(bits / 8, rel=0.05)
-    assert found.bytes_on_disk == pytest.approx(bits / 8, rel=0.05)
+    assert found.size["bytes_expected"] == bits / 8
+    assert found.size["bytes_in_memory"] == pytest.approx(bits / 8, rel=0.05)
+    assert found.size["bytes_on_disk"] == pytest.approx(bits / 8, rel=0.05)
 
 
 def test_int4_on_cuda_is_expected_with_padded_rows_in_bf16():
@@ -69,9 +69,9 @@ def test_int4_on_cuda_is_expected_with_padded_rows_in_bf16():
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_coverage_leaves_out_the_tied_head(quantized, scheme):
     found, weights = quantized[scheme], 12 * 128**2 * 3
-    assert found.num_products == 4 * 3 + 1
+    assert found.size["num_products"] == 4 * 3 + 1
     expected = {"none": (0, 0), "bf16": (13, SHAPE.num_parameters)}.get(scheme, (12, weights))
-    assert (found.num_quantized_products, found.num_quantized_parameters) == expected
+    assert (found.size["num_quantized_products"], found.size["num_quantized_parameters"]) == expected
 
 
 def test_four_bits_in_a_byte_each_are_not_taken_for_int4(model):

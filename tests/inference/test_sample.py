@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -23,12 +22,11 @@ from support.settings import stand_in
 
 from testbed.checkpoint.weights import export_weights
 from testbed.data.pairs import encode_prompt
-from testbed.data.token_file import TokenFileWriter, open_token_file
+from testbed.data.token_file import TokenFileWriter
 from testbed.data.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
-from testbed.errors import printable
 from testbed.inference import load_model
-from testbed.inference.loading import shape_of_config, tokenizer_of
-from testbed.inference.sample import sample_text, text_of
+from testbed.inference.loading import tokenizer_of
+from testbed.inference.sample import text_of
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 
@@ -105,23 +103,12 @@ def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
     """gpt2.py with a BPE of its own, in whose place another corpus's of the same size is put while it trains; the run's
     folder continues a prompt with the one that its ids belong to."""
     shutil.copytree(data, files := tmp_path / "data")
-    data_flags = ["--train_data_path", str(files / "train.bin"), "--val_data_path", str(files / "val.bin")]
     train_bpe(iter([TEXT[::-1]]), BPE_SIZE, other := tmp_path / "other.json")
     run = tmp_path / "run"
-    flags = [
-        *TINY_MODEL,
-        "--seq_length",
-        "32",
-        "--device",
-        "cpu",
-        "--global_batch_size",
-        "4",
-        "--max_train_steps",
-        "40",
-    ]
-    flags += ["--timing_warmup_steps", "1", "--checkpoint_path", str(run), "--sample_prompt", "def main"]
-    flags += ["--steps_per_print", "1", "--epochs", "15", "--max_val_steps", "1"]
-    command = [sys.executable, str(PROGRAM), *data_flags, *flags]
+    flags = f"--train_data_path {files}/train.bin --val_data_path {files}/val.bin --checkpoint_path {run} "
+    flags += "--seq_length 32 --device cpu --global_batch_size 4 --max_train_steps 40 --timing_warmup_steps 1 "
+    flags += "--steps_per_print 1 --epochs 15 --max_val_steps 1 --sample_prompt"
+    command = [sys.executable, str(PROGRAM), *TINY_MODEL, *flags.split(), "def main"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
         said = []
         for line in program.stdout:
@@ -143,12 +130,6 @@ def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
     expected = ("def main" + sample["text"]).replace("\r\n", "\n").replace("\r", "\n")  # as a pipe is read
     assert again.stdout.startswith("def main") and expected.startswith(again.stdout.removesuffix("\n"))
     assert " tokens; the first after " in again.stderr
-
-
-def test_tokens_of_no_named_tokenizer_give_no_sample(data):
-    tokens = dataclasses.replace(open_token_file(data / "val.bin"), tokenizer=None)
-    sample, line = sample_text({}, stand_in(sample_tokens=8), tokens, None)
-    assert sample is None and line == f"no sample: {data / 'val.bin'} names no tokenizer"
 
 
 def test_a_folder_opens_as_it_was_saved(checkpoint, data):
@@ -184,32 +165,18 @@ def test_gpt2s_own_tokenizer_is_taken_from_the_cache_or_from_its_file(tmp_path, 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_text_are_whole_characters_and_together_the_text(data, seed):
+def test_pieces_of_text_are_whole_characters_come_at_once_and_are_the_text(data, seed):
     tokenizer = load_bpe(data / bpe_file_name(BPE_SIZE))
-    text = random_unicode(seed, 300).replace("\ufffd", "?")
-    ids = tokenizer.encode(text)
-    pieces = list(text_of(iter(ids), tokenizer))
+    text = "x" + random_unicode(seed, 300).replace("\ufffd", "?")
+    ids, given = tokenizer.encode(text), []
+    pieces = text_of((given.append(token) or token for token in ids), tokenizer)
+    first = next(pieces)
+    assert first == tokenizer.decode(given) and len(given) == 1
+    pieces = [first, *pieces]
     assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
     assert any(tokenizer.decode([token]) == "\ufffd" for token in ids), "some tokens end inside a character"
     cut = [*ids[3:-1], BPE_SIZE + 5]  # begins and ends anywhere; an id that the tokenizer lacks
     assert "".join(text_of(cut, tokenizer)) == tokenizer.decode(cut[:-1])
-
-
-def test_pieces_come_as_soon_as_they_can(data):
-    tokenizer = load_bpe(data / bpe_file_name(BPE_SIZE))
-    given = []
-
-    def tokens():
-        for token in tokenizer.encode("xyz"):
-            given.append(token)
-            yield token
-
-    pieces = text_of(tokens(), tokenizer)
-    assert next(pieces) == tokenizer.decode(given) and len(given) == 1
-
-
-def test_a_terminal_is_not_given_orders():
-    assert printable("a\x1b[2J\tb\n\x07é\u202e\xa0", kept="\n\t") == "a\\x1b[2J\tb\n\\x07é\\u202e\xa0"
 
 
 def test_the_program_writes_what_the_flags_ask_for(run_sample, checkpoint):
@@ -371,18 +338,6 @@ def test_no_torch_before_what_was_typed_is_checked(tmp_path, data):
     words = ["--checkpoint", str(folder), "--prompt", "def", "--max_new_tokens", "64"]
     done = run_program([sys.executable, "-c", code, str(SAMPLE), *words])
     assert done.stdout == "2 False\n", (done.stdout, done.stderr)
-
-
-def test_a_shape_is_read_without_the_weights(checkpoint):
-    assert shape_of_config(checkpoint) == load_model(checkpoint).shape
-
-
-def test_bytes_of_tokens_are_the_bytes_of_the_text(data):
-    tokenizer = load_bpe(data / bpe_file_name(BPE_SIZE))
-    text = random_unicode(9, 200)
-    assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
-    with pytest.raises(ValueError, match=f"token id {BPE_SIZE} is not one of"):
-        tokenizer.decode_bytes([BPE_SIZE])
 
 
 @pytest.mark.launches

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.browser import BROWSER, Page
-from support.corpus_cases import ALL, Documents
+from support.corpus_cases import Documents, download
 from support.evil import EVIL, complete_again, evil_metrics
 from support.fuzz import content_of
 from support.metrics_examples import example_metrics, save
@@ -26,7 +26,6 @@ from testbed import run_files, run_lock
 from testbed.analysis.charts.training import write_charts
 from testbed.analysis.report.build import write_html, write_markdown
 from testbed.analysis.runs.verify import verify
-from testbed.data.corpus import write_corpus
 from testbed.data.sources import find_source
 from testbed.data.token_file import open_token_file, sidecar_path
 from testbed.metrics import run_directory
@@ -201,7 +200,7 @@ def test_a_sidecar_names_a_tokenizer_in_its_own_folder(tmp_path, token_files, na
         open_token_file(path)
 
 
-@pytest.mark.parametrize("name", ["documents.jsonl.partial", "partial.json", "documents.jsonl", "manifest.json"])
+@pytest.mark.parametrize("name", ["documents.jsonl", "manifest.json"])
 def test_a_link_in_the_folder_of_a_corpus_is_not_written_through(tmp_path, name):
     """Whoever gave away the folder could have put a link there."""
     victim = tmp_path / "victim"
@@ -209,10 +208,7 @@ def test_a_link_in_the_folder_of_a_corpus_is_not_written_through(tmp_path, name)
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / name).symlink_to(victim)
-    note = {"identity": {}, "position": {"stream": 0}, "documents": 0, "text_bytes": 0, "bytes": 0}
-    if name == "documents.jsonl.partial":
-        (folder / "partial.json").write_text(json.dumps(note))
-    write_corpus(Documents(), ALL, folder)
+    download(Documents(), folder)
     assert victim.read_text() == "precious\n" * 100
     assert not any(path.is_symlink() for path in folder.iterdir())
 

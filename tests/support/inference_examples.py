@@ -10,7 +10,9 @@ import numpy as np
 
 from support.metrics_examples import merge
 from testbed.analysis.statistics import compare
+from testbed.inference.report import decode_rates
 
+NOTHING_MEASURED = {"schemes": {}, "load": None, "wrapped": None, "data": None}
 SCHEMES = {  # bits, share of the products, bytes in memory, factor on perplexity, decode tokens/s
     "none": (32, 0, 7_700_000, 1.0, 800.0),
     "bf16": (16, 17, 3_850_000, 1.0001, 560.0),
@@ -20,13 +22,13 @@ SCHEMES = {  # bits, share of the products, bytes in memory, factor on perplexit
 }
 
 
-def percentiles(values: list[float]) -> dict[str, float]:
-    return dict(zip(("p50", "p95", "p99"), np.percentile(values, (50, 95, 99)).tolist(), strict=True))
-
-
 def comparison(of: list[float], against: list[float]) -> dict:
     found = compare(of, against)
     return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": found.verdict}
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    return dict(zip(("p50", "p95", "p99"), np.percentile(values, (50, 95, 99)).tolist(), strict=True))
 
 
 def quality(factor: float, windows: int = 20) -> dict:
@@ -47,29 +49,21 @@ def quality(factor: float, windows: int = 20) -> dict:
 def speed(tokens_per_s: float, repeats: int, new_tokens: int = 8) -> dict:
     """Repeats that scatter by a per cent around `tokens_per_s`, always in the same way."""
     factors = [1 + 0.01 * math.sin(3 * number) for number in range(repeats)]
-    per_token_s = [[factor / tokens_per_s] * (new_tokens - 1) for factor in factors]
-    prefill_s = [0.02 * factor for factor in factors]
-    first_s = [0.021 * factor for factor in factors]
+    token_s = [[factor / tokens_per_s] * (new_tokens - 1) for factor in factors]
+    times_s = {"prefill_s": [0.02 * factor for factor in factors]}
+    times_s["time_to_first_token_s"] = [0.021 * factor for factor in factors]
+    every = times_s | {"per_token_s": [each for of_repeat in token_s for each in of_repeat]}
     return {
         "prompt_tokens": 64,
         "new_tokens": new_tokens,
         "warmup": 2,
         "repeats": repeats,
-        "prefill_s": prefill_s,
-        "time_to_first_token_s": first_s,
-        "per_token_s": per_token_s,
-        "percentiles": {
-            "prefill_s": percentiles(prefill_s),
-            "time_to_first_token_s": percentiles(first_s),
-            "per_token_s": percentiles([each for of_repeat in per_token_s for each in of_repeat]),
-        },
+        **times_s,
+        "per_token_s": token_s,
+        "percentiles": {name: percentiles(times) for name, times in every.items()},
         "prefill_tokens_per_s": 64 / 0.02,
         "decode_tokens_per_s": tokens_per_s,
     }
-
-
-def rates(latency: dict) -> list[float]:
-    return [len(times_s) / sum(times_s) for times_s in latency["per_token_s"]]
 
 
 def scheme(name: str, repeats: int = 7, **overrides) -> dict:
@@ -77,30 +71,33 @@ def scheme(name: str, repeats: int = 7, **overrides) -> dict:
     bits, products, num_bytes, factor, tokens_per_s = SCHEMES[name]
     num_bytes = overrides.get("bytes_in_memory", num_bytes)
     factor, tokens_per_s = overrides.get("factor", factor), overrides.get("tokens_per_s", tokens_per_s)
-    latency, reference = speed(tokens_per_s, repeats), speed(SCHEMES["none"][4], repeats)
-    format_ = speed(SCHEMES["bf16"][4], repeats)
-    is_reference = name == "none"
+    latency = speed(tokens_per_s, repeats)
+
+    def against(other: str) -> dict | None:
+        reference = speed(SCHEMES[other][4], repeats)
+        return None if name == other else comparison(decode_rates(latency), decode_rates(reference))
+
     return {
         "unavailable": None,
         "summary": f"what {name} does",
         "bits": bits,
         "num_parameters": 1_900_000,
-        "num_quantized_parameters": 0 if is_reference else 786_432,
+        "num_quantized_parameters": 0 if name == "none" else 786_432,
         "num_products": 17,
         "num_quantized_products": products,
         "bytes_in_memory": num_bytes,
         "bytes_on_disk": num_bytes + 12_000,
         "bytes_expected": round(num_bytes / 1.01),
         "perplexity": quality(factor),
-        "perplexity_ratio": None if is_reference else ratio(factor),
+        "perplexity_ratio": None if name == "none" else ratio(factor),
         "latency": latency,
-        "speed_ratio": None if is_reference else comparison(rates(latency), rates(reference)),
-        "speed_ratio_bf16": None if name == "bf16" else comparison(rates(latency), rates(format_)),
+        "speed_ratio": against("none"),
+        "speed_ratio_bf16": against("bf16"),
     }
 
 
-def ratio(factor: float) -> dict:
-    return {"value": factor, "low": factor - 0.0005, "high": factor + 0.0005}
+def ratio(factor: float, around: float = 0.0005) -> dict:
+    return {"value": factor, "low": factor - around, "high": factor + around}
 
 
 def unavailable(name: str, reason: str) -> dict:
@@ -157,31 +154,23 @@ def load(**overrides) -> dict:
 
 
 def wrapped(engine_tokens_per_s: float = 700.0, repeats: int = 7) -> dict:
-    """The training engine at `engine_tokens_per_s` beside a plain module of 800; init_inference does not run."""
-    of = {name: rates(speed(rate, repeats)) for name, rate in (("plain", 800.0), ("engine", engine_tokens_per_s))}
+    """The training engine at `engine_tokens_per_s`, the plain module at 800; init_inference does not run."""
+    rates = {"plain": 800.0, "training_engine": engine_tokens_per_s}
+    found = {name: decode_rates(speed(rate, repeats)) for name, rate in rates.items()}
     arms = {
-        name: {
-            "unavailable": None,
-            "same_tokens": True,
-            "latency_s": [32 / rate for rate in found],
-            "decode_tokens_per_s": found,
-        }
-        for name, found in (("plain", of["plain"]), ("training_engine", of["engine"]))
+        name: {"unavailable": None, "same_tokens": True, "latency_s": [32 / rate for rate in of]}
+        | {"decode_tokens_per_s": of}
+        for name, of in found.items()
     }
-    arms["init_inference"] = {
-        "unavailable": "it needs a kernel that is not built here",
-        "same_tokens": None,
-        "latency_s": [],
-        "decode_tokens_per_s": [],
-    }
-    compared = {"training_engine": comparison(of["engine"], of["plain"])}
+    arms["init_inference"] = dict.fromkeys(arms["plain"]) | {"latency_s": [], "decode_tokens_per_s": []}
+    arms["init_inference"]["unavailable"] = "it needs a kernel that is not built here"
     return {
         "prompt_tokens": 64,
         "new_tokens": 32,
         "warmup": 2,
         "repeats": repeats,
         "arms": arms,
-        "comparisons": compared,
+        "comparisons": {"training_engine": comparison(found["training_engine"], found["plain"])},
     }
 
 
@@ -199,12 +188,8 @@ def example_inference(**overrides) -> dict:
             "environment": {
                 "env": {"python_version": "3.11.2", "torch_version": "2.13.0", "torchao_version": "0.18.0"},
                 "host": {"hostname": "node0", "os": "Linux"},
-                "hardware": {
-                    "device_type": "cpu",
-                    "gpu_name": None,
-                    "cpu_name": "Example CPU",
-                    "cpu_cores_visible": 2,
-                },
+                "hardware": {"device_type": "cpu", "gpu_name": None}
+                | {"cpu_name": "Example CPU", "cpu_cores_visible": 2},
             },
             "device": "cpu",
             "threads": 1,

@@ -1,19 +1,17 @@
-"""A corpus on disk: `documents.jsonl`, one {"text": ...} a line, and `manifest.json`, which says what it is.
+"""Write and read a corpus: `documents.jsonl`, one {"text": ...} a line, and `manifest.json`, which says what it is.
 
-Both appear under these names only when they are whole. A download that is interrupted leaves `documents.jsonl.partial`
-and, where its source can go on in the middle, `partial.json` with the place; the next one goes on from there.
+Both appear under these names only when they are whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
-import os
 import platform
 import re
 import reprlib
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,15 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from testbed.data.hub import SHORTHANDS, TinyShakespeare
-from testbed.data.sources import Source
+from testbed.data.streams import Source
 from testbed.errors import Failure
-from testbed.io import missing, open_regular, put_in_place, read_json, read_regular, write_text
+from testbed.io import missing, open_regular, read_json, replacing, write_text
 
 DOCUMENTS = "documents.jsonl"
 MANIFEST = "manifest.json"
-_PARTIAL_DOCUMENTS = "documents.jsonl.partial"
-_PARTIAL_STATE = "partial.json"
 FORMAT_VERSION = 1
 _MANIFEST_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("name", "source", "sha256"), str),
@@ -38,7 +33,6 @@ _MANIFEST_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("documents", "bytes"), int),
     "limits": dict,
 }
-_CHECKPOINT_BYTES = 8_000_000  # what a cut connection costs at most, written again
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -49,10 +43,23 @@ class CorpusError(Failure):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a source is taken: bytes of text as UTF-8, documents. None: all."""
+    """Limits on what is taken of a source: bytes of text as UTF-8, documents. None: all."""
 
     max_bytes: int | None
     max_docs: int | None
+
+    def passed_by(self, documents: int, text_bytes: int, num_bytes: int) -> str | None:
+        """Return the limit that one more document of `num_bytes` would pass. ValueError where no document fits."""
+        if documents == self.max_docs:
+            return "max_docs"
+        if self.max_bytes is None or text_bytes + num_bytes <= self.max_bytes:
+            return None
+        if documents == 0:
+            raise ValueError(
+                f"--max_bytes {self.max_bytes} is below the first document's {num_bytes} bytes; pass --max_bytes "
+                f"{num_bytes} or more"
+            )
+        return "max_bytes"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class Corpus:
 
 
 def parse_size(text: str, flag: str = "--max_bytes") -> int:
-    """Bytes of "100MB" (10^6), "1.5GiB" (2^30) or a plain number."""
+    """Return the bytes of "100MB" (10^6), "1.5GiB" (2^30) or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS or float(match[1]) * _UNITS[match[2].upper()] < 1:
         raise ValueError(f"{flag} {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
@@ -75,10 +82,10 @@ def parse_size(text: str, flag: str = "--max_bytes") -> int:
 
 
 def existing_corpus(source: Source, limits: Limits, directory: Path) -> dict[str, Any] | None:
-    """The manifest in `directory` when it is whole and what is asked for; None when there is no corpus yet.
+    """Return the manifest in `directory` when it is whole and what is asked for; None when there is no corpus yet.
 
-    Raises ValueError when another source or other limits made it, CorpusError when its files are damaged. `--overwrite`
-    is the way out of both: replacing a corpus that somebody else may be using is never done unasked.
+    Raises ValueError when another source or other limits made it, CorpusError when its files are damaged. The way out
+    of both is `--overwrite`: a corpus is never replaced unasked.
     """
     path = directory / MANIFEST
     if not path.exists():
@@ -104,100 +111,76 @@ def existing_corpus(source: Source, limits: Limits, directory: Path) -> dict[str
 
 
 def write_corpus(
-    source: Source, limits: Limits, directory: Path, progress: Callable[[int, int], None] | None = None
+    source: Source,
+    limits: Limits,
+    directory: Path,
+    command_line: str,
+    progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> dict[str, Any]:
     """Stream an opened source's documents into `directory` and return the manifest.
 
     Documents without any text are left out; lone surrogates become U+FFFD. Reading ends before the document that would
-    pass a limit. `progress` is called with the bytes of text and the documents added. Raises ValueError when nothing is
-    left to write, and whatever the source raises; earlier files of the corpus stay until the new ones are whole. A
-    folder that would be left empty is removed.
+    pass a limit. Earlier files of the corpus stay until the new ones are whole. A folder that would be left empty is
+    removed.
+
+    Args:
+        command_line: for the manifest; it makes the corpus again.
+        progress: called with the bytes of text that were added.
+
+    Raises:
+        ValueError: nothing is left to write. And whatever the source raises.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    partial, state_file = directory / _PARTIAL_DOCUMENTS, directory / _PARTIAL_STATE
-    identity = _identity(source, limits)
-    state = _resumable_state(state_file, partial, identity)
-    digest, documents, text_bytes = hashlib.sha256(), 0, 0
-    if state is None:
-        partial.unlink(missing_ok=True)
-        state_file.unlink(missing_ok=True)
-    else:
-        os.truncate(partial, state["bytes"])
-        digest, documents, text_bytes = _hash_of(partial), state["documents"], state["text_bytes"]
-    if progress is not None and documents:
-        progress(text_bytes, documents)
-
-    stopped_by = None
-    checkpoint_bytes = text_bytes
-    complete = False
     try:
-        with partial.open("ab") as file:
-            for batch in source.batches(None if state is None else state["position"]):
-                for text in batch:
-                    if not text.strip():
-                        continue
-                    encoded = _without_lone_surrogates(text).encode()
-                    if limits.max_docs is not None and documents == limits.max_docs:
-                        stopped_by = "max_docs"
-                    elif limits.max_bytes is not None and text_bytes + len(encoded) > limits.max_bytes:
-                        stopped_by = "max_bytes"
-                        if documents == 0:
-                            raise ValueError(
-                                f"--max_bytes {limits.max_bytes} is below the first document's {len(encoded)} bytes; "
-                                f"pass --max_bytes {len(encoded)} or more"
-                            )
-                    if stopped_by is not None:
-                        break
-                    line = json.dumps({"text": encoded.decode()}, ensure_ascii=False).encode() + b"\n"
-                    file.write(line)
-                    digest.update(line)
-                    documents += 1
-                    text_bytes += len(encoded)
-                    if progress is not None:
-                        progress(len(encoded), 1)
-                if stopped_by is not None:
-                    break
-                position = source.position()
-                if position is not None and text_bytes - checkpoint_bytes >= _CHECKPOINT_BYTES:
-                    checkpoint_bytes = text_bytes
-                    file.flush()
-                    os.fsync(file.fileno())
-                    counts = {"documents": documents, "text_bytes": text_bytes, "bytes": file.tell()}
-                    note = {"identity": identity, "position": position} | counts
-                    _write_json(state_file, note | {"sha256": _hash_of_note(note)})
-        if documents == 0:
-            raise ValueError(f"--dataset: {source.source} holds no text; name another one")
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            "name": source.name,
-            **_identity(source, limits),
-            "text_field": source.text_field,
-            "documents": documents,
-            "text_bytes": text_bytes,
-            "bytes": partial.stat().st_size,
-            "sha256": digest.hexdigest(),
-            "stopped_by": stopped_by,
-            "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            "datasets": _installed_version("datasets"),
-        }
-        # The old manifest goes first: a crash in between leaves documents that say they have none, never a wrong one.
-        (directory / MANIFEST).unlink(missing_ok=True)
-        put_in_place(partial, directory / DOCUMENTS)
-        _write_json(directory / MANIFEST, manifest)
-        complete = True
-    finally:
-        if complete or not state_file.exists():
-            partial.unlink(missing_ok=True)
-            state_file.unlink(missing_ok=True)
-        if not complete:
-            with suppress(OSError):  # not empty: an earlier corpus, or what the next download goes on from
-                directory.rmdir()
+        with replacing(directory / DOCUMENTS) as partial:
+            counts = _write_documents(source, limits, partial, progress)
+            # The old manifest goes first: a crash in between leaves documents without one, never a wrong one.
+            (directory / MANIFEST).unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # not empty: an earlier corpus
+            directory.rmdir()
+        raise
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "name": source.name,
+        **_identity(source, limits),
+        "text_field": source.text_field,
+        **counts,
+        "command_line": command_line,
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "datasets": _installed_version("datasets"),
+    }
+    _write_json(directory / MANIFEST, manifest)
     return manifest
 
 
+def _write_documents(source: Source, limits: Limits, path: Path, progress: Callable[[int], object]) -> dict[str, Any]:
+    """Write the documents of a source up to the limits. Return the manifest's fields that count them."""
+    digest, documents, text_bytes, stopped_by = hashlib.sha256(), 0, 0, None
+    with path.open("wb") as file:
+        for text in itertools.chain.from_iterable(source.batches()):
+            if not text.strip():
+                continue
+            encoded = _without_lone_surrogates(text).encode()
+            stopped_by = limits.passed_by(documents, text_bytes, len(encoded))
+            if stopped_by is not None:
+                break
+            line = json.dumps({"text": encoded.decode()}, ensure_ascii=False).encode() + b"\n"
+            file.write(line)
+            digest.update(line)
+            documents += 1
+            text_bytes += len(encoded)
+            progress(len(encoded))
+        num_bytes = file.tell()
+    if documents == 0:
+        raise ValueError(f"--dataset: {source.source} holds no text; name another one")
+    counts = {"documents": documents, "text_bytes": text_bytes, "bytes": num_bytes}
+    return counts | {"sha256": digest.hexdigest(), "stopped_by": stopped_by}
+
+
 def load_manifest(path: Path) -> dict[str, Any]:
-    """A manifest's fields. Raises CorpusError when it is damaged."""
+    """Return a manifest's fields. Raises CorpusError when it is damaged."""
     way_out = "pass --overwrite to download_data.py to make it again"
     try:
         manifest = read_json(path)
@@ -213,7 +196,7 @@ def load_manifest(path: Path) -> dict[str, Any]:
 
 
 def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
-    """The corpus that --input names (a folder, a manifest, a .jsonl); None: the newest one under `root`.
+    """Return the corpus that --input names (a folder, a manifest, a .jsonl); None: the newest one under `root`.
 
     Raises ValueError when there is none, CorpusError when its files do not agree with its manifest.
     """
@@ -245,7 +228,7 @@ def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The documents of a .jsonl with a "text" in every line, one at a time. Raises CorpusError with the line's number.
+    """Yield the documents of a .jsonl with a "text" in every line. Raises CorpusError with the line's number.
 
     Documents without text are skipped, lone surrogates (written as \\ud800) become U+FFFD.
     """
@@ -265,7 +248,7 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 def _identity(source: Source, limits: Limits) -> dict[str, Any]:
-    """What makes two downloads the same one."""
+    """Return what makes two downloads the same one."""
     return {
         "source": source.source,
         "config": source.config,
@@ -276,27 +259,9 @@ def _identity(source: Source, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _resumable_state(state_file: Path, partial: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """Where an interrupted download of the very same thing stopped, if it left that in a usable state."""
-    try:
-        state = json.loads(read_regular(state_file))
-        is_whole = state.pop("sha256") == _hash_of_note(state)
-        # a link could lead anywhere, and what it leads to would be cut and written to
-        is_ours = not partial.is_symlink() and partial.stat().st_size >= state["bytes"]
-        if is_whole and is_ours and state["identity"] == identity:
-            return state
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass  # nothing to go on from: the download begins at the start, which is always right
-    return None
-
-
-def _hash_of_note(note: dict[str, Any]) -> str:
-    as_read = json.loads(json.dumps(note))  # keys that were numbers are text there, and sort otherwise
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
-
-
 def _verify(documents: Path, manifest: dict[str, Any]) -> None:
-    way_out = f"make it again with: {_command(documents.parent.parent, manifest)}"
+    command = manifest.get("command_line", "python download_data.py, and the flags that it was made with,")
+    way_out = f"make it again with: {command.removesuffix(' --overwrite')} --overwrite"
     if not documents.is_file():
         raise CorpusError(f"{documents} is missing though its manifest is there; {way_out}")
     num_bytes = documents.stat().st_size
@@ -304,24 +269,6 @@ def _verify(documents: Path, manifest: dict[str, Any]) -> None:
         raise CorpusError(f"{documents} has {num_bytes} bytes, its manifest says {manifest['bytes']}; {way_out}")
     if _hash_of(documents).hexdigest() != manifest["sha256"]:
         raise CorpusError(f"{documents} does not have the sha256 that its manifest says; {way_out}")
-
-
-def _command(output_dir: Path, manifest: dict[str, Any]) -> str:
-    """What to type to download the corpus of a manifest again, into the same folder."""
-    places = {name: shorthand.repository for name, shorthand in SHORTHANDS.items()}
-    places |= {"stdlib": "stdlib", "shakespeare": TinyShakespeare().source}
-    name = manifest["name"].split("--")[0]
-    words = ["--dataset", name if places.get(name) == manifest["source"] else manifest["source"]]
-    for flag in ("config", "split"):
-        value = manifest.get(flag)
-        if value and f"--{value}" in manifest["name"]:  # only what was typed is part of the folder's name
-            words += [f"--{flag}", value]
-    for flag in ("max_bytes", "max_docs"):
-        if manifest["limits"].get(flag) is not None:
-            words += [f"--{flag}", str(manifest["limits"][flag])]
-    if output_dir != Path("dataset"):
-        words += ["--output_dir", str(output_dir)]
-    return f"python download_data.py {shlex.join(words)} --overwrite"
 
 
 def _installed_version(package: str) -> str | None:

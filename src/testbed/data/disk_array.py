@@ -1,6 +1,6 @@
-"""Numbers in a file, read where they lie: what a token file's ids are to those who read windows of it. No torch.
+"""Read slices of the numbers in a file. No torch.
 
-Not mapped into memory: a mapped file that somebody truncates kills the process that reads it with SIGBUS, without a
+Not mapped into memory: a mapped file that is truncated kills the process that reads it with SIGBUS, without a
 sentence, and Python cannot catch that. A file that is replaced by another of its name, as preprocess_small.py does it,
 goes on being read as it was when it was opened.
 """
@@ -20,7 +20,7 @@ CHUNK_ITEMS = 1 << 23  # 16 MiB of uint16 at a time: large enough for full disk 
 
 
 class FileChanged(ValueError):
-    """What is read is no longer the file that was checked."""
+    """The file is no longer the one that was checked."""
 
 
 class DiskArray:
@@ -32,7 +32,7 @@ class DiskArray:
     """
 
     def __init__(self, path: Path, dtype: np.dtype | type, length: int):
-        """Args: length: items that the file must hold, as whoever looked at its size found."""
+        """Args: length: items that the file must hold, as its size says."""
         self.path, self.dtype, self._length = path, np.dtype(dtype), length
         self._file = open_regular(path)
         try:
@@ -61,8 +61,8 @@ class DiskArray:
 
     @property
     def is_touched(self) -> bool:
-        """Whether somebody wrote to the file, or did as if, since it was opened or last accepted: the data may be the
-        same all the same. About a microsecond. FileChanged: it has another size."""
+        """Return whether the file's times changed since it was opened or last accepted, in about a microsecond; the
+        data may be the same all the same. FileChanged: it has another size."""
         return self.look() != self._accepted
 
     def look(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class DiskArray:
         return np.frombuffer(data, self.dtype)
 
     def changed(self, fault: str) -> FileChanged:
-        """What to raise, in one sentence."""
+        """Return what to raise, in one sentence."""
         return FileChanged(
             f"{self.path} is no longer the file that was opened: {fault}; put it back as it was and start again (a "
             "training run goes on with --resume auto)"

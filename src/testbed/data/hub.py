@@ -7,10 +7,10 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testbed.data.reachable import status_of
-from testbed.data.streams import DatasetsSource, SourceError, Stream, cut_lines, join_articles
+from testbed.data.streams import DatasetsSource, Source, SourceError, Stream, cut_lines, join_articles
 from testbed.errors import first_line
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ class Shorthand:
     repository: str
     config: str | None = None
     note: str | None = None
-    data_files: str | None = (
-        None  # {revision} and {config} are filled in; read as JSON lines past the repository's script
-    )
+    data_files: str | None = None  # JSON lines, read past the repository's script; {revision}, {config} are filled in
     text_field: str | None = None
 
 
@@ -89,20 +87,22 @@ class HubDataset(DatasetsSource):
         self.revision = self._newest_revision(None)
         try:
             dataset = self._load(self.revision)
-        except RuntimeError as error:
-            if "scripts are no longer supported" not in str(error):
-                raise self._sentence(error) from error
-            self.revision = self._newest_revision(_CONVERTED)
-            self.notes.append(
-                f"{self.source} is made by a script, which `datasets` no longer runs; the Hub's Parquet copy is read"
-            )
-            try:
-                dataset = self._load(self.revision)
-            except Exception as second_error:
-                raise self._sentence(second_error) from second_error
         except Exception as error:  # any of the HTTP client's, the Hub's and the library's own
-            raise self._sentence(error) from error
+            if not isinstance(error, RuntimeError) or "scripts are no longer supported" not in str(error):
+                raise self._sentence(error) from error
+            dataset = self._load_converted()
         return [Stream(lambda: dataset, join_articles if self.source == "Salesforce/wikitext" else None)]
+
+    def _load_converted(self) -> IterableDataset:
+        """Open the Hub's own Parquet copy of a dataset that a script makes."""
+        self.revision = self._newest_revision(_CONVERTED)
+        self.notes.append(
+            f"{self.source} is made by a script, which `datasets` no longer runs; the Hub's Parquet copy is read"
+        )
+        try:
+            return self._load(self.revision)
+        except Exception as error:
+            raise self._sentence(error) from error
 
     def _load(self, revision: str) -> IterableDataset:
         import datasets
@@ -123,7 +123,7 @@ class HubDataset(DatasetsSource):
         return info.sha
 
     def _sentence(self, error: Exception) -> Exception:
-        """The error to raise instead: ValueError for what was typed, SourceError for what the Hub did not give."""
+        """Return the error to raise: ValueError for what was typed, SourceError for what the Hub did not give."""
         import datasets
         from huggingface_hub import errors
 
@@ -147,32 +147,27 @@ class HubDataset(DatasetsSource):
             return ValueError(f"--config {self.config} is none of the configurations of {self.source}: {_listed(said)}")
         if "Bad split" in said:
             return ValueError(f"--split {self.split} is none of the splits of {self.source}: {_listed(said)}")
-        return SourceError(f"--dataset {self._dataset} cannot be had from the Hub ({first_line(error)}); {_WAY_OUT}")
+        return SourceError(f"--dataset {self._dataset} is not available from the Hub ({first_line(error)}); {_WAY_OUT}")
 
 
 def _listed(said: str) -> str:
-    """The list in brackets in the library's message."""
+    """Return the list in brackets in the library's message."""
     found = re.search(r"\[(.*?)\]", said, re.DOTALL)
     return found[1].replace("'", "") if found else said
 
 
-class TinyShakespeare:
+class TinyShakespeare(Source):
     """The 1.1 MB of Shakespeare that char-rnn made known, from where it lies: the copies on the Hub need scripts.
 
-    A text that is known to the byte: its sha256 is its revision, and anything else that the address gives is refused.
+    Its sha256 is its revision, and anything else that the address gives is refused.
     """
 
     _URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
     _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
     def __init__(self, url: str = _URL, sha256: str = _SHA256) -> None:
-        self.name, self.source = "shakespeare", url
-        self.revision: str | None = sha256
-        self.config: str | None = None
-        self.split: str | None = None
-        self.wanted_text_field: str | None = None
-        self.text_field: str | None = None
-        self.notes: list[str] = []
+        super().__init__("shakespeare", url)
+        self.revision = sha256
         self._text = ""
 
     def open(self) -> None:
@@ -189,9 +184,5 @@ class TinyShakespeare:
             raise SourceError(f"--dataset shakespeare: {self.source} is not the text it was; {_WAY_OUT}")
         self._text = response.content.decode()
 
-    def batches(self, position: dict[str, Any] | None = None) -> Iterator[list[str]]:
-        assert position is None, "never resumed: it is one small file"
+    def batches(self) -> Iterator[list[str]]:
         yield from cut_lines(iter([self._text.splitlines(keepends=True)]))
-
-    def position(self) -> dict[str, Any] | None:
-        return None

@@ -1,4 +1,4 @@
-"""Pairs of a prompt and its reference: the file they are read from, and the tokens that a model sees of one.
+"""Read pairs of a prompt and its reference, and make the tokens that a model sees of one.
 
 pairs.jsonl has one {"prompt": TEXT, "reference": TEXT} per line; several references are a list, of which the first is
 learned and all are scored against. A model sees prompt, separator, reference, end-of-text, and learns the last two.
@@ -7,6 +7,7 @@ Training and evaluation both come here, so that a model is asked in the form in 
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,12 +30,18 @@ class Pair:
 
     @property
     def text(self) -> str:
-        """What is learned of it, as one text."""
+        """The text that is learned."""
         return self.prompt + SEPARATOR + self.references[0]
+
+    @property
+    def line(self) -> str:
+        """The pair as a line of pairs.jsonl."""
+        content = {"prompt": self.prompt, "reference": list(self.references)}
+        return json.dumps(content, ensure_ascii=False) + "\n"
 
 
 def read_pairs(path: Path, flag: str = "--pairs") -> Iterator[Pair]:
-    """The pairs of a .jsonl, one at a time; blank lines are skipped, other keys of a line are not read.
+    """Yield the pairs of a .jsonl, one at a time; blank lines are skipped, other keys of a line are not read.
 
     Raises:
         ValueError: one sentence that begins with `flag` and names the line: the file cannot be read, or a line is no
@@ -72,11 +79,12 @@ def _pair(content: Any, name: str) -> Pair:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """What a model is given to continue: the prompt and the separator, encoded apart, so that no token spans them."""
+    """Return what a model is given to continue: prompt and separator, encoded apart, so that no token spans them."""
     return tokenizer.encode(prompt) + tokenizer.encode(SEPARATOR)
 
 
 def encode_pair(tokenizer: Tokenizer, pair: Pair) -> tuple[list[int], int]:
-    """Ids of prompt, separator and first reference, without end-of-text, and the place of the reference's first."""
+    """Return the ids of prompt, separator and first reference, without end-of-text, and the place of the reference's
+    first."""
     prompt = encode_prompt(tokenizer, pair.prompt)
     return prompt + tokenizer.encode(pair.references[0]), len(prompt)

@@ -1,4 +1,4 @@
-"""Documents or pairs -> token files: split, tokenize, stream to disk; the texts a BPE is trained on."""
+"""Make token files of documents or pairs: split, tokenize, stream to disk; choose the texts a BPE is trained on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +25,14 @@ _BORDER_SAMPLE = 10_000
 BPE_TRAINING_BYTES = 32 * 2**20
 # A batch for one thread: large enough that handing it over costs nothing, small enough that all of them fit in memory.
 _BATCH_CHARACTERS = 256 * 1024
-Item = TypeVar("Item", str, Pair)
-# (is for validation, UTF-8 bytes, token ids) of a document; of a pair also where its targets begin
-Encoded = tuple[bool, int, np.ndarray] | tuple[bool, int, list[int], int]
+Item = str | Pair
+# (is for validation, UTF-8 bytes, token ids, of a pair where its targets begin)
+Encoded = tuple[bool, int, np.ndarray, int | None]
 
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Which documents are for validation: those whose text hashes below `border`; of pairs, whose prompt does.
+    """Choose the documents for validation: those whose text hashes below `border`; of pairs, whose prompt does.
 
     The hash decides, not the place: a text that occurs twice is on the same side both times, and a document stays on
     its side when the limits change. Each side ends at its limit of documents. No prompt is on both sides, whatever its
@@ -44,7 +44,7 @@ class DocumentSplit:
     max_val_docs: int
 
     def assign(self, documents: Iterable[Item]) -> Iterator[tuple[bool, Item]]:
-        """(is for validation, text or pair) in order, until both sides have their documents."""
+        """Yield (is for validation, text or pair) in order, until both sides have their documents."""
         room = {False: self.max_train_docs, True: self.max_val_docs}
         for document in documents:
             text = document.prompt if isinstance(document, Pair) else document
@@ -79,32 +79,53 @@ def split_documents(
     return DocumentSplit(hashes[num_validation], max_train_docs, max_val_docs)
 
 
-def training_texts(assigned: Iterable[tuple[bool, str]]) -> Iterator[str]:
-    """What a BPE may be trained on: the training side's first 32 MiB, never validation text."""
+@dataclass(frozen=True)
+class Documents:
+    """Documents, or pairs of a prompt and its reference, that are read more than once.
+
+    Attributes:
+        name: the files are train_NAME.bin and val_NAME.bin.
+        facts: name, revision and sha256 of the text, for the sidecars; None where they are not known.
+        read: gives all of them, from the first on.
+    """
+
+    name: str
+    facts: dict[str, Any] | None
+    read: Callable[[], Iterator[Any]]
+    split: DocumentSplit
+
+    def assigned(self) -> Iterator[tuple[bool, Any]]:
+        """Read them again; the sides are as `DocumentSplit.assign` gives them."""
+        return self.split.assign(self.read())
+
+
+def _text(item: Item) -> str:
+    return item.text if isinstance(item, Pair) else item
+
+
+def training_texts(assigned: Iterable[tuple[bool, Item]]) -> Iterator[str]:
+    """Yield what a BPE may be trained on: the training side's first 32 MiB, never validation text."""
     remaining = BPE_TRAINING_BYTES
-    for validation, text in assigned:
+    for validation, item in assigned:
         if not validation:
-            yield text
-            remaining -= len(text.encode())
+            yield _text(item)
+            remaining -= len(_text(item).encode())
             if remaining <= 0:
                 return
 
 
-def encode_in_order(
-    assigned: Iterable[tuple[bool, str]], tokenizer: Tokenizer, num_workers: int
-) -> Iterator[tuple[bool, int, np.ndarray]]:
-    """(is for validation, UTF-8 bytes, token ids) of every document, in order, `num_workers` batches at a time.
+def encode_in_order(assigned: Iterable[tuple[bool, Item]], tokenizer: Tokenizer, num_workers: int) -> Iterator[Encoded]:
+    """Yield every document or pair as tokens, in order, `num_workers` batches at a time.
 
     Threads, not processes: tiktoken leaves the interpreter lock while it encodes into an array, so nothing is copied
     between processes and none is left behind when this one dies.
     """
 
-    def encode(batch: list[tuple[bool, str]]) -> list[tuple[bool, int, np.ndarray]]:
-        token_ids = tokenizer.encode_batch([text for _, text in batch])
-        return [(side, len(text.encode()), ids) for (side, text), ids in zip(batch, token_ids, strict=True)]
+    def encode(batch: list[tuple[bool, Item]]) -> list[Encoded]:
+        return [(side, len(_text(item).encode()), *_encode(tokenizer, item)) for side, item in batch]
 
     executor = ThreadPoolExecutor(num_workers)
-    waiting: deque[Future[list[tuple[bool, int, np.ndarray]]]] = deque()
+    waiting: deque[Future[list[Encoded]]] = deque()
     try:
         for batch in _batches(assigned):
             waiting.append(executor.submit(encode, batch))
@@ -116,11 +137,11 @@ def encode_in_order(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def encode_pairs(assigned: Iterable[tuple[bool, Pair]], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """What `write_token_files` takes of every pair, in order. In one thread: pairs are short and seldom millions."""
-    for validation, pair in assigned:
-        token_ids, first_target = encode_pair(tokenizer, pair)
-        yield validation, len(pair.text.encode()), token_ids, first_target
+def _encode(tokenizer: Tokenizer, item: Item) -> tuple[np.ndarray, int | None]:
+    if isinstance(item, Pair):
+        token_ids, first_target = encode_pair(tokenizer, item)
+        return np.array(token_ids), first_target
+    return tokenizer.encode_to_array(item), None
 
 
 def write_token_files(
@@ -130,13 +151,14 @@ def write_token_files(
     tokenizer: Tokenizer,
     tokenizer_file: str | None,
     source: dict[str, Any] | None,
-    progress: Callable[[int], None] | None = None,
-    before_commit: Callable[[], None] | None = None,
+    progress: Callable[[int], object] = lambda num_bytes: None,
     has_targets: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Stream both token files to disk and return their sidecars; `progress` is called with a document's bytes.
+    """Stream both token files to disk and return their sidecars.
 
-    `before_commit` runs when everything is written and nothing has its final name yet. `has_targets`: of pairs.
+    Args:
+        progress: called with the bytes of each document.
+        has_targets: the documents are pairs.
     """
 
     def writer(path: Path) -> TokenFileWriter:
@@ -145,23 +167,20 @@ def write_token_files(
         )
 
     with writer(val_path) as val, writer(train_path) as train:
-        for validation, num_bytes, *document in encoded:
-            (val if validation else train).append_document(*document)
-            if progress is not None:
-                progress(num_bytes)
+        for validation, num_bytes, token_ids, first_target in encoded:
+            (val if validation else train).append_document(token_ids, first_target)
+            progress(num_bytes)
         if train.num_documents == 0 or val.num_documents == 0:
             raise ValueError("--input has documents for one of training and validation only; add documents")
-        if before_commit is not None:
-            before_commit()
     return train.sidecar(), val.sidecar()
 
 
-def _batches(assigned: Iterable[tuple[bool, str]]) -> Iterator[list[tuple[bool, str]]]:
-    batch: list[tuple[bool, str]] = []
+def _batches(assigned: Iterable[tuple[bool, Item]]) -> Iterator[list[tuple[bool, Item]]]:
+    batch: list[tuple[bool, Item]] = []
     characters = 0
-    for validation, text in assigned:
-        batch.append((validation, text))
-        characters += len(text)
+    for validation, item in assigned:
+        batch.append((validation, item))
+        characters += len(_text(item))
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -1,4 +1,4 @@
-"""Whether a web address can be reached, decided within seconds."""
+"""Find out within seconds if a web address can be reached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 def status_of(url: str, timeout_s: float = 5.0) -> int | None:
-    """HTTP status of a HEAD request to `url`; None when nothing answers within `timeout_s`. Proxies are honoured.
+    """Return the HTTP status of a HEAD request to `url`; None when nothing answers within `timeout_s`.
 
     The request runs in a thread of its own: a name server that never answers blocks the look-up itself, where the
     request's timeout does not reach (30 s and more with the system's defaults).

@@ -1,4 +1,4 @@
-"""The sidecar of a token file: `train_small.json` beside `train_small.bin` says what the ids mean. No torch.
+"""Read the sidecar of a token file: `train_small.json` says what the ids in `train_small.bin` mean. No torch.
 
 Version 1 is of text. Version 2 is of pairs and names the file of their targets (see token_file.py).
 """
@@ -21,7 +21,7 @@ HOW_TO_MAKE_PAIRS = "python preprocess_small.py --pairs FILE.jsonl"
 
 
 def how_to_make(path: Path) -> str:
-    """The command that makes a token file and what lies beside it: of pairs, if its name or targets say so."""
+    """Return the command that makes a token file: the one of pairs, if its name or its targets say so."""
     is_of_pairs = path.name.startswith(("train_pairs.", "val_pairs.")) or targets_path(path).exists()
     return HOW_TO_MAKE_PAIRS if is_of_pairs else HOW_TO_MAKE
 
@@ -37,22 +37,48 @@ def targets_path(path: Path) -> Path:
 
 
 def gpt2_fields() -> dict[str, Any]:
-    """What holds for a .bin without a sidecar."""
-    return {
-        "dtype": "uint16",
-        "vocab_size": GPT2_VOCAB_SIZE,
-        "tokenizer": "gpt2",
-        "tokenizer_file": None,
-        "end_of_text_id": GPT2_END_OF_TEXT_ID,
-        "num_documents": None,
-        "sha256": None,
-        "targets_file": None,
-        "targets_sha256": None,
-    }
+    """Return the fields that hold for a .bin without a sidecar."""
+    unknown = ("tokenizer_file", "num_documents", "sha256", "targets_file", "targets_sha256")
+    known = {"dtype": "uint16", "vocab_size": GPT2_VOCAB_SIZE, "tokenizer": "gpt2"}
+    return {**known, "end_of_text_id": GPT2_END_OF_TEXT_ID, **dict.fromkeys(unknown)}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64
+
+
+def _is_plain_name(value: object) -> bool:
+    return isinstance(value, str) and value not in ("", "..") and Path(value).name == value and "\0" not in value
+
+
+def _or_null(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dtype": (lambda value: value in ("uint16", "uint32"), "uint16 or uint32"),
+    "vocab_size": (lambda value: _is_count(value) and 0 < value <= 1 << 32, "a whole number above 0, at most 2^32"),
+    "tokenizer": (lambda value: value is None or isinstance(value, str), "a name or null"),
+    "tokenizer_file": (_or_null(_is_plain_name), "a file name without folders, or null"),
+    "end_of_text_id": (_is_count, "a whole number"),
+    "num_tokens": (_is_count, "a whole number"),
+    "num_documents": (_or_null(_is_count), "a whole number or null"),
+    "sha256": (_or_null(_is_sha256), "64 hexadecimal digits or null"),
+}
+RULES_OF_PAIRS = RULES | {
+    "num_documents": (_is_count, "a whole number"),
+    "targets_file": (_is_plain_name, "a file name without folders"),
+    "targets_sha256": (_is_sha256, "64 hexadecimal digits"),
+    "num_target_tokens": (_is_count, "a whole number"),
+}
 
 
 def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
-    """The sidecar's fields, types checked; those about targets are None in version 1.
+    """Return the sidecar's fields, types checked; those about targets are None in version 1.
 
     Raises:
         ValueError: one sentence that begins with `flag` and names the first field that is wrong.
@@ -71,34 +97,7 @@ def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
             f"this program reads {FORMAT_VERSION} and {FORMAT_VERSION_WITH_TARGETS}; {way_out}"
         )
 
-    def is_count(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-    def is_sha256(value: object) -> bool:
-        return isinstance(value, str) and len(value) == 64
-
-    def is_plain_name(value: object) -> bool:
-        if not isinstance(value, str):
-            return value is None
-        return value not in ("", "..") and Path(value).name == value and "\0" not in value
-
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "dtype": (lambda value: value in ("uint16", "uint32"), "uint16 or uint32"),
-        "vocab_size": (lambda value: is_count(value) and 0 < value <= 1 << 32, "a whole number above 0, at most 2^32"),
-        "tokenizer": (lambda value: value is None or isinstance(value, str), "a name or null"),
-        "tokenizer_file": (is_plain_name, "a file name without folders, or null"),
-        "end_of_text_id": (is_count, "a whole number"),
-        "num_tokens": (is_count, "a whole number"),
-        "num_documents": (lambda value: value is None or is_count(value), "a whole number or null"),
-        "sha256": (lambda value: value is None or is_sha256(value), "64 hexadecimal digits or null"),
-    }
-    if version == FORMAT_VERSION_WITH_TARGETS:
-        rules |= {
-            "num_documents": (is_count, "a whole number"),
-            "targets_file": (lambda value: value is not None and is_plain_name(value), "a file name without folders"),
-            "targets_sha256": (is_sha256, "64 hexadecimal digits"),
-            "num_target_tokens": (is_count, "a whole number"),
-        }
+    rules = RULES if version == FORMAT_VERSION else RULES_OF_PAIRS
     for name, (holds, rule) in rules.items():
         if name not in fields or not holds(fields[name]):
             found = reprlib.repr(fields[name]) if name in fields else "missing"

@@ -1,4 +1,4 @@
-"""Where documents come from: the Python standard library, the Hugging Face Hub, local files.
+"""Find the source of documents: the Python standard library, the Hugging Face Hub, local files.
 
 `find_source` says without a network what a --dataset means; `open` connects; `batches` streams the documents. Files are
 read by the `datasets` library, streaming, so memory does not grow with the corpus.
@@ -16,10 +16,10 @@ import sysconfig
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from testbed.data.hub import SHORTHANDS, HubDataset, TinyShakespeare
-from testbed.data.streams import DatasetsSource, SourceError, Stream, cut_lines
+from testbed.data.streams import DatasetsSource, Source, SourceError, Stream, cut_lines
 from testbed.io import missing
 
 _BUILDERS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
@@ -28,32 +28,10 @@ _SUFFIXES = ", ".join(_BUILDERS)
 _WHOLE_FILE_BYTES = 64 * 1024
 
 
-class Source(Protocol):
-    """Documents from one place."""
-
-    name: str  # folder under dataset/
-    source: str  # where from, for the manifest
-    config: str | None
-    split: str | None
-    wanted_text_field: str | None  # as typed
-    text_field: str | None  # the column that was read, once reading has begun; None: files have different ones
-    revision: str | None  # None until `open` where only the network knows it
-    notes: list[str]  # sentences for the user; `open` may add some
-
-    def open(self) -> None:
-        """Connect. Raises ValueError for what was typed wrongly, SourceError for what cannot be had."""
-
-    def batches(self, position: dict[str, Any] | None = None) -> Iterator[list[str]]:
-        """Documents in order, some at a time; from `position` on, if given. Raises as `open` does."""
-
-    def position(self) -> dict[str, Any] | None:
-        """Where to go on after the batch that came last, as JSON; None: only from the start."""
-
-
 def find_source(
     dataset: str, config: str | None = None, split: str | None = None, text_field: str | None = None
 ) -> Source:
-    """The source that --dataset means: stdlib, a shorthand, a path that exists, or a Hub id, in this order.
+    """Return the source that --dataset means: stdlib, a shorthand, a path that exists, or a Hub id, in this order.
 
     Raises ValueError for a path that does not exist and for flags that mean nothing for this source.
     """
@@ -78,7 +56,7 @@ def find_source(
     return _find_local_files(path, text_field)
 
 
-class StandardLibrary:
+class StandardLibrary(Source):
     """One document for each module of the running Python's own library, without tests and generated tables.
 
     Ordered by a hash of the module's relative path, so that the first documents are a fair sample of the whole.
@@ -90,13 +68,8 @@ class StandardLibrary:
     )
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.name = self.source = "stdlib"
-        self.config: str | None = None
-        self.split: str | None = None
-        self.wanted_text_field: str | None = None
-        self.text_field: str | None = None
-        self.revision: str | None = f"{platform.python_implementation()} {platform.python_version()}"
-        self.notes: list[str] = []
+        super().__init__("stdlib", "stdlib")
+        self.revision = f"{platform.python_implementation()} {platform.python_version()}"
         self._folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
 
     def open(self) -> None:
@@ -106,17 +79,13 @@ class StandardLibrary:
                 f"files ({_SUFFIXES})"
             )
 
-    def batches(self, position: dict[str, Any] | None = None) -> Iterator[list[str]]:
-        assert position is None, "never resumed: all of it takes a second"
+    def batches(self) -> Iterator[list[str]]:
         for path in self._modules():
             try:
                 with tokenize.open(path) as file:  # honours the module's coding cookie
                     yield [file.read()]
             except (SyntaxError, UnicodeDecodeError, FileNotFoundError):
                 continue  # a sample in a broken encoding, a link into nowhere
-
-    def position(self) -> dict[str, Any] | None:
-        return None
 
     def _modules(self) -> list[Path]:
         modules = {}

@@ -1,10 +1,11 @@
-"""Documents out of files that the `datasets` library streams: finding the text, cutting and joining rows."""
+"""Stream documents with the `datasets` library: find the text, cut and join rows."""
 
 from __future__ import annotations
 
 import abc
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ _CUT_AT_LATEST_CHARACTERS = 256 * 1024
 
 
 class SourceError(Failure):
-    """Documents could not be had, through no fault in what the user typed: no network, a damaged file, no access."""
+    """The source is unavailable, through no fault in what was typed: no network, a damaged file, no access."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +33,44 @@ class Stream:
     regroup: Callable[[Iterator[list[str]]], Iterator[list[str]]] | None = None  # rows -> documents, where they differ
 
 
-class DatasetsSource(abc.ABC):
-    """A `Source` (see sources.py) read by `datasets`; `_streams` connects and lists what is read, in order."""
+class Source(abc.ABC):
+    """Documents from one place.
+
+    Attributes:
+        name: folder under dataset/.
+        source: where from, for the manifest.
+        wanted_text_field: as typed.
+        text_field: the column that was read, once reading has begun; None: files have different ones.
+        revision: None until `open` where only the network knows it.
+        notes: sentences for the user; `open` may add some.
+    """
 
     def __init__(
         self, name: str, source: str, config: str | None = None, split: str | None = None, text_field: str | None = None
     ) -> None:
         self.name, self.source, self.config, self.split = name, source, config, split
         self.wanted_text_field = text_field
-        self.text_field: str | None = None  # None as well where two streams have it under different names
-        self._text_fields: list[str] = []
+        self.text_field: str | None = None
         self.revision: str | None = None
         self.notes: list[str] = []
-        self._opened: list[Stream] = []
-        self._position: dict[str, Any] | None = None
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Connect. Raises ValueError for what was typed wrongly, SourceError for what is not available."""
+
+    @abc.abstractmethod
+    def batches(self) -> Iterator[list[str]]:
+        """Yield documents in order, some at a time. Raises as `open` does."""
+
+
+class DatasetsSource(Source):
+    """A source read by the `datasets` library; `_streams` connects and lists what is read, in order."""
+
+    _opened: Sequence[Stream] = ()
 
     @abc.abstractmethod
     def _streams(self) -> list[Stream]:
-        """Connect, and list what is to be read."""
+        """Connect, and return what is to be read."""
 
     def open(self) -> None:
         import datasets
@@ -59,27 +80,17 @@ class DatasetsSource(abc.ABC):
         datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = 3
         self._opened = self._streams()
 
-    def batches(self, position: dict[str, Any] | None = None) -> Iterator[list[str]]:
-        start = 0 if position is None else position["stream"]
-        self._text_fields = [] if position is None else position.get("text_fields", [])
-        for index, stream in enumerate(self._opened[start:], start):
-            rows = self._rows(index, stream, position["state"] if position is not None and index == start else None)
+    def batches(self) -> Iterator[list[str]]:
+        self._text_fields: set[str] = set()
+        for stream in self._opened:
+            rows = self._rows(stream)
             yield from rows if stream.regroup is None else stream.regroup(rows)
 
-    def position(self) -> dict[str, Any] | None:
-        return self._position
-
-    def _rows(self, index: int, stream: Stream, state: dict[str, Any] | None) -> Iterator[list[str]]:
+    def _rows(self, stream: Stream) -> Iterator[list[str]]:
         try:
             dataset = stream.load()
             field = self._text_field_of(dataset)
-            dataset = dataset.select_columns([field])
-            if state is not None:
-                dataset.load_state_dict(state)
-            for batch in dataset.iter(_ROWS_PER_BATCH):
-                # A regrouped stream holds rows back: its place in the file is not its place in the documents.
-                place = {"stream": index, "state": dataset.state_dict(), "text_fields": self._text_fields}
-                self._position = None if stream.regroup else place
+            for batch in dataset.select_columns([field]).iter(_ROWS_PER_BATCH):
                 texts = [text for text in batch[field] if text is not None]
                 for text in texts:
                     if not isinstance(text, str):
@@ -104,13 +115,13 @@ class DatasetsSource(abc.ABC):
             columns = list(row)
             texts = [name for name, value in row.items() if isinstance(value, str)]
         field = find_text_field(columns, texts, self.wanted_text_field, self.source)
-        self._text_fields = sorted({*self._text_fields, field})
+        self._text_fields.add(field)
         self.text_field = field if len(self._text_fields) == 1 else None
         return field
 
 
 def find_text_field(columns: list[str], texts: list[str], wanted: str | None, source: str) -> str:
-    """The column to read: the wanted one, one with an obvious name, or the only one that holds text (`texts`)."""
+    """Return the column to read: the wanted one, one with an obvious name, or the only one that holds text."""
     listed = ", ".join(columns)
     if wanted is not None:
         if wanted not in columns:
@@ -126,34 +137,32 @@ def find_text_field(columns: list[str], texts: list[str], wanted: str | None, so
 
 
 def cut_lines(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Lines of one long text -> documents of about 8 Ki characters, cut after blank lines; together they are the text.
+    """Cut the lines of one long text into documents of about 8 Ki characters, after blank lines.
 
     Text without blank lines is cut after the line that reaches 256 Ki characters.
     """
     document: list[str] = []
     length = 0
     after_blank = False
-    for lines in batches:
-        for line in lines:
-            blank = not line.strip()
-            if (length >= _CUT_AFTER_CHARACTERS and after_blank and not blank) or length >= _CUT_AT_LATEST_CHARACTERS:
-                yield ["".join(document)]
-                document, length = [], 0
-            document.append(line)
-            length += len(line)
-            after_blank = blank
+    for line in itertools.chain.from_iterable(batches):
+        blank = not line.strip()
+        if (length >= _CUT_AFTER_CHARACTERS and after_blank and not blank) or length >= _CUT_AT_LATEST_CHARACTERS:
+            yield ["".join(document)]
+            document, length = [], 0
+        document.append(line)
+        length += len(line)
+        after_blank = blank
     if document:
         yield ["".join(document)]
 
 
 def join_articles(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """WikiText's rows are lines; an article begins at a heading of the first level, ` = Title = `."""
+    """Join WikiText's lines to articles. An article begins at a heading of the first level, ` = Title = `."""
     article: list[str] = []
-    for rows in batches:
-        for row in rows:
-            if article and re.fullmatch(r" = [^=].*[^=] = \n", row):
-                yield ["".join(article)]
-                article = []
-            article.append(row)
+    for row in itertools.chain.from_iterable(batches):
+        if article and re.fullmatch(r" = [^=].*[^=] = \n", row):
+            yield ["".join(article)]
+            article = []
+        article.append(row)
     if article:
         yield ["".join(article)]

@@ -1,7 +1,7 @@
-"""Token files: a flat stream of token ids on disk, and the sidecar that says what the ids mean.
+"""Write, open and check token files: a flat stream of token ids, and the sidecar that says what the ids mean.
 
 `train_small.bin` has no header: little-endian uint16 ids (uint32 when the vocabulary has more than 65,536 tokens), an
-end-of-text id after every document. `train_small.json` beside it is the sidecar. A .bin without a sidecar is read as
+end-of-text id after every document. `train_small.json` next to it is the sidecar. A .bin without a sidecar is read as
 GPT-2 uint16, which is what nanoGPT and its descendants write.
 
 In a file of pairs (format version 2) every document is a prompt and its reference, and `train_pairs.targets.bin` has a
@@ -13,15 +13,15 @@ Numpy and the standard library only, so that every program can look at a token f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from testbed.data.sidecar import (
     sidecar_path,
     targets_path,
 )
-from testbed.io import holds_text, missing, not_a_file, put_in_place
+from testbed.io import holds_text, missing, not_a_file, replacing
 
 CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
 MOST_READINGS = 3  # of a file that is touched meanwhile
@@ -46,7 +46,7 @@ _PAIRS_AGAIN = f"make both again with: {HOW_TO_MAKE_PAIRS}"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Item type of a token file: uint16 while every id fits in it, little-endian on every machine."""
+    """Return the item type of a token file: uint16 while every id fits in it, little-endian on every machine."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
@@ -55,7 +55,7 @@ class TokenFile:
     """An opened token file. Without a sidecar the counts and the hash are unknown, hence None.
 
     Attributes:
-        data_sha256: of all that a run learns from, as TokenScan has it; None until somebody has read all of it.
+        data_sha256: of all that a run learns from, as TokenScan has it; None until all of it was read.
     """
 
     path: Path
@@ -66,14 +66,13 @@ class TokenFile:
     end_of_text_id: int
     num_documents: int | None
     sha256: str | None
-    has_sidecar: bool
     targets: DiskArray | None = None  # (num_tokens,) uint8, 1 where a token is to be learned; None: all are
     targets_sha256: str | None = None
     data_sha256: str | None = None
 
     @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each document begins and where it ends, end-of-text included. Reads the whole file, once."""
+        """Where each document begins and ends, end-of-text included. Reads the whole file, once."""
         found = [start + np.flatnonzero(chunk == self.end_of_text_id) for start, chunk in self.tokens.chunks()]
         ends = np.concatenate(found) + 1
         return np.append(0, ends)[:-1], ends
@@ -86,7 +85,7 @@ class TokenFile:
             Whether it was so: what was read since the last look may have been something else and is to be read again.
 
         Raises:
-            FileChanged: one sentence: the data are others than `data_sha256` says, or somebody is still writing.
+            FileChanged: one sentence: the data are others than `data_sha256` says, or it is still being written.
         """
         arrays = [self.tokens] if self.targets is None else [self.tokens, self.targets]
         touched = [array for array in arrays if array.is_touched]
@@ -106,7 +105,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class TokenScan:
-    """What one pass over all ids found."""
+    """The result of one pass over all ids."""
 
     max_token_id: int
     sha256: str  # of the .bin
@@ -114,46 +113,51 @@ class TokenScan:
     targets_sha256: str | None = None
 
 
+class _HashedFile:
+    """A file that is written once, and the hash of what was written. It gets its name when `stack` ends well."""
+
+    def __init__(self, path: Path, stack: contextlib.ExitStack):
+        self._file = stack.enter_context(stack.enter_context(replacing(path)).open("wb"))
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+@dataclass(eq=False)
 class TokenFileWriter:
-    """Writes a token file document by document and adds the end-of-text id after each.
+    """Write a token file document by document, with the end-of-text id after each.
 
     A context manager: leaving it normally puts the .bin and its sidecar in place, leaving it with an exception removes
     what was written and leaves earlier files as they were. `tokenizer_file` is a name relative to the .bin's folder.
     With `has_targets` the file is one of pairs.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        vocab_size: int,
-        tokenizer: str,
-        end_of_text_id: int,
-        tokenizer_file: str | None = None,
-        source: Mapping[str, Any] | None = None,
-        has_targets: bool = False,
-    ) -> None:
-        self.path = Path(path)
-        self.vocab_size = vocab_size
-        self.tokenizer = tokenizer
-        self.end_of_text_id = end_of_text_id
-        self.tokenizer_file = tokenizer_file
-        self.source = None if source is None else dict(source)
-        self.has_targets = has_targets
-        self.num_tokens = 0
-        self.num_target_tokens = 0
-        self.num_documents = 0
-        self.max_token_id = 0
-        self._dtype = token_dtype(vocab_size)
-        self._hash = hashlib.sha256()
-        self._targets_hash = hashlib.sha256()
-        # The process id keeps two runs into one folder from writing into each other's file; the suffix stays, so that
-        # what a killed run leaves is ignored by git like every .bin.
-        self._temporary = self.path.with_name(f".{os.getpid()}.{self.path.name}")
-        self._temporary_targets = targets_path(self._temporary)
+    path: Path
+    vocab_size: int
+    tokenizer: str
+    end_of_text_id: int
+    tokenizer_file: str | None = None
+    source: dict[str, Any] | None = None
+    has_targets: bool = False
+    num_tokens: int = field(default=0, init=False)
+    num_target_tokens: int = field(default=0, init=False)
+    num_documents: int = field(default=0, init=False)
+    max_token_id: int = field(default=0, init=False)
 
     def __enter__(self) -> TokenFileWriter:
-        self._file = self._temporary.open("wb")
-        self._targets_file = self._temporary_targets.open("wb") if self.has_targets else None
+        with contextlib.ExitStack() as stack:
+            # The last one gets its name first. Counts and hashes in the sidecar expose any mix that a crash can leave.
+            self._new_sidecar = stack.enter_context(replacing(sidecar_path(self.path)))
+            self._tokens = _HashedFile(self.path, stack)
+            self._targets = _HashedFile(targets_path(self.path), stack) if self.has_targets else None
+            stack.push(self._write_sidecar)
+            self._stack = stack.pop_all()
         return self
 
     def append_document(self, token_ids: np.ndarray | Sequence[int], first_target: int | None = None) -> None:
@@ -173,25 +177,21 @@ class TokenFileWriter:
                 f"document {self.num_documents} holds a token id outside 0..{self.vocab_size - 1} "
                 f"(largest {largest}); it was not made with tokenizer {self.tokenizer}"
             )
-        data = document.astype(self._dtype).tobytes()
-        self._file.write(data)
-        self._hash.update(data)
-        assert (self._targets_file is None) == (first_target is None), "a file of pairs has targets in every document"
-        if self._targets_file is not None and first_target is not None:
+        self._tokens.write(document.astype(token_dtype(self.vocab_size)).tobytes())
+        assert (self._targets is None) == (first_target is None), "a file of pairs has targets in every document"
+        if self._targets is not None and first_target is not None:
             assert 0 < first_target < len(document), "a target has a token before it, from which it is predicted"
-            targets = (np.arange(len(document)) >= first_target).astype(np.uint8).tobytes()
-            self._targets_file.write(targets)
-            self._targets_hash.update(targets)
+            self._targets.write((np.arange(len(document)) >= first_target).astype(np.uint8).tobytes())
             self.num_target_tokens += len(document) - first_target
         self.num_tokens += len(document)
         self.num_documents += 1
         self.max_token_id = max(self.max_token_id, largest)
 
     def sidecar(self) -> dict[str, Any]:
-        """The sidecar's fields for what has been written so far."""
+        """Return the sidecar's fields for what has been written so far."""
         fields = {
             "format_version": FORMAT_VERSION_WITH_TARGETS if self.has_targets else FORMAT_VERSION,
-            "dtype": self._dtype.name,
+            "dtype": token_dtype(self.vocab_size).name,
             "vocab_size": self.vocab_size,
             "tokenizer": self.tokenizer,
             "tokenizer_file": self.tokenizer_file,
@@ -199,45 +199,27 @@ class TokenFileWriter:
             "num_tokens": self.num_tokens,
             "num_documents": self.num_documents,
             "max_token_id": self.max_token_id,
-            "sha256": self._hash.hexdigest(),
+            "sha256": self._tokens.sha256,
             "source": self.source,
         }
-        if self.has_targets:
+        if self._targets is not None:
             fields |= {
                 "targets_file": targets_path(self.path).name,
-                "targets_sha256": self._targets_hash.hexdigest(),
+                "targets_sha256": self._targets.sha256,
                 "num_target_tokens": self.num_target_tokens,
             }
         return fields
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if self._targets_file is not None:
-            self._targets_file.close()
-        final_sidecar = sidecar_path(self.path)
-        temporary_sidecar = final_sidecar.with_name(f".{final_sidecar.name}.{os.getpid()}.tmp")
-        try:
-            if kind is None:
-                temporary_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
-                # The counts and hashes in the sidecar expose any mix that a crash between these lines can leave.
-                if self.has_targets:
-                    put_in_place(self._temporary_targets, targets_path(self.path))
-                put_in_place(self._temporary, self.path)
-                put_in_place(temporary_sidecar, final_sidecar)
-        finally:
-            for temporary in (self._temporary, self._temporary_targets, temporary_sidecar):
-                temporary.unlink(missing_ok=True)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def _write_sidecar(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._new_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
 
 
-def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenFile:
-    """Open a token file; costs nothing but a look at its size and sidecar (see `check_token_file`).
-
-    Raises ValueError, one sentence that begins with `flag`, when the file is missing, no file, unreadable, empty, cut
-    off inside a token, or disagrees with its sidecar.
-    """
-    path = Path(path)
+def _size_of(path: Path, flag: str) -> int:
+    """Return the bytes of a file. ValueError: it is missing, no file, unreadable, empty, or holds text."""
     try:
         num_bytes = path.stat().st_size
     except FileNotFoundError:
@@ -247,24 +229,33 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     if not path.is_file():
         example = f", for example {path / 'train_small.bin'}" if path.is_dir() else ""
         raise ValueError(f"{flag} {path} {not_a_file(path)}; name a .bin{example}")
+    again = f"make it again with: {how_to_make(path)}"
     if not os.access(path, os.R_OK):
-        raise ValueError(
-            f"{flag} {path} cannot be read; change its permissions or make it again with: {how_to_make(path)}"
-        )
+        raise ValueError(f"{flag} {path} cannot be read; change its permissions or {again}")
     if num_bytes == 0:
-        raise ValueError(f"{flag} {path} is empty; make it again with: {how_to_make(path)}")
-
+        raise ValueError(f"{flag} {path} is empty; {again}")
     sidecar_file = sidecar_path(path)
     if (sidecar_file == path or not os.path.lexists(sidecar_file)) and holds_text(path):
         raise ValueError(f"{flag} {path} is not a token file: it holds text; make one with: {how_to_make(path)}")
+    return num_bytes
+
+
+def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenFile:
+    """Open a token file; costs nothing but a look at its size and sidecar (see `check_token_file`).
+
+    Raises ValueError, one sentence that begins with `flag`, when the file is missing, no file, unreadable, empty, cut
+    off inside a token, or disagrees with its sidecar.
+    """
+    path = Path(path)
+    num_bytes, sidecar_file = _size_of(path, flag), sidecar_path(path)
     has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
     if not has_sidecar and os.path.lexists(targets_path(path)):  # else the prompts would be learned too
         raise ValueError(
-            f"{flag} {path} is a file of pairs, for {targets_path(path).name} lies beside it, but its sidecar "
+            f"{flag} {path} is a file of pairs, for {targets_path(path).name} lies next to it, but its sidecar "
             f"{sidecar_file.name} is missing; {_PAIRS_AGAIN}"
         )
     if not has_sidecar and path.name.endswith(TARGETS_SUFFIX):
-        raise ValueError(f"{flag} {path} says which tokens of a file are learned; name the .bin beside it")
+        raise ValueError(f"{flag} {path} says which tokens of a file are learned; name the .bin next to it")
     fields = read_sidecar(sidecar_file, flag) if has_sidecar else gpt2_fields()
     dtype = np.dtype(fields["dtype"]).newbyteorder("<")
     if num_bytes % dtype.itemsize:
@@ -288,7 +279,6 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
         end_of_text_id=fields["end_of_text_id"],
         num_documents=fields["num_documents"],
         sha256=fields["sha256"],
-        has_sidecar=has_sidecar,
         targets=None if targets_file is None else _open_targets(path.parent / targets_file, num_tokens, flag),
         targets_sha256=fields["targets_sha256"],
     )
@@ -308,15 +298,13 @@ def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
         raise ValueError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
 
 
-def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | None = None) -> TokenScan:
-    """Largest id and hashes in one pass; `progress` is called with the bytes of each chunk of the .bin."""
+def scan_token_file(token_file: TokenFile) -> TokenScan:
+    """Return the largest id and the hashes, found in one pass."""
     digest = hashlib.sha256()
     max_token_id = 0
     for _, chunk in token_file.tokens.chunks():
         digest.update(chunk.data)
         max_token_id = max(max_token_id, int(chunk.max()))
-        if progress is not None:
-            progress(chunk.nbytes)
     sha256, targets_digest = digest.hexdigest(), hashlib.sha256()
     if token_file.targets is None:
         return TokenScan(max_token_id, sha256, sha256)
@@ -326,19 +314,15 @@ def scan_token_file(token_file: TokenFile, progress: Callable[[int], None] | Non
     return TokenScan(max_token_id, sha256, digest.hexdigest(), targets_digest.hexdigest())
 
 
-def check_token_file(
-    token_file: TokenFile,
-    vocab_size: int,
-    flag: str = "--train_data_path",
-    progress: Callable[[int], None] | None = None,
-) -> TokenScan:
+def check_token_file(token_file: TokenFile, vocab_size: int, flag: str = "--train_data_path") -> TokenScan:
     """Read every id once and return the scan.
 
     Raises ValueError when an id does not fit in `vocab_size` or the contents are not those the sidecar was written for.
     """
-    scan, made_with = scan_token_file(token_file, progress), how_to_make(token_file.path)
+    scan, made_with = scan_token_file(token_file), how_to_make(token_file.path)
     if scan.max_token_id >= vocab_size:
-        position = _first_position_at_least(token_file.tokens, vocab_size)
+        places = (start + np.flatnonzero(chunk >= vocab_size) for start, chunk in token_file.tokens.chunks())
+        position = int(next(found[0] for found in places if len(found)))
         raise ValueError(
             f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
             f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; pass --vocab_size "
@@ -374,11 +358,3 @@ def _check_targets(token_file: TokenFile, scan: TokenScan, flag: str) -> None:
         fault = "leave a pair without any"
     if fault is not None:
         raise ValueError(f"{flag}: the targets {token_file.targets.path} {fault}; {_PAIRS_AGAIN}")
-
-
-def _first_position_at_least(tokens: DiskArray, limit: int) -> int:
-    for start, chunk in tokens.chunks():
-        found = np.flatnonzero(chunk >= limit)
-        if len(found):
-            return start + int(found[0])
-    raise AssertionError("only called when the scan saw such an id")

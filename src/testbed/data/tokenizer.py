@@ -1,4 +1,4 @@
-"""Text to token ids and back: GPT-2's published BPE, or a byte-level BPE trained on the corpus.
+"""Turn text into token ids and back: GPT-2's published BPE, or a byte-level BPE trained on the corpus.
 
 Both are a `tiktoken.Encoding` behind one interface, so that encoding is equally fast. Both work on bytes: any text that
 can be written as UTF-8 comes back unchanged. A lone surrogate (half a UTF-16 pair, possible in a Python str) cannot be
@@ -13,7 +13,7 @@ import operator
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,30 +59,26 @@ class Tokenizer:
         self._encoding = encoding
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; "<|endoftext|>" inside it is plain text, not the token."""
+        """Return the ids of `text`; "<|endoftext|>" inside it is plain text, not the token."""
         return self.encode_to_array(text).tolist()
 
     def encode_to_array(self, text: str) -> np.ndarray:
-        """`encode` as a uint32 array. Without a Python list between it is 30 % faster and lets other threads run."""
+        """Return `encode` as a uint32 array: without a Python list between it is 30 % faster, and other threads run."""
         parts = [self._encoding.encode_to_numpy(part, disallowed_special=()) for part in _parts(text)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """uint32 ids of each text. Threads may call this at the same time."""
-        return [self.encode_to_array(text) for text in texts]
-
     def byte_lengths(self) -> np.ndarray:
-        """Bytes of text that each id stands for, (vocab_size,) int64; 0 for end-of-text."""
+        """Return the bytes of text that each id stands for, (vocab_size,) int64; 0 for end-of-text."""
         lengths = [len(self._encoding.decode_single_token_bytes(token)) for token in range(self.vocab_size)]
         lengths[self.end_of_text_id] = 0
         return np.array(lengths, dtype=np.int64)
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Text of ids; ids cut inside a character give U+FFFD. Raises ValueError for an id the tokenizer lacks."""
+        """Return the text of ids; ids cut inside a character give U+FFFD. ValueError: the tokenizer lacks an id."""
         return self.decode_bytes(token_ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
-        """`decode` before it is text: a token may end, or begin, inside a character."""
+        """Return `decode` before it is text: a token may end, or begin, inside a character."""
         ids = [int(token_id) for token_id in token_ids]
         try:
             return self._encoding.decode_bytes(ids)
@@ -110,7 +106,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _gpt2_cache_directory() -> Path | None:
-    """Where tiktoken looks for files, in its order; None: caching is switched off by an empty variable."""
+    """Return the folder in which tiktoken looks for files; None: caching is switched off by an empty variable."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if variable in os.environ:
             return Path(os.environ[variable]) if os.environ[variable] else None
@@ -118,12 +114,12 @@ def _gpt2_cache_directory() -> Path | None:
 
 
 def gpt2_cache_name(file_name: str) -> str:
-    """Name under which tiktoken's cache keeps `vocab.bpe` or `encoder.json`."""
+    """Return the name under which tiktoken's cache keeps `vocab.bpe` or `encoder.json`."""
     return hashlib.sha1((_GPT2_URL + file_name).encode()).hexdigest()
 
 
 def gpt2_files_at_hand() -> bool:
-    """True when both of GPT-2's files lie whole in tiktoken's cache; a damaged one it would delete and download."""
+    """Return whether both of GPT-2's files lie whole in tiktoken's cache, which downloads a damaged one again."""
     directory = _gpt2_cache_directory()
     if directory is None:
         return False
@@ -135,17 +131,17 @@ def gpt2_files_at_hand() -> bool:
 
 
 def gpt2_reachable(timeout_s: float = 5.0) -> bool:
-    """True when the host of GPT-2's files answers within `timeout_s`."""
+    """Return whether the host of GPT-2's files answers within `timeout_s`."""
     return status_of(_GPT2_URL + "vocab.bpe", timeout_s) == 200
 
 
 def load_gpt2_tokenizer(
     name: str = "--tokenizer gpt2", instead: str = f"use --tokenizer {DEFAULT_BPE}, which is trained here"
 ) -> Tokenizer:
-    """GPT-2's tokenizer.
+    """Load GPT-2's tokenizer.
 
     Args:
-        name, instead: what needs it, and what else would do, in the sentence that says that it cannot be had.
+        name, instead: what needs it, and what else would do, in the sentence that says that it is not available.
 
     Raises:
         OSError: its files are neither in tiktoken's cache nor reachable within 5 s.
@@ -165,7 +161,7 @@ def load_gpt2_tokenizer(
 
 
 def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
-    """N of "bpe:N". Raises ValueError for anything else."""
+    """Return N of "bpe:N". Raises ValueError for anything else."""
     match = re.fullmatch(r"bpe:(\d{1,18})", name)
     if match is None:
         raise ValueError(f"{flag} {name} is none of auto, gpt2 and bpe:N; for example {flag} {DEFAULT_BPE}")
@@ -183,12 +179,12 @@ def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
 
 
 def bpe_file_name(vocab_size: int, stem: str = "bpe") -> str:
-    """Name of a trained BPE beside the token files."""
+    """Return the name of a trained BPE's file, which lies next to the token files."""
     return f"{stem}_{vocab_size}.json"
 
 
 def resolve_tokenizer(name: str) -> tuple[str, str]:
-    """What --tokenizer stands for, and why, as half a sentence to print. Raises ValueError for an unknown name."""
+    """Return the tokenizer that --tokenizer stands for, and the reason. Raises ValueError for an unknown name."""
     if name == "auto":
         if gpt2_files_at_hand():
             return "gpt2", "its files are in tiktoken's cache"
@@ -233,7 +229,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
 
 
 def load_bpe(path: Path, text: str | None = None) -> Tokenizer:
-    """A tokenizer that `train_bpe` saved. Raises ValueError when the file is missing or not such a file.
+    """Load a tokenizer that `train_bpe` saved. Raises ValueError when the file is missing or not such a file.
 
     Args:
         text: what the file held when it was read before; then it is not read again.
@@ -273,15 +269,15 @@ def load_bpe(path: Path, text: str | None = None) -> Tokenizer:
 
 
 def load_tokenizer(name: str, tokenizer_file: Path | None, text: str | None = None) -> Tokenizer:
-    """The tokenizer that a token file's sidecar names. `text` as in `load_bpe`.
+    """Load the tokenizer that a token file's sidecar names. `text` as in `load_bpe`.
 
-    Raises OSError when GPT-2's files cannot be had, ValueError when the tokenizer file is missing or another one.
+    Raises OSError when GPT-2's files are not available, ValueError when the tokenizer file is missing or another one.
     """
     if name == "gpt2":
         return load_gpt2_tokenizer()
     vocab_size = bpe_vocab_size(name, "tokenizer")
     if tokenizer_file is None:
-        raise ValueError(f"tokenizer {name} needs its file, {bpe_file_name(vocab_size)} beside the token files")
+        raise ValueError(f"tokenizer {name} needs its file, {bpe_file_name(vocab_size)} next to the token files")
     tokenizer = load_bpe(tokenizer_file, text)
     if tokenizer.vocab_size != vocab_size:
         raise ValueError(

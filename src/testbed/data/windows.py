@@ -1,4 +1,4 @@
-"""Which stretch of a token file is a window: what one row of a batch holds. No torch.
+"""Cut a token file into windows, the rows of a batch. No torch.
 
 Text: window i holds tokens [i x T, i x T + T], T inputs and the same shifted by one as targets.
 
@@ -40,13 +40,13 @@ class Windows:
         return np.stack([starts, ends, num_targets], axis=1)[ends - starts <= self.seq_length + 1]
 
     def num_target_tokens(self, windows: np.ndarray | None = None) -> int:
-        """Targets in these windows, or in all of them."""
+        """Return the number of targets in these windows, or in all of them."""
         if self.token_file.targets is None:
             return (len(self) if windows is None else len(windows)) * self.seq_length
         return int((self._pairs if windows is None else self._pairs[windows])[:, 2].sum())
 
     def read(self, windows: Sequence[int] | np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Windows as the rows of a batch; rows beyond them, up to `num_rows`, carry no targets.
+        """Read windows as the rows of a batch; rows beyond them, up to `num_rows`, carry no targets.
 
         Returns:
             (num_rows, T + 1) int64 token ids, of which [:, :-1] are inputs and [:, 1:] what they predict, and
@@ -77,11 +77,11 @@ class Windows:
 
 
 def num_windows(token_file: TokenFile, seq_length: int) -> int:
-    """Windows of a token file at a sequence length."""
+    """Return the number of windows of a token file at a sequence length."""
     return len(Windows(token_file, seq_length))
 
 
 def longest_pair(token_file: TokenFile) -> int:
-    """The --seq_length that holds the longest pair of a file of pairs; 0 where it has none."""
+    """Return the --seq_length that holds the longest pair of a file of pairs; 0 where it has none."""
     starts, ends = token_file.documents
     return int((ends - starts).max()) - 1 if len(ends) else 0

@@ -1,4 +1,4 @@
-"""Using a trained model."""
+"""Use a trained model."""
 
 from __future__ import annotations
 

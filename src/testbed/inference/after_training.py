@@ -1,4 +1,4 @@
-"""--run_inference_benchmark: what generation takes with the weights of a run that has just ended.
+"""Time generation with the weights of a run that has just ended: --run_inference_benchmark.
 
 Always the plain module, whatever strategy trained it: the weights are one state dict by then. What wrapping the same
 weights with DeepSpeed does to generation is another question, which scripts/evaluate.py --wrapped answers.
@@ -39,14 +39,14 @@ def benchmark_generation(
         state_dict: of the whole model; only rank 0's is looked at.
 
     Returns:
-        The `inference` field of training_metrics.json (None where the model does not fit onto rank 0's device beside
+        The `inference` field of training_metrics.json (None where the model does not fit onto rank 0's device next to
         what trained it, and on other ranks), and a line for the screen.
     """
     prompt = [int(token) for token in token_file.tokens[:BENCHMARK_PROMPT_TOKENS]]
     try:
         found = process_group.by_rank_0(lambda: _measure(state_dict, settings, prompt, device))
     except torch.OutOfMemoryError:  # a model that was trained in shards; the run itself lacks nothing
-        return None, f"no inference benchmark: the whole model does not fit onto {device} beside what trained it"
+        return None, f"no inference benchmark: the whole model does not fit onto {device} next to what trained it"
     if found is None:
         return None, ""
     latency_s = statistics.median(found["latency_s"])
@@ -84,7 +84,7 @@ def _measure(
 
 @contextlib.contextmanager
 def _all_cores() -> Iterator[int]:
-    """As many threads as this process has cores, yielded: a rank's own share of them would make runs with more ranks
+    """Use all cores of this process, and yield their number: a rank's own share would make runs with more ranks
     slower here, though the other ranks wait. Set in the thread that measures, where OpenMP keeps it."""
     share = torch.get_num_threads()
     torch.set_num_threads(usable_cores())

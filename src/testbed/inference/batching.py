@@ -31,7 +31,7 @@ PADDING_ID = 0  # any id will do: no sequence's own tokens see what stands behin
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """One sequence to be continued. The engine fills in what is below `stop_id`.
+    """A sequence to be continued. The engine fills in the fields below `stop_id`.
 
     Attributes:
         stop_id: the token that ends it, usually end-of-text; it is the last of `tokens` then.
@@ -49,6 +49,12 @@ class GenerationRequest:
     tokens: list[int] = field(default_factory=list, init=False)
     state: str = field(default=WAITING, init=False)
     finish_reason: str | None = field(default=None, init=False)
+    random: random.Random = field(init=False, repr=False)
+    uniform: float = field(init=False, repr=False)  # the next random number, kept until a token was drawn with it
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.sampling.seed)
+        self.uniform = self.random.random()
 
     @property
     def length(self) -> int:
@@ -57,7 +63,7 @@ class GenerationRequest:
 
 
 class QueueFull(Exception):
-    """As many requests wait as may; submit it again later."""
+    """The queue holds max_queue requests; submit it again later."""
 
 
 def shape_of(module: nn.Module) -> ModelShape:
@@ -68,16 +74,17 @@ def shape_of(module: nn.Module) -> ModelShape:
 
 
 class BatchingEngine:
-    """Runs requests in one batch. Not for several threads at once; the same calls in the same order give the same
-    tokens. A request's tokens do not depend on its neighbours, but for rounding: a matrix product of other sizes may
-    sum in another order, and where two tokens are equally likely to the last digits, that decides.
+    """Run requests in one batch. Not for several threads at once.
+
+    The same calls in the same order give the same tokens. A request's tokens do not depend on its neighbours, but for
+    rounding: a matrix product of other sizes may sum in another order, and where two tokens are equally likely to the
+    last digits, that decides.
 
     Args:
-        module: a GPT2, a CachedModel, or a wrapper that passes a CachedModel's call on (then give `shape`).
+        module: a GPT2, a CachedModel, or a wrapper with a `shape` that passes a CachedModel's call on.
         max_batch: slots, thus requests that run at a time.
         max_queue: requests that may wait for a slot.
         max_length: positions of a slot: of a prompt and its new tokens together (default: all of the model's).
-        device, dtype: of the cache (default: those of the module's first parameter).
     """
 
     def __init__(
@@ -87,12 +94,9 @@ class BatchingEngine:
         max_batch: int = 8,
         max_queue: int = 64,
         max_length: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        shape: ModelShape | None = None,
     ):
         self.module = CachedModel(module) if isinstance(module, GPT2) else module
-        self.shape = shape_of(self.module) if shape is None else shape
+        self.shape = shape_of(self.module)
         positions = self.shape.max_position_embeddings
         self.max_length = positions if max_length is None else max_length
         for name, number in {"max_batch": max_batch, "max_queue": max_queue, "max_length": self.max_length}.items():
@@ -101,15 +105,10 @@ class BatchingEngine:
         if self.max_length > positions:
             raise ValueError(f"max_length {self.max_length} is more than the {positions} positions of the model")
         parameter = next(self.module.parameters())
-        self.device = parameter.device if device is None else torch.device(device)
         self.max_batch, self.max_queue = max_batch, max_queue
-        self.cache = KVCache(self.shape, max_batch, self.max_length, self.device, dtype or parameter.dtype)
+        self.cache = KVCache(self.shape, max_batch, self.max_length, parameter.device, parameter.dtype)
         self._waiting: deque[GenerationRequest] = deque()
         self._running: list[GenerationRequest] = []  # the request in slot i stands at place i
-        self._random: dict[GenerationRequest, random.Random] = {}  # of each request under way
-        self._uniform: dict[
-            GenerationRequest, float
-        ] = {}  # its next random number, kept until a token was drawn with it
         self._ids = itertools.count()
 
     @property
@@ -129,7 +128,7 @@ class BatchingEngine:
         return self.max_batch - len(self._running)
 
     def submit(self, request: GenerationRequest) -> GenerationRequest:
-        """Put a new request into the queue. Returns it.
+        """Put a new request into the queue, and return it.
 
         Raises:
             ValueError: it can never run here: an empty prompt, too long, an id that the model does not know.
@@ -139,8 +138,6 @@ class BatchingEngine:
         if len(self._waiting) >= self.max_queue:
             raise QueueFull(f"{self.max_queue} requests wait already; submit it again later")
         request.id = next(self._ids)
-        self._random[request] = random.Random(request.sampling.seed)
-        self._uniform[request] = self._random[request].random()
         self._waiting.append(request)
         return request
 
@@ -167,13 +164,13 @@ class BatchingEngine:
 
     def cancel(self, request: GenerationRequest) -> bool:
         """End a request that waits or runs; its slot is free at once. False: it had ended before, or is not known."""
-        if request not in self._random:
-            return False
-        if request.state == RUNNING:
+        if request in self._running:
             self._leave(self._running.index(request), CANCELLED)
-        else:
+        elif request in self._waiting:
             self._waiting.remove(request)
-            self._end(request, CANCELLED)
+            request.state = CANCELLED
+        else:
+            return False
         return True
 
     @torch.inference_mode()
@@ -181,7 +178,7 @@ class BatchingEngine:
         """Admit waiting requests into free slots, and emit one token of every request that now runs.
 
         The host waits for the device once, for the tokens. When a step fails, every request stays where it was, and the
-        next step does the same again: not even what is drawn at random changes.
+        next step does the same again, random draws included.
 
         Returns:
             Each request with its new token, in the order of the slots. Those that end with it have left already.
@@ -200,8 +197,7 @@ class BatchingEngine:
         if joining:
             logits.append(self._forward([request.prompt for request in joining], len(self._running), joining))
         samplings = [request.sampling for request in batch]
-        uniforms = [self._uniform[request] for request in batch]
-        chosen = next_tokens(logits[0] if len(logits) == 1 else torch.cat(logits), samplings, uniforms)
+        chosen = next_tokens(torch.cat(logits), samplings, [request.uniform for request in batch])
         tokens = chosen.tolist()  # the only wait for the device
         if NOT_A_TOKEN in tokens:
             self._fail([slot for slot, token in enumerate(tokens) if token == NOT_A_TOKEN], batch)
@@ -214,8 +210,8 @@ class BatchingEngine:
         self._running += joining
         for request, token in zip(batch, tokens, strict=True):
             request.tokens.append(token)
-            self._uniform[request] = self._random[request].random()
-        for slot in reversed(range(len(batch))):  # from the end: whoever moves into a slot was looked at before
+            request.uniform = request.random.random()
+        for slot in reversed(range(len(batch))):  # from the end: what moves into a slot was looked at before
             request = batch[slot]
             if request.tokens[-1] == request.stop_id:
                 self._leave(slot, FINISHED, STOP)
@@ -226,21 +222,21 @@ class BatchingEngine:
     def _forward(
         self, rows: Sequence[Sequence[int]], first_slot: int, requests: Sequence[GenerationRequest]
     ) -> torch.Tensor:
-        """(R, V) logits after the tokens of `rows`, which are filled up to the longest one."""
+        """Return the (R, V) logits after the tokens of `rows`, which are filled up to the longest one."""
         longest = max(map(len, rows))
         ids = torch.tensor([[*row, *[PADDING_ID] * (longest - len(row))] for row in rows])
         lengths = [request.length for request in requests]
-        return self.module(ids.to(self.device, non_blocking=True), self.cache, first_slot, lengths)
+        return self.module(ids.to(self.cache.data.device, non_blocking=True), self.cache, first_slot, lengths)
 
     def _fail(self, slots: Sequence[int], batch: Sequence[GenerationRequest]) -> None:
         """End the requests in these slots of a step whose tokens are not taken, and leave nothing of theirs there."""
-        for slot in reversed(slots):  # from the end: whoever moves into a slot is not among them
+        for slot in reversed(slots):  # from the end: what moves into a slot is not among them
             self.cache.clear_slot(slot)
             if slot < len(self._running):
                 self._leave(slot, FAILED)
             else:
                 self._waiting.remove(batch[slot])
-                self._end(batch[slot], FAILED)
+                batch[slot].state = FAILED
 
     def _leave(self, slot: int, state: str, reason: str | None = None) -> None:
         """End the request in a slot; the last running one takes its place."""
@@ -248,8 +244,4 @@ class BatchingEngine:
         if last is not request:
             self.cache.copy_slot(len(self._running), slot, last.length - 1)  # its newest token is not read yet
             self._running[slot] = last
-        self._end(request, state, reason)
-
-    def _end(self, request: GenerationRequest, state: str, reason: str | None = None) -> None:
         request.state, request.finish_reason = state, reason
-        del self._random[request], self._uniform[request]

@@ -1,4 +1,4 @@
-"""GPT-2's forward pass for generation: each token is read once, its keys and values are kept.
+"""Run GPT-2's forward pass for generation: each token is read once, its keys and values are kept.
 
 The blocks' own submodules are called, so whatever stands in the place of a linear layer (a quantized one) takes part.
 
@@ -32,8 +32,8 @@ class CachedModel(nn.Module):
     def forward(self, ids: torch.Tensor, cache: KVCache, first_slot: int, lengths: Sequence[int]) -> torch.Tensor:
         """Read new tokens of R sequences, which lie in the slots from `first_slot` on, and predict the next ones.
 
-        T == 1 is a decode step: the token is appended to what its slot holds. T > 1 is a prefill: the slot is begun
-        anew, and prompts shorter than T are filled up on the right, with any ids.
+        T == 1 is a decode step: the token is appended to what its slot holds. T > 1 is a prefill: the slot begins
+        again, and prompts shorter than T are filled up on the right, with any ids.
 
         Args:
             ids: (R, T) int64.
@@ -90,12 +90,12 @@ class CachedModel(nn.Module):
 
 
 def _project(block: Block, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Query (R, H, T, D), and key and value together (2, R, H, T, D), in the cache's precision."""
+    """Return query (R, H, T, D), and key and value together (2, R, H, T, D), in the cache's precision."""
     R, T, _ = x.shape
     heads = block.attn.c_attn(block.ln_1(x)).to(dtype).view(R, T, 3, block.attn.num_heads, -1).permute(2, 0, 3, 1, 4)
     return heads[0], heads[1:]
 
 
 def _on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Integers as an int64 tensor, without waiting for what the device still has to do."""
+    """Return integers as an int64 tensor, without waiting for what the device still has to do."""
     return torch.tensor(values).to(device, non_blocking=True)

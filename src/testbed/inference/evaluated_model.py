@@ -1,21 +1,28 @@
-"""What an evaluation is of: the checkpoint, the data, and everything that can be refused before torch is loaded."""
+"""Look at an evaluation's checkpoint, data and flags, and refuse what cannot be, before torch is loaded."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.config.initial_shape import tokenizer_of_folder
 from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.token_file import TokenFile, open_token_file, scan_token_file
-from testbed.data.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer, load_tokenizer
-from testbed.inference.loading import is_published, shape_of_config, tokenizer_of
+from testbed.data.tokenizer import Tokenizer, load_tokenizer
+from testbed.inference.loading import (
+    is_published,
+    named_model,
+    naming,
+    shape_of_config,
+    tokenizer_name,
+    tokenizer_of,
+)
 from testbed.inference.prompts import prompts_of_pairs
 from testbed.inference.schemes import chosen_schemes
-from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.model.shape import ModelShape
 from testbed.run_files import INFERENCE
 
 REQUESTS_PER_SLOT = 4  # of each loop at least: fewer fill the batch and are over before a queue could grow
@@ -24,11 +31,10 @@ TOKENS_READ = 1 << 16  # by default, windows that overlap counted twice: minutes
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """What is measured, as far as files tell without torch."""
+    """The subject of an evaluation, as far as files tell without torch."""
 
-    flag: str  # that names the model, with its value
-    directory: Path | None  # None: from the hub
-    name: str
+    flag: str  # that names the model
+    source: Path | str  # as of load_model
     shape: ModelShape
     data: TokenFile | None
     data_sha256: str | None
@@ -38,6 +44,15 @@ class EvaluatedModel:
     max_windows: int | None  # None: all
     out: Path
 
+    @property
+    def directory(self) -> Path | None:
+        """The model's folder; None for published weights."""
+        return None if is_published(self.source) else Path(self.source)
+
+    @property
+    def name(self) -> str:
+        return str(self.source) if self.directory is None else self.directory.resolve().name
+
 
 def look(arguments: argparse.Namespace) -> EvaluatedModel:
     """Look at the files that scripts/evaluate.py was given, and at all its flags.
@@ -45,34 +60,21 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     Raises:
         ValueError: one sentence, for whatever can be refused without torch.
     """
-    given = arguments.checkpoint if arguments.checkpoint is not None else arguments.from_pretrained
-    flag = f"--{'checkpoint' if arguments.checkpoint is not None else 'from_pretrained'} {given}"
-    directory: Path | None
-    reads: str | None
-    if arguments.checkpoint is None and is_published(given):
-        directory, shape, reads = None, MODEL_SIZES[given], "gpt2"
-    else:
-        directory = Path(given)
-        try:
-            shape, reads = shape_of_config(directory), tokenizer_of_folder(directory, name=given)
-        except ValueError as error:
-            raise ValueError(f"{flag.split()[0]}: {error}") from None
-    trained = None if directory is None else trained_with(directory).seq_length
-    _settle_lengths(arguments, shape.max_position_embeddings, trained)
-    _check_numbers(arguments, shape, flag)
+    flag, source = named_model(arguments)
+    with naming(flag):
+        shape, reads = shape_of_config(source), tokenizer_name(source)
+    model, positions = f"{flag} {source}", shape.max_position_embeddings
+    trained = None if is_published(source) else trained_with(Path(source)).seq_length
+    _settle_lengths(arguments, positions, trained)
+    _check_numbers(arguments, shape, model)
     data, sha256 = None, None
     if arguments.data_path is not None:
         data = open_token_file(arguments.data_path, "--data_path")
-        sha256 = _check_data(data, shape, reads, flag)
-        if data.targets is not None and arguments.perplexity:
-            raise ValueError(
-                f"--data_path {data.path} is a file of pairs, and windows would slide over prompts and references "
-                "alike; give a file of text, or --no-perplexity and the pairs themselves with --bleu"
-            )
-        shortest = max(arguments.prompt_tokens, 2)
-        if len(data.tokens) < shortest:
-            raise ValueError(f"--data_path {data.path} holds {len(data.tokens)} tokens, and {shortest} are needed")
-    window = arguments.window or min(trained or shape.max_position_embeddings, shape.max_position_embeddings)
+        sha256 = _check_data(data, shape, reads, model)
+        _check_use(data, arguments)
+    elif not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
+        raise ValueError("nothing is left to measure; give --data_path, or leave --no-latency out")
+    window = arguments.window or min(trained or positions, positions)
     for warning in untrained_positions(f"--window {window} reads", window, trained) if data is not None else ():
         print(warning, flush=True)
     stride = arguments.stride or max(1, window // 2)
@@ -81,84 +83,94 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
             f"--stride {stride} is longer than the window of {window} tokens, so targets would be left out"
         )
     max_windows = max(1, TOKENS_READ // window) if arguments.max_windows is None else arguments.max_windows or None
-    if data is None and not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
-        raise ValueError("nothing is left to measure; give --data_path, or leave --no-latency out")
-    out = arguments.out or (directory or Path()) / INFERENCE
+    out = _output(arguments, Path() if is_published(source) else Path(source))
+    tokenizer = _tokenizer_for(arguments, source, data)
+    if data is not None and tokenizer is not None:
+        _check_tokenizer(tokenizer, data, model)
+    if arguments.bleu is not None:  # whatever is wrong with a line is said now
+        assert tokenizer is not None
+        prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, positions)
+    return EvaluatedModel(flag, source, shape, data, sha256, tokenizer, window, stride, max_windows, out)
+
+
+def _output(arguments: argparse.Namespace, folder: Path) -> Path:
+    """Return the file to write. ValueError where it cannot be written, or holds an earlier evaluation."""
+    out = arguments.out or folder / INFERENCE
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; name a file in it")
     if out.exists() and not arguments.overwrite:
         raise ValueError(f"{out} holds an earlier evaluation; give --overwrite, or another file with --out")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
         raise ValueError(f"{out.parent} is no folder that can be written into; name a file elsewhere with --out")
-    tokenizer = _tokenizer_for(arguments, directory, data)
-    if data is not None and tokenizer is not None:
-        _check_tokenizer(tokenizer, data, flag)
-    if arguments.bleu is not None:  # whatever is wrong with a line is said now
-        assert tokenizer is not None
-        prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, shape.max_position_embeddings)
-    name = given if directory is None else directory.resolve().name
-    return EvaluatedModel(flag, directory, name, shape, data, sha256, tokenizer, window, stride, max_windows, out)
+    return out
+
+
+def _check_use(data: TokenFile, arguments: argparse.Namespace) -> None:
+    """Raise ValueError where a token file is not what the parts that read it need."""
+    if data.targets is not None and arguments.perplexity:
+        raise ValueError(
+            f"--data_path {data.path} is a file of pairs, and windows would slide over prompts and references "
+            "alike; give a file of text, or --no-perplexity and the pairs themselves with --bleu"
+        )
+    shortest = max(arguments.prompt_tokens, 2)
+    if len(data.tokens) < shortest:
+        raise ValueError(f"--data_path {data.path} holds {len(data.tokens)} tokens, and {shortest} are needed")
 
 
 def _settle_lengths(arguments: argparse.Namespace, positions: int, trained: int | None) -> None:
-    """Lengths that were not given: 64 tokens, with --quick 8, or what the model's positions have room for. A text that
-    is judged ends where training did."""
+    """Fill lengths that were not given: 64 tokens, with --quick 8, or what the model's positions have room for. An
+    answer that is scored ends where training did."""
     usual = 8 if arguments.quick else 64
     arguments.prompt_tokens = arguments.prompt_tokens or min(usual, positions // 2)
     arguments.new_tokens = arguments.new_tokens or min(usual, positions - positions // 2)
     arguments.bleu_max_new_tokens = arguments.bleu_max_new_tokens or min(usual, max(1, (trained or positions) // 2))
 
 
-def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, flag: str) -> None:
-    """What flags say of each other and of the model."""
+def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, model: str) -> None:
+    """Raise ValueError where flags contradict each other or the model."""
     positions, prompt, new = shape.max_position_embeddings, arguments.prompt_tokens, arguments.new_tokens
     if (arguments.window or 0) > positions:
-        raise ValueError(f"--window {arguments.window} is longer than the {positions} positions of {flag}; shorten it")
+        raise ValueError(f"--window {arguments.window} is longer than the {positions} positions of {model}; shorten it")
     if new < 2:
         raise ValueError(f"--new_tokens {new} leaves nothing to decode after the first token; give at least 2")
     if prompt + new > positions:
         raise ValueError(
             f"--prompt_tokens {prompt} and --new_tokens {new} are {prompt + new} together, more than the {positions} "
-            f"positions of {flag}; shorten them"
+            f"positions of {model}; shorten them"
         )
     if arguments.load and max(arguments.concurrency) > arguments.max_queue:
         raise ValueError(
             f"--concurrency {max(arguments.concurrency)} begins with as many requests at once, and --max_queue "
             f"{arguments.max_queue} would reject some; raise it"
         )
-    if arguments.load and max(arguments.concurrency) > arguments.requests:
+    fewest = max(REQUESTS_PER_SLOT * arguments.max_batch, *arguments.concurrency)
+    if arguments.load and arguments.requests < fewest:
         raise ValueError(
-            f"--concurrency {max(arguments.concurrency)} is more than there are --requests, {arguments.requests}; ask "
-            "for more requests, or for fewer at once"
-        )
-    if arguments.load and arguments.requests < REQUESTS_PER_SLOT * arguments.max_batch:
-        raise ValueError(
-            f"--requests {arguments.requests} are too few for --max_batch {arguments.max_batch}: they would be over "
-            f"before a queue could grow; give --requests {REQUESTS_PER_SLOT * arguments.max_batch} or more, or a "
-            "smaller batch"
+            f"--requests {arguments.requests} are too few for --max_batch {arguments.max_batch} and --concurrency "
+            f"{max(arguments.concurrency)}: they would be over before a queue could grow; give --requests {fewest}"
         )
     if arguments.load_scheme not in chosen_schemes(arguments.quantize):
         raise ValueError(f"--load_scheme {arguments.load_scheme} is not among --quantize {arguments.quantize}; add it")
     if arguments.bleu is not None and arguments.bleu_max_new_tokens >= positions:
         raise ValueError(
             f"--bleu_max_new_tokens {arguments.bleu_max_new_tokens} leaves no room for a prompt in the {positions} "
-            f"positions of {flag}; ask for fewer"
+            f"positions of {model}; ask for fewer"
         )
 
 
-def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, flag: str) -> str:
-    """The sha256 of a token file that the model can read."""
+def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, model: str) -> str:
+    """Return the sha256 of a token file. ValueError where the model cannot read it."""
     if data.vocab_size > shape.vocab_size or (None not in (reads, data.tokenizer) and reads != data.tokenizer):
         raise ValueError(
             f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
-            f"but {flag} reads {reads or 'another'} of {shape.vocab_size}; tokenize the text with its tokenizer "
+            f"but {model} reads {reads or 'another'} of {shape.vocab_size}; tokenize the text with its tokenizer "
             "(preprocess_small.py --tokenizer)"
         )
     scan = scan_token_file(data)
     if scan.max_token_id >= shape.vocab_size:
         raise ValueError(
-            f"--data_path {data.path} holds token id {scan.max_token_id}, but {flag} knows 0 to {shape.vocab_size - 1};"
-            " it was made with another tokenizer"
+            f"--data_path {data.path} holds token id {scan.max_token_id}, but {model} knows 0 to "
+            f"{shape.vocab_size - 1}; it was made with another tokenizer"
         )
     if data.sha256 not in (None, scan.sha256):
         raise ValueError(
@@ -168,42 +180,31 @@ def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, flag: str
     return scan.sha256
 
 
-def _check_tokenizer(tokenizer: Tokenizer, data: TokenFile, flag: str) -> None:
-    """Bytes of text are counted with it, so it must be the data's."""
+def _check_tokenizer(tokenizer: Tokenizer, data: TokenFile, model: str) -> None:
+    """Raise ValueError unless the tokenizer is the data's, for bytes of text are counted with it."""
     same = (data.tokenizer, f"bpe:{GPT2_VOCAB_SIZE}") if data.tokenizer == "gpt2" else (data.tokenizer,)
     if tokenizer.vocab_size < data.vocab_size or (data.tokenizer is not None and tokenizer.name not in same):
         raise ValueError(
             f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
-            f"but the tokenizer of {flag} is {tokenizer.name}; give the one that made the data with --tokenizer_file, "
+            f"but the tokenizer of {model} is {tokenizer.name}; give the one that made the data with --tokenizer_file, "
             "or data that the model's own tokenizer made"
         )
 
 
-def _tokenizer_for(arguments: argparse.Namespace, directory: Path | None, data: TokenFile | None) -> Tokenizer | None:
-    """The model's tokenizer, else the data's. None, with a line, where neither can be had and nothing depends on it."""
-    is_for_bits = data is not None and arguments.perplexity
-    if not (is_for_bits or arguments.bleu is not None or arguments.tokenizer_file is not None):
+def _tokenizer_for(arguments: argparse.Namespace, source: Path | str, data: TokenFile | None) -> Tokenizer | None:
+    """Return the model's tokenizer, else the data's. None, with a line, where no part that was asked for by name needs
+    one and neither is available."""
+    given = arguments.tokenizer_file
+    if arguments.bleu is None and given is None and (data is None or not arguments.perplexity):
         return None
-    reasons = []
-
-    def of_model() -> Tokenizer:
-        if directory is not None:
-            return tokenizer_of(directory, arguments.tokenizer_file)
-        return load_gpt2_tokenizer() if arguments.tokenizer_file is None else load_bpe(arguments.tokenizer_file)
-
-    def of_data() -> Tokenizer:
-        if data is None or data.tokenizer is None:
-            raise ValueError("no data that names one")
-        return load_tokenizer(data.tokenizer, data.tokenizer_file)
-
-    for load in (of_model, of_data):
-        try:
-            return load()
-        except (OSError, ValueError) as error:
-            reasons.append(str(error))
-            if arguments.tokenizer_file is not None:
-                break
-    if arguments.bleu is not None or arguments.tokenizer_file is not None:
-        raise ValueError(f"--{'bleu' if arguments.tokenizer_file is None else 'tokenizer_file'}: {reasons[0]}")
-    print(f"no bits per byte: {reasons[0]}", flush=True)
+    try:
+        return tokenizer_of(source, given)
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    if given is None and data is not None and data.tokenizer is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return load_tokenizer(data.tokenizer, data.tokenizer_file)
+    if arguments.bleu is not None or given is not None:
+        raise ValueError(f"--{'bleu' if given is None else 'tokenizer_file'}: {reason}")
+    print(f"no bits per byte: {reason}", flush=True)
     return None

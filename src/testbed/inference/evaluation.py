@@ -1,8 +1,9 @@
-"""The parts of an evaluation, one after the other; what each found is in the file before the next begins."""
+"""Measure the parts of an evaluation one after the other, and save the file after each."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -18,43 +19,78 @@ from testbed.errors import first_line
 from testbed.inference.batching import BatchingEngine
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.evaluated_model import EvaluatedModel
-from testbed.inference.first_record import scheme_entry
 from testbed.inference.latency import latency_fields, time_in_turn
 from testbed.inference.load_test import SHARES_OF_CAPACITY, Traffic, load_test
-from testbed.inference.loading import load_model
 from testbed.inference.perplexity import perplexity, perplexity_ratio, scored_bytes, sliding_windows, window_nats
 from testbed.inference.prompts import draw_prompt
 from testbed.inference.quantize import Quantized, quantize
 from testbed.inference.report import check_inference
 from testbed.inference.schemes import NONE, SCHEMES
 from testbed.inference.wrapped import PLAIN, TRAINING_ENGINE, compare_wrapped
-from testbed.io import write_text
+from testbed.io import result_head, write_text
+from testbed.metrics import environment
 from testbed.model.gpt2 import GPT2
 
 BF16 = "bf16"
+SCHEMA_VERSION = "1.0"
+MEASURED = (
+    "num_parameters num_quantized_parameters num_products num_quantized_products bytes_in_memory bytes_on_disk "
+    "bytes_expected perplexity perplexity_ratio latency speed_ratio speed_ratio_bf16"
+).split()
 
 
-def model_of(subject: EvaluatedModel, device: torch.device) -> GPT2:
-    """The model on its device, in fp32.
+def first_record(command_line: str, device: torch.device, subject: EvaluatedModel, model: GPT2) -> dict[str, Any]:
+    """Return the content of inference_metrics.json before anything is measured."""
+    facts, shape = environment.facts(device, "torchao"), subject.shape
+    return {
+        **result_head(SCHEMA_VERSION, command_line),
+        "status": "running",
+        "failure": None,
+        **{name: facts[name] for name in ("git_commit", "git_dirty")},
+        "environment": {name: facts[name] for name in ("env", "host", "hardware")},
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "checkpoint": {
+            "name": subject.name,
+            "model_size": shape.describe(),
+            "num_parameters": shape.num_parameters,
+            "vocab_size": shape.vocab_size,
+            "max_position_embeddings": shape.max_position_embeddings,
+            "weights_sha256": _weights_sha256(subject, model),
+        },
+        "data": None,
+        "schemes": {},
+        "load": None,
+        "wrapped": None,
+        "bleu": None,
+    }
 
-    Raises:
-        ValueError: its file is damaged.
-        OSError: the hub cannot be reached.
-    """
-    source = subject.name if subject.directory is None else subject.directory
-    try:
-        return load_model(source, device)
-    except (ValueError, OSError) as error:
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{subject.flag.split()[0]} {error}") from None
+
+def _weights_sha256(subject: EvaluatedModel, model: GPT2) -> str:
+    """Return the hash of the weights' file; of published weights, whose file is not at hand, the hash of the tensors
+    in the order of their names."""
+    if subject.directory is not None:
+        with (subject.directory / "model.safetensors").open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def scheme_entry(scheme: str, unavailable: str | None = None, **measured: Any) -> dict[str, Any]:
+    """Return an entry of `schemes`: what was measured, null for all else. `unavailable`: why it does not run here."""
+    facts = {"unavailable": unavailable, "summary": SCHEMES[scheme].summary, "bits": SCHEMES[scheme].bits}
+    return facts | dict.fromkeys(MEASURED) | measured
 
 
 class Evaluation:
-    """What was asked for, measured part by part into `content`.
+    """Measure what was asked for, part by part, into `content`.
 
     Args:
         arguments: the flags of scripts/evaluate.py.
-        content: `first_record.beginning`, with an entry of each scheme.
+        content: `first_record`, with an entry of each scheme.
     """
 
     def __init__(
@@ -80,7 +116,7 @@ class Evaluation:
 
     @property
     def failed_parts(self) -> list[str]:
-        """What was asked for by name and could not be measured, though all else was: sentences."""
+        """Return a sentence for what was asked for by name and could not be measured, though all else was."""
         arm = (self.content["wrapped"] or {"arms": {}})["arms"].get(TRAINING_ENGINE)
         if arm is None or arm["unavailable"] is None:
             return []
@@ -170,10 +206,8 @@ class Evaluation:
         arguments = self.arguments
         names = ("prompt_tokens", "new_tokens", "max_batch", "max_queue", "seed")
         facts = {"scheme": arguments.load_scheme, **{name: getattr(arguments, name) for name in names}}
-        traffic = Traffic(
-            self.tokens(), arguments.prompt_tokens, arguments.new_tokens, arguments.requests, arguments.seed
-        )
-        longest = arguments.prompt_tokens + arguments.new_tokens
+        prompt, new = arguments.prompt_tokens, arguments.new_tokens
+        traffic = Traffic(self.tokens(), prompt, new, arguments.requests, arguments.seed)
         batch, queue = arguments.max_batch, arguments.max_queue
 
         def save(found: dict[str, Any]) -> None:
@@ -183,7 +217,7 @@ class Evaluation:
         loops = len(arguments.concurrency) + len(arguments.rates or SHARES_OF_CAPACITY)
         with self.bar(loops * arguments.requests, "load") as bar:
             load_test(
-                lambda: BatchingEngine(model, max_batch=batch, max_queue=queue, max_length=longest),
+                lambda: BatchingEngine(model, max_batch=batch, max_queue=queue, max_length=prompt + new),
                 traffic, arguments.concurrency, arguments.rates, self.device, bar.update, save,
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Token ids in, new token ids out, on top of the batching engine."""
+"""Generate: token ids in, new token ids out, on top of the batching engine."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def stream(
     sampling: Sampling = GREEDY,
     stop_id: int | None = None,
 ) -> Iterator[int]:
-    """The tokens of `generate` for one prompt, each as soon as it is there. Errors come at the call."""
+    """Yield the tokens of `generate` for one prompt, each as soon as it is there. Errors come at the call."""
     request = GenerationRequest(prompt, max_new_tokens, sampling, stop_id)
     engine = _engine_for(model, [request], 1)
     return (token for step in iter(engine.step, []) for _, token in step)
 
 
 def _engine_for(model: nn.Module, requests: Sequence[GenerationRequest], max_batch: int) -> BatchingEngine:
-    """An engine with all requests in its queue, and no more cache than they need."""
+    """Return an engine with all requests in its queue, and no more cache than they need."""
     longest = max(len(request.prompt) for request in requests) + requests[0].max_new_tokens
     positions = shape_of(model).max_position_embeddings
     engine = BatchingEngine(

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that were read already, allocated once.
+"""Keep keys and values of the tokens that were read, allocated once.
 
 Shapes: L layers, S slots, H heads, M positions of a slot, D channels of a head. A slot is the place of one sequence.
 """
@@ -11,11 +11,11 @@ from testbed.model.shape import ModelShape
 
 
 class KVCache:
-    """A preallocated cache. Who fills which slot how far is the caller's to know (`CachedModel`, `BatchingEngine`).
+    """A preallocated cache. The caller knows how far each slot is filled (`CachedModel`, `BatchingEngine`).
 
     `data` is (L, 2, S, H, M, D): keys, then values. What lies beyond a sequence's length means nothing, but must be
-    finite: attention gives it the weight zero, and zero times NaN is NaN. So whoever finds that a sequence's logits
-    are not numbers clears its slot before another sequence gets it.
+    finite: attention gives it the weight zero, and zero times NaN is NaN. So when a sequence's logits are not
+    numbers, its slot is cleared before another sequence gets it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One request at a time: prefill and decode apart, several modules in turn.
+"""Time one request at a time: prefill and decode apart, several modules in turn.
 
 Greedy, with the key-value cache. The prefill is the forward pass over the prompt; the first token is there when it has
 been chosen and the host holds it; a further token takes from one token on the host to the next. Every repeat has a
@@ -25,7 +25,7 @@ from testbed.profiling.step_clock import synchronize
 
 @dataclass(frozen=True)
 class Answer:
-    """What a module wrote after a prompt, and when. Seconds."""
+    """The tokens that a module wrote after a prompt, and when. Seconds."""
 
     tokens: list[int]
     prefill_s: float
@@ -46,7 +46,7 @@ class Answer:
 def time_answer(
     module: nn.Module, cache: KVCache, prompt: Sequence[int], new_tokens: int, device: torch.device
 ) -> Answer:
-    """The greedy answer of a CachedModel, or of a wrapper that passes its call on, to one prompt, timed.
+    """Time the greedy answer of a CachedModel, or of a wrapper that passes its call on, to one prompt.
 
     Args:
         cache: with one slot or more, of the module's precision.
@@ -75,7 +75,7 @@ def time_in_turn(
     device: torch.device,
     progress: Callable[[int], Any] = lambda number: None,
 ) -> dict[str, list[Answer]]:
-    """Every module's answer to every prompt but the first `warmup`, which are answered and forgotten.
+    """Return every module's answer to every prompt but the first `warmup`, which are answered and forgotten.
 
     Args:
         modules: CachedModels, or wrappers that pass their call on, by name.
@@ -97,7 +97,7 @@ def time_in_turn(
 
 
 def latency_fields(answers: Sequence[Answer], prompt_tokens: int, warmup: int) -> dict[str, Any]:
-    """The `latency` field of a scheme in inference_metrics.json."""
+    """Return the `latency` field of a scheme in inference_metrics.json."""
     prefill_s = [answer.prefill_s for answer in answers]
     first_s = [answer.time_to_first_token_s for answer in answers]
     per_token_s = [answer.per_token_s for answer in answers]

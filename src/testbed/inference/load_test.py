@@ -1,10 +1,10 @@
-"""Many requests at once through a BatchingEngine: closed loop, open loop, and where the engine saturates.
+"""Send many requests at once through a BatchingEngine: closed loop, open loop, and where the engine saturates.
 
 Closed loop: `concurrency` users; each sends the next request when the last one is answered. It finds the
 throughput, and hides waiting: a slow engine is asked more slowly.
 Open loop: requests arrive when they arrive (Poisson), whatever the engine does. All arrival times are drawn before, and
-latency counts from the drawn time, not from when the loop came round to submitting: a stall delays everybody who
-arrived in it, and everybody counts (no coordinated omission). What the bounded queue refuses is counted as rejected,
+latency counts from the drawn time, not from when the loop came round to submitting: a stall delays all requests
+that arrived in it, and all count (no coordinated omission). What the bounded queue refuses is counted as rejected,
 never retried.
 
 A request's prompt is a piece of the data, half to all of `prompt_tokens` long, and it asks for half to all of
@@ -34,7 +34,7 @@ SHARES_OF_CAPACITY = (0.25, 0.5, 0.75, 0.9, 1.1)  # the rates of an open loop wh
 
 @dataclass(frozen=True)
 class Traffic:
-    """What requests ask for. The same seed makes the same requests in the same order, at every rate and concurrency."""
+    """What requests ask for: the same seed makes the same requests in the same order, at every rate and concurrency."""
 
     tokens: np.ndarray | DiskArray  # to cut prompts from
     prompt_tokens: int  # of the longest prompt
@@ -99,7 +99,7 @@ def open_loop(
 
 
 class _Watch:
-    """Submits and steps, and keeps when each request arrived, got its first token and its last. Seconds from start."""
+    """Submit and step, and keep when each request arrived, got its first token and its last. Seconds from start."""
 
     def __init__(self, engine: BatchingEngine, progress: Callable[[int], Any]):
         self.engine, self.progress = engine, progress
@@ -141,7 +141,7 @@ class _Watch:
                 self.progress(1)
 
     def point(self) -> dict[str, Any]:
-        """What a loop gave; every request that was accepted must have been answered."""
+        """Return the POINT of a loop, of which every accepted request must have been answered."""
         samples = list(self.samples.values())
         assert self.num_unfinished == 0 and all(sample["end_s"] is not None for sample in samples)
         wall_s = max((sample["end_s"] for sample in samples), default=0.0)
@@ -159,21 +159,21 @@ class _Watch:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50, p95 and p99. None where less than one value is expected beyond it (p95 of fewer than 20, p99 of fewer than
-    100): that would be the largest of them, under another name."""
+    """Return p50, p95 and p99. None where less than one value is expected beyond it (p95 of fewer than 20, p99 of
+    fewer than 100): that would be the largest of them, under another name."""
     known = [percent for percent in PERCENTILES if len(values) * (100 - percent) >= 100]
     found = dict(zip(known, np.percentile(values, known).tolist(), strict=True)) if known else {}
     return {f"p{percent}": found.get(percent) for percent in PERCENTILES}
 
 
 def rates_around_capacity(closed: Sequence[dict[str, Any]]) -> list[float]:
-    """Requests per second at SHARES_OF_CAPACITY of the best that a closed loop completed."""
+    """Return requests per second at SHARES_OF_CAPACITY of the best that a closed loop completed."""
     capacity = max(point["completed"] / point["wall_s"] for point in closed)
     return [float(f"{capacity * share:.3g}") for share in SHARES_OF_CAPACITY]
 
 
 def saturation(closed: Sequence[dict[str, Any]], opened: Sequence[dict[str, Any]], max_batch: int) -> dict[str, Any]:
-    """Where more load brings nothing more.
+    """Return where more load brings nothing more.
 
     tokens_per_s: the best throughput of the closed loops. concurrency: the smallest that reached SATURATED_AT of it.
     rate_per_s: the highest rate, all lower ones included, at which most requests start at once: nothing was rejected,
@@ -209,7 +209,7 @@ def load_test(
     progress: Callable[[int], Any] = lambda number: None,
     save: Callable[[dict[str, Any]], Any] = lambda load: None,
 ) -> dict[str, Any]:
-    """Closed loops, then open ones, each on an engine of its own: the fields of `load` in the file that are measured.
+    """Run closed loops, then open ones, each on an engine of its own. Return the measured fields of `load` in the file.
 
     Args:
         rates: requests per second; None: around the capacity that the closed loops found, none where `concurrencies`

@@ -1,8 +1,13 @@
-"""A model opened for use: out of a finished run's folder, one that `transformers` saved, or the hub. No torch before
-`load_model` is called, so that a program can look at the files first."""
+"""Open a trained model: a finished run's folder, one that `transformers` saved, or published weights from the hub.
+
+Torch is not imported before `load_model` is called, so that a program can look at the files first.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -22,8 +27,38 @@ if TYPE_CHECKING:
 PUBLISHED = tuple(name for name in MODEL_SIZES if name.startswith("gpt2"))
 
 
+def add_model_flags(flags: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the flags that name a model, its tokenizer and its device."""
+    model = flags.add_mutually_exclusive_group(required=True)
+    model.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of a run that has ended, or its best/")
+    published = f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved"
+    model.add_argument("--from_pretrained", metavar="NAME|DIR", help=published)
+    tokenizer = "bpe_N.json of the training data (default: the folder's tokenizer.json, or GPT-2's tokenizer)"
+    flags.add_argument("--tokenizer_file", type=Path, metavar="FILE.json", help=tokenizer)
+    device = "auto = CUDA where PyTorch finds it (default: auto)"
+    flags.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help=device)
+
+
+def named_model(arguments: argparse.Namespace) -> tuple[str, Path | str]:
+    """Return the flag that names the model, and the `source` of `load_model` that it names."""
+    if arguments.checkpoint is not None:
+        return "--checkpoint", arguments.checkpoint
+    name = arguments.from_pretrained
+    return "--from_pretrained", name if is_published(name) else Path(name)
+
+
+@contextlib.contextmanager
+def naming(flag: str, between: str = " ") -> Iterator[None]:
+    """Put the flag before the sentence that says what is wrong with its value."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{flag}{between}{error}") from None
+
+
 def load_model(source: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> GPT2:
-    """A model in eval mode.
+    """Return a model in eval mode.
 
     Args:
         source: a folder with config.json and model.safetensors, or a str of PUBLISHED, from the Hugging Face hub.
@@ -48,12 +83,12 @@ def load_model(source: Path | str, device: torch.device | str = "cpu", dtype: to
 
 
 def is_published(source: Path | str) -> TypeGuard[str]:
-    """Whether `source` names weights on the hub. A Path is a folder, and so is a str where there is such a folder."""
+    """Return whether `source` names weights on the hub; a Path does not, nor does a str that is also a folder."""
     return isinstance(source, str) and source in PUBLISHED and not Path(source).is_dir()
 
 
 def shape_of_config(source: Path | str) -> ModelShape:
-    """The shape of a model, from its config.json. `source` and errors as in `load_model`."""
+    """Return the shape of a model, from its config.json. `source` and errors as in `load_model`."""
     if is_published(source):
         return MODEL_SIZES[source]
     directory = Path(source)
@@ -78,8 +113,13 @@ def shape_of_config(source: Path | str) -> ModelShape:
     return shape
 
 
+def tokenizer_name(source: Path | str) -> str | None:
+    """Return the name of the tokenizer whose ids a model reads; None where its config.json does not say."""
+    return "gpt2" if is_published(source) else tokenizer_of_folder(Path(source), name=str(source))
+
+
 def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -> Tokenizer:
-    """The tokenizer that a model was trained with: its folder's tokenizer.json, or GPT-2's.
+    """Return the tokenizer that a model was trained with: its folder's tokenizer.json, or GPT-2's.
 
     Args:
         source: as in `load_model`.
@@ -89,20 +129,15 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
         ValueError: there is none, it is damaged, or it is another one than the model's.
         OSError: GPT-2's files cannot be had.
     """
-    shape, path = shape_of_config(source), tokenizer_path
-    name: str | None
-    if is_published(source):
-        name = "gpt2"
-    else:
-        name = tokenizer_of_folder(Path(source), name=str(source))
-        if path is None and (Path(source) / TOKENIZER).is_file():
-            path = Path(source) / TOKENIZER
+    shape, path, name = shape_of_config(source), tokenizer_path, tokenizer_name(source)
+    if path is None and not is_published(source) and (Path(source) / TOKENIZER).is_file():
+        path = Path(source) / TOKENIZER
     if path is None:
         if name == "gpt2" or (name is None and shape.vocab_size == GPT2_VOCAB_SIZE):
             return load_gpt2_tokenizer(str(source), "name a copy of GPT-2's tokenizer.json as the tokenizer's file")
         raise ValueError(
             f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; name the "
-            "tokenizer's file, which lies beside the token files (bpe_N.json)"
+            "tokenizer's file, which lies next to the token files (bpe_N.json)"
         )
     try:
         tokenizer = load_bpe(Path(path))
@@ -116,7 +151,10 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
         )
     if not is_published(source):
         check_same_bpe(
-            *(Path(source), Path(path), str(source), f"the tokenizer file given is another {tokenizer.name}"),
+            Path(source),
+            Path(path),
+            str(source),
+            f"the tokenizer file given is another {tokenizer.name}",
             "leave it out",
         )
     return tokenizer

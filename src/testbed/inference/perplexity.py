@@ -1,4 +1,4 @@
-"""Perplexity over a sliding window, bits per byte, and what another scheme changes in them.
+"""Compute perplexity over a sliding window, bits per byte, and what another scheme changes in them.
 
 The first window scores all of its targets, each later one only the last `stride`: every target is scored once, and all
 but those of the first window with at least `window - stride` tokens before them. Windows run over the ends of
@@ -39,7 +39,7 @@ class TokenWindow:
 
 
 def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None = None) -> list[TokenWindow]:
-    """The first `most` windows over `num_tokens` tokens, or all. The last one ends with the file and may score fewer.
+    """Return the first `most` windows over `num_tokens` tokens, or all. The last one may score fewer targets.
 
     Raises:
         ValueError: nothing can be scored, or the stride would leave targets out.
@@ -65,7 +65,7 @@ def window_nats(
     progress: Callable[[int], Any] = lambda number: None,
     at_once: int | None = None,
 ) -> list[float]:
-    """The sum of the losses of each window's scored targets, in nats. Losses are float32, sums float64.
+    """Return the sum of the losses of each window's scored targets, in nats. Losses are float32, sums float64.
 
     Args:
         tokens: (N,) ids.
@@ -87,7 +87,7 @@ def window_nats(
 
 
 def _alike(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]:
-    """Neighbours of equal length together, at most `most`."""
+    """Return neighbours of equal length together, at most `most`."""
     batches: list[list[TokenWindow]] = []
     for window in windows:
         if batches and len(batches[-1]) < most and batches[-1][0].length == window.length:
@@ -98,14 +98,14 @@ def _alike(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]
 
 
 def scored_bytes(tokens: np.ndarray | DiskArray, windows: Sequence[TokenWindow], tokenizer: Tokenizer) -> int:
-    """Bytes of text that the scored targets stand for. End-of-text stands for none, though predicting it costs bits."""
+    """Return the bytes of text that the scored targets stand for; end-of-text stands for none."""
     lengths = tokenizer.byte_lengths()
     ends = [window.start + window.length + 1 for window in windows]
     return sum(int(lengths[tokens[end - window.scored : end]].sum()) for end, window in zip(ends, windows, strict=True))
 
 
 def perplexity(nats: Sequence[float], windows: Sequence[TokenWindow], num_bytes: int | None) -> dict[str, Any]:
-    """The `perplexity` field of a scheme in inference_metrics.json. ArithmeticError when a loss is not finite."""
+    """Return the `perplexity` field of a scheme in the file. ArithmeticError when a loss is not finite."""
     if not np.isfinite(nats).all():
         raise ArithmeticError("the model's losses are not finite numbers")
     scored = [window.scored for window in windows]
@@ -123,7 +123,7 @@ def perplexity(nats: Sequence[float], windows: Sequence[TokenWindow], num_bytes:
 
 
 def perplexity_ratio(of: dict[str, Any], against: dict[str, Any]) -> dict[str, float | None]:
-    """A perplexity over another's, from two `perplexity` fields of the same windows."""
+    """Return a perplexity over another's, from two `perplexity` fields of the same windows."""
     scored = np.asarray(of["window_tokens"])
     difference = np.asarray(of["window_nats"]) - np.asarray(against["window_nats"])
     low, high = _interval(difference, scored)
@@ -131,7 +131,7 @@ def perplexity_ratio(of: dict[str, Any], against: dict[str, Any]) -> dict[str, f
 
 
 def _interval(nats: np.ndarray, scored: np.ndarray) -> tuple[float | None, float | None]:
-    """95 % of exp(sum of nats / sum of tokens) over resampled windows."""
+    """Return the 95 % interval of exp(sum of nats / sum of tokens) over resampled windows."""
     if len(nats) < MIN_WINDOWS:
         return None, None
     from scipy import stats  # half a second

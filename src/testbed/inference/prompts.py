@@ -1,4 +1,4 @@
-"""Prompts out of a token file, and out of a file of pairs. No torch."""
+"""Take prompts from a token file or from a file of pairs. No torch."""
 
 from __future__ import annotations
 
@@ -12,32 +12,29 @@ from testbed.data.tokenizer import Tokenizer
 
 
 def draw_prompt(tokens: np.ndarray | DiskArray, length: int, random: np.random.Generator) -> list[int]:
-    """`length` neighbouring ids from a random place of `tokens`, (N,) with N >= length."""
+    """Return `length` neighbouring ids from a random place of `tokens`, (N,) with N >= length."""
     start = int(random.integers(0, len(tokens) - length, endpoint=True))
     return tokens[start : start + length].tolist()
 
 
 def prompts_of_pairs(
-    tokenizer: Tokenizer, path: Path, max_new_tokens: int, positions: int, flag: str = "--bleu"
+    tokenizer: Tokenizer, path: Path, max_new_tokens: int, positions: int
 ) -> tuple[list[Pair], list[list[int]]]:
-    """All pairs of a pairs.jsonl with their prompts' ids, each of which leaves room for `max_new_tokens`.
-
-    Args:
-        positions: of the model.
-        flag: what named the file, for sentences.
+    """Return all pairs of a pairs.jsonl with their prompts' ids, each of which leaves room for `max_new_tokens` of
+    the model's `positions`.
 
     Raises:
         ValueError: one sentence: the file is no pairs.jsonl or empty, or a prompt leaves too little room for an answer
             (with its place among the pairs).
     """
-    pairs = list(read_pairs(path, flag))
+    pairs = list(read_pairs(path, "--bleu"))
     if not pairs:
-        raise ValueError(f"{flag} {path} holds no pairs; there is nothing to score")
+        raise ValueError(f"--bleu {path} holds no pairs; there is nothing to score")
     prompts = [encode_prompt(tokenizer, pair.prompt) for pair in pairs]
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt) + max_new_tokens > positions:
             raise ValueError(
-                f"{flag} {path}: the prompt of pair {number} has {len(prompt)} tokens, which with {max_new_tokens} new "
+                f"--bleu {path}: the prompt of pair {number} has {len(prompt)} tokens, which with {max_new_tokens} new "
                 f"ones are more than the {positions} positions of the model; ask for at most "
                 f"{max(0, positions - len(prompt))} new tokens, or leave the pair out"
             )

@@ -1,4 +1,4 @@
-"""The linear layers of a model in fewer bits, and what its weights take up then, counted from the tensors.
+"""Put the linear layers of a model into fewer bits, and count from the tensors what its weights take up then.
 
 torchao puts integers with their scales in place of the weight of every nn.Linear. GPT-2's head is not one: it is the
 token embedding itself, which stays as it is, with the positions, the biases and the LayerNorms. So all matrix products
@@ -20,11 +20,10 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -39,37 +38,19 @@ GROUP_SIZES = (128, 64, 32)  # of int4: what its CPU kernel takes; a larger grou
 INT4_CUDA_ROW = 1024  # its CUDA kernel takes rows of a multiple of this (torchao's Int4TilePackedTo4dTensor pads them)
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A model under a scheme, with its size. Parameters are counted without the rows that pad the vocabulary, bytes
-    with them."""
+class Quantized(NamedTuple):
+    """A model under a scheme, and its size as inference_metrics.json has it.
 
-    scheme: str
+    Parameters are counted without the rows that pad the vocabulary, bytes with them.
+    """
+
     model: GPT2
-    num_quantized_parameters: int
-    num_products: int  # matrix products of the model: four per layer and the head
-    num_quantized_products: int
-    bytes_in_memory: int  # of the distinct storages behind the weights
-    bytes_on_disk: int  # of a file that torch.save wrote
-    bytes_expected: int  # what the bit widths say
-
-    @property
-    def size(self) -> dict[str, Any]:
-        """The fields of a scheme in inference_metrics.json that need no measurement."""
-        fields = (
-            *("num_quantized_parameters", "num_products", "num_quantized_products"),
-            *("bytes_in_memory", "bytes_on_disk", "bytes_expected"),
-        )
-        return {
-            "bits": SCHEMES[self.scheme].bits,
-            "num_parameters": self.model.shape.num_parameters,
-            **{name: getattr(self, name) for name in fields},
-        }
+    size: dict[str, Any]
 
 
 @torch.no_grad()
 def quantize(model: GPT2, scheme: str) -> Quantized:
-    """A copy of an fp32 model under a scheme of SCHEMES, ready to run; for "none" the model itself.
+    """Return a copy of an fp32 model under a scheme of SCHEMES, ready to run; for "none" the model itself.
 
     Raises:
         ValueError: the scheme does not run on the model's device, see `check_scheme`.
@@ -77,19 +58,21 @@ def quantize(model: GPT2, scheme: str) -> Quantized:
     shape, device = model.shape, model.wte.weight.device
     check_scheme(scheme, shape, device)
     layers = {name: layer.weight.numel() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    num_products = len(layers) + 1
-    if scheme == "none":
-        quantized, num_quantized, num_quantized_products = model.eval(), 0, 0
-    else:
+    quantized, changed = model.eval(), []
+    if scheme != "none":
         quantized = cast("GPT2", _convert(copy.deepcopy(model).eval(), scheme, shape, device))
         changed = [name for name in layers if _is_quantized(quantized.get_submodule(name))]
-        num_quantized, num_quantized_products = sum(layers[name] for name in changed), len(changed)
-        if scheme == "bf16":  # everything, the head too
-            num_quantized, num_quantized_products = shape.num_parameters, num_products
-    return Quantized(
-        scheme, quantized, num_quantized, num_products, num_quantized_products, bytes_in_memory(quantized),
-        bytes_on_disk(quantized), expected_bytes(shape, scheme, device.type),
-    )  # fmt: skip
+    is_whole = scheme == "bf16"  # the head too
+    size = {
+        "num_parameters": shape.num_parameters,
+        "num_quantized_parameters": shape.num_parameters if is_whole else sum(layers[name] for name in changed),
+        "num_products": len(layers) + 1,  # four per layer, and the head
+        "num_quantized_products": len(layers) + 1 if is_whole else len(changed),
+        "bytes_in_memory": bytes_in_memory(quantized),  # of the distinct storages behind the weights
+        "bytes_on_disk": bytes_on_disk(quantized),  # of a file that torch.save wrote
+        "bytes_expected": expected_bytes(shape, scheme, device.type),  # what the bit widths say
+    }
+    return Quantized(quantized, size)
 
 
 def check_scheme(scheme: str, shape: ModelShape, device: torch.device) -> None:
@@ -122,7 +105,7 @@ def check_scheme(scheme: str, shape: ModelShape, device: torch.device) -> None:
 
 
 def group_size(shape: ModelShape) -> int | None:
-    """Weights that share a scale under int4: the most that divide every row, None where no group does."""
+    """Return how many weights share a scale under int4: the most that divide every row, None where no group does."""
     return next((size for size in GROUP_SIZES if shape.embedding_size % size == 0), None)
 
 
@@ -142,7 +125,7 @@ def _convert(module: nn.Module, scheme: str, shape: ModelShape, device: torch.de
 
 
 def _import_torchao() -> ModuleType:
-    """torchao.quantization, without its warnings of kernels that were built for other versions and machines."""
+    """Import torchao.quantization without its warnings of kernels that were built for other versions and machines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
@@ -172,7 +155,7 @@ def _torchao_config(torchao: ModuleType, scheme: str, group: int | None, device:
 
 
 def _rest_dtype(scheme: str, device_type: str) -> torch.dtype:
-    """Of what is not quantized, activations included."""
+    """Return the dtype of what is not quantized, activations included."""
     is_bf16 = scheme == "bf16" or (scheme == "int4_weight_only" and device_type == "cuda")
     return torch.bfloat16 if is_bf16 else torch.float32
 
@@ -185,7 +168,8 @@ def _is_quantized(layer: nn.Module) -> bool:
 
 
 def expected_bytes(shape: ModelShape, scheme: str, device_type: str) -> int:
-    """Bytes of the weights by arithmetic: what is quantized at its bits with its scales, the rest at its width.
+    """Return the bytes of the weights by arithmetic: what is quantized at its bits with its scales, the rest at its
+    width.
 
     Per layer 12 C^2 weights in 9 C rows are quantized: 8 C rows of C, C rows of 4 C. The vocabulary counts with
     the rows that pad it.
@@ -202,27 +186,23 @@ def expected_bytes(shape: ModelShape, scheme: str, device_type: str) -> int:
         row = INT4_CUDA_ROW if device_type == "cuda" else 1
         group = group_size(shape)
         assert group is not None, "check_scheme refuses such a shape"
-        kept = layers * channels * (8 * _multiple(channels, row) + _multiple(4 * channels, row))
+        short, long = (-(-size // row) * row for size in (channels, 4 * channels))  # the next multiple
+        kept = layers * channels * (8 * short + long)
         quantized = kept // 2 + kept // group * 2 * width
     else:
         quantized = weights + rows * (4 + 1)
     return (all_parameters - weights) * width + quantized
 
 
-def _multiple(number: int, of: int) -> int:
-    """The next multiple."""
-    return -(-number // of) * of
-
-
 def bytes_in_memory(model: nn.Module) -> int:
-    """Bytes of the distinct storages behind the weights; a view counts with all that it keeps alive."""
+    """Return the bytes of the distinct storages behind the weights; a view counts with all that it keeps alive."""
     state = model.state_dict()  # held while counting: torch's own quantized layers unpack into tensors of the moment
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in _innermost(state)}
     return sum(storage.nbytes() for storage in storages.values())
 
 
 def _innermost(value: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors that a state dict consists of, through tuples and through tensors made of tensors."""
+    """Yield the plain tensors that a state dict consists of, through tuples and through tensors made of tensors."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
@@ -237,7 +217,7 @@ def _innermost(value: Any) -> Iterator[torch.Tensor]:
 
 
 def bytes_on_disk(model: nn.Module) -> int:
-    """Size of the file that torch.save makes of the weights; safetensors cannot hold tensors made of tensors."""
+    """Return the size of a file that torch.save makes of the weights; safetensors holds no tensors made of tensors."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "weights.pt"
         torch.save(model.state_dict(), file)

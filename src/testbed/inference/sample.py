@@ -1,4 +1,4 @@
-"""A sample of what the trained model writes, at the end of a run; and new tokens as text while they come."""
+"""Write a sample with the trained model at the end of a run, and turn new tokens into text while they come."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sample_text(
 
 
 def text_of(token_ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of tokens, piece by piece as they come. Together it is `tokenizer.decode` of all of them.
+    """Yield the text of tokens, piece by piece as they come. Together it is `tokenizer.decode` of all of them.
 
     A token may end inside a character: its bytes then wait for those of the next. A vocabulary may be larger than the
     tokenizer's: such ids mean nothing and are left out.

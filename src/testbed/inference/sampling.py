@@ -1,4 +1,4 @@
-"""The next token out of the logits: the likeliest one, or one drawn by temperature, top-k and top-p.
+"""Choose the next token from the logits: the likeliest one, or one drawn by temperature, top-k and top-p.
 
 In this order, as in `transformers`: divide by the temperature, keep the k likeliest, keep of these the fewest whose
 probabilities reach p, draw from what is left.
@@ -23,7 +23,7 @@ LOWEST_TEMPERATURE = 1e-10  # what is lower is drawn as this, greedily in effect
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. temperature 0 is greedy, and then nothing else matters. None: no such limit.
+    """Settings of the choice of tokens. temperature 0 is greedy, and then nothing else matters. None: no such limit.
 
     Raises:
         ValueError: a value out of its range.
@@ -47,8 +47,8 @@ GREEDY = Sampling()
 
 
 def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What may be drawn: (R, K) probabilities, zero where top-p leaves a token out, not always adding up to 1 then;
-    and (R, K) token ids, the likeliest first, or None where each column is the token of its number.
+    """Return what may be drawn: (R, K) probabilities, zero where top-p leaves a token out and not always adding up to
+    1 then; and (R, K) token ids, the likeliest first, or None where each column is the token of its number.
 
     Args:
         logits: (R, V) of any floating type.
@@ -73,7 +73,7 @@ def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, 
 
 
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> torch.Tensor:
-    """The next token of each sequence; NOT_A_TOKEN where its logits hold NaN or +inf.
+    """Return the next token of each sequence; NOT_A_TOKEN where its logits hold NaN or +inf.
 
     Nothing here waits for the device.
 
@@ -104,7 +104,7 @@ def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: S
 
 
 def _draw(logits: torch.Tensor, sampling: Sampling, uniforms: Sequence[float]) -> torch.Tensor:
-    """The token at which the sum of the probabilities passes the random number, for each of (R, V) logits."""
+    """Return the token at which the sum of the probabilities passes the random number, for each of (R, V) logits."""
     import torch
 
     probabilities, token_ids = candidates(logits, sampling)

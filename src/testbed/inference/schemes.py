@@ -1,4 +1,4 @@
-"""The schemes that scripts/evaluate.py measures, by name. No torch: --help and refusals read this."""
+"""Name the schemes that scripts/evaluate.py measures. No torch: --help and refusals read this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TORCHAO = "torchao==0.18.0"  # as requirements.txt has it
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of the linear layers are kept, and what is multiplied with them."""
+    """A format of the linear layers' weights, and of what is multiplied with them."""
 
     bits: int  # of a weight of a linear layer, its scales apart
     summary: str
@@ -36,7 +36,7 @@ SCHEMES = {
 
 
 def chosen_schemes(text: str) -> list[str]:
-    """Names out of a list with commas, "all" for every one; NONE comes first whether it was named or not.
+    """Return names out of a list with commas, "all" for every one; NONE comes first whether it was named or not.
 
     Raises:
         ValueError: one sentence, when a name is unknown.

@@ -1,4 +1,4 @@
-"""The plain model against the same weights inside DeepSpeed: its training engine, and `deepspeed.init_inference`.
+"""Time the plain model against the same weights inside DeepSpeed: its training engine, and `deepspeed.init_inference`.
 
 One process, a world of one: what is compared is what the wrapper does around each forward pass, not communication.
 init_inference has kernels of its own for classes of `transformers` only; around our model it is a wrapper.
@@ -32,7 +32,7 @@ def compare_wrapped(
     device: torch.device,
     progress: Callable[[int], Any] = lambda number: None,
 ) -> dict[str, Any]:
-    """The `wrapped` field of inference_metrics.json without its comparisons. An arm that does not run says why.
+    """Return the `wrapped` field of inference_metrics.json without its comparisons. An arm that does not run says why.
 
     Args:
         prompts: all of the same length; the first `warmup` of them are answered and forgotten.
@@ -73,7 +73,7 @@ def compare_wrapped(
 
 
 def _training_engine(model: CachedModel, device: torch.device) -> nn.Module:
-    """What training with ZeRO 1 holds, and what earlier projects generated with."""
+    """Wrap the model as training with ZeRO 1 does, in which earlier projects generated."""
     engine, *_ = import_deepspeed(device).initialize(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters()),

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING
 
 from torch import nn
-
-if TYPE_CHECKING:
-    pass
 
 
 def convert_to_float8_(model: nn.Module, emulate: bool = False) -> list[str]:

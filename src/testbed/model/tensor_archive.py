@@ -1,4 +1,4 @@
-"""Tensors out of an archive that `torch.save` made, wherever it comes from.
+"""Read tensors out of an archive that `torch.save` made, wherever it comes from.
 
 An archive is a zip with a pickle in it. PyTorch reads the pickle with a machine that makes tensors, plain containers
 and what its caller names (`weights_only`), and nothing else. It does unpack members that are compressed, so that a few
@@ -26,12 +26,12 @@ _FAULTS = (
 
 
 def load_tensors(file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_location: Any = "cpu") -> Any:
-    """What an archive holds.
+    """Return the content of an archive.
 
     Args:
         file: seekable.
         name: what it is called in a sentence.
-        also: classes that it may name besides, as for torch.serialization.safe_globals.
+        also: further classes that it may name, as for torch.serialization.safe_globals.
 
     Raises:
         ValueError: one sentence that begins with `name`: it is damaged, or holds what it must not.
@@ -45,7 +45,7 @@ def load_tensors(file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_loca
 
 
 def check_finite(tensor: torch.Tensor, name: str) -> None:
-    """ValueError, one sentence that begins with `name`: a number of it is NaN or infinite."""
+    """Raise ValueError, one sentence that begins with `name`, where a number of it is NaN or infinite."""
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise ValueError(f"{name} holds numbers that are NaN or infinite, from which no training can go on")
 
@@ -75,7 +75,7 @@ def _in_one_sentence(name: str) -> Iterator[None]:
 
 
 def _words(error: BaseException) -> str | None:
-    """What PyTorch found wrong, without its advice how to run the file all the same."""
+    """Return what PyTorch found wrong, without its advice how to run the file all the same."""
     text = str(error).strip()
     if named := re.search(r"GLOBAL (\S+)", text):
         return f"it names {one_line(named[1], 100)}, which no tensor needs"

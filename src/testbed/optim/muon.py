@@ -17,13 +17,13 @@ import torch
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
 SMALLEST_NORM = 1e-7
-# Elements of matrices that pass together: what is alive at once beside the weights. A GPU is kept waiting by one small
+# Elements of matrices that pass together: what is alive at once besides the weights. A GPU is kept waiting by one small
 # product after the other; a CPU is not, and its batched products were slower in a trial (768 channels, one thread).
 BATCH_ELEMENTS = {"cuda": 2**26, "cpu": 0}
 
 
 def batches_of_a_shape(matrices: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Matrices that are alike up to transposition, as many at once as BATCH_ELEMENTS allows; on all ranks alike."""
+    """Yield matrices that are alike up to transposition, as many at once as BATCH_ELEMENTS allows."""
     alike: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for matrix in matrices:
         alike.setdefault(tuple(sorted(matrix.shape)), []).append(matrix)
@@ -34,7 +34,7 @@ def batches_of_a_shape(matrices: Sequence[torch.Tensor]) -> Iterator[list[torch.
 
 
 def orthogonalised(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """For each matrix U S V^T about U V^T, by Newton-Schulz iterations in `dtype`.
+    """Return for each matrix U S V^T about U V^T, by Newton-Schulz iterations in `dtype`.
 
     Args:
         matrices: whole ones (no shards), alike up to transposition.
@@ -57,6 +57,9 @@ def orthogonalised(matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> list
 
 
 def scale_of(shape: torch.Size) -> float:
-    """What the learning rate is multiplied with, so that an update's root mean square is 0.2 times it, as AdamW's are
-    about: one learning rate and one weight decay then fit both (Liu et al. 2025, arXiv:2502.16982, section 2.2)."""
+    """Return the factor of the learning rate with which an update's root mean square is 0.2 times the rate.
+
+    AdamW's is about that: one learning rate and one weight decay then fit both (Liu et al. 2025, arXiv:2502.16982,
+    section 2.2).
+    """
     return 0.2 * math.sqrt(max(shape))

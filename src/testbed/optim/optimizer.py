@@ -20,19 +20,20 @@ BLOCKS = "h."  # what the names of the blocks' parameters begin with
 
 
 def build_optimizer(model: nn.Module, settings: RunSettings) -> torch.optim.Optimizer:
-    """What --optimizer names. AdamW in PyTorch's fused form, one kernel per group, on the CPU too."""
-    betas, eps = (settings.optimizer.adam_beta1, settings.optimizer.adam_beta2), settings.optimizer.adam_eps
-    if settings.optimizer.name == "muon":
+    """Return the optimizer that --optimizer names. AdamW is fused, one kernel per group, on the CPU too."""
+    chosen = settings.optimizer
+    betas, eps = (chosen.adam_beta1, chosen.adam_beta2), chosen.adam_eps
+    if chosen.name == "muon":
         # settings.precision is one rank's decision, so no two ranks orthogonalise in different dtypes; bf16 only where
         # it is fast, or where the whole run was told to be slow
         dtype = torch.bfloat16 if settings.compute.precision == "bf16" else torch.float32
-        return Muon(muon_groups(model, settings), settings.optimizer.learning_rate, betas, eps, dtype)
-    groups = parameter_groups(model.parameters(), settings.optimizer.weight_decay)
-    return torch.optim.AdamW(groups, lr=settings.optimizer.learning_rate, betas=betas, eps=eps, fused=True)
+        return Muon(muon_groups(model, settings), chosen.learning_rate, betas, eps, dtype)
+    groups = parameter_groups(model.parameters(), chosen.weight_decay)
+    return torch.optim.AdamW(groups, lr=chosen.learning_rate, betas=betas, eps=eps, fused=True)
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and embeddings decay; biases and LayerNorm gains do not (Brown et al. 2020, as nanoGPT does)."""
+    """Return groups: matrices and embeddings decay, biases and LayerNorm gains do not (Brown et al. 2020, nanoGPT)."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:  # one fused kernel takes plain or distributed tensors, not both
         groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
@@ -42,35 +43,32 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 
 def muon_groups(model: nn.Module, settings: RunSettings) -> list[dict[str, Any]]:
-    """The matrices inside the blocks for Muon, then AdamW's groups of all the rest, embeddings and head included."""
-    is_muons = {name: name.startswith(BLOCKS) and p.dim() == 2 for name, p in model.named_parameters()}
-    assert settings.optimizer.muon_learning_rate is not None
-    ratio = (
-        settings.optimizer.muon_learning_rate / settings.optimizer.learning_rate
-        if settings.optimizer.learning_rate
-        else 1.0
-    )
+    """Return the matrices inside the blocks for Muon, then AdamW's groups of the rest, embeddings and head included."""
+    chosen, is_muons = settings.optimizer, {}
+    assert chosen.muon_learning_rate is not None
+    for name, parameter in model.named_parameters():
+        is_muons[name] = name.startswith(BLOCKS) and parameter.dim() == 2
     muons = {
         "params": [parameter for name, parameter in model.named_parameters() if is_muons[name]],
-        "weight_decay": settings.optimizer.weight_decay,
-        "momentum": settings.optimizer.muon_momentum,
-        "lr": settings.optimizer.muon_learning_rate,
-        "lr_ratio": ratio,
+        "weight_decay": chosen.weight_decay,
+        "momentum": chosen.muon_momentum,
+        "lr": chosen.muon_learning_rate,
+        "lr_ratio": chosen.muon_learning_rate / chosen.learning_rate if chosen.learning_rate else 1.0,
     }
     rest = [parameter for name, parameter in model.named_parameters() if not is_muons[name]]
-    others = parameter_groups(rest, settings.optimizer.weight_decay)
+    others = parameter_groups(rest, chosen.weight_decay)
     # an end of a pipeline may hold no block, and a rank of its middle nothing but blocks
     return [group for group in (muons, *others) if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """The rate of the coming step for every group; Muon's groups have theirs in proportion."""
+    """Set the rate of the coming step for every group; Muon's groups have theirs in proportion."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with a "momentum" are updated by Muon, with Nesterov's momentum as in torch.optim.Muon; the others by
+    """Update groups with a "momentum" by Muon, with Nesterov's momentum as in torch.optim.Muon; the others by
     fused AdamW. One optimizer for both: checkpoints, loss scaling, hooks and engines know of one.
 
     Shards of a matrix (DTensor) are gathered for its orthogonalisation, which every rank that holds a part repeats.
@@ -155,7 +153,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _gathered(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The whole matrix of which `part` is what this rank holds, laid out as `like`."""
+    """Gather the whole matrix of which `part` is what this rank holds, laid out as `like`."""
     if not isinstance(like, DTensor):
         return part
     shards = DTensor.from_local(
@@ -165,14 +163,14 @@ def _gathered(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _part_of_this_rank(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a matrix that all ranks have whole, laid out as `like`; nothing is sent."""
+    """Return this rank's part of a matrix that all ranks have whole, laid out as `like`; nothing is sent."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a distributed tensor, sharing its memory; any other tensor is its own."""
+    """Return this rank's shard of a distributed tensor, sharing its memory; any other tensor is its own."""
     if not isinstance(tensor, DTensor):
         return tensor
     shards = tensor.detach()
@@ -187,7 +185,7 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def global_grad_norm(gradients: Iterable[torch.Tensor], over: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """L2 norm over all gradients, squares summed in float64, as a 0-dim float64 tensor on their device.
+    """Return the L2 norm over all gradients, squares summed in float64, as a 0-dim float64 tensor on their device.
 
     In float32 the sum over 124M squares is off by 3e-5 and depends on its order, which differs between strategies.
 
@@ -210,7 +208,7 @@ def global_grad_norm(gradients: Iterable[torch.Tensor], over: dist.ProcessGroup 
 
 
 def _groups_of_shards(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups over which a tensor lies in shards; none for a plain or replicated one."""
+    """Return the groups over which a tensor lies in shards; none for a plain or replicated one."""
     if not isinstance(tensor, DTensor):
         return ()
     assert not any(placement.is_partial() for placement in tensor.placements), "the gradient was not reduced"
