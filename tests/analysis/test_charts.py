@@ -72,7 +72,7 @@ def test_equal_runs_show_their_speed_up_and_no_warning(pair):
 
 def test_every_picture_of_unequal_work_says_so(load):
     runs = load(example_metrics(), example_metrics(training_config={"global_batch_size": 16, "seed": 7}))
-    for name, (_, build) in training.CHARTS.items():
+    for name, (_, _, build) in training.CHARTS.items():
         if name == "inference performance":
             continue
         figure = build(runs)

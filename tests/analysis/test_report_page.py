@@ -32,7 +32,7 @@ def page(tmp_path_factory) -> Path:
 
 def test_the_page_loads_nothing(page):
     found = Page(page)
-    assert len(found.addresses) > 10
+    assert len(found.addresses) > 6
     assert all(address.startswith("data:") for address in found.addresses)
     assert "default-src 'none'" in found.policy and "script" not in found.policy
     assert "script" not in found.tags and "iframe" not in found.tags
@@ -239,7 +239,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
 def test_every_row_of_every_table_leads_to_its_runs(page):
     tables = re.findall(r"<table>.*?</table>", page.read_text(), flags=re.S)
     rows = [row for table in tables for row in re.findall(r"<tr>.*?</tr>", table, flags=re.S) if "<td" in row]
-    assert len(tables) > 8 and len(rows) > 30
+    assert len(tables) > 8 and len(rows) > 25
     assert all(re.search(r'href="#(configuration|run)-\d+"', row) for row in rows)
     figures = re.findall(r"<figure .*?</figure>", page.read_text(), flags=re.S)
     assert figures and all('href="#configuration-' in figure for figure in figures)
@@ -266,8 +266,9 @@ def test_a_known_row_of_each_table(page):
     assert of_ddp[9] == f"{raw('ddp_2', 'memory', 'per_rank', 0, 'peak_rss_bytes') / 2**20:,.0f}"
     assert of_ddp[8] == f"{1e3 * raw('ddp_2', 'timing', 'step_time_p50_sec'):.1f}"
     scaled = row("Speed-up and efficiency", "ddp on 2 ranks")
-    assert scaled[:3] == ["ddp on 2 ranks", "5", f"{two / one:.2f}x"]
-    assert scaled[4:] == [f"{two / one / 2:.0%}", "baseline on 1 rank"]
+    assert scaled[:2] == ["ddp on 2 ranks", "5"] and scaled[2].startswith(f"{two:,.0f} [")
+    assert scaled[3].startswith(f"{two / one:.2f}x [") and scaled[4].startswith(f"{two / one / 2:.2f} [")
+    assert scaled[5:] == ["faster", "baseline on 1 rank"]
     exposed = row("Communication against its bound", "ddp on 2 ranks, instrumented")
     assert exposed[1:4] == ["2.413", "0.9", f"{2_529_792 / 9e8 * 1e3:.3f}"]
     assert float(exposed[4]) / float(exposed[6]) == pytest.approx(1.6, rel=1e-3)

@@ -168,7 +168,7 @@ def test_batch_sizes_with_a_reference_of_their_own_are_series_of_their_own(tmp_p
     assert arm_of(report, "ddp", 2, batch=8)["speedup"]["ratio"] == pytest.approx(1.8)
     assert arm_of(report, "ddp", 2, batch=16)["speedup"]["ratio"] == pytest.approx(1.9)
     table = scaling_table(report, "001")
-    assert "batch 8: time (s) | batch 8: speed-up | batch 16: time (s) | batch 16: speed-up" in table
+    assert "batch 8: training time (s) | batch 8: speed-up | batch 16: training time (s) | batch 16: speed-up" in table
     assert "1.80x" in table and "1.90x" in table and "not measured (run with --profile)" in table
 
 

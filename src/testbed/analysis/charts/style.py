@@ -115,10 +115,6 @@ def _drawn_pixels(text: str, weight: str) -> float:
     return font.get_width_height()[0] / 64  # 26.6 fixed point
 
 
-def name_rows(axis: Axes, runs: Sequence[Run]) -> None:
-    rows_on(axis, [wrapped(run.full_label, LABEL_CHARACTERS) for run in runs])
-
-
 def wrapped(label: str, width: int) -> str:
     """`label` in lines of `width` characters, broken after commas where that is enough."""
     parts = textwrap.wrap(re.sub("(?<!,) ", "\u00a0", label), width, break_long_words=False)

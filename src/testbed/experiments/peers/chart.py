@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar, draw_bars
+from testbed.analysis.charts.bars import MEANING_OF_MARKS, Bar, draw_bars
 from testbed.analysis.charts.style import COLOURS, STYLE, figure_with_footer, rows_on, save_png
 from testbed.analysis.document.words import rate
 from testbed.experiments.peers.results_file import (
