@@ -17,19 +17,20 @@ CellOf = Callable[[dict], Cell]
 NOT_MEASURED = "not measured (run with --profile)"
 CUTS = ("model_parallel", "pipeline")  # of one layer cut: one micro batch at a time, and overlapped
 PLACE = ("strategy", "batch", "GPUs/ranks")
+SPEED_UP = ("speed-up", "efficiency", "n", "verdict")
+COMMUNICATION = "communication (ms/step), exposed part"
+# The columns of each table; 001 to 004 have those of the earlier studies' tables.
 LAYOUTS = {
-    "": (*PLACE, "tokens/s", "wall time (s)", "speed-up", "efficiency", "n", "verdict"),
-    "time_to_loss": (
-        *(*PLACE, "tokens/s", "wall time (s)", "time to loss (s)", "tokens to it"),
-        *("speed-up", "efficiency", "n", "verdict"),
-    ),
+    "": (*PLACE, "tokens/s", "wall time (s)", *SPEED_UP),
+    "time_to_loss": (*PLACE, "tokens/s", "wall time (s)", "time to loss (s)", "tokens to it", *SPEED_UP),
+    "001": (*PLACE, "training time (s)", "speed-up", "compute (ms/step)", COMMUNICATION, "n"),
     "002": (*PLACE, "training time (s)", "tokens/s", "speed-up", "n"),
     "003": (
-        *(*PLACE, "tokens/s", "median step (ms)", "communication (ms/step), exposed part"),
-        *("utilization", "peak memory (MiB, largest rank)", "efficiency", "n"),
+        *(*PLACE, "tokens/s", "median step (ms)", COMMUNICATION, "utilization"),
+        *("peak memory (MiB, largest rank)", "speed-up", "efficiency", "n"),
     ),
     "004": (
-        *(*PLACE, "tokens/s", "training time (s)", "wall time (s)", "p95 step (ms)"),
+        *("batch", "GPUs/ranks", "tokens/s", "training time (s)", "wall time (s)", "p95 step (ms)"),
         *("final validation loss", "n"),
     ),
 }
@@ -51,10 +52,10 @@ def document_of(report: dict, layout: str | None = None, variants: Sequence[str]
     """
     if layout == "004":
         blocks = [_against(report, *_two_variants(report, variants))]
-    elif layout:
-        blocks = {"001": _table_001, "002": _table_002, "003": _table_003}[layout](report)
     else:
-        blocks = [_table(report, report["arms"], "time_to_loss" if _target(report) else "")]
+        names = LAYOUTS[layout or ("time_to_loss" if _target(report) else "")]
+        rows = [[CELLS[name](arm) for name in names] for arm in report["arms"]]
+        blocks = [Table([_header(report, name) for name in names], rows), *([_cuts(report)] * (layout == "002"))]
     fits = [] if layout else [("- ", *line) for line in fit_lines(report)]
     return Document(
         lead=_about(report),
@@ -122,14 +123,13 @@ def _until_loss(quantity: str, form: str) -> CellOf:
     return cell
 
 
-def _attributed(form: str) -> CellOf:
-    """Return the cell of attributed milliseconds, by the name that each has in `form`."""
+def _attributed(form: str, *names: str) -> CellOf:
+    """Return the cell of attributed milliseconds of a step, written into `form` in the order of `names`."""
 
     def cell(arm: dict) -> str:
-        found = arm["attribution"]
-        if not found:
-            return NOT_MEASURED
-        return form.format(**{name: value * 1e3 for name, value in found.items() if name.endswith("_s") and value})
+        seconds = [(arm["attribution"] or {}).get(f"{name}_s") for name in names]
+        known = [value for value in seconds if value is not None]
+        return form.format(*(value * 1e3 for value in known)) if len(known) == len(names) else NOT_MEASURED
 
     return cell
 
@@ -158,10 +158,8 @@ CELLS: dict[str, CellOf] = {
     "final validation loss": _of("final_val_loss", ".4f"),
     "time to loss (s)": _until_loss("train_time_s", ",.1f"),
     "tokens to it": _until_loss("tokens", ",.0f"),
-    "compute (ms/step)": _attributed("{compute_s:,.1f}"),
-    "communication (ms/step), exposed part": _attributed(
-        "{communication_s:,.1f}, {exposed_communication_s:,.1f} exposed"
-    ),
+    "compute (ms/step)": _attributed("{:,.1f}", "compute"),
+    COMMUNICATION: _attributed("{:,.1f}, {:,.1f} exposed", "communication", "exposed_communication"),
     "utilization": _utilization,
 }
 
@@ -173,75 +171,13 @@ def _header(report: dict, name: str) -> str:
     return name.replace("to loss", f"to loss {_target(report):g}") if name == "time to loss (s)" else name
 
 
-def _table(report: dict, arms: Sequence[dict], layout: str) -> Table:
-    """Return one row per strategy, batch size and number of ranks."""
-    names = LAYOUTS[layout]
-    return Table([_header(report, name) for name in names], [[CELLS[name](arm) for name in names] for arm in arms])
-
-
-def _pivot(report: dict, strategy: str, names: Sequence[str], title: str = "") -> Table:
-    """Return ranks as rows; for each batch size the columns `names`."""
-    arms = [arm for arm in report["arms"] if arm["strategy"] == strategy]
-    batches = _in_order(arm["batch_size"] for arm in arms)
-    header = ["GPUs/ranks", *(f"batch {_plain(batch)}: {name}" for batch in batches for name in names)]
-    rows = [
-        [str(ranks), *(_cell(name, _arm(report, strategy, batch, ranks)) for batch in batches for name in names)]
-        for ranks in sorted({1, *(arm["ranks"] for arm in arms)})
-    ]
-    return Table(header, rows, title)
-
-
-def _table_001(report: dict) -> list[Block]:
-    """Return time and speed-up of each batch over the ranks, then compute and communication."""
-    blocks: list[Block] = []
-    for strategy in _strategies(report):
-        blocks += [
-            _pivot(report, strategy, ("training time (s)", "speed-up"), _shown_name(report, strategy)),
-            _pivot(report, strategy, ("compute (ms/step)", "communication (ms/step), exposed part")),
-        ]
-    return blocks
-
-
-def _table_002(report: dict) -> list[Block]:
-    """Return data parallel over the ranks: time and tokens/s; then model_parallel against pipeline at equal ranks."""
-    of_data = [name for name in _strategies(report) if not name.startswith(CUTS)]
-    arms = [arm for arm in report["arms"] if arm["strategy"] in of_data or arm["ranks"] == 1]
-    cuts = [next((each for each in _strategies(report) if each.partition(":")[0] == cut), None) for cut in CUTS]
-    first, second = cuts
-    if first is None or second is None:
-        missing = " and ".join(name for name, found in zip(CUTS, cuts, strict=True) if found is None)
-        outcome: Block = f"model_parallel against pipeline: not measured, the sweep has no {missing}."
-    else:
-        outcome = _against(report, first, second)
-    return [_table(report, arms, "002"), outcome]
-
-
-def _table_003(report: dict) -> list[Block]:
-    """Return the speed-ups, ranks by strategy; then one row per arm with what it costs and brings."""
-    strategies = _strategies(report)
-    blocks: list[Block] = []
-    for batch in _in_order(arm["batch_size"] for arm in report["arms"]):
-        ranks = sorted({arm["ranks"] for arm in report["arms"] if arm["batch_size"] == batch})
-        rows: list[list[Cell]] = []
-        for count in ranks:
-            rows.append([str(count)])
-            for strategy in strategies:
-                arm = _arm(report, strategy, batch, count)
-                stand_in = f" ({arm['strategy_name']})" if arm is not None and arm["strategy"] != strategy else ""
-                cell = _cell("speed-up", arm)
-                rows[-1].append((*(cell if isinstance(cell, tuple) else (cell,)), stand_in))
-        blocks.append(f"Speed-up, {report['arms'][0]['batch_size_is']} batch {_plain(batch)}")
-        blocks.append(Table(["GPUs/ranks", *(_shown_name(report, name) for name in strategies)], rows))
-    return [*blocks, _table(report, report["arms"], "003")]
-
-
 def _two_variants(report: dict, variants: Sequence[str] | None) -> Sequence[str]:
     """Return the two variants that layout 004 compares; they may be given by either name."""
-    there = _strategies(report)
     known = _in_order(arm["strategy"] for arm in report["arms"])
     if variants is None:
         # A sweep's baseline is what speed-ups refer to; where it makes the second of two, it is one of the two.
-        variants = there if len(there) > 1 else known
+        spread = _in_order(arm["strategy"] for arm in report["arms"] if arm["ranks"] > 1)
+        variants = spread if len(spread) > 1 else known
     variant_of = {arm["strategy_name"]: arm["strategy"] for arm in report["arms"]}
     variants = [each if each in known else variant_of.get(each, each) for each in variants]
     if len(variants) != 2 or not set(variants) <= set(known):
@@ -249,21 +185,29 @@ def _two_variants(report: dict, variants: Sequence[str] | None) -> Sequence[str]
     return variants
 
 
+def _cuts(report: dict) -> Block:
+    """Return model_parallel against pipeline, or which of them was not run."""
+    strategies = _in_order(arm["strategy"] for arm in report["arms"])
+    found = {cut: next((each for each in strategies if each.partition(":")[0] == cut), "") for cut in CUTS}
+    if missing := [cut for cut in CUTS if not found[cut]]:
+        return f"model_parallel against pipeline: not measured, the sweep has no {' and '.join(missing)}."
+    return _against(report, *found.values())
+
+
 def _against(report: dict, first: str, second: str) -> Block:
     """Return the rows of both for each batch and number of ranks that both have, with the ratio of medians."""
+    arms = {(arm["strategy"], arm["batch_size"], arm["ranks"]): arm for arm in report["arms"]}
+    pairs = [(arm, arms.get((second, *place))) for (strategy, *place), arm in arms.items() if strategy == first]
     rows: list[list[Cell]] = []
-    for arm in (arm for arm in report["arms"] if arm["strategy"] == first):
-        other = _arm(report, second, arm["batch_size"], arm["ranks"])
-        if other is None or other["strategy"] != second:
-            continue
-        for letter, each, end in (("A", arm, ["1", ""]), ("B", other, _outcome(report, arm, other))):
-            cells = [CELLS[name](each) for name in LAYOUTS["004"]]
-            rows.append([f"{letter}: {each['strategy_name']}", *cells[1:], *end])
+    for arm, other in pairs:
+        if other is not None:
+            for letter, each, end in (("A", arm, ["1", ""]), ("B", other, _outcome(report, arm, other))):
+                cells = [CELLS[name](each) for name in LAYOUTS["004"]]
+                rows.append([f"{letter}: {each['strategy_name']}", *cells, *end])
     if not rows:
-        names = (_shown_name(report, each) for each in (first, second))
-        return f"{' against '.join(names)}: no number of ranks at which both were run."
-    header = ["run", *(_header(report, name) for name in LAYOUTS["004"][1:]), "ratio to A", "verdict"]
-    return Table(header, rows)
+        names = {arm["strategy"]: arm["strategy_name"] for arm in report["arms"]}
+        return f"{names[first]} against {names[second]}: no number of ranks at which both were run."
+    return Table(["run", *(_header(report, name) for name in LAYOUTS["004"]), "ratio to A", "verdict"], rows)
 
 
 def _outcome(report: dict, arm: dict, other: dict) -> list[Cell]:
@@ -301,32 +245,6 @@ def _target(report: dict) -> float | None:
     """Return the loss that time is measured to; None under the other protocols."""
     protocol = report["protocol"]
     return protocol["target_val_loss"] if protocol["name"] == "time_to_loss" else None
-
-
-def _cell(name: str, arm: dict | None) -> Cell:
-    """Return a cell of an arm that need not have been run; a time is then unknown."""
-    if arm is None:
-        return UNKNOWN if name == "training time (s)" else "not run"
-    return CELLS[name](arm)
-
-
-def _strategies(report: dict) -> list[str]:
-    """Return the strategies that run on more than one rank, in order; all of them where none does."""
-    spread = _in_order(arm["strategy"] for arm in report["arms"] if arm["ranks"] > 1)
-    return spread or _in_order(arm["strategy"] for arm in report["arms"])
-
-
-def _arm(report: dict, strategy: str, batch: Any, ranks: int) -> dict | None:
-    """Return the arm; at one rank, where the strategy was not run there, what its speed-ups refer to."""
-    alike = {arm["strategy"]: arm for arm in report["arms"] if (arm["batch_size"], arm["ranks"]) == (batch, ranks)}
-    if strategy in alike or ranks != 1:
-        return alike.get(strategy)
-    of_strategy = (arm for arm in report["arms"] if (arm["strategy"], arm["batch_size"]) == (strategy, batch))
-    return alike.get(next((arm["reference_strategy"] for arm in of_strategy), None))
-
-
-def _shown_name(report: dict, strategy: str) -> str:
-    return next(each["strategy_name"] for each in report["strategies"] if each["strategy"] == strategy)
 
 
 def _in_order(values: Any) -> list:
