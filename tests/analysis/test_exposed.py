@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from support.metrics_examples import example_metrics, save
-from support.programs import REPOSITORY
+from support.programs import call
 
 from testbed.analysis.profiles.exposed import exposed_communication, exposed_table
 from testbed.analysis.runs.load import find_runs, load_run
 
 COMPUTE_S, EXPOSED_S, LONGER_S = 0.500, 0.030, 0.020
-SCRIPT = REPOSITORY / "scripts" / "exposed_communication.py"
 
 
 def attribution(steps: list[int], late_s: list[float], exposed_s: float, longer_s: float) -> dict:
@@ -71,7 +68,7 @@ def table_of(folder):
 
 
 def run_script(folder):
-    return subprocess.run([sys.executable, str(SCRIPT), "--dir", str(folder)], capture_output=True, text=True)
+    return call("exposed_communication.py", "--dir", folder)
 
 
 @pytest.mark.parametrize(("run_type", "longer_s"), [("ddp", LONGER_S), ("allreduce", 0.0)])
@@ -87,7 +84,6 @@ def test_trace_and_counterfactual_add_up(tmp_path, run_type, longer_s):
     assert ("the sum: agree; " if run_type == "ddp" else "| agree; ") in exposed_table([row])
 
 
-@pytest.mark.launches
 @pytest.mark.parametrize("run_type", ["ddp", "allreduce"])
 def test_a_trace_that_loses_half_of_it_does_not_agree(tmp_path, run_type):
     save_runs(tmp_path, run_type=run_type, lost=0.5)
@@ -120,7 +116,6 @@ def test_times_with_a_long_tail_do_not_shift_the_difference(tmp_path):
     assert row.counterfactual.median == pytest.approx(EXPOSED_S + LONGER_S, abs=0.07 * scatter_s)
 
 
-@pytest.mark.launches
 def test_what_says_nothing_is_left_out_by_name_and_the_rest_is_still_read(tmp_path):
     save_runs(tmp_path / "a")
     copy = tmp_path / "copy"
@@ -157,7 +152,6 @@ def test_configurations_are_not_mixed_and_a_trace_that_could_not_be_read_is_left
     assert len(found) == 1 and len(left_out) == 5
 
 
-@pytest.mark.launches
 def test_few_repeats_make_no_claim(tmp_path):
     save_runs(tmp_path, repeats=3)
     assert table_of(tmp_path)[0].verdict == "not enough repeats"
@@ -165,8 +159,7 @@ def test_few_repeats_make_no_claim(tmp_path):
     assert said.returncode == 0 and "not enough repeats" in said.stdout
 
 
-@pytest.mark.launches
 def test_without_alternating_runs_there_is_one_sentence(tmp_path):
     save(tmp_path / "run", example_metrics())
     said = run_script(tmp_path)
-    assert said.returncode == 2 and "--skip_gradient_sync alternate" in said.stderr and "Traceback" not in said.stderr
+    assert said.returncode == 2 and "--skip_gradient_sync alternate" in said.stderr

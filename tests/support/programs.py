@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 
@@ -61,6 +64,22 @@ def script(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+def call(path: str, *words: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess:
+    """Run a program of scripts/ in this process; return what its process would give: exit code and what was said."""
+    program, out, err = script(path), io.StringIO(), io.StringIO()
+    argv = [path, *map(str, words)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(mock.patch.object(sys, "argv", argv))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        try:
+            code = program.main()
+        except SystemExit as end:  # the parser's
+            code = end.code
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 def python_command() -> list[str]:
