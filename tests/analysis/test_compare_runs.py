@@ -11,6 +11,7 @@ import pytest
 from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
 from support.programs import REPOSITORY, call
 
+from testbed.analysis.comparison.sentences import about_losses, verdict_of
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.runs.arms import Arm
 from testbed.analysis.runs.load import load_run
@@ -79,16 +80,17 @@ def test_five_percent_is_detected_with_the_number_of_runs_that_the_program_names
 def test_a_verdict_stands_on_the_ratio_of_medians(tmp_path):
     code, said = compare(arm(tmp_path / "a", speed=1.25), "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "Verdict: A is 25.0 % faster than B (ratio 1.250, 95 % interval 1.24" in said
-    assert "5 and 5 runs" in said
+    assert "Verdict: A is 1.25x as fast as B (95 % interval 1.2" in said
+    assert "n = 5 and 5" in said
     assert "Warning" not in said
-    assert "Verdict: A is 20.0 % slower than B (ratio 0.800" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    said = compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    assert "Verdict: A is slower: 0.80x as fast as B (95 % interval" in said
 
 
 def test_no_difference_comes_with_what_would_have_been_detected(tmp_path):
     code, said = compare(arm(tmp_path / "a", 1.002, noise=0.02), "--against", arm(tmp_path / "b", noise=0.02))
     assert code == 0
-    assert "No detectable difference in throughput between A and B (ratio 1.002" in said
+    assert "No detectable difference between A and B (ratio 1.002" in said
     assert re.search(r"5 runs of each would detect a difference of \d\.\d % in 80 % of cases", said)
     assert re.search(r"the observed difference of 0\.2 % takes more than 1,000 runs of each", said)
 
@@ -96,7 +98,7 @@ def test_no_difference_comes_with_what_would_have_been_detected(tmp_path):
 def test_four_runs_make_no_claim_and_no_failure(tmp_path):
     code, said = compare(arm(tmp_path / "a", 2.0, repeats=4), "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "Not enough repeats: the medians of A and B have the ratio 2.000 (n = 4 and 5 runs)" in said
+    assert "Not enough repeats for a claim about A against B (ratio 2.00, n = 4 and 5; a claim takes 5 each)" in said
     assert "faster than" not in said.partition("Verdict")[2].partition("Power")[0]
 
 
@@ -161,13 +163,13 @@ def test_a_faster_arm_that_learns_worse_is_not_called_better(tmp_path):
         row["val_loss"] += 0.02
     code, said = compare(arm(tmp_path / "a", 1.25, evaluations=worse), "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "But A learns worse, and a faster run that learns worse is not faster." in said
+    assert "A is faster than B but learns worse, so it is not faster: final validation loss" in said
     assert "Final validation loss differs by 0.0200, more than 0.0040 (what seeds explain in published" in said
     assert "A is worse" in said
-    assert "But B learns worse, and a faster" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    assert "B learns worse, final validation loss" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
     said = compare(arm(tmp_path / "c", 0.8, evaluations=worse), "--against", tmp_path / "b")[1]
-    assert "A is 20.0 % slower than B" in said
-    assert "A learns worse, so the two do not do the same." in said
+    assert "A is slower: 0.80x as fast as B" in said
+    assert "; A learns worse, final validation loss" in said
 
 
 def test_seeds_that_vary_give_the_spread_that_losses_are_held_against(tmp_path):
@@ -191,7 +193,7 @@ def test_a_run_whose_seed_the_other_side_lacks_is_not_counted(tmp_path):
     code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
     assert code == 0
     assert "no run of B has its seed 5" in said
-    assert "5 and 5 runs" in said
+    assert "n = 5 and 5" in said
 
 
 def test_instrumented_and_unfinished_runs_are_named_and_not_counted(tmp_path):
@@ -203,7 +205,7 @@ def test_instrumented_and_unfinished_runs_are_named_and_not_counted(tmp_path):
     (tmp_path / "a" / "broken" / "training_metrics.json").write_text("{")
     code, said = compare(tmp_path / "a", "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "ratio 1.250" in said
+    assert "A is 1.25x as fast as B" in said
     assert "profiled/training_metrics.json: it is instrumented" in said
     assert "stopped/training_metrics.json: its status is failed" in said
     assert "broken/training_metrics.json" in said
@@ -318,10 +320,10 @@ def test_arms_of_a_report_compare_under_their_names(tmp_path):
         paths = arm(tmp_path / name, speed, training_config={"run_type": name}).iterdir()
         arms.append(Arm(name, tuple(load_run(path) for path in sorted(paths))))
     comparison = compare_arms(*arms)
-    assert comparison.verdict_sentence().startswith("ddp on 2 ranks is 25.0 % faster than fsdp on 2 ranks (ratio 1.250")
+    assert verdict_of(comparison).sentence.startswith("ddp on 2 ranks is 1.25x as fast as fsdp on 2 ranks (95 %")
     assert comparison.learns_worse is None
     assert {quantity.name for quantity in comparison.quantities} >= {"throughput", "step time, p95"}
-    assert all("not more than" in sentence for sentence in comparison.loss_sentences())
+    assert all("not more than" in sentence for sentence in about_losses(comparison))
 
 
 @pytest.mark.launches

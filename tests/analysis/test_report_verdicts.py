@@ -131,18 +131,18 @@ def test_the_leader_line_is_corrected_for_its_comparisons(tmp_path):
     """Against Student's t from a table: at 4 degrees of freedom 2.776 for 95 % and 5.598 for 1 - 0.05 / 10."""
     subject = arms(tmp_path, a=repeats("baseline", 0.2), b=repeats("ddp", 0.195))
     pair = compared(*sorted(subject.entries, key=lambda entry: entry.strategy != "ddp"))
-    low, high = pair.interval_among(10)
+    low, high = pair.ratio.interval_among(10)
     middle, plain = np.log(pair.ratio.ratio), np.log(pair.ratio.high)
     assert np.log(high) - middle == pytest.approx((plain - middle) * 5.598 / 2.776, rel=1e-3)
     assert middle - np.log(low) == pytest.approx(np.log(high) - middle)
-    assert pair.interval_among(1) == pytest.approx((pair.ratio.low, pair.ratio.high))
+    assert pair.ratio.interval_among(1) == pytest.approx((pair.ratio.low, pair.ratio.high))
     close = arms(
         tmp_path / "more",
         **{kind: repeats(kind, 0.2 * step) for kind, step in (("baseline", 1.5), ("ddp", 1), ("fsdp", 1.009))},
     )
     by_name = {entry.strategy: entry for entry in close.entries}
     pair = compared(by_name["ddp"], by_name["fsdp"])
-    assert pair.kind == "faster" and pair.interval_among(3)[0] < 1
+    assert pair.kind == "faster" and pair.ratio.interval_among(3)[0] < 1
     assert "it beats baseline by 1.50x; left out: fsdp" in on_two_ranks(close)
     assert "at 95 % over 3 comparisons together" in on_two_ranks(close)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.analysis.charts.style import strategy_colour
+from testbed.analysis.comparison.two_arms import NO_CLAIM
 from testbed.analysis.document.model import Block, Cell, Picture, Section, Verdict, plain, table_of
 from testbed.analysis.document.words import between, times
 from testbed.analysis.report.figures import link_to, links_to, scaling_figure
-from testbed.analysis.report.verdicts import NO_CLAIM
 from testbed.analysis.runs.entries import Entry, Subject
 from testbed.analysis.scaling.report import scaling_report
 from testbed.analysis.scaling.tables import CELLS, fit_lines

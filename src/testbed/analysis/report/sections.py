@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.charts.bars import MEANING_OF_MARKS
+from testbed.analysis.comparison.sentences import interval
+from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED
 from testbed.analysis.document.model import Block, Cell, Picture, Section, Table, table_of
 from testbed.analysis.document.words import Number, digits, joined, rate, times
 from testbed.analysis.report.breakdown import Breakdown, breakdown
@@ -20,7 +22,7 @@ from testbed.analysis.report.figures import (
     loss_time_figure,
     repeats_figure,
 )
-from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, EntryPair, compared
+from testbed.analysis.report.verdicts import EntryPair, compared
 from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
 from testbed.analysis.statistics import FASTER, NOT_ENOUGH
@@ -71,8 +73,8 @@ def _overview_table(workload: Workload) -> Table:
         pair = pair_of[entry]
         return Number(None if pair.kind == NOT_COMPARED else pair.ratio.ratio, times, unit="x")
 
-    def interval(entry: Entry) -> Cell:
-        return "" if entry is reference or pair_of[entry].kind == NOT_COMPARED else pair_of[entry].interval
+    def interval_cell(entry: Entry) -> Cell:
+        return "" if entry is reference or pair_of[entry].kind == NOT_COMPARED else interval(pair_of[entry].ratio)
 
     def verdict(entry: Entry) -> Cell:
         kind = "reference" if entry is reference else pair_of[entry].kind
@@ -83,7 +85,7 @@ def _overview_table(workload: Workload) -> Table:
         "n": lambda entry: str(len(entry.tokens_per_s)),
         "tokens/s": lambda entry: median(entry, "tokens_per_s", rate),
         "speed-up": speed_up,
-        "95 % interval": interval,
+        "95 % interval": interval_cell,
         "verdict": verdict,
         "validation loss": lambda entry: median(entry, "final_validation_loss", ".4f"),
         "MFU": lambda entry: median(entry, "mfu", ".1%"),

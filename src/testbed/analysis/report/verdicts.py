@@ -8,21 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
-from testbed.analysis.comparison.two_arms import Comparison, compare_arms
+from testbed.analysis.comparison.sentences import interval, verdict_of
+from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison, compare_arms
 from testbed.analysis.document.model import Verdict
-from testbed.analysis.document.words import SHOWN, between, counted, joined, times
+from testbed.analysis.document.words import SHOWN, counted, joined, times
 from testbed.analysis.runs.entries import Entry, Subject, Workload
-from testbed.analysis.statistics import CONFIDENCE, FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
-
-WORSE = "learns worse"
-NO_CLAIM, NOT_COMPARED = "no claim", "not compared"
+from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, SLOWER, Ratio
 
 
 @dataclass(frozen=True, eq=False)
 class EntryPair:
-    """Two configurations, as comparison/two_arms.py compares them; a faster one that learns worse is not faster."""
+    """Two configurations, and how comparison/two_arms.py compares them."""
 
     entry: Entry
     reference: Entry
@@ -34,54 +31,12 @@ class EntryPair:
 
     @property
     def kind(self) -> str:
-        if self.found.mismatches:
-            return NOT_COMPARED  # of unequal work, or seeds that no run shares, the losses do not say who learns worse
-        if self.ratio.verdict == NOT_ENOUGH:
-            return NO_CLAIM
-        return WORSE if self.worse is self.entry and self.ratio.verdict == FASTER else self.ratio.verdict
+        return self.found.kind
 
     @property
     def worse(self) -> Entry | None:
         """The side that learns worse than seeds explain; by side, since two sides may bear one name."""
         return {"a": self.entry, "b": self.reference, None: None}[self.found.worse_side]
-
-    @property
-    def why_not_compared(self) -> str:
-        return "; ".join(
-            f"{each.field.replace('_', ' ')} not recorded" if each.is_unknown else str(each)
-            for each in self.found.mismatches
-        )
-
-    def interval_among(self, comparisons: int) -> tuple[float, float] | None:
-        """The interval of the ratio at a confidence of 1 - 0.05 / comparisons: all of so many hold together at 95 %.
-
-        The 95 % interval widened on the log scale by the ratio of Student's quantiles. For their degrees of freedom the
-        smaller arm's repeats less one stand, the fewest that Welch's can be: rather too wide than too narrow.
-        """
-        if self.ratio.low is None or self.ratio.high is None:
-            return None
-        freedom = min(self.ratio.n_a, self.ratio.n_b) - 1
-        tail = (1 - CONFIDENCE) / 2
-        wider = special.stdtrit(freedom, 1 - tail / comparisons) / special.stdtrit(freedom, 1 - tail)
-        middle = math.log(self.ratio.ratio)
-        low, high = (
-            math.exp(middle + wider * (math.log(bound) - middle)) for bound in (self.ratio.low, self.ratio.high)
-        )
-        return low, high
-
-    @property
-    def interval(self) -> str:
-        return between(self.ratio.low, self.ratio.high, times)
-
-    @property
-    def losses(self) -> str:
-        """What of the losses a claim must say; empty where they agree as far as seeds let them."""
-        unequal = [losses for losses in self.found.losses if losses.is_unequal]
-        if not unequal or self.worse is None:
-            return ""
-        last = unequal[-1]
-        medians = f"{np.median(last.a):.4f} against {np.median(last.b):.4f}"
-        return f"{last.name.lower()} {medians}, apart by more than {last.noise:.4f} ({last.noise_source})"
 
 
 @functools.lru_cache(maxsize=1024)  # tables, pictures and words ask for the same pairs
@@ -125,30 +80,6 @@ def in_order(found: Sequence[Verdict]) -> list[Verdict]:
     return sorted(found, key=lambda verdict: order.index(verdict.kind))
 
 
-def verdict_of(pair: EntryPair) -> Verdict:
-    """`ddp on 2 ranks is 1.61x as fast as baseline on 1 rank (95 % interval 1.55 to 1.66, n = 5 and 5).`"""
-    ratio, entry, reference = pair.ratio, pair.entry.name, pair.reference.name
-    numbers = f"95 % interval {pair.interval}, " if pair.interval else ""
-    numbers += f"n = {ratio.n_a} and {ratio.n_b}"
-    losses = f"; their losses differ, {pair.losses}" if pair.losses else ""
-    speed = times(ratio.ratio)
-    if pair.kind == NOT_COMPARED:
-        return Verdict(NOT_COMPARED, f"{entry} is not compared with {reference}: {pair.why_not_compared}")
-    if pair.kind == NO_DIFFERENCE:
-        if ratio.minimum_detectable_effect is not None:
-            numbers += f"; a difference below {ratio.minimum_detectable_effect:.1%} would go unnoticed"
-        claim = f"No detectable difference between {entry} and {reference}"
-        return Verdict(NO_DIFFERENCE, claim + losses, f"ratio {speed}, {numbers}")
-    if pair.kind == NO_CLAIM:
-        claim = f"Not enough repeats for a claim about {entry} against {reference}"
-        return Verdict(NO_CLAIM, claim + losses, f"ratio {speed}, {numbers}; a claim takes {MIN_REPEATS} each")
-    if pair.kind == WORSE:
-        claim = f"{entry} is faster than {reference} but learns worse, so it is not faster: {pair.losses}"
-        return Verdict(WORSE, claim, f"{speed}x its throughput, {numbers}")
-    slower = "slower: " if pair.kind == SLOWER else ""
-    return Verdict(pair.kind, f"{entry} is {slower}{speed}x as fast as {reference}{losses}", numbers)
-
-
 def _against_reference(workload: Workload) -> list[Verdict]:
     reference = workload.reference
     found, unclaimed, level = [], [], []
@@ -160,14 +91,16 @@ def _against_reference(workload: Workload) -> list[Verdict]:
         pair = compared(entry, reference)
         if pair.kind == NO_CLAIM:
             unclaimed.append(pair)
-        elif pair.kind == NO_DIFFERENCE and not pair.losses:
+        elif pair.kind == NO_DIFFERENCE and pair.worse is None:
             level.append(pair)
         else:
-            found.append(verdict_of(pair))
+            found.append(verdict_of(pair.found))
     if len(level) == 1:
-        found.append(verdict_of(level[0]))
+        found.append(verdict_of(level[0].found))
     elif level:
-        told = joined([f"{pair.entry.name} ({times(pair.ratio.ratio)}, {pair.interval})" for pair in level], len(level))
+        told = joined(
+            [f"{pair.entry.name} ({times(pair.ratio.ratio)}, {interval(pair.ratio)})" for pair in level], len(level)
+        )
         effect = max(pair.ratio.minimum_detectable_effect or 0.0 for pair in level)
         found.append(
             Verdict(
@@ -177,7 +110,7 @@ def _against_reference(workload: Workload) -> list[Verdict]:
             )
         )
     if len(unclaimed) == 1:
-        found.append(verdict_of(unclaimed[0]))
+        found.append(verdict_of(unclaimed[0].found))
     elif unclaimed:
         repeats = sorted({pair.ratio.n_a for pair in unclaimed} | {unclaimed[0].ratio.n_b})
         counts = f"n = {repeats[0]}" + (f" to {repeats[-1]}" if len(repeats) > 1 else "")
@@ -227,7 +160,7 @@ def _among_equal_ranks(ranks: int, peers: list[Entry], short: list[Entry], compa
     leader = alike[0]
     pairs = [compared(leader, other) for other in alike[1:]]
     pairs = [each for each in pairs if each.kind not in (NOT_COMPARED, NO_CLAIM)]
-    intervals = {each: interval for each in pairs if (interval := each.interval_among(comparisons)) is not None}
+    intervals = {each: interval for each in pairs if (interval := each.ratio.interval_among(comparisons)) is not None}
     behind = [each for each in pairs if intervals[each][0] > 1]
     best_beaten = max([_median(each.reference) for each in pairs if each.kind == FASTER], default=0.0)
     level = [each for each in pairs if each.kind == NO_DIFFERENCE and _median(each.reference) > best_beaten]
