@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def compared(entry: Entry, reference: Entry) -> EntryPair:
 
 
 def verdicts(subject: Subject) -> list[Verdict]:
-    """The summary: every configuration against its group's reference, then those on equal ranks among themselves."""
+    """Return the summary: configurations against their reference, and those on equal ranks among themselves."""
     found = []
     peers = [each for workload in subject.workloads for each in _peers(workload)]
     comparisons = sum(math.comb(len(each), 2) for _, each, _ in peers)  # the leader is chosen: every pair counts
@@ -59,19 +60,17 @@ def verdicts(subject: Subject) -> list[Verdict]:
         but = ", except as weak scaling relates them" if "weak" in subject.protocols else ""
         text = f"{len(subject.workloads)} groups of configurations did unequal work and are compared only within"
         found.append(Verdict(NOT_COMPARED, f"{text}{but}: {titles}"))
-    idle = [entry for entry in subject.entries if not entry.tokens_per_s]
-    for title, entries in (
-        ("without synchronisation in some steps", [entry for entry in idle if not entry.is_synchronised]),
-        (
-            "instrumented: they serve the attribution alone",
-            [entry for entry in idle if entry.is_synchronised and entry.is_instrumented],
-        ),
-        ("not complete", [entry for entry in idle if entry.is_synchronised and not entry.is_instrumented]),
-    ):
-        if entries:
-            count = counted(len(entries), "configuration")
-            found.append(Verdict(NOT_COMPARED, f"No throughput is quoted of {count} whose runs are {title}"))
+    idle = Counter(_why_idle(entry) for entry in subject.entries if not entry.tokens_per_s)
+    for why, number in idle.items():
+        claim = f"No throughput is quoted of {counted(number, 'configuration')} whose runs are {why}"
+        found.append(Verdict(NOT_COMPARED, claim))
     return in_order(found)
+
+
+def _why_idle(entry: Entry) -> str:
+    if not entry.is_synchronised:
+        return "without synchronisation in some steps"
+    return "instrumented: they serve the attribution alone" if entry.is_instrumented else "not complete"
 
 
 def in_order(found: Sequence[Verdict]) -> list[Verdict]:
@@ -140,66 +139,62 @@ def _peers(workload: Workload) -> list[tuple[int, list[Entry], list[Entry]]]:
 
 
 def _among_equal_ranks(ranks: int, peers: list[Entry], short: list[Entry], comparisons: int) -> list[Verdict]:
-    """The fastest of those that learn alike, which it beats, and which others cannot be told from it.
-
-    "Beats" holds for all `comparisons` of the report together at 95 %.
-    """
+    """Return who has the highest throughput and learns worse, then who leads among those that learn alike."""
     where = f"On {counted(ranks, 'rank')}"
     worse_than = {
         entry: [other for other in peers if other is not entry and compared(entry, other).worse is entry]
         for entry in peers
     }
     found = []
-    if worse_than[peers[0]]:
-        better = joined([other.strategy for other in worse_than[peers[0]]])
-        claim = f"{where} {peers[0].strategy} has the highest throughput but learns worse than {better}"
+    if better := worse_than[peers[0]]:
+        claim = f"{where} {peers[0].strategy} has the highest throughput but learns worse than {_strategies(better)}"
         found.append(Verdict(WORSE, f"{claim}: it is not the fastest"))
     alike = [entry for entry in peers if not worse_than[entry]]
-    if len(alike) < 2:
-        return found
-    leader = alike[0]
-    pairs = [compared(leader, other) for other in alike[1:]]
-    pairs = [each for each in pairs if each.kind not in (NOT_COMPARED, NO_CLAIM)]
-    intervals = {each: interval for each in pairs if (interval := each.ratio.interval_among(comparisons)) is not None}
-    behind = [each for each in pairs if intervals[each][0] > 1]
-    best_beaten = max([_median(each.reference) for each in pairs if each.kind == FASTER], default=0.0)
-    level = [each for each in pairs if each.kind == NO_DIFFERENCE and _median(each.reference) > best_beaten]
-    unplaced = [each for each in pairs if each not in behind and each not in level]
-    left_out = [
-        ("not to be placed: scatter or differ too little", [each.reference for each in unplaced]),
-        ("learn worse", [entry for entry in peers if worse_than[entry]]),
-        (f"n < {MIN_REPEATS}", short),
-        ("unequal work or seeds", [entry for entry in alike[1:] if entry not in [each.reference for each in pairs]]),
-    ]
-    if not behind and pairs:
-        names = joined([entry.strategy for entry in (leader, *(each.reference for each in pairs))])
+    left_out = [("learn worse", [entry for entry in peers if worse_than[entry]]), (f"n < {MIN_REPEATS}", short)]
+    return found + (_lead(where, alike, left_out, comparisons) if len(alike) > 1 else [])
+
+
+def _lead(where: str, alike: list[Entry], left_out: list[tuple[str, list[Entry]]], comparisons: int) -> list[Verdict]:
+    """Return the fastest, which others it beats, and which cannot be told from it.
+
+    "Beats" holds for all `comparisons` of the report together at 95 %.
+    """
+    leader, *others = alike
+    pairs = [pair for other in others if (pair := compared(leader, other)).kind not in (NOT_COMPARED, NO_CLAIM)]
+    bounds = {pair: pair.ratio.interval_among(comparisons) or (0.0, 0.0) for pair in pairs}
+    behind = [pair for pair in pairs if bounds[pair][0] > 1]
+    best_beaten = max([_median(pair.reference) for pair in pairs if pair.kind == FASTER], default=0.0)
+    level = [pair.reference for pair in pairs if pair.kind == NO_DIFFERENCE and _median(pair.reference) > best_beaten]
+    unplaced = [pair.reference for pair in pairs if pair not in behind and pair.reference not in level]
+    compared_with = [pair.reference for pair in pairs]
+    left_out = [*left_out, ("unequal work or seeds", [entry for entry in others if entry not in compared_with])]
+    together = f"at 95 % over {comparisons} comparisons together" if comparisons > 1 else "at 95 %"
+    if not pairs:
+        return []
+    if not behind:
         # A difference that the table calls detectable, one comparison by itself, need not hold among all of them.
         none = "no lead is sure among" if best_beaten else "no detectable difference between"
-        claim = f"{where} {none} {names}{_left_out(left_out[1:])}"
-        found.append(Verdict(NO_DIFFERENCE, claim, _corrected(comparisons)))
-    if not behind:
-        return found
-    without = _left_out(left_out)
-    names = joined([leader.strategy, *(each.reference.strategy for each in level)])
-    ahead = joined([f"{each.reference.strategy} by {times(each.ratio.ratio)}x" for each in behind])
+        names = _strategies([leader, *compared_with])
+        return [Verdict(NO_DIFFERENCE, f"{where} {none} {names}{_left_out(left_out)}", together)]
+    ahead = joined([f"{pair.reference.strategy} by {times(pair.ratio.ratio)}x" for pair in behind])
     if level:
-        text = f"{where} {names} cannot be told apart at the top; {leader.strategy} beats {ahead}{without}"
-    elif unplaced:
-        text = f"{where} {leader.strategy} has the highest throughput; it beats {ahead}{without}"
+        claim = f"{_strategies([leader, *level])} cannot be told apart at the top; {leader.strategy} beats {ahead}"
     else:
-        text = f"{where} {leader.strategy} is the fastest; it beats {ahead}{without}"
-    bounds = joined([" to ".join(map(times, intervals[each])) for each in behind])
-    found.append(Verdict(FASTER, text, f"interval{'s' * (len(behind) > 1)} {bounds}, {_corrected(comparisons)}"))
-    return found
+        rank = "has the highest throughput" if unplaced else "is the fastest"
+        claim = f"{leader.strategy} {rank}; it beats {ahead}"
+    left_out = [("not to be placed: scatter or differ too little", unplaced), *left_out]
+    intervals = joined([" to ".join(map(times, bounds[pair])) for pair in behind])
+    numbers = f"interval{'s' * (len(behind) > 1)} {intervals}, {together}"
+    return [Verdict(FASTER, f"{where} {claim}{_left_out(left_out)}", numbers)]
+
+
+def _strategies(entries: Sequence[Entry]) -> str:
+    return joined([entry.strategy for entry in entries])
 
 
 def _left_out(groups: Sequence[tuple[str, list[Entry]]]) -> str:
-    told = [f"{joined([entry.strategy for entry in entries])} ({why})" for why, entries in groups if entries]
+    told = [f"{_strategies(entries)} ({why})" for why, entries in groups if entries]
     return f"; left out: {', '.join(told)}" if told else ""
-
-
-def _corrected(comparisons: int) -> str:
-    return f"at 95 % over {comparisons} comparisons together" if comparisons > 1 else "at 95 %"
 
 
 def _median(entry: Entry) -> float:
