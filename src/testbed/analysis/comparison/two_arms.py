@@ -25,6 +25,7 @@ from testbed.analysis.statistics import (
 )
 
 WORSE = "learns worse"
+VALIDATION = "Final validation loss"
 NO_CLAIM, NOT_COMPARED = "no claim", "not compared"
 
 
@@ -141,7 +142,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
         compare(arm_a.tokens_per_s, arm_b.tokens_per_s),
         tuple(mismatches(arm_a, arm_b)),
         tuple(_quantities(runs_a, runs_b)),
-        tuple(_losses(names, runs_a, runs_b)),
+        tuple(losses_of(names, runs_a, runs_b)),
         tuple(_settings_that_differ(runs_a[0], runs_b[0])),
         tuple(not_counted),
         tuple(other_explanations(names, runs_a, runs_b)),
@@ -209,14 +210,14 @@ def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
     ]
 
 
-def _losses(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
-    """Training first, validation last; one that some run does not record, or that does not compare, is left out."""
+def losses_of(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
+    """Return training losses, then validation losses; one that a run lacks, or that does not compare, is left out."""
     found = []
     seeds_vary = any(len({run.work.get("seed") for run in runs}) > 1 for runs in (a, b))
     validation_compares = not differing_validation((*a, *b))
     for name, read in (
         ("Final training loss", lambda run: run.final_train_loss),
-        ("Final validation loss", lambda run: run.final_validation_loss if validation_compares else None),
+        (VALIDATION, lambda run: run.final_validation_loss if validation_compares else None),
     ):
         of_a, of_b = all_known(map(read, a)), all_known(map(read, b))
         if of_a is not None and of_b is not None:

@@ -7,14 +7,12 @@ import itertools
 import numpy as np
 
 from testbed.analysis.comparison.sentences import interval
-from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, Losses
+from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, VALIDATION, Losses
 from testbed.analysis.document.model import Statement, Statements
 from testbed.analysis.document.words import joined, times
 from testbed.analysis.report.verdicts import EntryPair, compared
 from testbed.analysis.runs.entries import Subject, Workload
 from testbed.analysis.statistics import FASTER, MIN_REPEATS
-
-VALIDATION = "Final validation loss"  # as a comparison calls it
 
 
 def headlines(subject: Subject) -> Statements:

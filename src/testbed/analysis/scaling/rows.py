@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.runs.comparability import loss_noise
+from testbed.analysis.comparison.two_arms import VALIDATION, losses_of
 from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_note, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
-from testbed.analysis.statistics import all_known, compare, median_interval
+from testbed.analysis.statistics import compare, median_interval
 
 
 def arm_row(
@@ -110,22 +110,17 @@ def _times_to_loss(
 
 
 def _loss_note(arm: ScalingArm, reference: ScalingArm, protocol: str) -> str | None:
-    """A faster run that learns worse is not faster: said when losses differ by more than seeds explain."""
+    """Return in what the losses are unequal, since a faster run that learns worse is not faster; None: in nothing."""
     if arm is reference or protocol != "strong":  # weak scaling trains on more tokens, time to loss ends at one loss
         return None
-    losses, of_reference = (all_known(run.final_validation_loss for run in each.runs) for each in (arm, reference))
-    if losses is None or of_reference is None:
+    if any(run.final_validation_loss is None for run in (*arm.runs, *reference.runs)):
         return "a run has no validation loss: that both learned equally is not shown"
-    if any(run.validation != reference.runs[0].validation for run in (*arm.runs, *reference.runs)):
+    found = {each.name: each for each in losses_of((arm.name, reference.name), arm.runs, reference.runs)}
+    if VALIDATION not in found:
         return "validation losses are over different data or token counts and do not compare"
-    noise, side = loss_noise(losses, of_reference)
-    difference = plain_statistics.median(losses) - plain_statistics.median(of_reference)
-    if abs(difference) <= noise:
-        return None
-    whose = "what seeds explain in published 124M runs"
-    if side is not None:
-        whose = "the spread of " + ("its own runs" if side == 0 else reference.name)
-    return f"median final validation loss differs by {difference:+.4f}, more than {noise:.4f} ({whose})"
+    losses = found[VALIDATION]
+    size = f"{losses.difference:+.4f}, more than {losses.noise:.4f} ({losses.noise_source})"
+    return f"median final validation loss differs by {size}" if losses.is_unequal else None
 
 
 def relative_path(path: Path, directory: Path | None) -> str:
