@@ -126,13 +126,15 @@ def test_the_losses_are_drawn_as_differences_from_the_reference(tmp_path):
 
 def test_the_limit_of_a_speed_up_needs_a_serial_fraction_above_0():
     fit = {"serial_fraction": 0.25, "limit_of_speedup": 4.0, "low": 0.2, "high": 0.5, "law": "amdahl"}
-    fit |= {"num_points": 10, "rank_counts": [1, 2], "notes": []}
+    fit |= {"num_points": 10, "rank_counts": [1, 2], "notes": ["a note"]}
 
     def line(**changed) -> str:
         strategy = {"strategy_name": "ddp", "batch_size": 8, "fits": {"amdahl": fit | changed}}
-        return plain(fit_lines({"strategies": [strategy]})[0])
+        line, note = map(plain, fit_lines({"strategies": [strategy]}))
+        assert note == "A note."
+        return line
 
-    of_ddp, source = "Amdahl, ddp, batch 8: serial share 0.250", "from 10 runs at 1, 2 ranks."
-    assert line() == f"{of_ddp} [0.200, 0.500], speed-up at most 4.0x [2.0, 5.0] {source}"
-    assert line(low=-0.01) == f"{of_ddp} [-0.010, 0.500] {source}"
-    assert line(low=None, high=None) == f"{of_ddp} {source}"
+    of_ddp, source = "Amdahl, ddp, batch 8: serial share 0.250", "from 10 runs at 1, 2 ranks"
+    assert line() == f"{of_ddp} [0.200, 0.500] {source}, speed-up at most 4.0x [2.0, 5.0]."
+    assert line(low=-0.01) == f"{of_ddp} [-0.010, 0.500] {source}."
+    assert line(low=None, high=None) == f"{of_ddp} {source}."

@@ -65,17 +65,23 @@ def document_of(report: dict, layout: str | None = None, variants: Sequence[str]
 
 
 def fit_lines(report: dict) -> list[tuple[str | Number, ...]]:
-    """Return a sentence for each law that was fitted to a strategy."""
-    lines = []
-    for strategy in report["strategies"]:
-        for fit in strategy["fits"].values():
-            if fit["serial_fraction"] is not None:
-                name = f"{fit['law'].capitalize()}, {strategy['strategy_name']}, batch {_plain(strategy['batch_size'])}"
-                share = Number(fit["serial_fraction"], ".3f", fit["low"], fit["high"], interval=BRACKETS)
-                ranks = ", ".join(map(str, fit["rank_counts"]))
-                source = f" from {fit['num_points']} runs at {ranks} ranks{''.join(f'; {n}' for n in fit['notes'])}."
-                lines.append((f"{name}: serial share ", share, *_limit(fit), source))
-    return lines
+    """Return a sentence for each law that was fitted to a strategy; what is noted of every fit is said once, last."""
+    fits = [
+        (strategy, fit)
+        for strategy in report["strategies"]
+        for fit in strategy["fits"].values()
+        if fit["serial_fraction"] is not None
+    ]
+    shared = [note for note in fits[0][1]["notes"] if all(note in fit["notes"] for _, fit in fits)] if fits else []
+    lines: list[tuple[str | Number, ...]] = []
+    for strategy, fit in fits:
+        name = f"{fit['law'].capitalize()}, {strategy['strategy_name']}, batch {_plain(strategy['batch_size'])}"
+        share = Number(fit["serial_fraction"], ".3f", fit["low"], fit["high"], interval=BRACKETS)
+        ranks = ", ".join(map(str, fit["rank_counts"]))
+        own = "".join(f"; {note}" for note in fit["notes"] if note not in shared)
+        source = f" from {fit['num_points']} runs at {ranks} ranks"
+        lines.append((f"{name}: serial share ", share, source, *_limit(fit), f"{own}."))
+    return lines + [(f"{note[0].upper()}{note[1:]}.",) for note in shared]
 
 
 def _limit(fit: dict) -> tuple[str | Number, ...]:
