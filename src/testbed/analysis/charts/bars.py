@@ -180,11 +180,10 @@ def _figure(
         for axis, (meaning, panel) in zip(axes, panels.items(), strict=True):
             largest = max(bar.reach for bar in panel)
             unit, size = quantity.unit_for(largest)
-            draw_bars(
-                axis,
-                [replace(bar, text=quantity.written(bar.median, largest) + bar.text).over(size) for bar in panel],
-            )
-            axis.set_xlim(right=axis.get_xlim()[1] * 1.4)  # room for the text after the longest bar
+            shown = [replace(bar, text=quantity.written(bar.median, largest) + bar.text).over(size) for bar in panel]
+            draw_bars(axis, shown)
+            room = max(0.2, 0.015 * max(len(bar.text) for bar in shown))  # for the text after the longest bar
+            axis.set_xlim(right=axis.get_xlim()[1] * (1 + room))
             rows_on(axis, [wrapped(bar.label, LABEL_CHARACTERS) for bar in panel])
             axis.set_title(meaning, fontsize=9, color="#555555", loc="left")
             axis.set_xlabel(quantity.axis.format(unit=unit))
