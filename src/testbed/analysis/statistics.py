@@ -127,7 +127,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Median with the bounds of its 95 % interval; the bounds are None below MIN_REPEATS, all three without values.
+    """Return median and bounds of its 95 % interval; the bounds are None below MIN_REPEATS, all three without values.
 
     For a table or a figure. Whether two arms differ is for `compare`: overlapping intervals do not say that they agree.
     """
@@ -141,7 +141,7 @@ def median_interval(values: Sequence[float]) -> tuple[float | None, float | None
 
 
 def repeats_needed(noise: float, effect: float) -> int:
-    """Repeats per arm so that POWER of all comparisons detect that one arm is faster by the fraction `effect`.
+    """Return the repeats per arm at which POWER of all comparisons find that one is faster by the fraction `effect`.
 
     `noise` is the true standard deviation of one run as a fraction. Never fewer than MIN_REPEATS.
     """
@@ -163,7 +163,7 @@ def _rates(values: Sequence[float]) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=4096)  # a report compares each arm with many others
 def _standard_error(values: tuple[float, ...]) -> float:
-    """Bootstrap standard error of the median of sorted values; a fixed seed, so the same runs give the same verdict."""
+    """Return the bootstrap standard error of the median of sorted values; the seed is fixed, and so is the verdict."""
     if len(set(values)) == 1:
         return 0.0
     resampled = stats.bootstrap(
@@ -177,7 +177,7 @@ def _log_standard_error(rates: tuple[float, ...]) -> float:
 
 
 def _margin(arms: Sequence[tuple[float, int]]) -> float:
-    """Half the width of the interval of a sum or difference of medians, given each one's standard error and repeats."""
+    """Return half the width of the interval of a difference of medians, given each one's standard error and repeats."""
     variances = np.array([standard_error**2 for standard_error, _ in arms])
     if not variances.any():
         return 0.0
@@ -190,7 +190,7 @@ def _log_stdev(rates: Sequence[float]) -> float:
 
 
 def _noise(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
-    """Standard deviation of one run, pooled over the arms that repeat, and the upper 80 % confidence limit of it."""
+    """Return the standard deviation of one run, pooled over the arms, and its upper 80 % confidence limit."""
     repeated = [rates for rates in (a, b) if len(rates) > 1]
     if not repeated:
         return None, None

@@ -58,7 +58,7 @@ class Bar:
         return max([*self.values, *(self.dots or ()), *(self.interval or ())])
 
     def over(self, size: float) -> Bar:
-        """The bar in a unit of `size`."""
+        """Return the bar in a unit of `size`."""
         dots = None if self.dots is None else [value / size for value in self.dots]
         return replace(self, values=[value / size for value in self.values], dots=dots)
 
@@ -117,7 +117,7 @@ class Quantity:
         return next((name, size) for name, size, smallest in reversed(self.units) if value >= smallest)
 
     def written(self, value: float, largest: float) -> str:
-        """`value` in the unit of the largest, or in a smaller one where it would be below 1."""
+        """Return `value` in the unit of the largest, or in a smaller one where it would be below 1."""
         _, size = self.unit_for(largest)
         unit, size = self.unit_for(largest if value >= size else value)
         return self.form(value / size) + (f" {unit}" if len(self.units) > 1 else "")

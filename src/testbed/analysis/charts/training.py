@@ -102,7 +102,7 @@ def _inference_title(runs: Sequence[Run]) -> str:
 
 
 def step_time_figure(runs: Sequence[Run]) -> Figure | None:
-    """Every measured step as a dot, one row per run, with median and p95."""
+    """Draw every measured step as a dot, one row per run, with median and p95."""
     shown = [(index, run) for index, run in enumerate(runs) if len(run.step_times_s)]
     if not shown:
         return None
@@ -176,13 +176,13 @@ def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
 
 
 def _repeated(runs: Sequence[Run]) -> list[Entry]:
-    """The configurations that give a throughput, or none where no configuration was repeated."""
+    """Return the configurations that give a throughput, or none where no configuration was repeated."""
     entries = subject_of(runs).measured if runs else []
     return entries if any(len(entry.runs) > 1 for entry in entries) else []
 
 
 def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
-    """None where the files measure the quantity differently, or not at all: then single runs get their own panels."""
+    """Draw repeats. None where the files measure the quantity differently, or not at all: single runs get panels."""
     try:
         return plot_results({entry.name: entry.runs for entry in entries}, quantity)
     except ValueError:
@@ -190,7 +190,7 @@ def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
 
 
 def _median_run(entry: Entry) -> Run:
-    """The run of median throughput, named as what it is; its seed is one of several that the configuration had."""
+    """Return the run of median throughput, named as what it is, with all seeds of its configuration."""
     runs = entry.measured
     count = f"median of {len(runs)} runs" if len(runs) > 1 else "one run"
     seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
@@ -215,7 +215,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
 
 
 def _column(run: Run, speed_up: float | str) -> dict[str, Cell]:
-    """One run in the table, by the name of the row."""
+    """Return one run in the table, by the name of the row."""
     mib = None if run.peak_memory_bytes is None else run.peak_memory_bytes / 2**20
     kind = "" if mib is None else " RSS" if "RSS" in run.memory_meaning else " CUDA"
     median_s, p95_s = run.step_time_median_s, run.step_time_p95_s

@@ -150,7 +150,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
 
 
 def mismatches(a: Arm, b: Arm) -> list[Mismatch]:
-    """Where the work of two arms is unequal, or not known to be equal. Repeats over the same set of seeds are equal."""
+    """Return where the work of two arms is unequal, or not known to be equal. The same set of seeds is equal."""
     found = []
     for difference in differing_work((*a.runs, *b.runs)):
         values_a, values_b = _by_arm(difference, len(a.runs))

@@ -16,7 +16,7 @@ from testbed.analysis.statistics import FASTER, MIN_REPEATS
 
 
 def headlines(subject: Subject) -> Statements:
-    """The best configuration, the losses and the MFU of the largest group of equal work; none for one configuration."""
+    """Return the best configuration, the losses and the MFU of the largest group of equal work; nothing for one."""
     measured = [workload for workload in subject.workloads if len(workload.measured) > 1]
     if not measured:
         return ()

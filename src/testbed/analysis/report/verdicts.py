@@ -42,7 +42,7 @@ class EntryPair:
 
 @functools.lru_cache(maxsize=1024)  # tables, pictures and words ask for the same pairs
 def compared(entry: Entry, reference: Entry) -> EntryPair:
-    """The two arms by throughput, one number per run, and their losses beside it."""
+    """Return the two arms by throughput, one number per run, and by their losses."""
     return EntryPair(entry, reference, compare_arms(entry.arm, reference.arm, (entry.name, reference.name)))
 
 
@@ -74,7 +74,7 @@ def _why_idle(entry: Entry) -> str:
 
 
 def in_order(found: Sequence[Verdict]) -> list[Verdict]:
-    """What spoils a claim first, then claims, then what is none."""
+    """Put what spoils a claim first, then claims, then what is none."""
     order = (WORSE, FASTER, NO_DIFFERENCE, SLOWER, NO_CLAIM, NOT_COMPARED)
     return sorted(found, key=lambda verdict: order.index(verdict.kind))
 
@@ -125,7 +125,7 @@ def _against_reference(workload: Workload) -> list[Verdict]:
 
 
 def _peers(workload: Workload) -> list[tuple[int, list[Entry], list[Entry]]]:
-    """For each number of ranks the configurations to choose a leader from, the fastest first, and those too short."""
+    """Return for each number of ranks those to choose a leader from, the fastest first, and those with few repeats."""
     found = []
     for ranks in sorted({entry.ranks for entry in workload.measured if entry.ranks}):
         peers = [entry for entry in workload.measured if entry.ranks == ranks]

@@ -67,7 +67,7 @@ def arm_row(
 def _speed_up(
     arm: ScalingArm, reference: ScalingArm | None, protocol: str, target: float | None, refused: bool
 ) -> dict[str, Any]:
-    """Speed-up and efficiency against the reference with 95 % intervals and verdict, or why there is none."""
+    """Return speed-up and efficiency against the reference with 95 % intervals and verdict, or why there is none."""
     none: dict[str, Any] = dict.fromkeys(("speedup", "efficiency", "verdict", "minimum_detectable_effect"))
     none |= dict.fromkeys(("reference", "reference_strategy", "reference_note", "reason", "loss_note"))
     if reference is None:
@@ -97,7 +97,7 @@ def _speed_up(
 def _times_to_loss(
     arm: ScalingArm, reference: ScalingArm, target: float | None
 ) -> tuple[list[list[float]], str | None]:
-    """Seconds of training to the target, the reference's first: less time is a larger ratio. Or why there are none."""
+    """Return seconds to the target, the reference's first: less time is a larger ratio. Or why there are none."""
     assert target is not None  # the protocol has one
     found = [time_to_loss_of_arm(each.runs, target, each.failed) for each in (reference, arm)]
     for each, times in zip((reference, arm), found, strict=True):
@@ -128,7 +128,7 @@ def relative_path(path: Path, directory: Path | None) -> str:
 
 
 def mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Mean seconds of an optimizer step over ranks and profiled steps of the instrumented runs; None: not measured."""
+    """Return the mean optimizer step over ranks and profiled steps, in seconds; None: not measured."""
     kept = [run for run in runs if run.record.get("attribution")]
     steps = [
         step for run in kept for per_rank in run.record["attribution"]["per_rank"] for step in per_rank["steps"]
@@ -143,7 +143,7 @@ def mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
-    """Mean over ranks and runs of the sampled utilization in percent; None: not sampled."""
+    """Return the mean over ranks and runs of the sampled utilization in percent; None: not sampled."""
     measured = [run.record["utilization"] for run in arm.runs if run.record.get("utilization")]
     sampled = measured or [run.record["utilization"] for run in arm.instrumented if run.record.get("utilization")]
     rows = [row for each in sampled for row in each["per_rank"]]
@@ -154,7 +154,7 @@ def mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
 
 
 def summary(values: Sequence[float | None]) -> dict[str, Any]:
-    """Median of the runs with its 95 % interval; low and high are None below 5 runs, all where one lacks it."""
+    """Return the median with its 95 % interval; low and high are None below 5 runs, all where a run lacks it."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return {"median": None, "low": None, "high": None, "values": known}
