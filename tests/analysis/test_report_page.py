@@ -173,6 +173,7 @@ def test_every_row_of_every_table_leads_to_its_runs(page):
     assert all(re.search(r'href="#(configuration|run)-\d+"', row) for row in rows)
     figures = re.findall(r"<figure .*?</figure>", page.read_text(), flags=re.S)
     assert figures and all('href="#configuration-' in figure for figure in figures)
+    assert all('class="scroll"' in figure for figure in figures)  # wider than a phone, they scroll in their own box
 
 
 def test_a_known_row_of_each_table(page):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from testbed.analysis.comparison.confounders import differing_choices, made_first
 from testbed.analysis.document.model import Caution
@@ -15,8 +15,8 @@ from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import MIN_REPEATS
 from testbed.metrics.scatter import NOISY
 
-# Title, the runs that it is about, what is said of them.
-UNFIT: tuple[tuple[str, Callable[[Run], bool], str], ...] = (
+Unfit = tuple[str, Callable[[Run], bool], str]  # title, the runs that it is about, what is said of them
+UNFIT: tuple[Unfit, ...] = (
     (
         "Instrumented",
         lambda run: bool(run.instrumented) and not run.synchronisation,
@@ -41,24 +41,25 @@ UNFIT: tuple[tuple[str, Callable[[Run], bool], str], ...] = (
         "were made with files that differ from the commit they name: the code that ran cannot be looked up.",
     ),
     ("Commit unknown", lambda run: run.git_commit in (None, "unknown"), "do not say which commit they ran."),
-    (
-        "Unquiet machine",
-        lambda run: (run.section("timing").get("step_time_p95_above_median") or 0) > NOISY,
-        f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
-    ),
+)
+UNQUIET: Unfit = (
+    "Unquiet machine",
+    lambda run: (run.section("timing").get("step_time_p95_above_median") or 0) > NOISY,
+    f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
 )
 
 
 def cautions(subject: Subject) -> list[Caution]:
     """Return what makes runs unfit or keeps them apart, the gravest first."""
     return [
-        *_unfit(subject),
+        *_unfit(subject, UNFIT),
         *_several(subject),
         *_choices(subject),
         *_in_blocks(subject),
         *_unequal_work(subject),
         *_too_few(subject),
         *_copies(subject),
+        *_unfit(subject, [UNQUIET]),
     ]
 
 
@@ -70,9 +71,9 @@ def machine(run: Run) -> str:
     return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {cores} cores" if cores else "")
 
 
-def _unfit(subject: Subject) -> list[Caution]:
+def _unfit(subject: Subject, kinds: Sequence[Unfit]) -> list[Caution]:
     found, runs = [], subject.runs
-    for title, applies, text in UNFIT:
+    for title, applies, text in kinds:
         numbers = tuple(number for number, run in enumerate(runs, start=1) if applies(run))
         which = "All runs" if len(numbers) == len(runs) else f"{len(numbers)} of {len(runs)} runs"
         found += [Caution(title, f"{which} {text}", numbers)] if numbers else []
