@@ -98,7 +98,7 @@ def _blocks(study: ScalingStudy, entry_of: dict[tuple, Entry], number: int) -> l
     assert study.report is not None
     columns: dict[str, Callable[[dict], Cell]] = {
         "configuration": lambda row: link_to(entry_of[row["name"], row["batch_size"]]),
-        **{name: CELLS[name] for name in ("n", "tokens/s", "speed-up", "efficiency", "verdict")},
+        **{name: CELLS[name] for name in ("n", "tokens/s (all ranks)", "speed-up", "efficiency", "verdict")},
         "against": lambda row: row["reference"] if row["speedup"] and row["verdict"] else "",
     }
     rows = sorted(study.report["arms"], key=lambda row: entry_of[row["name"], row["batch_size"]].number)

@@ -21,16 +21,16 @@ SPEED_UP = ("speed-up", "efficiency", "n", "verdict")
 COMMUNICATION = "communication (ms/step), exposed part"
 # The columns of each table; 001 to 004 have those of the earlier studies' tables.
 LAYOUTS = {
-    "": (*PLACE, "tokens/s", "wall time (s)", *SPEED_UP),
-    "time_to_loss": (*PLACE, "tokens/s", "wall time (s)", "time to loss (s)", "tokens to it", *SPEED_UP),
+    "": (*PLACE, "tokens/s (all ranks)", "wall time (s)", *SPEED_UP),
+    "time_to_loss": (*PLACE, "tokens/s (all ranks)", "wall time (s)", "time to loss (s)", "tokens to it", *SPEED_UP),
     "001": (*PLACE, "training time (s)", "speed-up", "compute (ms/step)", COMMUNICATION, "n"),
-    "002": (*PLACE, "training time (s)", "tokens/s", "speed-up", "n"),
+    "002": (*PLACE, "training time (s)", "tokens/s (all ranks)", "speed-up", "n"),
     "003": (
-        *(*PLACE, "tokens/s", "median step (ms)", COMMUNICATION, "utilization"),
+        *(*PLACE, "tokens/s (all ranks)", "median step (ms)", COMMUNICATION, "utilization"),
         *("peak memory (MiB, largest rank)", "speed-up", "efficiency", "n"),
     ),
     "004": (
-        *("batch", "GPUs/ranks", "tokens/s", "training time (s)", "wall time (s)", "p95 step (ms)"),
+        *("batch", "GPUs/ranks", "tokens/s (all ranks)", "training time (s)", "wall time (s)", "p95 step (ms)"),
         *("final validation loss", "n"),
     ),
 }
@@ -155,7 +155,7 @@ CELLS: dict[str, CellOf] = {
     "speed-up": _speed_up,
     "efficiency": _of("efficiency", ".2f"),
     "verdict": _verdict,
-    "tokens/s": _of("tokens_per_s", ",.0f"),
+    "tokens/s (all ranks)": _of("tokens_per_s", ",.0f"),
     "wall time (s)": _of("wall_time_s", ",.1f"),
     "training time (s)": _of("training_time_s", ",.2f"),
     "median step (ms)": _of("step_time_s", ",.1f", 1e3),
