@@ -15,7 +15,7 @@ from testbed.program import program
 COLUMNS = 8  # runs that fit beside each other on a screen; more are told by configuration
 
 
-def parse_arguments() -> argparse.Namespace:
+def make_parser() -> FlagParser:
     parser = FlagParser(
         description=__doc__,
         epilog="Without runs: every training_metrics.json under checkpoint/. Reads the versions 1, 2.0 and 2.1. "
@@ -24,72 +24,51 @@ def parse_arguments() -> argparse.Namespace:
     which = parser.add_argument_group("which runs (a training_metrics.json, or the directory that holds one)")
     which.add_argument("--baseline-json", type=Path, metavar="FILE", help="first run; speed-ups are against it")
     which.add_argument("--optimized-json", type=Path, metavar="FILE", help="second run")
-    which.add_argument(
-        "--runs",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="any number of runs instead of these two; a directory that holds no run itself stands for all runs below "
-        "it, so the --out_dir of a sweep is enough",
-    )
-    which.add_argument(
-        "--inference",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="an inference_metrics.json or the directory that holds one: quality against bytes, decode rate, latency "
-        "against load, and tables; several get a folder each. Alone it draws no runs",
-    )
+    which.add_argument("--runs", type=Path, nargs="+", metavar="DIR",
+                       help="any number of runs instead of these two; a directory that holds no run itself stands for "
+                       "all runs below it, so the --out_dir of a sweep is enough")  # fmt: skip
+    which.add_argument("--inference", type=Path, nargs="+", metavar="PATH",
+                       help="an inference_metrics.json or the directory that holds one: quality against bytes, decode "
+                       "rate, latency against load, and tables; several get a folder each. Alone it draws no "
+                       "runs")  # fmt: skip
     written = parser.add_argument_group("what is written")
-    written.add_argument(
-        "--output-dir",
-        type=Path,
-        metavar="DIR",
-        help="PNG files go here (default: docs/charts; beside --report or --markdown only if given or --inference is)",
-    )
-    written.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE.html",
-        help="one HTML page that needs nothing else: verdicts, then strategies against each other, then all sources",
-    )
-    written.add_argument(
-        "--markdown",
-        type=Path,
-        metavar="FILE.md",
-        help="the same as GitHub markdown, its pictures in a folder beside it",
-    )
-    written.add_argument(
-        "--target_val_loss",
-        type=float,
-        metavar="NATS",
-        help="validation loss that the report's time to loss is measured to (default: the sweep's, else the lowest "
-        "that every run reached)",
-    )
+    written.add_argument("--output-dir", type=Path, metavar="DIR",
+                         help="PNG files go here (default: docs/charts; with --report or --markdown only if given or "
+                         "--inference is)")  # fmt: skip
+    written.add_argument("--report", type=Path, metavar="FILE.html",
+                         help="one HTML page that needs nothing else: verdicts, then strategies against each other, "
+                         "then all sources")  # fmt: skip
+    written.add_argument("--markdown", type=Path, metavar="FILE.md",
+                         help="the same as GitHub markdown, its pictures in a folder next to it")  # fmt: skip
+    written.add_argument("--target_val_loss", type=float, metavar="NATS",
+                         help="validation loss that the report's time to loss is measured to (default: the sweep's, "
+                         "else the lowest that every run reached)")  # fmt: skip
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = make_parser()
     arguments = parser.parse_args()
-    if arguments.runs and (arguments.baseline_json or arguments.optimized_json):
+    pair = {"--baseline-json": arguments.baseline_json, "--optimized-json": arguments.optimized_json}
+    has_report, target = bool(arguments.report or arguments.markdown), arguments.target_val_loss
+    if arguments.runs and any(pair.values()):
         parser.error("--runs names all runs; leave out --baseline-json and --optimized-json")
-    if bool(arguments.baseline_json) != bool(arguments.optimized_json):
-        given, missing = "--baseline-json", "--optimized-json"
-        if not arguments.baseline_json:
-            given, missing = missing, given
-        parser.error(f"{given} needs {missing} beside it; for one run alone use --runs DIR")
-    if arguments.target_val_loss is not None and not (arguments.report or arguments.markdown):
+    if any(pair.values()) and not all(pair.values()):
+        given, missing = sorted(pair, key=lambda flag: pair[flag] is None)
+        parser.error(f"{given} needs {missing} too; for one run alone use --runs DIR")
+    if target is not None and not has_report:
         parser.error("--target_val_loss is for the report: give --report FILE.html or --markdown FILE.md too")
-    if arguments.target_val_loss is not None and not 0 < arguments.target_val_loss < float("inf"):
-        parser.error(
-            f"--target_val_loss {arguments.target_val_loss:g} is no loss: it is a positive number of nats per token"
-        )
-    names_runs = bool(arguments.runs or arguments.baseline_json)
-    if arguments.inference and not names_runs and (arguments.report or arguments.markdown):
-        parser.error("--report and --markdown are about runs: name them with --runs DIR beside --inference")
-    if arguments.output_dir is None and (arguments.inference or not (arguments.report or arguments.markdown)):
+    if target is not None and not 0 < target < float("inf"):
+        parser.error(f"--target_val_loss {target:g} is no loss: it is a positive number of nats per token")
+    if arguments.inference and has_report and not (arguments.runs or any(pair.values())):
+        parser.error("--report and --markdown are about runs: name them with --runs DIR next to --inference")
+    if arguments.output_dir is None and (arguments.inference or not has_report):
         arguments.output_dir = Path("docs/charts")
     return arguments
 
 
 def runs_under(directory: Path, or_else: str) -> list:
-    """Every run below `directory` that can be read; one that cannot is named on stderr, so that it blocks no other."""
+    """Return every run below `directory` that can be read; name one that cannot on stderr."""
     from testbed.analysis.runs import load as run_files
 
     runs = []
@@ -104,7 +83,7 @@ def runs_under(directory: Path, or_else: str) -> list:
 
 
 def named_runs(paths: list[Path]) -> list:
-    """The runs in these files and directories, each once, in the order given."""
+    """Return the runs in these files and directories, each once, in the order given."""
     from testbed.analysis.runs import load as run_files
 
     found: dict[Path, run_files.Run] = {}
@@ -124,8 +103,10 @@ def has_repeats(runs: list) -> bool:
 
 
 def named_inference(paths: list[Path], output_dir: Path) -> dict[Path, tuple[Path, dict]]:
-    """What is to be drawn into which folder: file and content of each path, in a folder of its own where there are
-    several. ValueError, one sentence, where a file cannot be read or two would share a folder."""
+    """Return folder -> (file, content): what is drawn, in a folder of its own where there are several paths.
+
+    ValueError, one sentence, where a file cannot be read or two would share a folder.
+    """
     from testbed.inference.report import read_inference
 
     found = {}
@@ -207,24 +188,19 @@ def main() -> None:
 
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Make the folders to write to. ValueError, one sentence, where a flag names what cannot be written."""
+    folders = {"--output-dir": arguments.output_dir} if arguments.output_dir else {}
     for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
         if path and path.is_dir():
             raise ValueError(f"{flag} {path} is a directory; name a file in it")
-    if arguments.output_dir:
-        make_folder("--output-dir", arguments.output_dir)
-    for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
-        if path:
-            make_folder(flag, path.parent)
-
-
-def make_folder(flag: str, folder: Path) -> None:
-    """ValueError, one sentence, when `folder` cannot be written to."""
-    if fault := cannot_become_a_folder(folder):
-        raise ValueError(f"{flag} {folder} {fault}; name another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{flag} {folder} cannot be a folder to write to ({error.strerror}); name another") from None
+        folders |= {flag: path.parent} if path else {}
+    for flag, folder in folders.items():
+        if fault := cannot_become_a_folder(folder):
+            raise ValueError(f"{flag} {folder} {fault}; name another")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fault = f"cannot be a folder to write to ({error.strerror})"
+            raise ValueError(f"{flag} {folder} {fault}; name another") from None
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         raise ValueError(f"--json {arguments.json} must be a file in a folder that exists")
     if arguments.to_final_loss:
         return show_way_to_final_loss(arguments, a, b, unreadable)
-    from testbed.analysis.comparison.document import comparison_text
+    from testbed.analysis.comparison.document import comparison_text, json_of
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
     comparison = compare_arms(a, b, names=("A", "B"))
@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> int:
         say(f"Warning: {warning}", file=sys.stderr)
     if arguments.json:
         command = recorded_command(__file__, [str(word) for word in (sys.argv[1:] if words is None else words)])
-        record = {"schema": 1, "command_line": command, **comparison.as_json()}
+        record = {"schema": 1, "command_line": command, **json_of(comparison)}
         write_json(arguments.json, record, f"--json {arguments.json}")
         say(f"\nSaved the comparison to {arguments.json}")
     return 0

@@ -4,7 +4,7 @@
     python scripts/generate_scaling_table.py --dir SWEEP                       # every run below SWEEP
     python scripts/generate_scaling_table.py --report SWEEP/scaling_report.json
     python scripts/generate_scaling_table.py --gpu1 FILE --gpu2 FILE --gpu4 FILE
-    python scripts/generate_scaling_table.py --dir SWEEP --table 001           # layout of an earlier study's table
+    python scripts/generate_scaling_table.py --dir SWEEP --table 001           # columns of an earlier study's table
 
 Exit code 1 when runs did unequal work (each field is named, and there is no speed-up), 2 for a wrong command line.
 """
@@ -23,9 +23,9 @@ from testbed.errors import say
 from testbed.program import program
 
 LAYOUTS = {
-    "001": "GPUs x batch: time and speed-up; compute and communication",
-    "002": "data parallel: time and tokens/s; model_parallel against pipeline",
-    "003": "one row per strategy: throughput, communication, utilization, memory, scalability",
+    "001": "time and speed-up; compute and communication",
+    "002": "time, tokens/s and speed-up",
+    "003": "throughput, communication, utilization, memory, scalability",
     "004": "two variants, A against B, with ratio and verdict",
 }
 

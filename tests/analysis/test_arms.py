@@ -13,6 +13,7 @@ from support.scaling_examples import metrics_of, report_of, write_arm
 from testbed.analysis.audit.claims import FAILS, NOTE, audit
 from testbed.analysis.comparison.confounders import DEVICE, MACHINE, SOFTWARE, confounders
 from testbed.analysis.comparison.document import comparison_text
+from testbed.analysis.comparison.sentences import labelled_verdict
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.report.build import report_of as page_of
 from testbed.analysis.report.cautions import cautions
@@ -57,7 +58,7 @@ def test_report_scaling_table_and_comparison_call_an_arm_the_same(tmp_path):
     by_name = dict(zip(arm_names(arms), arms, strict=True))
     pair = [by_name[name] for name in ("ddp, bucket_cap_mb 25 on 2 ranks", "ddp, bucket_cap_mb 1, compile on 2 ranks")]
     comparison = compare_arms(*pair)
-    assert "ddp, bucket_cap_mb 25 on 2 ranks" in comparison.verdict_sentence()
+    assert "ddp, bucket_cap_mb 25 on 2 ranks" in labelled_verdict(comparison)
     said = comparison_text(compare_arms(*pair, names=("A", "B")))
     assert "A  ddp, bucket_cap_mb 25 on 2 ranks (CPU (1 thread), fp32): 5 runs" in said
     table = scaling_table(report)

@@ -7,9 +7,8 @@ import json
 import pytest
 from support import foreign_examples as foreign
 from support.audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20
-from support.fuzz import ran
 from support.metrics_examples import example_metrics, save, v1_metrics
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit
 from testbed.analysis.audit.comparison_rules import LEFT_OUT_OF_WORK
@@ -227,19 +226,19 @@ def test_a_run_that_is_not_complete_is_left_out(tmp_path):
 
 def test_the_script_prints_rule_runs_and_figure_and_exits_1(tmp_path):
     paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
-    done = ran(PROGRAM, *paths, "--json", tmp_path / "findings.json")
+    done = run_here(PROGRAM, *paths, "--json", tmp_path / "findings.json")
     assert done.returncode == 1
     assert "CLAIM DOES NOT STAND: throughput is global" in done.stdout
     assert "corrected: 4 x 11,213.5 = 44,854 tokens/s" in done.stdout
     written = json.loads((tmp_path / "findings.json").read_text())["findings"]
     assert Finding(**{**written[0], "runs": tuple(written[0]["runs"])}) in audit(paths)
-    done = ran(PROGRAM, paths[0], "--json", tmp_path)
+    done = run_here(PROGRAM, paths[0], "--json", tmp_path)
     assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_script_is_short_where_nothing_is_wrong(tmp_path):
     """A strong-scaling sweep of ours: five strategies x 1 and 2 ranks x two batch sizes x five repeats."""
-    done = ran(PROGRAM, foreign.sweep(tmp_path))
+    done = run_here(PROGRAM, foreign.sweep(tmp_path))
     assert (done.returncode, done.stdout) == (0, "nothing found in 90 runs\n")
 
 

@@ -60,7 +60,6 @@ def test_a_footer_stays_inside_the_picture():
     assert max(ends) <= 1 and min(ends[:3]) > 0.97, ends  # inside, and the cut word's lines are full
 
 
-@pytest.mark.launches
 def test_equal_runs_show_their_speed_up_and_no_warning(pair):
     text = text_of(training.throughput_figure(pair))
     assert "1.50x" in text
@@ -72,7 +71,7 @@ def test_equal_runs_show_their_speed_up_and_no_warning(pair):
 
 def test_every_picture_of_unequal_work_says_so(load):
     runs = load(example_metrics(), example_metrics(training_config={"global_batch_size": 16, "seed": 7}))
-    for name, (_, build) in training.CHARTS.items():
+    for name, (_, _, build) in training.CHARTS.items():
         if name == "inference performance":
             continue
         figure = build(runs)
@@ -83,7 +82,6 @@ def test_every_picture_of_unequal_work_says_so(load):
     assert "x (n =" not in text_of(training.throughput_figure(runs))
 
 
-@pytest.mark.launches
 def test_training_time_says_what_is_timed(pair):
     text = text_of(training.training_time_figure(pair))
     assert "evaluation, logging and start-up excluded" in text
@@ -91,7 +89,6 @@ def test_training_time_says_what_is_timed(pair):
     assert f"{pair[0].training_time_s:.3f} s" in text
 
 
-@pytest.mark.launches
 def test_a_bar_is_as_long_as_its_value(pair):
     (axis,) = training.training_time_figure(pair).axes
     assert [bar.get_width() for bar in axis.patches] == pytest.approx([run.training_time_s for run in pair])
@@ -133,7 +130,6 @@ def test_versions_that_measure_differently_get_panels_of_their_own(load):
     assert "Not shown (not in the file): run2, devices unknown (v1)" in text_of(training.loss_vs_steps_figure(runs))
 
 
-@pytest.mark.launches
 def test_loss_charts_draw_every_step_and_every_evaluation(pair):
     figure = training.loss_vs_steps_figure(pair)
     lines = [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
@@ -142,7 +138,6 @@ def test_loss_charts_draw_every_step_and_every_evaluation(pair):
     assert [list(line.get_xdata()) for line in markers] == [[10, 20]] * 2
 
 
-@pytest.mark.launches
 def test_time_is_the_sum_of_steps_and_beside_it_the_wall_clock(pair):
     left, right = training.loss_vs_time_figure(pair).axes
     lines = [line for line in left.lines if line.get_linestyle() != "None"]
@@ -202,7 +197,6 @@ def test_a_smoothed_loss_is_a_mean_of_steps_of_the_run(load):
     assert mean.get_ydata()[-1] == pytest.approx(run.train_losses[-5:].mean())
 
 
-@pytest.mark.launches
 def test_step_times_leave_warm_up_out_and_say_so(pair):
     figure = training.step_time_figure(pair)
     dots = figure.axes[0].collections[0].get_offsets()[:, 0]
@@ -221,7 +215,6 @@ def test_one_slow_run_among_many_fast_ones_takes_a_log_scale(load):
     assert training.step_time_figure(runs[:1]).axes[0].get_xscale() == "linear"
 
 
-@pytest.mark.launches
 def test_memory_names_its_kind_and_shows_each_rank(pair):
     figure = training.memory_figure(pair)
     assert "peak resident memory (RSS) per rank" in text_of(figure)
@@ -240,7 +233,6 @@ def test_unfit_runs_are_marked_on_the_picture(load, mark):
         assert mark in text_of(build(runs))
 
 
-@pytest.mark.launches
 def test_inference_comes_from_v1_alone_and_a_stale_picture_goes(load, pair, tmp_path):
     assert training.inference_figure(pair) is None
     training.write_charts(load(v1_metrics(1), v1_metrics(4)), tmp_path / "out")
@@ -249,7 +241,6 @@ def test_inference_comes_from_v1_alone_and_a_stale_picture_goes(load, pair, tmp_
     assert not (tmp_path / "out" / INFERENCE_CHART).exists()
 
 
-@pytest.mark.launches
 def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(pair, tmp_path, monkeypatch):
     out = tmp_path / "out"
     training.write_charts(pair, out)

@@ -1,6 +1,5 @@
 """compare_runs.py: verdicts, refusals and warnings on files as training writes them, through the program's own main."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -10,32 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
+from support.programs import REPOSITORY, run_here
 
+from testbed.analysis.comparison.sentences import about_losses, verdict_of
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.runs.arms import Arm
 from testbed.analysis.runs.load import load_run
 
-PROGRAM = Path(__file__).resolve().parents[2] / "scripts" / "compare_runs.py"
 
-
-@pytest.fixture(scope="module")
-def program():
-    spec = importlib.util.spec_from_file_location("compare_runs", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def compare(program, capsys):
-    """compare("a", "--against", "b") gives the exit code and all that was said, on one line."""
-
-    def run(*arguments) -> tuple[int, str]:
-        code = program.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, " ".join((captured.out + captured.err).split())
-
-    return run
+def compare(*words: object) -> tuple[int, str]:
+    """Return the exit code and all that was said, on one line."""
+    done = run_here("scripts/compare_runs.py", *words)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
 def run_file(folder: Path, step_time_s: float = 0.2, *, minute: int = 0, **overrides) -> Path:
@@ -66,7 +51,7 @@ def verdict_in(path: Path) -> str:
     return json.loads(path.read_text())["verdict"]
 
 
-def test_the_same_configuration_twice_is_told_apart_in_at_most_one_of_twenty_comparisons(compare, tmp_path):
+def test_the_same_configuration_twice_is_told_apart_in_at_most_one_of_twenty_comparisons(tmp_path):
     generator = np.random.default_rng(2026)
     verdicts = []
     for number in range(20):
@@ -77,7 +62,7 @@ def test_the_same_configuration_twice_is_told_apart_in_at_most_one_of_twenty_com
     assert verdicts.count("no detectable difference") >= 19
 
 
-def test_five_percent_is_detected_with_the_number_of_runs_that_the_program_names(compare, tmp_path):
+def test_five_percent_is_detected_with_the_number_of_runs_that_the_program_names(tmp_path):
     generator = np.random.default_rng(5)
     pilot = [simulated(tmp_path / f"pilot_{side}", generator, 5, 0.015) for side in "ab"]
     _, said = compare(pilot[0], "--against", pilot[1])
@@ -92,31 +77,32 @@ def test_five_percent_is_detected_with_the_number_of_runs_that_the_program_names
     assert verdicts.count("faster") >= 12
 
 
-def test_a_verdict_stands_on_the_ratio_of_medians(compare, tmp_path):
+def test_a_verdict_stands_on_the_ratio_of_medians(tmp_path):
     code, said = compare(arm(tmp_path / "a", speed=1.25), "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "Verdict: A is 25.0 % faster than B (ratio 1.250, 95 % interval 1.24" in said
-    assert "5 and 5 runs" in said
+    assert "Verdict: A is 1.25x as fast as B (95 % interval 1.2" in said
+    assert "n = 5 and 5" in said
     assert "Warning" not in said
-    assert "Verdict: A is 20.0 % slower than B (ratio 0.800" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    said = compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    assert "Verdict: A is slower: 0.80x as fast as B (95 % interval" in said
 
 
-def test_no_difference_comes_with_what_would_have_been_detected(compare, tmp_path):
+def test_no_difference_comes_with_what_would_have_been_detected(tmp_path):
     code, said = compare(arm(tmp_path / "a", 1.002, noise=0.02), "--against", arm(tmp_path / "b", noise=0.02))
     assert code == 0
-    assert "No detectable difference in throughput between A and B (ratio 1.002" in said
+    assert "No detectable difference between A and B (ratio 1.002" in said
     assert re.search(r"5 runs of each would detect a difference of \d\.\d % in 80 % of cases", said)
     assert re.search(r"the observed difference of 0\.2 % takes more than 1,000 runs of each", said)
 
 
-def test_four_runs_make_no_claim_and_no_failure(compare, tmp_path):
+def test_four_runs_make_no_claim_and_no_failure(tmp_path):
     code, said = compare(arm(tmp_path / "a", 2.0, repeats=4), "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "Not enough repeats: the medians of A and B have the ratio 2.000 (n = 4 and 5 runs)" in said
+    assert "Not enough repeats for a claim about A against B (ratio 2.00, n = 4 and 5; a claim takes 5 each)" in said
     assert "faster than" not in said.partition("Verdict")[2].partition("Power")[0]
 
 
-def test_files_and_folders_at_any_depth_name_the_same_runs(compare, tmp_path):
+def test_files_and_folders_at_any_depth_name_the_same_runs(tmp_path):
     arm(tmp_path / "sweep" / "a", 1.25)
     arm(tmp_path / "b")
     files = sorted((tmp_path / "sweep").rglob("training_metrics.json"))
@@ -135,7 +121,7 @@ def test_files_and_folders_at_any_depth_name_the_same_runs(compare, tmp_path):
         ({"dataset_sha256": {"train": SHA_OTHER}}, "train data sha256 cccccccc against aaaaaaaa"),
     ],
 )
-def test_unequal_work_is_refused_with_the_field_and_its_values(compare, tmp_path, change, named):
+def test_unequal_work_is_refused_with_the_field_and_its_values(tmp_path, change, named):
     sides = arm(tmp_path / "a", 2.0, training_config=change), "--against", arm(tmp_path / "b")
     code, said = compare(*sides, "--json", tmp_path / "out.json")
     assert code == 2
@@ -151,7 +137,7 @@ def test_unequal_work_is_refused_with_the_field_and_its_values(compare, tmp_path
     assert record["mismatches"][0]["field"].replace("_", " ") in named
 
 
-def test_every_differing_field_is_named(compare, tmp_path):
+def test_every_differing_field_is_named(tmp_path):
     config = {"lr": 1e-3, "weight_decay": 0.0, "num_layers": 3}
     _, said = compare(arm(tmp_path / "a", training_config=config), "--against", arm(tmp_path / "b"))
     assert all(
@@ -159,7 +145,7 @@ def test_every_differing_field_is_named(compare, tmp_path):
     )
 
 
-def test_work_that_a_file_does_not_record_counts_as_unknown(compare, tmp_path):
+def test_work_that_a_file_does_not_record_counts_as_unknown(tmp_path):
     old = [save(tmp_path / f"old{number}" / "optimized", v20_metrics()) for number in range(2)]
     code, said = compare(old[0], "--against", arm(tmp_path / "b"))
     assert code == 2
@@ -171,22 +157,22 @@ def test_work_that_a_file_does_not_record_counts_as_unknown(compare, tmp_path):
     assert "PER RANK" in compare(v1, "--against", tmp_path / "b", "--allow-mismatch")[1]
 
 
-def test_a_faster_arm_that_learns_worse_is_not_called_better(compare, tmp_path):
+def test_a_faster_arm_that_learns_worse_is_not_called_better(tmp_path):
     worse = example_metrics(num_steps=6)["evaluations"]
     for row in worse:
         row["val_loss"] += 0.02
     code, said = compare(arm(tmp_path / "a", 1.25, evaluations=worse), "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "But A learns worse, and a faster run that learns worse is not faster." in said
+    assert "A is faster than B but learns worse, so it is not faster: final validation loss" in said
     assert "Final validation loss differs by 0.0200, more than 0.0040 (what seeds explain in published" in said
     assert "A is worse" in said
-    assert "But B learns worse, and a faster" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
+    assert "B learns worse, final validation loss" in compare(tmp_path / "b", "--against", tmp_path / "a")[1]
     said = compare(arm(tmp_path / "c", 0.8, evaluations=worse), "--against", tmp_path / "b")[1]
-    assert "A is 20.0 % slower than B" in said
-    assert "A learns worse, so the two do not do the same." in said
+    assert "A is slower: 0.80x as fast as B" in said
+    assert "; A learns worse, final validation loss" in said
 
 
-def test_seeds_that_vary_give_the_spread_that_losses_are_held_against(compare, tmp_path):
+def test_seeds_that_vary_give_the_spread_that_losses_are_held_against(tmp_path):
     for side, added in (("a", 0.01), ("b", 0.0)):
         for seed in range(5):
             rows = example_metrics(num_steps=6)["evaluations"]
@@ -200,17 +186,17 @@ def test_seeds_that_vary_give_the_spread_that_losses_are_held_against(compare, t
     assert "learns worse" not in said
 
 
-def test_a_run_whose_seed_the_other_side_lacks_is_not_counted(compare, tmp_path):
+def test_a_run_whose_seed_the_other_side_lacks_is_not_counted(tmp_path):
     for side, seeds in (("a", range(6)), ("b", range(5))):
         for seed in seeds:
             run_file(tmp_path / side / f"{seed}", 0.2 + seed / 1e4, training_config={"seed": seed})
     code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
     assert code == 0
     assert "no run of B has its seed 5" in said
-    assert "5 and 5 runs" in said
+    assert "n = 5 and 5" in said
 
 
-def test_instrumented_and_unfinished_runs_are_named_and_not_counted(compare, tmp_path):
+def test_instrumented_and_unfinished_runs_are_named_and_not_counted(tmp_path):
     arm(tmp_path / "a", 1.25)
     profiling = {"profile": True, "profile_steps": 3}
     run_file(tmp_path / "a" / "profiled", 9.0, instrumented=True, settings=profiling)
@@ -219,13 +205,13 @@ def test_instrumented_and_unfinished_runs_are_named_and_not_counted(compare, tmp
     (tmp_path / "a" / "broken" / "training_metrics.json").write_text("{")
     code, said = compare(tmp_path / "a", "--against", arm(tmp_path / "b"))
     assert code == 0
-    assert "ratio 1.250" in said
+    assert "A is 1.25x as fast as B" in said
     assert "profiled/training_metrics.json: it is instrumented" in said
     assert "stopped/training_metrics.json: its status is failed" in said
     assert "broken/training_metrics.json" in said
 
 
-def test_code_machine_and_order_that_differ_are_warnings(compare, tmp_path):
+def test_code_machine_and_order_that_differ_are_warnings(tmp_path):
     arm(tmp_path / "a", git_commit="1" * 40, git_dirty=True, host={"hostname": "node1"}, env={"torch_version": "2.12"})
     for number in range(5):
         run_file(tmp_path / "b" / f"{number}", 0.2 + number / 1e4, minute=60 + number)
@@ -241,7 +227,7 @@ def test_code_machine_and_order_that_differ_are_warnings(compare, tmp_path):
         assert text in said, text
 
 
-def test_settings_that_differ_are_shown(compare, tmp_path):
+def test_settings_that_differ_are_shown(tmp_path):
     a = arm(tmp_path / "a", settings={"run_type": "ddp", "bucket_cap_mb": 50}, world_size=1)
     said = compare(a, "--against", arm(tmp_path / "b", settings={"run_type": "ddp", "bucket_cap_mb": 25}))[1]
     assert "They differ in: ranks 1 / 2, bucket_cap_mb 50 / 25" in said
@@ -249,7 +235,7 @@ def test_settings_that_differ_are_shown(compare, tmp_path):
         tmp_path / "c", settings={"run_type": "ddp", "bucket_cap_mb": 25}))[1]  # fmt: skip
 
 
-def test_devices_and_deepspeed_options_that_are_no_settings_make_another_configuration(compare, tmp_path):
+def test_devices_and_deepspeed_options_that_are_no_settings_make_another_configuration(tmp_path):
     one_process = {"settings": {"run_type": "dp"}, "training_config": {"run_type": "dp"}, "world_size": 1}
     for devices in (2, 4):
         arm(tmp_path / "dp" / f"{devices}", speed=devices / 2, hardware={"num_devices": devices}, **one_process)
@@ -268,7 +254,7 @@ def test_devices_and_deepspeed_options_that_are_no_settings_make_another_configu
     assert "DeepSpeed configuration 22222222: " in said
 
 
-def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(compare, tmp_path):
+def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(tmp_path):
     for side, losses in (("a", [8.1, 8.1, 8.1, 8.1, 10.6]), ("b", [7.6, 7.6, 7.6, 7.6, 7.7])):
         for number, loss in enumerate(losses):
             rows = example_metrics(num_steps=6)["evaluations"]
@@ -291,7 +277,7 @@ def test_a_copy_counts_for_nothing_where_arms_are_compared_without_the_program(t
     assert [(run.path, reason.startswith("a copy of ")) for run, reason in comparison.not_counted] == [(copy, True)]
 
 
-def test_the_json_file_holds_every_value_and_where_it_is_from(compare, tmp_path):
+def test_the_json_file_holds_every_value_and_where_it_is_from(tmp_path):
     compare(arm(tmp_path / "a", 1.25), "--against", arm(tmp_path / "b"), "--json", tmp_path / "out.json")
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["verdict"] == "faster"
@@ -304,7 +290,7 @@ def test_the_json_file_holds_every_value_and_where_it_is_from(compare, tmp_path)
     assert p95["ratio"]["ratio"] == pytest.approx(0.8)
 
 
-def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(compare, tmp_path):
+def test_what_is_typed_wrong_is_one_sentence_and_exit_code_2(tmp_path):
     good, other = arm(tmp_path / "a"), arm(tmp_path / "b")
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.json").write_text("no json")
@@ -334,19 +320,17 @@ def test_arms_of_a_report_compare_under_their_names(tmp_path):
         paths = arm(tmp_path / name, speed, training_config={"run_type": name}).iterdir()
         arms.append(Arm(name, tuple(load_run(path) for path in sorted(paths))))
     comparison = compare_arms(*arms)
-    assert comparison.verdict_sentence().startswith("ddp on 2 ranks is 25.0 % faster than fsdp on 2 ranks (ratio 1.250")
+    assert verdict_of(comparison).sentence.startswith("ddp on 2 ranks is 1.25x as fast as fsdp on 2 ranks (95 %")
     assert comparison.learns_worse is None
     assert {quantity.name for quantity in comparison.quantities} >= {"throughput", "step time, p95"}
-    assert all("not more than" in sentence for sentence in comparison.loss_sentences())
+    assert all("not more than" in sentence for sentence in about_losses(comparison))
 
 
 @pytest.mark.launches
-def test_the_program_runs_on_its_own_and_help_loads_no_numpy(tmp_path):
+def test_help_loads_no_numpy():
     code = "import sys, runpy; sys.argv[1:] = ['--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
     code += "except SystemExit: print(sorted({'numpy', 'scipy', 'torch'} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", code % str(PROGRAM)], capture_output=True, text=True, check=True)
+    path = str(REPOSITORY / "scripts" / "compare_runs.py")
+    said = subprocess.run([sys.executable, "-c", code % path], capture_output=True, text=True, check=True)
     assert said.stdout.strip().endswith("[]")
     assert "--allow-mismatch" in said.stdout
-    missing = subprocess.run([sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, check=False)
-    assert missing.returncode == 2
-    assert "--against" in missing.stderr

@@ -40,7 +40,7 @@ def whole(name: str) -> Document:
         (0, 1),
         name,
     )
-    picture = Picture("rates", name, name, (link,), lambda look: Figure(figsize=(look.inches, 2)))
+    picture = Picture("rates", name, name, (link,), lambda: Figure(figsize=(9, 2)))
     return Document(
         title=name,
         lead=name,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from support.programs import REPOSITORY
+from support.programs import run_here
 from support.scaling_examples import run_with_losses
 
 from testbed.analysis.runs.load import find_runs, load_run
 from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
-
-SCRIPT = REPOSITORY / "scripts" / "compare_runs.py"
 
 
 def runs_below(folder) -> list:
@@ -41,23 +36,19 @@ def test_each_seed_has_a_target_of_its_own(tmp_path):
     assert "Median over 5 seeds: 0.500 [0.500, 0.500] of the tokens, 0.750 [0.750, 0.750] of the time." in text
 
 
-@pytest.mark.launches
 def test_a_run_that_never_gets_there_makes_no_median_and_exit_code_1(tmp_path):
     write_arms(tmp_path)
     run_with_losses(tmp_path / "a" / "5", [6.0, 5.9, 5.8], 0.3, seed=5)
     run_with_losses(tmp_path / "b" / "5", [6.0, 5.5, 5.0], 0.2, seed=5)
-    command = [sys.executable, SCRIPT, tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_here("scripts/compare_runs.py", tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss")
     assert done.returncode == 1 and "never" in done.stdout and "Median" not in done.stdout
 
 
-@pytest.mark.launches
 def test_a_run_that_did_not_end_is_no_reference(tmp_path):
     write_arms(tmp_path)
     failed = {"status": "failed", "failure": {"reason": "killed", "step": 30}, "completion": None}
     run_with_losses(tmp_path / "b" / "0", [6.0, 5.5, 5.0], 0.2, seed=0, **failed)
-    command = [sys.executable, SCRIPT, tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_here("scripts/compare_runs.py", tmp_path / "a", "--against", tmp_path / "b", "--to_final_loss")
     assert done.returncode == 2 and "is not complete" in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.fuzz import ran
 from support.nccl_examples import init_lines, one_host, two_hosts, write_logs
+from support.programs import run_here
 
 from testbed.analysis.profiles.nccl_lines import parse_lines
 from testbed.analysis.profiles.nccl_logs import find_logs, summarise, summary_of, summary_text
@@ -139,7 +139,7 @@ def test_warnings_of_nccl_are_shown():
 
 def test_the_program(tmp_path):
     folder = write_logs(tmp_path / "start_1", [two_hosts(0), two_hosts(1)])
-    done = ran(PROGRAM, folder, "--json", tmp_path / "summary.json")
+    done = run_here(PROGRAM, folder, "--json", tmp_path / "summary.json")
     assert done.returncode == 0, done.stderr
     for line in (
         "NCCL 2.27.3+cuda12.9 (said by 2 of 2 processes)",
@@ -149,11 +149,11 @@ def test_the_program(tmp_path):
     ):
         assert line in done.stdout
     assert json.loads((tmp_path / "summary.json").read_text()) == summarise(folder)
-    assert ran(PROGRAM, folder, "--json", tmp_path).returncode == 1
+    assert run_here(PROGRAM, folder, "--json", tmp_path).returncode == 1
 
 
 def test_the_program_refuses_what_is_no_log(tmp_path):
-    missing = ran(PROGRAM, tmp_path)
+    missing = run_here(PROGRAM, tmp_path)
     assert missing.returncode == 2 and "gloo, which has no such log" in missing.stderr
     (tmp_path / "nccl_rank_a_1.log").write_text("nothing of the kind\n")
-    assert ran(PROGRAM, tmp_path).returncode == ran(PROGRAM, tmp_path / "nowhere").returncode == 2
+    assert run_here(PROGRAM, tmp_path).returncode == run_here(PROGRAM, tmp_path / "nowhere").returncode == 2

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from support import nsys_examples as example
-from support.fuzz import ran
 from support.metrics_examples import example_metrics, v20_metrics
 from support.nsight_cases import DIFF, chrome_trace, run_folder, text_file
+from support.programs import run_here
 
 from testbed.analysis.profiles.diff import diff, read_summary
 from testbed.analysis.profiles.document import diff_text
@@ -128,10 +128,10 @@ def test_files_of_one_trace_that_differ_are_refused(tmp_path):
 def test_diff_profiles_prints_and_writes_json(before, after, tmp_path):
     for folder in (before, after):
         write_summary(folder)
-    done = ran(DIFF, before, after, "--json", tmp_path / "changes.json")
+    done = run_here(DIFF, before, after, "--json", tmp_path / "changes.json")
     assert done.returncode == 0 and "+0.25" in done.stdout
     assert json.loads((tmp_path / "changes.json").read_text())["nccl"][0][PER_STEP][1] == 3.25
-    done = ran(DIFF, before, after, "--json", tmp_path)
+    done = run_here(DIFF, before, after, "--json", tmp_path)
     assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import nsys_examples as example
-from support.fuzz import ran
 from support.metrics_examples import example_metrics, save, v20_metrics
 from support.nsight_cases import DIFF, chrome_trace, run_folder, text_file
 from support.nsys_examples import UNIT
+from support.programs import run_here
 
 from testbed.analysis.profiles.diff import diff, read_summary
 from testbed.analysis.profiles.document import summary_text
@@ -238,14 +238,14 @@ def test_a_torch_trace_that_is_none_is_refused(tmp_path, content, message):
 
 def test_parse_nsys_stats_writes_or_leaves_everything_as_it_was(tmp_path):
     folder = run_folder(tmp_path / "run", metrics=example_metrics())
-    done = ran(PARSE, "--run_dir", folder)
+    done = run_here(PARSE, "--run_dir", folder)
     path = folder / "profiles" / "profile_summary.json"
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Wrote {path}\n")
     assert ":train/backward" in done.stdout and "per rank and step" in done.stdout
     content = path.read_text(encoding="utf-8")
     text_file(folder / "profiles", example.stats_text("indian").replace("28,80,00,864", "28,80,0?,864"))
-    failed = ran(PARSE, "--run_dir", folder)
+    failed = run_here(PARSE, "--run_dir", folder)
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
     assert "nsys_stats_node0.txt line 9: Total Time (ns) is '28,80,0?,864'" in failed.stderr
     assert path.read_text(encoding="utf-8") == content
@@ -258,6 +258,6 @@ def test_wrong_flags_and_empty_folders_are_one_sentence(tmp_path):
         ((PARSE, "--run_dir", tmp_path), "holds no profile"),
         ((DIFF, tmp_path, tmp_path), "parse_nsys_stats.py --run_dir writes it"),
     ):
-        done = ran(*command)
+        done = run_here(*command)
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr and "Traceback" not in done.stderr

@@ -8,13 +8,13 @@ import pytest
 from support.metrics_examples import example_metrics, save
 from support.report_cases import arms, load, markdown, repeats, run_metrics, write_sweep
 
-from testbed.analysis.document.model import NARROW, WIDE
-from testbed.analysis.report import scaling
+from testbed.analysis.document.model import plain
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.build import report_of
 from testbed.analysis.report.figures import breakdown_figure, loss_figure, scaling_figure
 from testbed.analysis.runs.comparability import LOSS_NOISE
 from testbed.analysis.runs.load import load_run
+from testbed.analysis.scaling.tables import fit_lines
 from testbed.metrics.file import read_metrics
 
 
@@ -73,27 +73,31 @@ def test_a_protocol_that_compares_unequal_work_has_its_own_verdict(tmp_path, pro
 def test_collectives_of_unknown_groups_have_no_bandwidth(tmp_path):
     """Where several groups of ranks could be meant, a file holds null, and no bandwidth is made of it."""
     metrics = run_metrics("pipeline", 2, 1, is_profiled=True)
-    metrics["attribution"]["collectives"][0]["bus_bytes_per_step"] = None
-    save(tmp_path, metrics)
-    (row,) = [line for line in markdown(load(tmp_path)).splitlines() if "gloo:all_reduce" in line]
+    known = dict(metrics["attribution"]["collectives"][0])
+    metrics["attribution"]["collectives"] = [{**known, "bus_bytes_per_step": None}]
+    save(tmp_path / "unknown", metrics)
+    text = markdown(load(tmp_path))
+    assert "gloo:all_reduce" in text and "bus bandwidth (GB/s)" not in text
+    metrics["attribution"]["collectives"].append(known)
+    save(tmp_path / "unknown", metrics)
+    row = next(line for line in markdown(load(tmp_path)).splitlines() if "gloo:all_reduce" in line)
     assert [cell.strip() for cell in row.split("|")][5:8:2] == ["n/a", "n/a"]
 
 
 def test_the_breakdown_is_drawn_in_milliseconds_one_part_after_the_other():
     seconds = {"forward": 0.1, "backward": 0.2, "exposed communication": 0.05}
-    bars = [("a", Breakdown("x", True, seconds, 3, 1)), ("b", Breakdown("x", True, {"forward": 0.3}, 3, 1))]
-    for look in (WIDE, NARROW):
-        drawn = breakdown_figure(bars, look).axes[0].patches
-        first = [(bar.get_x(), bar.get_width()) for bar in drawn if round(bar.get_y() + bar.get_height() / 2) == 0]
-        second = [bar.get_width() for bar in drawn if round(bar.get_y() + bar.get_height() / 2) == 1]
-        assert np.ravel(first) == pytest.approx([0, 100, 100, 200, 300, 50])
-        assert second == pytest.approx([300, 0, 0])
+    bars = [("a", Breakdown("x", True, seconds)), ("b", Breakdown("x", True, {"forward": 0.3}))]
+    drawn = breakdown_figure(bars).axes[0].patches
+    first = [(bar.get_x(), bar.get_width()) for bar in drawn if round(bar.get_y() + bar.get_height() / 2) == 0]
+    second = [bar.get_width() for bar in drawn if round(bar.get_y() + bar.get_height() / 2) == 1]
+    assert np.ravel(first) == pytest.approx([0, 100, 100, 200, 300, 50])
+    assert second == pytest.approx([300, 0, 0])
 
 
 @pytest.mark.parametrize("law", ["amdahl", "gustafson"])
 def test_the_law_is_drawn_from_its_formula(law):
     points = {"ddp": [(1, 1.0, None, None), (4, 2.2, 2.0, 2.5)], "fsdp": [(4, 2.0, 1.9, 2.1)]}
-    figure = scaling_figure(points, {"ddp": 0.25, "fsdp": None}, {"ddp": "#000000", "fsdp": "#ff0000"}, WIDE, law=law)
+    figure = scaling_figure(points, {"ddp": 0.25, "fsdp": None}, {"ddp": "#000000", "fsdp": "#ff0000"}, law=law)
     lines = figure.axes[0].lines
     (curve,) = [line for line in lines if len(line.get_xdata()) == 60]
     at = {1: 1.0, 4: 1 / (0.25 + 0.75 / 4)} if law == "amdahl" else {1: 1.0, 4: 4 - 0.25 * 3}
@@ -108,7 +112,7 @@ def test_the_law_is_drawn_from_its_formula(law):
 def test_the_losses_are_drawn_as_differences_from_the_reference(tmp_path):
     subject = arms(tmp_path, a=repeats("baseline", 0.3), b=repeats("ddp", 0.2, loss=0.003))
     (workload,) = subject.workloads
-    panel = loss_figure(workload, WIDE).axes[1]
+    panel = loss_figure(workload).axes[1]
     dots = [line for line in panel.lines if line.get_marker() == "o"]
     rows = {entry.strategy: number for number, entry in enumerate(workload.measured)}
     assert list(dots[rows["ddp"]].get_xdata()) == pytest.approx([0.003] * 5)
@@ -121,7 +125,16 @@ def test_the_losses_are_drawn_as_differences_from_the_reference(tmp_path):
 
 
 def test_the_limit_of_a_speed_up_needs_a_serial_fraction_above_0():
-    fit = {"serial_fraction": 0.25, "limit_of_speedup": 4.0, "low": 0.2, "high": 0.5}
-    assert str(scaling._limit(fit)) == "4.0x (2.0 to 5.0)"
-    assert str(scaling._limit(fit | {"low": -0.01})) == "n/a"
-    assert str(scaling._limit(fit | {"low": None, "high": None})) == "n/a"
+    fit = {"serial_fraction": 0.25, "limit_of_speedup": 4.0, "low": 0.2, "high": 0.5, "law": "amdahl"}
+    fit |= {"num_points": 10, "rank_counts": [1, 2], "notes": ["a note"]}
+
+    def line(**changed) -> str:
+        strategy = {"strategy_name": "ddp", "batch_size": 8, "fits": {"amdahl": fit | changed}}
+        line, note = map(plain, fit_lines({"strategies": [strategy]}))
+        assert note == "A note."
+        return line
+
+    of_ddp, source = "Amdahl, ddp, batch 8: serial share 0.250", "from 10 runs at 1, 2 ranks"
+    assert line() == f"{of_ddp} [0.200, 0.500] {source}, speed-up at most 4.0x [2.0, 5.0]."
+    assert line(low=-0.01) == f"{of_ddp} [-0.010, 0.500] {source}."
+    assert line(low=None, high=None) == f"{of_ddp} {source}."

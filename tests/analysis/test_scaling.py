@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 from support.metrics_examples import SHA_OTHER, save, v1_metrics, v20_metrics
-from support.programs import REPOSITORY
+from support.programs import run_here
 from support.scaling_examples import NOISE, arm_of, metrics_of, report_of, write_arm
 
 from testbed.analysis.scaling.report import amdahl_fit, gustafson_fit, write_scaling_report
@@ -168,7 +165,7 @@ def test_batch_sizes_with_a_reference_of_their_own_are_series_of_their_own(tmp_p
     assert arm_of(report, "ddp", 2, batch=8)["speedup"]["ratio"] == pytest.approx(1.8)
     assert arm_of(report, "ddp", 2, batch=16)["speedup"]["ratio"] == pytest.approx(1.9)
     table = scaling_table(report, "001")
-    assert "batch 8: time (s) | batch 8: speed-up | batch 16: time (s) | batch 16: speed-up" in table
+    assert "| strategy | batch (global) | GPUs/ranks | training time (s) | speed-up |" in table
     assert "1.80x" in table and "1.90x" in table and "not measured (run with --profile)" in table
 
 
@@ -310,35 +307,20 @@ def test_the_plan_of_a_sweep_decides_and_the_report_is_written(tmp_path):
     assert all(math.isfinite(arm["tokens_per_s"]["median"]) for arm in report["arms"])
 
 
-@pytest.fixture
-def program(capsys, monkeypatch):
-    """Call generate_scaling_table.py in this process, which has imported scipy already: (exit code, stdout, stderr)."""
-    path = REPOSITORY / "scripts" / "generate_scaling_table.py"
-    specification = importlib.util.spec_from_file_location("generate_scaling_table", path)
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [path.name, *map(str, arguments)])
-        monkeypatch.chdir(REPOSITORY)
-        code = script.main()
-        return code, *capsys.readouterr()
-
-    return call
+def program(*words: object) -> tuple[int, str, str]:
+    done = run_here("scripts/generate_scaling_table.py", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.launches
-def test_the_program_prints_the_same_table_from_runs_and_from_the_report(tmp_path, program):
+def test_the_program_prints_the_same_table_from_runs_and_from_the_report(tmp_path):
     strong_sweep(tmp_path)
     code, table, said = program("--dir", tmp_path)
     assert code == 0, said
     assert "| ddp | 8 | 2 | 1,800 [" in table and "Amdahl, ddp, batch 8: serial share" in table
-    command = [sys.executable, "scripts/generate_scaling_table.py", "--report", str(write_scaling_report(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    assert (done.returncode, done.stdout) == (0, table), done.stderr
+    assert program("--report", write_scaling_report(tmp_path))[:2] == (0, table)
 
 
-def test_the_old_form_takes_a_file_per_number_of_gpus(tmp_path, program):
+def test_the_old_form_takes_a_file_per_number_of_gpus(tmp_path):
     files = [save(tmp_path, metrics_of(kind, n, 1000.0 * n**0.9), f"{n}.json")
              for kind, n in (("baseline", 1), ("optimized", 2), ("optimized", 4))]  # fmt: skip
     code, table, said = program("--gpu1", files[0], "--gpu2", files[1], "--gpu4", files[2])
@@ -350,24 +332,22 @@ def test_the_old_form_takes_a_file_per_number_of_gpus(tmp_path, program):
     assert code == 2 and "does not record its number of ranks" in said
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_wrong_command_line_is_one_sentence():
+    runs = "docs/results/run_types"
+    for arguments in (
         [],
         ["--dir", "docs/results", "--report", "x"],
         ["--dir", "docs/images"],
         ["--report", "README.md"],
-        ["--dir", "docs/results/run_types", "--table", "004"],
-        ["--dir", "docs/results/run_types", "--protocol", "time_to_loss"],
-        ["--gpu2", "docs/results/run_types/ddp"],
-    ],
-)
-def test_a_wrong_command_line_is_one_sentence(program, arguments):
-    code, table, said = program(*arguments)
-    assert (code, table) == (2, "") and len(said.splitlines()) == 1, said
+        ["--dir", runs, "--table", "004"],
+        ["--dir", runs, "--protocol", "time_to_loss"],
+        ["--gpu2", f"{runs}/ddp"],
+    ):
+        code, table, said = program(*arguments)
+        assert (code, table) == (2, "") and len(said.splitlines()) == 1, (arguments, said)
 
 
-def test_unequal_work_is_exit_code_1(tmp_path, program):
+def test_unequal_work_is_exit_code_1(tmp_path):
     write_arm(tmp_path, "baseline", 1, 1000)
     write_arm(tmp_path, "ddp", 2, 1800, batch=16)
     code, table, _ = program("--dir", tmp_path)
@@ -375,7 +355,7 @@ def test_unequal_work_is_exit_code_1(tmp_path, program):
     assert program("--dir", tmp_path, "--allow-mismatch")[0] == 0
 
 
-def test_data_parallel_stands_beside_the_layer_cuts(tmp_path):
+def test_model_parallel_is_compared_with_the_pipeline(tmp_path):
     strong_sweep(tmp_path)
     assert "the sweep has no model_parallel and pipeline" in scaling_table(report_of(tmp_path), "002")
     write_arm(tmp_path, "model_parallel", 2, 900)
@@ -385,7 +365,6 @@ def test_data_parallel_stands_beside_the_layer_cuts(tmp_path):
 
 
 def test_two_variants_are_compared_only_where_both_were_run(tmp_path):
-    """The baseline stands in at one rank for speed-ups; it is no run of the other variant."""
     for run_type, ranks, rate in (("baseline", 1, 1000), ("ddp", 1, 950), ("ddp", 2, 1800), ("fsdp", 2, 1500)):
         write_arm(tmp_path, run_type, ranks, rate)
     rows = scaling_table(report_of(tmp_path), "004", ["ddp", "fsdp"]).splitlines()

@@ -83,14 +83,16 @@ def unstable(root: Path, losses: list[float], **more) -> None:
 
 
 def test_an_unstable_arm_does_not_excuse_its_own_worse_loss(tmp_path):
+    def loss_note() -> str | None:
+        return arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
+
     unstable(tmp_path / "a", [7.6] * 5, run_type="baseline", hardware={"num_devices": 1})
     unstable(tmp_path / "b", [8.1, 8.1, 8.1, 8.1, 10.6])
-    note = arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
-    assert note.endswith("differs by +0.5000, more than 0.0040 (what seeds explain in published 124M runs)")
+    assert loss_note().endswith("differs by +0.5000, more than 0.0040 (what seeds explain in published 124M runs)")
     unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 7.7], run_type="baseline", hardware={"num_devices": 1})
-    assert "more than 0.2000 (the spread of baseline on 1 rank)" in arm_of(report_of(tmp_path), "ddp", 2)["loss_note"]
+    assert "more than 0.2000 (the run-to-run spread of baseline on 1 rank)" in loss_note()
     unstable(tmp_path / "a", [7.5, 7.6, 7.6, 7.6, 8.2], run_type="baseline", hardware={"num_devices": 1})
-    assert arm_of(report_of(tmp_path), "ddp", 2)["loss_note"] is None
+    assert loss_note() is None
 
 
 @pytest.mark.parametrize("is_planned", [False, True])

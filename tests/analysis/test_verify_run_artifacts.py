@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.fuzz import ran
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
-from support.programs import REPOSITORY
+from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.metrics.run_directory import mark_complete
@@ -232,11 +231,11 @@ def test_older_versions_are_checked_as_far_as_they_go(tmp_path):
 
 def test_the_exit_code_says_whether_all_runs_passed(tmp_path):
     write_sweep(tmp_path)
-    assert ran(PROGRAM, "--dir", tmp_path).returncode == 0
+    assert run_here(PROGRAM, "--dir", tmp_path).returncode == 0
     (tmp_path / "ddp_2/run_1/RUN_COMPLETE.txt").unlink()
-    done = ran(PROGRAM, "--dir", tmp_path)
+    done = run_here(PROGRAM, "--dir", tmp_path)
     assert done.returncode == 1 and "missing_mark" in done.stdout and "1 of 5" in done.stderr
-    nothing = ran(PROGRAM, "--dir", REPOSITORY / "docs/images")
+    nothing = run_here(PROGRAM, "--dir", REPOSITORY / "docs/images")
     assert nothing.returncode == 2 and len(nothing.stderr.splitlines()) == 1 and not nothing.stdout
 
 

@@ -231,15 +231,15 @@ def test_a_drill_is_continued_only_as_it_began(rows, tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(words, said, tmp_path):
-    done = run_here("fault_drill.py", *words, "--out_dir", tmp_path / "drill")
+    done = run_here("scripts/fault_drill.py", *words, "--out_dir", tmp_path / "drill")
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.startswith("fault_drill.py: error: ") and len(done.stderr.splitlines()) == 1
 
 
 def test_the_plan_is_printed_and_nothing_runs(tmp_path):
-    done = run_here("fault_drill.py", "--dry_run", "--faults", "24", "--out_dir", tmp_path / "drill")
+    done = run_here("scripts/fault_drill.py", "--dry_run", "--faults", "24", "--out_dir", tmp_path / "drill")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 26 and not (tmp_path / "drill").exists()
-    one = run_here("fault_drill.py", "--dry_run", "--only", "17", "--out_dir", tmp_path / "drill")
+    one = run_here("scripts/fault_drill.py", "--dry_run", "--only", "17", "--out_dir", tmp_path / "drill")
     assert one.stdout.splitlines()[0] == done.stdout.splitlines()[16]
 
 

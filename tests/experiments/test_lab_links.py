@@ -101,7 +101,7 @@ def test_what_is_typed_wrong_is_one_sentence():
         (["up", "--delay_ms", "-1"], "-1 ms"),
         (["down", "testbed-none"], "testbed-none"),
     ):
-        said = run_here("lab/network.py", *words)
+        said = run_here("scripts/lab/network.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, (words, said.stderr)
 
 

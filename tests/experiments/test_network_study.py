@@ -95,7 +95,7 @@ def test_levers_alone_bring_what_they_are_compared_to():
 
 
 def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
-    said = run_here("network_study.py", "--dry_run", "--out_dir", tmp_path / "none")
+    said = run_here("scripts/network_study.py", "--dry_run", "--out_dir", tmp_path / "none")
     assert said.returncode == 0 and said.stdout.count("gpt2.py") == 6 * 51 and "51 arms" in said.stdout
     assert not (tmp_path / "none").exists()
     for words, telling in (
@@ -106,7 +106,7 @@ def test_the_plan_is_printed_and_what_is_typed_wrong_is_one_sentence(tmp_path):
         (["--repeats", "0"], "--repeats: '0' is not a positive whole number"),
         (["--tables", tmp_path], "does not exist"),
     ):
-        said = run_here("network_study.py", *words)
+        said = run_here("scripts/network_study.py", *words)
         assert said.returncode == 2 and telling in said.stderr and "Traceback" not in said.stderr, said.stderr
 
 
@@ -321,7 +321,7 @@ def test_the_page_takes_the_tables_and_a_study_draws_its_pictures(tmp_path):
     STUDY_FILE.write(tmp_path / STUDY_FILE.name, made_up())
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
-    said = run_here("network_study.py", "--tables", tmp_path, "--into", page)
+    said = run_here("scripts/network_study.py", "--tables", tmp_path, "--into", page)
     assert said.returncode == 0, said.stderr
     for name, text in blocks(STUDY_FILE.read(tmp_path)).items():
         assert block_of(page.read_text(), name) == text

@@ -116,7 +116,7 @@ def test_the_file_holds_what_follows_from_its_rows_and_is_read_back(tmp_path):
     assert content["results"][1]["ratio"] == pytest.approx(3.0)
     plot_peers(content, tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 20_000
-    done = run_here("compare_peers.py", "--table", tmp_path / "peers.json")
+    done = run_here("scripts/compare_peers.py", "--table", tmp_path / "peers.json")
     assert done.returncode == 0 and done.stdout.strip() == peers_table(content)
 
 
@@ -195,7 +195,7 @@ def test_it_cannot_pass_with_a_trainer_missing(tmp_path, token_files):
 )
 def test_what_is_typed_wrong_is_refused_before_anything_runs(tmp_path, token_files, flags, sentence):
     words = ["--quick", "--device", "cpu", *data_flags(token_files), "--out_dir", tmp_path / "out"]
-    done = run_here("compare_peers.py", *words, *flags)
+    done = run_here("scripts/compare_peers.py", *words, *flags)
     assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 

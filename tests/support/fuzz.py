@@ -13,11 +13,8 @@ import io
 import json
 import os
 import resource
-import runpy
 import shutil
 import signal
-import subprocess
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +26,7 @@ from unittest import mock
 from hypothesis import HealthCheck, Phase, given, settings
 
 from support.mutations import broken_json
-from support.programs import REPOSITORY
+from support.programs import kept_signals, run_here
 from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
 
@@ -65,17 +62,6 @@ def in_time(seconds: float = LONGEST_S) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_signals() -> Iterator[None]:
-    """A program may set handlers of its own."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
     """Raise MemoryError, which no program expects, where gigabytes are asked for."""
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -108,31 +94,13 @@ def check_sentence(sentence: str) -> None:
     sentence.encode("utf-8")
 
 
-def ran(program: Path | str, *arguments: object) -> subprocess.CompletedProcess:
-    """Run a program's main in this process, as a launch of it would: exit code and what was printed."""
-    program = REPOSITORY / program
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with (
-        kept_signals(),
-        mock.patch.object(sys, "argv", [str(program), *map(str, arguments)]),
-        mock.patch.object(sys, "path", list(sys.path)),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            runpy.run_path(str(program), run_name="__main__")
-        except SystemExit as end:
-            code = end.code or 0
-    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
-
-
 def run_in_process(program: Path | str, *arguments: object) -> str:
     """Return what a program printed, run in this process.
 
     Raises:
         Refused: exit code 1 or 2 and one sentence; argparse's usage may stand before it.
     """
-    done = ran(program, *arguments)
+    done = run_here(program, *arguments)
     return refused(done.returncode, done.stdout, done.stderr, Path(program).name) if done.returncode else done.stdout
 
 

@@ -80,8 +80,21 @@ class Ratio:
     noise: float | None
     planning_noise: float | None
 
+    def interval_among(self, comparisons: int) -> tuple[float, float] | None:
+        """Return the interval at a confidence of 1 - 0.05 / comparisons: as many of them hold together at 95 %.
+
+        It is the 95 % interval widened on the log scale by the ratio of Student's quantiles. Their degrees of freedom
+        are the smaller arm's repeats less one, the fewest that Welch's can be: rather too wide than too narrow.
+        """
+        if self.low is None or self.high is None:
+            return None
+        freedom, tail = min(self.n_a, self.n_b) - 1, (1 - CONFIDENCE) / 2
+        wider = special.stdtrit(freedom, 1 - tail / comparisons) / special.stdtrit(freedom, 1 - tail)
+        low, high = (self.ratio * (bound / self.ratio) ** wider for bound in (self.low, self.high))
+        return float(low), float(high)
+
     def repeats_to_detect(self, effect: float) -> int | None:
-        """Repeats per arm at which a difference of the fraction `effect` is found in POWER of all comparisons."""
+        """Return the repeats per arm at which POWER of all comparisons find a difference of the fraction `effect`."""
         return None if self.planning_noise is None else repeats_needed(self.planning_noise, effect)
 
 
@@ -114,7 +127,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Median with the bounds of its 95 % interval; the bounds are None below MIN_REPEATS, all three without values.
+    """Return median and bounds of its 95 % interval; the bounds are None below MIN_REPEATS, all three without values.
 
     For a table or a figure. Whether two arms differ is for `compare`: overlapping intervals do not say that they agree.
     """
@@ -128,7 +141,7 @@ def median_interval(values: Sequence[float]) -> tuple[float | None, float | None
 
 
 def repeats_needed(noise: float, effect: float) -> int:
-    """Repeats per arm so that POWER of all comparisons detect that one arm is faster by the fraction `effect`.
+    """Return the repeats per arm at which POWER of all comparisons find that one is faster by the fraction `effect`.
 
     `noise` is the true standard deviation of one run as a fraction. Never fewer than MIN_REPEATS.
     """
@@ -150,7 +163,7 @@ def _rates(values: Sequence[float]) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=4096)  # a report compares each arm with many others
 def _standard_error(values: tuple[float, ...]) -> float:
-    """Bootstrap standard error of the median of sorted values; a fixed seed, so the same runs give the same verdict."""
+    """Return the bootstrap standard error of the median of sorted values; the seed is fixed, and so is the verdict."""
     if len(set(values)) == 1:
         return 0.0
     resampled = stats.bootstrap(
@@ -164,7 +177,7 @@ def _log_standard_error(rates: tuple[float, ...]) -> float:
 
 
 def _margin(arms: Sequence[tuple[float, int]]) -> float:
-    """Half the width of the interval of a sum or difference of medians, given each one's standard error and repeats."""
+    """Return half the width of the interval of a difference of medians, given each one's standard error and repeats."""
     variances = np.array([standard_error**2 for standard_error, _ in arms])
     if not variances.any():
         return 0.0
@@ -177,7 +190,7 @@ def _log_stdev(rates: Sequence[float]) -> float:
 
 
 def _noise(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
-    """Standard deviation of one run, pooled over the arms that repeat, and the upper 80 % confidence limit of it."""
+    """Return the standard deviation of one run, pooled over the arms, and its upper 80 % confidence limit."""
     repeated = [rates for rates in (a, b) if len(rates) > 1]
     if not repeated:
         return None, None

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.repeats import Bar, draw_bars
+from testbed.analysis.charts.bars import Bar, draw_bars
 from testbed.analysis.charts.style import STYLE, figure_with_footer, rows_on
 
 GREY = "#555555"

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from testbed.analysis.charts.repeats import Bar, draw_bars
+from testbed.analysis.charts.bars import Bar, draw_bars
 from testbed.analysis.charts.style import (
     COLOURS,
     LINE_STYLES,

@@ -17,7 +17,7 @@ SMALLEST = 1e-8  # what a log axis shows for a difference of exactly zero
 
 
 def loss_differences(runs: Sequence[Run]) -> list[np.ndarray]:
-    """|loss - loss of the first run| of each optimizer step, for every run but the first.
+    """Return |loss - loss of the first run| of each optimizer step, for every run but the first.
 
     Raises:
         ValueError: the runs did not do equal work, so that a difference would mean nothing.
@@ -30,8 +30,10 @@ def loss_differences(runs: Sequence[Run]) -> list[np.ndarray]:
 
 
 def agreement_table(runs: Sequence[Run]) -> str:
-    """One line per run in Markdown: last training loss, largest difference of a step's loss from the first run's,
-    validation loss, and peak memory of the largest rank."""
+    """Return a line per run in Markdown: losses, and peak memory of the largest rank.
+
+    The largest difference is that of a step's loss from the first run's.
+    """
     largest = ["", *(f"{difference.max():.1e}" for difference in loss_differences(runs))]
     lines = [
         "| run | loss of the last step | largest loss difference of a step | validation loss | peak memory, largest "
@@ -46,7 +48,7 @@ def agreement_table(runs: Sequence[Run]) -> str:
 
 
 def agreement_figure(runs: Sequence[Run]) -> Figure:
-    """Above every run's training loss, below the differences from the first run's on a log scale."""
+    """Draw every run's training loss, and below the differences from the first run's on a log scale."""
     differences = loss_differences(runs)
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 8.4), layout="constrained")

@@ -55,7 +55,7 @@ def figure_with_footer(
     *,
     are_single: bool = True,
 ) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with stacked panels, or `columns` in a row with one y axis; title above, notes and warnings below.
+    """Return a figure with stacked panels, or `columns` in a row with one y axis; title above, notes below.
 
     The warnings on `runs` go below, that they compute on unequally many cores, and for single ones, which stand for
     nothing else, that one run has no interval.
@@ -91,7 +91,7 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def _footer_lines(note: str, weight: str) -> list[str]:
-    """A note in lines that fit the figure as drawn: digits and capitals are wider than small letters."""
+    """Return a note in lines that fit the figure as drawn: digits and capitals are wider than small letters."""
     widest = DPI * WIDTH_INCHES * (1 - 2 * FOOTER_MARGIN)
     lines: list[str] = []
     for word in printable(" ".join(note.split())).split(" "):
@@ -108,19 +108,15 @@ def _footer_lines(note: str, weight: str) -> list[str]:
 
 
 def _drawn_pixels(text: str, weight: str) -> float:
-    """The width of a footer's text as Agg draws it; its outline says the same a thousand times slower."""
+    """Return the width of a footer's text as Agg draws it; its outline says the same a thousand times slower."""
     font = get_font(findfont(FontProperties(family=STYLE["font.family"], weight=weight)))
     font.set_size(FOOTER_POINTS, DPI)
     font.set_text(text, 0, flags=get_hinting_flag())
     return font.get_width_height()[0] / 64  # 26.6 fixed point
 
 
-def name_rows(axis: Axes, runs: Sequence[Run]) -> None:
-    rows_on(axis, [wrapped(run.full_label, LABEL_CHARACTERS) for run in runs])
-
-
 def wrapped(label: str, width: int) -> str:
-    """`label` in lines of `width` characters, broken after commas where that is enough."""
+    """Return `label` in lines of `width` characters, broken after commas where that is enough."""
     parts = textwrap.wrap(re.sub("(?<!,) ", "\u00a0", label), width, break_long_words=False)
     return "\n".join(textwrap.fill(part.replace("\u00a0", " "), width) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Runs as pictures. Each states what is measured, over how many steps, and what keeps the runs from being comparable.
+"""Draw runs. Each picture states what is measured, over how many steps, and what keeps the runs from being comparable.
 
 Figures are built without pyplot: no window system, no global state. Panels never mix two meanings of a quantity.
 """
@@ -6,7 +6,7 @@ Figures are built without pyplot: no window system, no global state. Panels neve
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,17 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from testbed.analysis.audit.notes import notes_on_single_runs
+from testbed.analysis.charts.bars import plot_results, runs_figure
 from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figure
-from testbed.analysis.charts.repeats import plot_results
 from testbed.analysis.charts.style import (
     COLOURS,
+    LABEL_CHARACTERS,
     STYLE,
-    colour_of,
     figure_with_footer,
-    name_rows,
     not_shown,
+    rows_on,
     save_png,
+    wrapped,
 )
 from testbed.analysis.document.model import Cell, Table
 from testbed.analysis.document.terminal import table_lines
@@ -32,84 +33,52 @@ from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_u
 from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
 
-QUANTITY_OF = {
-    "training time": "training_time",
-    "training throughput": "tokens_per_second",
-    "memory": "peak_memory",
-    "inference performance": "inference",
-}
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width
 CORES, GENERATED = "cores (ranks x threads)", "generated tokens/s, batch 1"
 TABLE_CHARACTERS = 88  # of a line under the table
 MAX_DOTS = 2000  # per run; median and p95 are of all steps
 
 
-def training_time_figure(runs: Sequence[Run]) -> Figure | None:
-    """Time spent in optimizer steps (since 2.1) or in the training loop (v1, 2.0) as bars."""
-
-    def text(run: Run, unit: str, size: float) -> str:
-        assert run.training_time_s is not None
-        return f"{digits(run.training_time_s / size)} {unit}{_steps(run.work.get('optimizer_steps'))}"
-
-    bars = [(run, run.training_time_meaning, run.training_time_s) for run in runs if run.training_time_s]
-    units = (("s", 1, 0), ("min", 60, 180), ("h", 3600, 3 * 3600))
-    return _bars_by_meaning(runs, "Training time", "training time ({unit}), lower is better", bars, text, units)
-
-
 def _steps(number: int | None) -> str:
     return f"  (n = {number:,} step{'s' * (number > 1)})" if number else ""
 
 
+training_time_figure = partial(
+    runs_figure, name="training_time", after=lambda run: _steps(run.work.get("optimizer_steps"))
+)
+memory_figure = partial(
+    runs_figure, name="peak_memory",
+    after=lambda run: f"  (largest of {ranks} ranks)" if (ranks := len(run.memory_bytes_per_rank)) > 1 else "",
+)  # fmt: skip
+
+
 def throughput_figure(runs: Sequence[Run]) -> Figure | None:
-    """Tokens per second as bars, with the speed-up where the work is equal."""
+    """Draw tokens per second, with the speed-up where the work is equal."""
     speed_up_of = dict(zip(runs, speed_ups(runs), strict=True))
 
-    def text(run: Run, unit: str, size: float) -> str:
+    def after(run: Run) -> str:
         speed_up = speed_up_of[run]
         compared = f"  {speed_up:.2f}x" if isinstance(speed_up, float) and run is not runs[0] else ""
         if compared and note_on_cores((runs[0], run)):
             compared += f" on {cores_of(run)} cores for {cores_of(runs[0])}"
-        return f"{rate(run.tokens_per_s)}{compared}{_steps(len(run.step_times_s))}"
+        return compared + _steps(len(run.step_times_s))
 
-    bars = [(run, run.tokens_per_s_meaning, run.tokens_per_s) for run in runs if run.tokens_per_s]
-    return _bars_by_meaning(runs, "Training throughput", "{unit}, higher is better", bars, text, (("tokens/s", 1, 0),))
-
-
-def memory_figure(runs: Sequence[Run]) -> Figure | None:
-    """Peak memory: the bar is the largest rank, a dot each rank."""
-
-    def text(run: Run, unit: str, size: float) -> str:
-        assert run.peak_memory_bytes is not None
-        ranks = len(run.memory_bytes_per_rank)
-        return f"{digits(run.peak_memory_bytes / size)} {unit}" + f"  (largest of {ranks} ranks)" * (ranks > 1)
-
-    def dots(run: Run) -> tuple[int, ...]:
-        return run.memory_bytes_per_rank if len(run.memory_bytes_per_rank) > 1 else ()
-
-    bars = [(run, run.memory_meaning, float(run.peak_memory_bytes)) for run in runs if run.peak_memory_bytes]
-    units = (("MiB", 2**20, 0), ("GiB", 2**30, 2**30))
-    return _bars_by_meaning(runs, "Peak memory", "peak memory ({unit})", bars, text, units, dots, "A dot is one rank.")
+    return runs_figure(runs, "tokens_per_second", after=after)
 
 
 def inference_figure(runs: Sequence[Run]) -> Figure | None:
-    """Generated tokens per second. v1 measured once and without a cache, runs with --run_inference_benchmark several
-    times with one: panels of their own. A dot is one repeat."""
+    """Draw generated tokens per second. v1 measured once and without a cache, runs with --run_inference_benchmark
+    several times with one: panels of their own."""
 
-    def text(run: Run, unit: str, size: float) -> str:
-        assert run.inference_tokens_per_s is not None
-        latency_s = run.inference_latency_s
-        return digits(run.inference_tokens_per_s) + (f"  ({latency_s:.3f} s in all)" if latency_s else "")
+    def after(run: Run) -> str:
+        return f"  ({run.inference_latency_s:.3f} s in all)" if run.inference_latency_s else ""
 
-    bars = [(run, run.inference_meaning, run.inference_tokens_per_s) for run in runs if run.inference_tokens_per_s]
-    note = "A dot is one repeat of the same request in one process: their spread says nothing of another start."
-    units, title = (("tokens/s", 1, 0),), _inference_title([run for run, _, _ in bars])
-    repeats = attrgetter("inference_repeats_tokens_per_s")
-    return _bars_by_meaning(runs, title, "{unit}, higher is better", bars, text, units, repeats, note)
+    return runs_figure(runs, "inference", _inference_title([run for run in runs if run.inference_tokens_per_s]), after)
 
 
 def _inference_title(runs: Sequence[Run]) -> str:
-    """What two runs show, and no more than that: one run each has no interval, so a difference is only of these runs,
-    and one that their own repeats do not tell from noise is none."""
+    """Return what two runs show and no more: a difference is of these runs alone, and one that their own repeats do
+    not tell from noise is none."""
     title = "Inference performance"
     if len(runs) != 2 or runs[0].inference_meaning != runs[1].inference_meaning:
         return title
@@ -133,7 +102,7 @@ def _inference_title(runs: Sequence[Run]) -> str:
 
 
 def step_time_figure(runs: Sequence[Run]) -> Figure | None:
-    """Every measured step as a dot, one row per run, with median and p95."""
+    """Draw every measured step as a dot, one row per run, with median and p95."""
     shown = [(index, run) for index, run in enumerate(runs) if len(run.step_times_s)]
     if not shown:
         return None
@@ -160,7 +129,7 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
                 text, (0, row - 0.34), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
                 va="bottom", fontsize=8.5, color="#333333",
             )  # fmt: skip
-        name_rows(axis, [run for _, run in shown])
+        rows_on(axis, [wrapped(run.full_label, LABEL_CHARACTERS) for _, run in shown])
         axis.set_ylim(len(shown) - 0.6, -0.75)
         if use_log:
             axis.set_xscale("log", subs=(2, 5))
@@ -171,19 +140,20 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
     return figure
 
 
-CHARTS: dict[str, tuple[str, Callable[[Sequence[Run]], Figure | None]]] = {
-    "training time": ("training_time_comparison.png", training_time_figure),
-    "training throughput": ("training_throughput_comparison.png", throughput_figure),
-    "loss against steps": ("loss_vs_steps.png", loss_vs_steps_figure),
-    "loss against time": ("loss_vs_time.png", loss_vs_time_figure),
-    "memory": ("memory_comparison.png", memory_figure),
-    "step time": ("step_time_distribution.png", step_time_figure),
-    "inference performance": ("inference_performance_comparison.png", inference_figure),
+# What is drawn -> its file, its quantity where it is one of charts/bars.py, and the figure of single runs.
+CHARTS: dict[str, tuple[str, str, Callable[[Sequence[Run]], Figure | None]]] = {
+    "training time": ("training_time_comparison.png", "training_time", training_time_figure),
+    "training throughput": ("training_throughput_comparison.png", "tokens_per_second", throughput_figure),
+    "loss against steps": ("loss_vs_steps.png", "", loss_vs_steps_figure),
+    "loss against time": ("loss_vs_time.png", "", loss_vs_time_figure),
+    "memory": ("memory_comparison.png", "peak_memory", memory_figure),
+    "step time": ("step_time_distribution.png", "", step_time_figure),
+    "inference performance": ("inference_performance_comparison.png", "inference", inference_figure),
 }
 
 
 def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
-    """Write every chart that these runs have data for; returns name -> PNG. OSError when the folder cannot be written.
+    """Write every chart that these runs have data for; return name -> PNG. OSError when the folder cannot be written.
 
     Where configurations were repeated, a picture shows configurations: their median with a dot for each run, or where
     there is room for one run only, the run of median throughput; those without a run to quote are left out. An earlier
@@ -194,9 +164,9 @@ def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
     saved = {}
     repeated = _repeated(runs)
     shown = list(map(_median_run, repeated)) or runs
-    for name, (file_name, build) in CHARTS.items():
+    for name, (file_name, quantity, build) in CHARTS.items():
         path = output_dir / file_name
-        figure = (_plot_repeats(repeated, QUANTITY_OF[name]) if name in QUANTITY_OF else None) or build(shown)
+        figure = (_plot_repeats(repeated, quantity) if quantity else None) or build(shown)
         if figure is None:
             path.unlink(missing_ok=True)
             continue
@@ -206,13 +176,13 @@ def write_charts(runs: Sequence[Run], output_dir: Path) -> dict[str, Path]:
 
 
 def _repeated(runs: Sequence[Run]) -> list[Entry]:
-    """The configurations that give a throughput, or none where no configuration was repeated."""
+    """Return the configurations that give a throughput, or none where no configuration was repeated."""
     entries = subject_of(runs).measured if runs else []
     return entries if any(len(entry.runs) > 1 for entry in entries) else []
 
 
 def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
-    """None where the files measure the quantity differently, or not at all: then single runs get their own panels."""
+    """Draw repeats. None where the files measure the quantity differently, or not at all: single runs get panels."""
     try:
         return plot_results({entry.name: entry.runs for entry in entries}, quantity)
     except ValueError:
@@ -220,11 +190,11 @@ def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
 
 
 def _median_run(entry: Entry) -> Run:
-    """The run of median throughput, named as what it is; its seed is one of several that the configuration had."""
-    runs = sorted(entry.measured, key=lambda run: run.tokens_per_s or 0.0)
+    """Return the run of median throughput, named as what it is, with all seeds of its configuration."""
+    runs = entry.measured
     count = f"median of {len(runs)} runs" if len(runs) > 1 else "one run"
     seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
-    run = runs[(len(runs) - 1) // 2]
+    run = entry.median_run
     return replace(run, label=f"{entry.name} ({count})", work=run.work | {"seed": seeds})
 
 
@@ -245,7 +215,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
 
 
 def _column(run: Run, speed_up: float | str) -> dict[str, Cell]:
-    """One run in the table, by the name of the row."""
+    """Return one run in the table, by the name of the row."""
     mib = None if run.peak_memory_bytes is None else run.peak_memory_bytes / 2**20
     kind = "" if mib is None else " RSS" if "RSS" in run.memory_meaning else " CUDA"
     median_s, p95_s = run.step_time_median_s, run.step_time_p95_s
@@ -267,58 +237,3 @@ def _column(run: Run, speed_up: float | str) -> dict[str, Cell]:
         "MFU": Number(run.mfu, ".1%"),
         GENERATED: Number(run.inference_tokens_per_s or None, ",.1f", unit=" no cache" * is_v1),
     }
-
-
-def _bars_by_meaning(
-    runs: Sequence[Run],
-    title: str,
-    axis_label: str,
-    bars: list[tuple[Run, str, float]],
-    text: Callable[[Run, str, float], str],
-    units: Sequence[tuple[str, float, float]],
-    dots: Callable[[Run], Sequence[float]] = lambda run: (),
-    note: str = "",
-) -> Figure | None:
-    """Horizontal bars of (run, meaning, value), one panel per meaning: two meanings on one axis would compare.
-
-    Each panel takes the last of `units` (name, size, from which largest value on); `text` writes a bar's label in it,
-    or in a smaller one where it would be below 1.
-    """
-
-    def unit_for(value: float) -> tuple[str, float]:
-        return next((name, size) for name, size, smallest in reversed(units) if value >= smallest)
-
-    if not bars:
-        return None
-    panels: dict[str, list] = {}
-    for run, meaning, value in bars:
-        panels.setdefault(meaning, []).append((run, value))
-    notes = [note] if note and any(dots(run) for run, _, _ in bars) else []
-    notes += ["Panels measure different things and do not compare."] if len(panels) > 1 else []
-    notes += not_shown(runs, [run for run, _, _ in bars])
-    with rc_context(STYLE):
-        figure, axes = figure_with_footer(runs, title, [0.35 + 0.58 * len(panel) for panel in panels.values()], notes)
-        for axis, (meaning, panel) in zip(axes, panels.items(), strict=True):
-            largest = max(max([value, *dots(run)]) for run, value in panel)
-            unit, size = unit_for(largest)
-            for row, (run, value) in enumerate(panel):
-                unfit = run.instrumented or run.status != "complete"
-                axis.barh(
-                    row, value / size, height=0.62, color=colour_of(runs, run), alpha=0.55 if unfit else 0.92,
-                    hatch="///" if unfit else None, edgecolor="white", linewidth=0,
-                )  # fmt: skip
-                ranks = [rank / size for rank in dots(run)]
-                offsets = np.linspace(-0.2, 0.2, len(ranks))
-                axis.scatter(ranks, row + offsets, s=16, color="white", edgecolors="#222222", linewidths=0.9, zorder=3)
-                label = text(run, *unit_for(largest if value >= size else value))
-                axis.annotate(
-                    label, (max([value / size, *ranks]), row), xytext=(7, 0), textcoords="offset points",
-                    va="center", fontsize=9.5, color="#222222",
-                )  # fmt: skip
-            name_rows(axis, [run for run, _ in panel])
-            axis.set_xlim(0, largest / size * 1.42)  # room for the text after the longest bar
-            axis.set_title(meaning, fontsize=9, color="#555555", loc="left")
-            axis.set_xlabel(axis_label.format(unit=unit))
-            axis.xaxis.set_major_formatter("{x:,g}")
-            axis.grid(axis="x")
-    return figure

@@ -41,7 +41,7 @@ class Confounder:
 
 
 def confounders(a: Sequence[Run], b: Sequence[Run]) -> list[Confounder]:
-    """In what the runs of two sides differ, between the sides or within one, beside their configuration."""
+    """Return in what the runs of two sides differ, between the sides or within one, except their configuration."""
     found = []
 
     def look(kind: str, what: str, read: Callable[[Run], Any]) -> None:
@@ -63,7 +63,7 @@ def confounders(a: Sequence[Run], b: Sequence[Run]) -> list[Confounder]:
 
 
 def differing_choices(a: Sequence[Run], b: Sequence[Run] = ()) -> list[Confounder]:
-    """In what the program chose differently, from run to run or between the sides, because nobody did.
+    """Return in what the program chose differently, from run to run or between the sides.
 
     What one side was given is a setting of it: that it differs from the other's is what is compared.
     """
@@ -78,7 +78,7 @@ def differing_choices(a: Sequence[Run], b: Sequence[Run] = ()) -> list[Confounde
 
 
 def other_explanations(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """The confounders of two sides in sentences, and whether their runs were made in turn."""
+    """Return the confounders of two sides in sentences, and whether their runs were made in turn."""
     found = []
     for item in confounders(a, b):
         if item.kind == COMMIT:
@@ -102,8 +102,10 @@ def _recorded(group: str, name: str, run: Run) -> Any:
 
 
 def made_first(a: Sequence[Run], b: Sequence[Run]) -> str | None:
-    """ "a" or "b" when nearly all runs of that side began before the other's: a drift of the machine then looks like a
-    difference. None: made in turn, a side with one run, or not recorded."""
+    """Return "a" or "b" when nearly all runs of that side began before the other's: a drift looks like a difference.
+
+    None: made in turn, a side with one run, or not recorded.
+    """
     of_a, of_b = (all_known(run.record.get("timestamp_utc") for run in runs) for runs in (a, b))
     if of_a is None or of_b is None or min(len(of_a), len(of_b)) < 2:
         return None

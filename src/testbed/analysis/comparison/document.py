@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from testbed.analysis.comparison.sentences import EFFECT_OF_INTEREST, about_losses, labelled_verdict, power
 from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Statements, Table
 from testbed.analysis.document.words import Number, counted
-from testbed.analysis.runs.arms import arm_names, device_of
+from testbed.analysis.runs.arms import Arm, arm_names, device_of
 from testbed.analysis.statistics import median_interval
 
 _SCALE = {"s": (1e3, "ms", ",.2f"), "bytes": (2**-20, "MiB", ",.1f"), "tokens/s": (1, "tokens/s", ",.1f")}
@@ -21,10 +24,10 @@ def comparison_text(comparison: Comparison) -> str:
 
 def document_of(comparison: Comparison) -> Document:
     """Return everything but the comparison's warnings, which a program says on stderr."""
-    verdict = (Statement("Verdict: ", comparison.verdict_sentence()),)
-    power = (Statement("Power:   ", comparison.power_sentence()),)
-    losses = tuple(Statement("Losses:  ", text) for text in comparison.loss_sentences())
-    blocks: list[Block] = [_legend(comparison), _table(comparison), verdict, power, *([losses] if losses else [])]
+    said = [("Verdict: ", labelled_verdict(comparison)), ("Power:   ", power(comparison))]
+    losses = tuple(Statement("Losses:  ", text) for text in about_losses(comparison))
+    blocks: list[Block] = [_legend(comparison), _table(comparison), *((Statement(*each),) for each in said)]
+    blocks += [losses] if losses else []
     not_counted = [f"  {run.path}: {reason}" for run, reason in comparison.not_counted]
     return Document(
         sections=[Section(blocks=blocks)], notes=[["Not counted:", *not_counted]] if comparison.not_counted else ()
@@ -64,3 +67,47 @@ def _quantity_row(quantity: Quantity) -> tuple[Cell, ...]:
 def _loss_row(losses: Losses) -> tuple[Cell, ...]:
     sides = (Number(float(np.median(each)), ".4f", min(each), max(each)) for each in (losses.a, losses.b))
     return (losses.name.lower(), *sides, Number(losses.difference, "+.4f"))
+
+
+def json_of(comparison: Comparison) -> dict[str, Any]:
+    """Return everything for a program; times in seconds, memory in bytes, throughput in tokens/s."""
+    ratio = comparison.ratio
+    return {
+        "verdict": ratio.verdict,
+        "is_equal_work": not comparison.mismatches,
+        "learns_worse": comparison.learns_worse,
+        "worse_side": comparison.worse_side,
+        "sentences": [labelled_verdict(comparison), power(comparison), *about_losses(comparison)],
+        "ratio": {name: getattr(ratio, name) for name in ("ratio", "low", "high", "n_a", "n_b")},
+        "noise": ratio.noise,
+        "planning_noise": ratio.planning_noise,
+        "minimum_detectable_effect": ratio.minimum_detectable_effect,
+        "repeats_to_detect": {f"{EFFECT_OF_INTEREST:.0%}": ratio.repeats_to_detect(EFFECT_OF_INTEREST)},
+        "mismatches": [vars(mismatch) for mismatch in comparison.mismatches],
+        "settings_that_differ": list(comparison.settings),
+        "quantities": [_quantity_json(quantity) for quantity in comparison.quantities],
+        "losses": [
+            {**vars(losses), "difference": losses.difference, "is_unequal": losses.is_unequal}
+            for losses in comparison.losses
+        ],
+        "a": _arm_json(comparison.name_a, comparison.a),
+        "b": _arm_json(comparison.name_b, comparison.b),
+        "not_counted": [{"path": str(run.path), "reason": reason} for run, reason in comparison.not_counted],
+        "warnings": list(comparison.warnings),
+    }
+
+
+def _quantity_json(quantity: Quantity) -> dict[str, Any]:
+    ratio = quantity.ratio
+    return {
+        **vars(quantity),
+        "ratio": ratio and {name: getattr(ratio, name) for name in ("ratio", "low", "high")},
+        "a_median_low_high": quantity.a and median_interval(quantity.a),
+        "b_median_low_high": quantity.b and median_interval(quantity.b),
+    }
+
+
+def _arm_json(name: str, arm: Arm) -> dict[str, Any]:
+    recorded = ("run_id", "git_commit", "command_line")
+    runs = [{"path": str(run.path), **{key: getattr(run, key) for key in recorded}} for run in arm.runs]
+    return {"name": name, "label": arm.label, "runs": runs}

@@ -13,7 +13,7 @@ SHOWN = 6
 
 
 def arms_from(a: Sequence[Path], b: Sequence[Path]) -> tuple[Arm, Arm, list[str]]:
-    """The arms A and B, and a sentence for each file found in a folder that cannot be read.
+    """Return the arms A and B, and a sentence for each file found in a folder that cannot be read.
 
     ValueError, one sentence: a named file that cannot be read, a folder without runs, a side that holds more than one
     configuration, a run that stands on both sides, a copy of a run that would count as a repeat.
@@ -56,7 +56,7 @@ def _refuse_runs_that_count_twice(sides: dict[str, list[Run]]) -> None:
 
 
 def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
-    """All of `runs` as one arm. How a run ended and whether it was instrumented is for `compare_arms` to judge.
+    """Return all of `runs` as one arm. How a run ended and whether it was instrumented is for `compare_arms` to judge.
 
     A profiler is a setting, so the profiled run of a sweep's cell is another configuration than its repeats; it counts
     for nothing here, and no more for the number of configurations.

@@ -18,17 +18,15 @@ from testbed.analysis.runs.comparability import UNKNOWN, Difference, differing_v
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import (
     FASTER,
-    MIN_REPEATS,
-    NO_DIFFERENCE,
     NOT_ENOUGH,
-    SLOWER,
     Ratio,
     all_known,
     compare,
-    median_interval,
 )
 
-EFFECT_OF_INTEREST = 0.05  # the difference for which a comparison says how many repeats would find it
+WORSE = "learns worse"
+VALIDATION = "Final validation loss"
+NO_CLAIM, NOT_COMPARED = "no claim", "not compared"
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,9 @@ class Comparison:
     warnings: tuple[str, ...]
 
     @property
-    def is_equal_work(self) -> bool:
-        return not self.mismatches
-
-    @property
     def worse_side(self) -> str | None:
         """ "a" or "b", the arm that learns worse than seeds explain. None: neither, or not known at unequal work."""
-        unequal = [loss for loss in self.losses if loss.is_unequal] if self.is_equal_work else []
+        unequal = [loss for loss in self.losses if loss.is_unequal] if not self.mismatches else []
         return ("a" if unequal[-1].difference > 0 else "b") if unequal else None
 
     @property
@@ -115,69 +109,14 @@ class Comparison:
         """Name of the arm of `worse_side`, for sentences: two arms can have the same name."""
         return self.worse_side and {"a": self.name_a, "b": self.name_b}[self.worse_side]
 
-    def verdict_sentence(self) -> str:
-        return _label(self.mismatches) + _speed(self) + _learning(self)
-
-    def power_sentence(self) -> str:
-        """What these repeats could have shown, and how many would show the difference at hand and one of 5 %."""
-        ratio = self.ratio
-        if ratio.noise is None or ratio.planning_noise is None:
-            return "One run each: the noise is unknown, so nothing says what would be detected."
-        needed = [(EFFECT_OF_INTEREST, "a difference")]
-        observed = abs(ratio.ratio - 1)
-        if ratio.verdict in (NO_DIFFERENCE, NOT_ENOUGH) and observed > 0.0005:
-            needed.insert(0, (observed, "the observed difference"))
-        plans = " and ".join(f"{what} of {_percent(effect)} {_repeats(ratio, effect)}" for effect, what in needed)
-        could = ""
-        if ratio.minimum_detectable_effect is not None:
-            effect = _percent(ratio.minimum_detectable_effect)
-            could = f"{_count(ratio)} would detect a difference of {effect} in 80 % of cases. "
-        return (
-            f"{could}Detecting {plans}. Computed from the noise of one run, {_percent(ratio.noise)} here and with 80 % "
-            f"confidence below {_percent(ratio.planning_noise)}."
-        )
-
-    def loss_sentences(self) -> list[str]:
-        found = []
-        for losses in self.losses:
-            more, size = ("more" if losses.is_unequal else "not more"), abs(losses.difference)
-            if not self.is_equal_work:
-                found.append(f"{losses.name} differs by {size:.4f}; after unequal work that says nothing.")
-            else:
-                worse = self.name_a if losses.difference > 0 else self.name_b
-                whose = f"; {worse} is worse" if losses.is_unequal else ""
-                found.append(
-                    f"{losses.name} differs by {size:.4f}, {more} than {losses.noise:.4f} "
-                    f"({losses.noise_source}){whose}."
-                )
-        return found
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything for a program; times in seconds, memory in bytes, throughput in tokens/s."""
-        ratio = self.ratio
-        return {
-            "verdict": ratio.verdict,
-            "is_equal_work": self.is_equal_work,
-            "learns_worse": self.learns_worse,
-            "worse_side": self.worse_side,
-            "sentences": [self.verdict_sentence(), self.power_sentence(), *self.loss_sentences()],
-            "ratio": {name: getattr(ratio, name) for name in ("ratio", "low", "high", "n_a", "n_b")},
-            "noise": ratio.noise,
-            "planning_noise": ratio.planning_noise,
-            "minimum_detectable_effect": ratio.minimum_detectable_effect,
-            "repeats_to_detect": {f"{EFFECT_OF_INTEREST:.0%}": ratio.repeats_to_detect(EFFECT_OF_INTEREST)},
-            "mismatches": [vars(mismatch) for mismatch in self.mismatches],
-            "settings_that_differ": list(self.settings),
-            "quantities": [_quantity_json(quantity) for quantity in self.quantities],
-            "losses": [
-                {**vars(losses), "difference": losses.difference, "is_unequal": losses.is_unequal}
-                for losses in self.losses
-            ],
-            "a": _arm_json(self.name_a, self.a),
-            "b": _arm_json(self.name_b, self.b),
-            "not_counted": [{"path": str(run.path), "reason": reason} for run, reason in self.not_counted],
-            "warnings": list(self.warnings),
-        }
+    @property
+    def kind(self) -> str:
+        """The verdict in a word: a faster arm that learns worse is not faster."""
+        if self.mismatches:
+            return NOT_COMPARED  # of unequal work, or seeds that no run shares, the losses do not say who learns worse
+        if self.ratio.verdict == NOT_ENOUGH:
+            return NO_CLAIM
+        return WORSE if self.worse_side == "a" and self.ratio.verdict == FASTER else self.ratio.verdict
 
 
 def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Comparison:
@@ -203,7 +142,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
         compare(arm_a.tokens_per_s, arm_b.tokens_per_s),
         tuple(mismatches(arm_a, arm_b)),
         tuple(_quantities(runs_a, runs_b)),
-        tuple(_losses(names, runs_a, runs_b)),
+        tuple(losses_of(names, runs_a, runs_b)),
         tuple(_settings_that_differ(runs_a[0], runs_b[0])),
         tuple(not_counted),
         tuple(other_explanations(names, runs_a, runs_b)),
@@ -211,7 +150,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
 
 
 def mismatches(a: Arm, b: Arm) -> list[Mismatch]:
-    """Where the work of two arms is unequal, or not known to be equal. Repeats over the same set of seeds are equal."""
+    """Return where the work of two arms is unequal, or not known to be equal. The same set of seeds is equal."""
     found = []
     for difference in differing_work((*a.runs, *b.runs)):
         values_a, values_b = _by_arm(difference, len(a.runs))
@@ -271,14 +210,14 @@ def _quantities(a: Sequence[Run], b: Sequence[Run]) -> list[Quantity]:
     ]
 
 
-def _losses(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
-    """Training first, validation last; one that some run does not record, or that does not compare, is left out."""
+def losses_of(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[Losses]:
+    """Return training losses, then validation losses; one that a run lacks, or that does not compare, is left out."""
     found = []
     seeds_vary = any(len({run.work.get("seed") for run in runs}) > 1 for runs in (a, b))
     validation_compares = not differing_validation((*a, *b))
     for name, read in (
         ("Final training loss", lambda run: run.final_train_loss),
-        ("Final validation loss", lambda run: run.final_validation_loss if validation_compares else None),
+        (VALIDATION, lambda run: run.final_validation_loss if validation_compares else None),
     ):
         of_a, of_b = all_known(map(read, a)), all_known(map(read, b))
         if of_a is not None and of_b is not None:
@@ -307,76 +246,3 @@ def _setting_in_words(run: Run, settings: dict[str, Any], name: str) -> Any:
     if name in chosen:
         return f"auto ({chosen[name]})"
     return settings.get(name, run.section("settings").get(name))
-
-
-def _label(mismatched: Sequence[Mismatch]) -> str:
-    """`NOT EQUAL WORK: ...`, in front of whatever is said about arms that did not do equal work."""
-    differing = [str(mismatch) for mismatch in mismatched if not mismatch.is_unknown]
-    unknown = [mismatch.field.replace("_", " ") for mismatch in mismatched if mismatch.is_unknown]
-    parts = differing + ([f"not recorded on both sides: {', '.join(unknown)}"] if unknown else [])
-    return f"NOT EQUAL WORK: {'; '.join(parts)}. " if parts else ""
-
-
-def _speed(comparison: Comparison) -> str:
-    ratio, a, b = comparison.ratio, comparison.name_a, comparison.name_b
-    repeats = f"n = {ratio.n_a} and {ratio.n_b} runs"
-    if ratio.verdict == NOT_ENOUGH:
-        return (
-            f"Not enough repeats: the medians of {a} and {b} have the ratio {ratio.ratio:.3f} ({repeats}); "
-            f"a claim takes {MIN_REPEATS} of each."
-        )
-    numbers = f"ratio {ratio.ratio:.3f}, 95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {repeats}"
-    if ratio.verdict == NO_DIFFERENCE:
-        return f"No detectable difference in throughput between {a} and {b} ({numbers})."
-    return f"{a} is {_percent(abs(ratio.ratio - 1))} {ratio.verdict} than {b} ({numbers})."
-
-
-def _learning(comparison: Comparison) -> str:
-    worse, verdict = comparison.learns_worse, comparison.ratio.verdict
-    if worse is None:
-        return ""
-    if {FASTER: "a", SLOWER: "b"}.get(verdict) == comparison.worse_side:
-        return f" But {worse} learns worse, and a faster run that learns worse is not faster."
-    return f" {worse} learns worse, so the two do not do the same."
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
-
-
-def _count(ratio: Ratio) -> str:
-    return f"{ratio.n_a} runs of each" if ratio.n_a == ratio.n_b else f"{ratio.n_a} and {ratio.n_b} runs"
-
-
-def _repeats(ratio: Ratio, effect: float) -> str:
-    needed = ratio.repeats_to_detect(effect)
-    assert needed is not None, "the noise is known"
-    return f"takes {needed:,} runs of each" if needed <= 1000 else "takes more than 1,000 runs of each"
-
-
-def _quantity_json(quantity: Quantity) -> dict[str, Any]:
-    ratio = quantity.ratio
-    return {
-        **vars(quantity),
-        "ratio": ratio and {name: getattr(ratio, name) for name in ("ratio", "low", "high")},
-        **{
-            f"{side}_median_low_high": values and median_interval(values)
-            for side, values in (("a", quantity.a), ("b", quantity.b))
-        },
-    }
-
-
-def _arm_json(name: str, arm: Arm) -> dict[str, Any]:
-    return {
-        "name": name,
-        "label": arm.label,
-        "runs": [
-            {
-                "path": str(run.path),
-                "run_id": run.run_id,
-                "git_commit": run.git_commit,
-                "command_line": run.command_line,
-            }
-            for run in arm.runs
-        ],
-    }

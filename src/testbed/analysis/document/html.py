@@ -4,12 +4,11 @@ policy forbids the rest."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
-from testbed.analysis.document.model import NARROW, WIDE, Document, Link, Look, Picture, RunLinks, Table, plain
+from testbed.analysis.document.model import Document, Link, Picture, RunLinks, Table, plain
 from testbed.analysis.document.pictures import svg
 from testbed.analysis.document.words import ranges
 from testbed.errors import printable
@@ -34,11 +33,11 @@ def page(document: Document) -> str:
         for name, kind in {"link": Link, "runs": RunLinks, "table": Table, "picture": Picture}.items()
     }
     environment.filters["plain"] = plain
-    environment.globals |= {"wide": _drawn(WIDE), "narrow": _drawn(NARROW), "ranges": ranges, "signs": SIGNS}
+    environment.globals |= {"drawn": _drawn, "ranges": ranges, "signs": SIGNS}
     template = resources.files("testbed.analysis.document").joinpath(TEMPLATE).read_text(encoding="utf-8")
     return printable(environment.from_string(template).render(document=document), kept="\n\t")
 
 
-def _drawn(look: Look) -> Callable[[Picture], str]:
-    """Return the function that draws a picture into an address that holds it whole."""
-    return lambda picture: "data:image/svg+xml;base64," + base64.b64encode(svg(picture.draw, look)).decode("ascii")
+def _drawn(picture: Picture) -> str:
+    """Return an address that holds the whole picture."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg(picture.draw)).decode("ascii")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from testbed.analysis.document.words import Number, ranges
+from testbed.analysis.document.words import UNKNOWN, Number, ranges
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +28,7 @@ class RunLinks:
     numbers: tuple[int, ...]
 
 
+Item = TypeVar("Item")
 Text = str | Number | tuple[str | Number, ...]  # a sentence may hold numbers
 Cell = Text | Link | RunLinks
 
@@ -46,28 +47,34 @@ class Table:
         return self.text_columns is None or column in self.text_columns
 
 
-@dataclass(frozen=True)
-class Look:
-    """How wide a picture is, and what that leaves room for."""
+def table_of(
+    items: Sequence[Item],
+    columns: Mapping[str, Callable[[Item], Cell]],
+    title: str = "",
+    note: str = "",
+    text: Collection[str] = ("configuration",),
+) -> Table:
+    """Return a table with a row for each item. A column that knows nothing of any item is left out.
 
-    inches: float
-    is_narrow: bool
-    label_characters: int
-
-
-WIDE = Look(9.2, False, 32)
-NARROW = Look(4.0, True, 44)
+    Args:
+        columns: name -> the cell of an item.
+        text: the names of the columns that are aligned to the left.
+    """
+    cells = {name: [cell(item) for item in items] for name, cell in columns.items()}
+    kept = [name for name, column in cells.items() if any(str(cell) not in ("", UNKNOWN) for cell in column)]
+    rows = list(zip(*(cells[name] for name in kept), strict=True))
+    return Table(kept, rows, title, [number for number, name in enumerate(kept) if name in text], note)
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that can be drawn at any width, with its title, its meaning and the configurations it is made of."""
+    """A picture with its title, its meaning and the configurations that it is made of."""
 
     name: str
     title: str
     caption: str
     links: tuple[Link, ...]
-    draw: Callable[[Look], Figure]
+    draw: Callable[[], Figure]
 
 
 @dataclass(frozen=True)

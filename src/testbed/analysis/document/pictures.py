@@ -10,7 +10,6 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts.style import STYLE
-from testbed.analysis.document.model import Look
 
 DOCUMENT_STYLE: dict[Any, Any] = {
     **STYLE,
@@ -21,8 +20,8 @@ DOCUMENT_STYLE: dict[Any, Any] = {
 }
 
 
-def svg(draw: Callable[[Look], Figure], look: Look) -> bytes:
+def svg(draw: Callable[[], Figure]) -> bytes:
     with rc_context(DOCUMENT_STYLE):
         buffer = io.BytesIO()
-        draw(look).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        draw().savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from testbed.analysis.document import markdown, terminal
-from testbed.analysis.document.model import WIDE, Document, Section, Source, Table
+from testbed.analysis.document.model import Document, Section, Source, Table
 from testbed.analysis.document.words import counted, joined, rate
 from testbed.analysis.report import details, scaling, sections
 from testbed.analysis.report.cautions import cautions
@@ -51,7 +51,7 @@ def write_markdown(runs: Sequence[Run], path: Path, target_val_loss: float | Non
     folder.mkdir(parents=True, exist_ok=True)
     for picture in report.pictures:
         with replacing(folder / f"{picture.name}.svg") as temporary:
-            temporary.write_bytes(svg(picture.draw, WIDE))
+            temporary.write_bytes(svg(picture.draw))
     write_text(path, markdown.text(report, folder.name) + "\n")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from testbed.analysis.comparison.confounders import differing_choices
+from testbed.analysis.comparison.confounders import differing_choices, made_first
 from testbed.analysis.document.model import Caution
 from testbed.analysis.document.words import counted, joined
 from testbed.analysis.report.verdicts import compared
@@ -14,75 +15,88 @@ from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import MIN_REPEATS
 from testbed.metrics.scatter import NOISY
 
+Unfit = tuple[str, Callable[[Run], bool], str]  # title, the runs that it is about, what is said of them
+UNFIT: tuple[Unfit, ...] = (
+    (
+        "Instrumented",
+        lambda run: bool(run.instrumented) and not run.synchronisation,
+        "had a profiler or a debug switch on and are slower than the real ones: no headline and no speed-up is from "
+        "them.",
+    ),
+    (
+        "Not synchronised",
+        lambda run: bool(run.synchronisation),
+        "left gradients unsynchronised in some or all steps (--skip_gradient_sync), and no mean over such steps is "
+        "that of a step of training: they are left out of every headline and speed-up, of the breakdown of a step, "
+        "the collectives and their bound. scripts/exposed_communication.py reads them.",
+    ),
+    (
+        "Not complete",
+        lambda run: run.status != "complete",
+        "did not finish (failed, preempted, killed or still running): they enter no figure.",
+    ),
+    (
+        "Dirty checkout",
+        lambda run: bool(run.record.get("git_dirty")),
+        "were made with files that differ from the commit they name: the code that ran cannot be looked up.",
+    ),
+    ("Commit unknown", lambda run: run.git_commit in (None, "unknown"), "do not say which commit they ran."),
+)
+UNQUIET: Unfit = (
+    "Unquiet machine",
+    lambda run: (run.section("timing").get("step_time_p95_above_median") or 0) > NOISY,
+    f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
+)
+
 
 def cautions(subject: Subject) -> list[Caution]:
-    """What makes runs unfit or keeps them apart, the gravest first."""
-    found = [
-        _about(
-            subject,
-            "Instrumented",
-            lambda run: bool(run.instrumented) and not run.synchronisation,
-            "had a profiler or a debug switch on and are slower than the real ones: no headline and no speed-up is "
-            "from them.",
-        ),
-        _about(
-            subject,
-            "Not synchronised",
-            lambda run: bool(run.synchronisation),
-            "left gradients unsynchronised in some or all steps (--skip_gradient_sync), and no mean over such steps is "
-            "that of a step of training: they are left out of every headline and speed-up, of the breakdown of a step, "
-            "the collectives and their bound. scripts/exposed_communication.py reads them.",
-        ),
-        _about(
-            subject,
-            "Not complete",
-            lambda run: run.status != "complete",
-            "did not finish (failed, preempted, killed or still running): they enter no figure.",
-        ),
-        _about(
-            subject,
-            "Dirty checkout",
-            lambda run: bool(run.record.get("git_dirty")),
-            "were made with files that differ from the commit they name: the code that ran cannot be looked up.",
-        ),
-        _about(
-            subject,
-            "Commit unknown",
-            lambda run: run.git_commit in (None, "unknown"),
-            "do not say which commit they ran.",
-        ),
-        _several(subject, "Several commits", lambda run: (run.git_commit or "unknown")[:10], "The code differs"),
-        _several(subject, "Several machines", machine, "The hardware differs"),
-        _several(subject, "Several versions", _torch, "PyTorch differs"),
+    """Return what makes runs unfit or keeps them apart, the gravest first."""
+    return [
+        *_unfit(subject, UNFIT),
+        *_several(subject),
         *_choices(subject),
-        _in_blocks(subject),
+        *_in_blocks(subject),
         *_unequal_work(subject),
         *_too_few(subject),
         *_copies(subject),
-        _about(
-            subject,
-            "Unquiet machine",
-            lambda run: (run.section("timing").get("step_time_p95_above_median") or 0) > NOISY,
-            f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
-        ),
+        *_unfit(subject, [UNQUIET]),
     ]
-    return [caution for caution in found if caution is not None]
 
 
 def machine(run: Run) -> str:
-    """The machine of rank 0 in words, as far as the file records it."""
+    """Return the machine of rank 0 in words, as far as the file records it."""
     hardware, host = run.section("hardware"), run.section("host")
     device = hardware.get("gpu_name") or hardware.get("cpu_name") or "device unknown"
     cores = hardware.get("cpu_cores_visible")
     return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {cores} cores" if cores else "")
 
 
-def _torch(run: Run) -> str:
-    return str(run.section("env").get("torch_version") or "unknown")
+def _unfit(subject: Subject, kinds: Sequence[Unfit]) -> list[Caution]:
+    found, runs = [], subject.runs
+    for title, applies, text in kinds:
+        numbers = tuple(number for number, run in enumerate(runs, start=1) if applies(run))
+        which = "All runs" if len(numbers) == len(runs) else f"{len(numbers)} of {len(runs)} runs"
+        found += [Caution(title, f"{which} {text}", numbers)] if numbers else []
+    return found
+
+
+def _several(subject: Subject) -> list[Caution]:
+    """Return in what runs differ that a configuration does not say. Values that a file lacks are "unknown"."""
+    found = []
+    for title, what, value in (
+        ("Several commits", "The code differs", lambda run: (run.git_commit or "unknown")[:10]),
+        ("Several machines", "The hardware differs", machine),
+        ("Several versions", "PyTorch differs", lambda run: str(run.section("env").get("torch_version") or "unknown")),
+    ):
+        counts = Counter(map(value, subject.runs))
+        if len(counts) > 1:
+            shares = joined([f"{each} ({counted(number, 'run')})" for each, number in counts.items()])
+            found.append(Caution(title, f"{what} between runs: {shares}. A difference in speed may come from that."))
+    return found
 
 
 def _choices(subject: Subject) -> list[Caution]:
-    """Within a configuration and between those that are compared."""
+    """Return what the program chose differently, within a configuration or between those that are compared."""
     found = []
     for workload in subject.workloads:
         sides = [entry.measured for entry in workload.measured]
@@ -95,23 +109,6 @@ def _choices(subject: Subject) -> list[Caution]:
             for each in choices.values()
         ]  # fmt: skip
     return list(dict.fromkeys(found))
-
-
-def _about(subject: Subject, title: str, applies: Callable[[Run], bool], text: str) -> Caution | None:
-    numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if applies(run))
-    if not numbers:
-        return None
-    which = "All runs" if len(numbers) == len(subject.runs) else f"{len(numbers)} of {len(subject.runs)} runs"
-    return Caution(title, f"{which} {text}", numbers)
-
-
-def _several(subject: Subject, title: str, value: Callable[[Run], str], text: str) -> Caution | None:
-    values = [value(run) for run in subject.runs]
-    distinct = list(dict.fromkeys(values))
-    if len(distinct) < 2:
-        return None
-    shares = [f"{each} ({counted(values.count(each), 'run')})" for each in distinct]
-    return Caution(title, f"{text} between runs: {joined(shares)}. A difference in speed may come from that.")
 
 
 def _unequal_work(subject: Subject) -> list[Caution]:
@@ -142,25 +139,24 @@ def _too_few(subject: Subject) -> list[Caution]:
     return [Caution(f"n < {MIN_REPEATS}", text)]
 
 
-def _in_blocks(subject: Subject) -> Caution | None:
-    """Configurations measured one after the other: a drift of the machine in between would look like a difference."""
-    blocks = []
-    for workload in subject.workloads:
-        others = [entry for entry in workload.measured if entry is not workload.reference]
-        pairs = [compared(entry, workload.reference) for entry in others]
-        blocks += [pair.entry for pair in pairs if any("not interleaved" in text for text in pair.found.warnings)]
+def _in_blocks(subject: Subject) -> list[Caution]:
+    """Name what was measured one after the other: a drift of the machine in between would look like a difference."""
+    blocks = [
+        entry.name
+        for workload in subject.workloads
+        for entry in workload.measured
+        if entry is not workload.reference
+        and made_first((pair := compared(entry, workload.reference)).found.a.runs, pair.found.b.runs)
+    ]
     if not blocks:
-        return None
-    names = joined([entry.name for entry in blocks])
-    text = f"The runs of {names} were not made in turn with those that they are compared with"
-    return Caution("Not interleaved", f"{text}: a drift of the machine in between counts as a difference.")
+        return []
+    text = f"The runs of {joined(blocks)} were not made in turn with those that they are compared with"
+    return [Caution("Not interleaved", f"{text}: a drift of the machine in between counts as a difference.")]
 
 
 def _copies(subject: Subject) -> list[Caution]:
-    identifiers = [run.run_id for run in subject.runs if run.run_id]
-    copies = sorted({each for each in identifiers if identifiers.count(each) > 1})
-    if not copies:
-        return []
-    text = f"One run appears more than once, under the run id {joined(copies)}: a copy is no repeat."
+    counts = Counter(run.run_id for run in subject.runs if run.run_id)
+    copies = sorted(run_id for run_id, number in counts.items() if number > 1)
+    text = f"One run appears more than once, under the run id {joined(copies)}: a copy is no repeat." if copies else ""
     numbers = tuple(number for number, run in enumerate(subject.runs, start=1) if run.run_id in copies)
-    return [Caution("Copied files", text, numbers)]
+    return [Caution("Copied files", text, numbers)] if copies else []

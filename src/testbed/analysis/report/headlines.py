@@ -6,18 +6,17 @@ import itertools
 
 import numpy as np
 
-from testbed.analysis.comparison.two_arms import Losses
+from testbed.analysis.comparison.sentences import interval
+from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, VALIDATION, Losses
 from testbed.analysis.document.model import Statement, Statements
 from testbed.analysis.document.words import joined, times
-from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, EntryPair, compared
+from testbed.analysis.report.verdicts import EntryPair, compared
 from testbed.analysis.runs.entries import Subject, Workload
 from testbed.analysis.statistics import FASTER, MIN_REPEATS
 
-VALIDATION = "Final validation loss"  # as a comparison calls it
-
 
 def headlines(subject: Subject) -> Statements:
-    """The best configuration, the losses and the MFU of the largest group of equal work; none for one configuration."""
+    """Return the best configuration, the losses and the MFU of the largest group of equal work; nothing for one."""
     measured = [workload for workload in subject.workloads if len(workload.measured) > 1]
     if not measured:
         return ()
@@ -34,7 +33,7 @@ def _best(workload: Workload) -> str:
     ahead = [pair for pair in pairs if pair.kind == FASTER]
     if ahead:
         pair = max(ahead, key=lambda pair: pair.ratio.ratio)
-        numbers = f"95 % interval {pair.interval}, n = {pair.ratio.n_a} and {pair.ratio.n_b}"
+        numbers = f"95 % interval {interval(pair.ratio)}, n = {pair.ratio.n_a} and {pair.ratio.n_b}"
         others = f"; the highest of {len(pairs)} ratios" if len(pairs) > 1 else ""
         return f"{pair.entry.name}, {times(pair.ratio.ratio)}x the throughput of {reference.name} ({numbers}{others})"
     if all(pair.kind in (NO_CLAIM, NOT_COMPARED) for pair in pairs):

@@ -55,6 +55,12 @@ class Entry:
         return _example(self.arm)
 
     @property
+    def median_run(self) -> Run:
+        """The run of median throughput; without a measured one, the first."""
+        runs = sorted(self.measured, key=lambda run: run.tokens_per_s or 0.0)
+        return runs[(len(runs) - 1) // 2] if runs else self.runs[0]
+
+    @property
     def ranks(self) -> int | None:
         return rank_count(self.example)
 

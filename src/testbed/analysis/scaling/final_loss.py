@@ -45,7 +45,7 @@ class SeedPair:
 
 
 def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedPair]:
-    """One pair per seed, in the order of the seeds.
+    """Return one pair per seed, in the order of the seeds.
 
     Raises:
         ValueError: one sentence: a side lacks a seed or has it twice, a run did not validate, or the runs of a pair do
@@ -77,7 +77,7 @@ def _pair(seed: int, run: Run, reference: Run) -> SeedPair:
 
 
 def final_loss_table(pairs: Sequence[SeedPair], name: str, reference: str) -> str:
-    """Markdown: a row per seed, and the medians of the shares with 95 % intervals where every run got there."""
+    """Return Markdown: a row per seed, and the medians of the shares with 95 % intervals where every run got there."""
     header = ["seed", f"{reference} ends at", "after steps", f"{name} is there after"]
     header += ["share of the tokens", "share of the time"]
     rows = []

@@ -20,7 +20,7 @@ _SEED = 20_240_229  # of the bootstrap, so that the same files give the same rep
 
 
 def amdahl_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """Serial fraction s of T(N) / T(1) = s + (1 - s) / N, which is speed-up 1 / (s + (1 - s) / N).
+    """Return the serial fraction s of T(N) / T(1) = s + (1 - s) / N, which is speed-up 1 / (s + (1 - s) / N).
 
     Args:
         tokens_per_s: ranks -> throughput of every repeat at equal total work; T(1) is the median at one rank.
@@ -38,7 +38,7 @@ def amdahl_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
 
 
 def gustafson_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """Serial share s of the scaled speed-up N - s (N - 1), for work that grows in proportion to the ranks.
+    """Return the serial share s of the scaled speed-up N - s (N - 1), for work that grows in proportion to the ranks.
 
     Arguments and method as in `amdahl_fit`. s is a share of the time at N ranks here and of the time at one rank
     there: the two numbers do not compare.
@@ -53,7 +53,7 @@ def gustafson_fit(tokens_per_s: Mapping[int, Sequence[float]]) -> dict[str, Any]
 
 
 def no_fit(law: str, reason: str | None) -> dict[str, Any]:
-    """The same fields with nothing in them but the reason."""
+    """Return the same fields with nothing in them but the reason."""
     return {
         "law": law, "reason": reason, "serial_fraction": None, "low": None, "high": None, "num_points": 0,
         "rank_counts": [], "residuals": [], "residual_rms": None, "limit_of_speedup": None,
@@ -64,7 +64,7 @@ def no_fit(law: str, reason: str | None) -> dict[str, Any]:
 def _fit(
     name: str, tokens_per_s: Mapping[int, Sequence[float]], response: Callable, weight: Callable, law: Callable
 ) -> dict[str, Any]:
-    """Both laws are a straight line through the origin: response(speed-up, N) = s x weight(N)."""
+    """Fit a law. Both are a straight line through the origin: response(speed-up, N) = s x weight(N)."""
     samples = {ranks: np.asarray(values, dtype=float) for ranks, values in sorted(tokens_per_s.items()) if len(values)}
     if len(samples) < 2:
         return no_fit(name, f"needs runs at 2 rank counts or more, there are {len(samples)}")
@@ -106,7 +106,7 @@ def _fit(
 
 
 def _inverse(relative_time: float) -> float:
-    """Speed-up of a relative time; NaN where a very negative s makes the law's own time negative."""
+    """Return the speed-up of a relative time; NaN where a very negative s makes the law's own time negative."""
     return math.nan if relative_time <= 0 else 1 / relative_time
 
 
@@ -115,7 +115,7 @@ def _finite(value: float) -> float | None:
 
 
 def _interval(statistic: Callable, samples: list[np.ndarray]) -> tuple[float | None, float | None]:
-    """Percentile bootstrap over runs, each rank count resampled by itself; None where one has too few."""
+    """Return the percentile bootstrap over runs, each rank count resampled by itself; None where one has too few."""
     if min(map(len, samples)) < MIN_REPEATS:
         return None, None
     found = stats.bootstrap(

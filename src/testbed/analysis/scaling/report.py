@@ -28,7 +28,7 @@ SCHEMA = 2  # 2: names for readers beside the variants of a sweep
 
 
 def write_scaling_report(out_dir: Path) -> Path:
-    """Report on every run below `out_dir` in `out_dir`/scaling_report.json, replaced in one move; returns its path."""
+    """Report on every run below `out_dir` in `out_dir`/scaling_report.json, replaced in one move; return its path."""
     path = Path(out_dir) / REPORT_FILE
     report = report_on_directory(out_dir)
     write_text(path, json.dumps(report, indent=2, allow_nan=False) + "\n")
@@ -38,7 +38,7 @@ def write_scaling_report(out_dir: Path) -> Path:
 def report_on_directory(
     out_dir: Path, protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
 ) -> dict[str, Any]:
-    """`scaling_report` of every run below `out_dir`. The sweep.json that is in it gives protocol, target and cells.
+    """Return `scaling_report` of every run below `out_dir`. Its sweep.json gives protocol, target and cells.
 
     So does the one above it, where `out_dir` is the folder of a cell, and the only one below it.
 
@@ -74,7 +74,7 @@ def report_on_directory(
 
 
 def _sweep_folder(out_dir: Path) -> Path:
-    """The folder whose sweep.json speaks of the runs below `out_dir`; `out_dir` itself where there is none."""
+    """Return the folder whose sweep.json speaks of the runs below `out_dir`; `out_dir` itself where there is none."""
     if (out_dir / SWEEP_FILE).exists():
         return out_dir
     for folder in out_dir.resolve().parents[:2]:  # a plan lies beside its cells, whose folders hold those of runs
@@ -88,7 +88,7 @@ def _sweep_folder(out_dir: Path) -> Path:
 
 
 def _cells_below(out_dir: Path, folder: Path, sweep: Mapping[str, Any]) -> dict[Path, dict]:
-    """The cells of the sweep in `folder` whose runs lie below `out_dir`, by the folder of the run."""
+    """Return the cells of the sweep in `folder` whose runs lie below `out_dir`, by the folder of the run."""
     root, places = out_dir.resolve(), {}
     for cell in sweep.get("cells", []):
         place = (folder / cell["folder"]).resolve()
@@ -98,7 +98,7 @@ def _cells_below(out_dir: Path, folder: Path, sweep: Mapping[str, Any]) -> dict[
 
 
 def _load(paths: Sequence[Path], cells: Mapping[Path, dict]) -> tuple[list[Run], list[dict]]:
-    """The runs that can be read, and {path, reason} for files that cannot and for cells of the plan without a run."""
+    """Return the runs, and {path, reason} for files that cannot be read and for cells of the plan without a run."""
     runs, left_out = [], []
     for path in paths:
         try:
@@ -115,7 +115,7 @@ def _load(paths: Sequence[Path], cells: Mapping[Path, dict]) -> tuple[list[Run],
 def report_on_files(
     files: Mapping[int, Path], protocol: str | None = None, target: float | None = None, allow_mismatch: bool = False
 ) -> dict[str, Any]:
-    """`scaling_report` of one file per number of ranks, whatever strategies they are of.
+    """Return `scaling_report` of one file per number of ranks, whatever strategies they are of.
 
     Raises:
         ValueError: a file cannot be read, or is of another number of ranks than said.
@@ -135,7 +135,7 @@ def report_on_files(
 
 
 def read_report_file(path: Path) -> dict[str, Any]:
-    """A scaling_report.json that this module wrote; ValueError, one sentence, for any other file."""
+    """Return a scaling_report.json that this module wrote; ValueError, one sentence, for any other file."""
     report = read_json(path, f"--report {path}")
     needed = {"protocol", "arms", "strategies", "mismatches", "warnings", "status"}
     if not isinstance(report, dict) or report.get("schema") != SCHEMA or not needed <= set(report):
@@ -153,7 +153,7 @@ def scaling_report(
     directory: Path | None = None,
     left_out: Sequence[dict] = (),
 ) -> dict[str, Any]:
-    """Speed-up and efficiency of every strategy, batch size and number of ranks, as scaling_report.json holds it.
+    """Return speed-up and efficiency of every strategy, batch size and number of ranks, as scaling_report.json has it.
 
     Args:
         runs: as `load_run` gives them.
@@ -203,7 +203,7 @@ def scaling_report(
 
 
 def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
-    """One entry per strategy and batch size: its ranks and the law of its protocol."""
+    """Return one entry per strategy and batch size: its ranks and the law of its protocol."""
     series: dict[tuple, list[dict]] = {}
     for row in rows:
         series.setdefault((row["strategy"], row["batch_size"]), []).append(row)
@@ -223,7 +223,7 @@ def _strategies(rows: Sequence[dict], protocol: str) -> list[dict[str, Any]]:
 
 
 def _name_over_ranks(members: Sequence[dict]) -> str:
-    """The strategy's name; where it says how a mesh lies over the ranks, which follows their number, without that."""
+    """Return the strategy's name, without how a mesh lies over the ranks, which follows their number."""
     names = list(dict.fromkeys(row["strategy_name"] for row in members))
     return names[0] if len(names) == 1 else re.sub(r" \([^()]* x [^()]*\)", "", names[-1])
 
@@ -250,7 +250,7 @@ def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[
 
 
 def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[dict[str, Any], Run]:
-    """The shape of the older reports, {"1": .., "2": .., "4": ..}, for the first strategy that spreads its work.
+    """Return the shape of the older reports, {"1": .., "2": .., "4": ..}, for the first strategy that spreads its work.
 
     "1" is what its speed-ups are relative to.
     """

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.runs.comparability import loss_noise
+from testbed.analysis.comparison.two_arms import VALIDATION, losses_of
 from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_note, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
-from testbed.analysis.statistics import all_known, compare, median_interval
+from testbed.analysis.statistics import compare, median_interval
 
 
 def arm_row(
@@ -67,7 +67,7 @@ def arm_row(
 def _speed_up(
     arm: ScalingArm, reference: ScalingArm | None, protocol: str, target: float | None, refused: bool
 ) -> dict[str, Any]:
-    """Speed-up and efficiency against the reference with 95 % intervals and verdict, or why there is none."""
+    """Return speed-up and efficiency against the reference with 95 % intervals and verdict, or why there is none."""
     none: dict[str, Any] = dict.fromkeys(("speedup", "efficiency", "verdict", "minimum_detectable_effect"))
     none |= dict.fromkeys(("reference", "reference_strategy", "reference_note", "reason", "loss_note"))
     if reference is None:
@@ -97,7 +97,7 @@ def _speed_up(
 def _times_to_loss(
     arm: ScalingArm, reference: ScalingArm, target: float | None
 ) -> tuple[list[list[float]], str | None]:
-    """Seconds of training to the target, the reference's first: less time is a larger ratio. Or why there are none."""
+    """Return seconds to the target, the reference's first: less time is a larger ratio. Or why there are none."""
     assert target is not None  # the protocol has one
     found = [time_to_loss_of_arm(each.runs, target, each.failed) for each in (reference, arm)]
     for each, times in zip((reference, arm), found, strict=True):
@@ -110,22 +110,17 @@ def _times_to_loss(
 
 
 def _loss_note(arm: ScalingArm, reference: ScalingArm, protocol: str) -> str | None:
-    """A faster run that learns worse is not faster: said when losses differ by more than seeds explain."""
+    """Return in what the losses are unequal, since a faster run that learns worse is not faster; None: in nothing."""
     if arm is reference or protocol != "strong":  # weak scaling trains on more tokens, time to loss ends at one loss
         return None
-    losses, of_reference = (all_known(run.final_validation_loss for run in each.runs) for each in (arm, reference))
-    if losses is None or of_reference is None:
+    if any(run.final_validation_loss is None for run in (*arm.runs, *reference.runs)):
         return "a run has no validation loss: that both learned equally is not shown"
-    if any(run.validation != reference.runs[0].validation for run in (*arm.runs, *reference.runs)):
+    found = {each.name: each for each in losses_of((arm.name, reference.name), arm.runs, reference.runs)}
+    if VALIDATION not in found:
         return "validation losses are over different data or token counts and do not compare"
-    noise, side = loss_noise(losses, of_reference)
-    difference = plain_statistics.median(losses) - plain_statistics.median(of_reference)
-    if abs(difference) <= noise:
-        return None
-    whose = "what seeds explain in published 124M runs"
-    if side is not None:
-        whose = "the spread of " + ("its own runs" if side == 0 else reference.name)
-    return f"median final validation loss differs by {difference:+.4f}, more than {noise:.4f} ({whose})"
+    losses = found[VALIDATION]
+    size = f"{losses.difference:+.4f}, more than {losses.noise:.4f} ({losses.noise_source})"
+    return f"median final validation loss differs by {size}" if losses.is_unequal else None
 
 
 def relative_path(path: Path, directory: Path | None) -> str:
@@ -133,7 +128,7 @@ def relative_path(path: Path, directory: Path | None) -> str:
 
 
 def mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Mean seconds of an optimizer step over ranks and profiled steps of the instrumented runs; None: not measured."""
+    """Return the mean optimizer step over ranks and profiled steps, in seconds; None: not measured."""
     kept = [run for run in runs if run.record.get("attribution")]
     steps = [
         step for run in kept for per_rank in run.record["attribution"]["per_rank"] for step in per_rank["steps"]
@@ -148,7 +143,7 @@ def mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
-    """Mean over ranks and runs of the sampled utilization in percent; None: not sampled."""
+    """Return the mean over ranks and runs of the sampled utilization in percent; None: not sampled."""
     measured = [run.record["utilization"] for run in arm.runs if run.record.get("utilization")]
     sampled = measured or [run.record["utilization"] for run in arm.instrumented if run.record.get("utilization")]
     rows = [row for each in sampled for row in each["per_rank"]]
@@ -159,7 +154,7 @@ def mean_utilization(arm: ScalingArm) -> dict[str, Any] | None:
 
 
 def summary(values: Sequence[float | None]) -> dict[str, Any]:
-    """Median of the runs with its 95 % interval; low and high are None below 5 runs, all where one lacks it."""
+    """Return the median with its 95 % interval; low and high are None below 5 runs, all where a run lacks it."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return {"median": None, "low": None, "high": None, "values": known}

@@ -56,7 +56,7 @@ class ScalingArm:
 def sort_into_arms(
     runs: Sequence[Run], protocol: str, cells: Mapping[Path, dict] | None = None
 ) -> tuple[list[ScalingArm], list[dict]]:
-    """The arms by strategy (the baseline first), batch size and ranks, and what was left out: {path, reason}.
+    """Return the arms by strategy (the baseline first), batch size and ranks, and what was left out: {path, reason}.
 
     Args:
         cells: folder of a run -> its cell in sweep.json.
@@ -98,13 +98,13 @@ def sort_into_arms(
 
 
 def _place(run: Run, ranks: int, cells: Mapping[Path, dict]) -> tuple:
-    """Where the plan puts a run; without one, what its settings say."""
+    """Return where the plan puts a run; without one, what its settings say."""
     cell = cells.get(run.path.parent)
     return _identity(run, ranks) if cell is None else (cell["variant"], cell.get("batch_size"), ranks)
 
 
 def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | None:
-    """The arm at one rank that speed-ups of `arm` are relative to.
+    """Return the arm at one rank that speed-ups of `arm` are relative to.
 
     The baseline with the same settings beside the strategy's own (baseline:compile for ddp:compile); without one the
     plain baseline, and `reference_note` says what differs; without any baseline the same strategy.
@@ -122,7 +122,7 @@ def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | No
 
 
 def reference_note(arm: ScalingArm, reference: ScalingArm) -> str | None:
-    """What beside the strategy the speed-up contains, because no baseline at one rank shares it."""
+    """Return what else than the strategy the speed-up contains, because no baseline at one rank shares it."""
     if not _is_baseline(reference.strategy):
         return None
     differing = differing_conditions(arm.runs, reference.runs)
@@ -137,7 +137,7 @@ def _values(arm: ScalingArm, name: str) -> str:
 
 
 def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[dict[str, Any]]:
-    """Fields in which a run of `arm` did other work, or worked on other hardware, than the first run of `reference`.
+    """Return the fields in which a run of `arm` did other work, or ran elsewhere, than the first run of `reference`.
 
     {field, baseline, mismatch}: one entry per field and value. None: not recorded, which is not equal. In weak scaling
     the global batch and the tokens must grow exactly with the ranks; the seed may differ between repeats, but both arms
@@ -214,13 +214,13 @@ def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Pat
 
 
 def _order(strategy: str) -> tuple:
-    """The baseline first, then by name, numbers by size: a sweep takes its cells in turns, so theirs is no order."""
+    """Return a key that puts the baseline first, then names, numbers by size; a sweep takes its cells in turns."""
     parts = re.split(r"(\d+)", strategy)
     return not _is_baseline(strategy), [int(part) if part.isdecimal() else part for part in parts]
 
 
 def _strategies(runs: Sequence[Run], cells: Mapping[Path, dict]) -> tuple[list[str], dict[Run, str]]:
-    """For each run its strategy, the plan's variant or else what the settings say, and the name to show for it."""
+    """Return each run's strategy, the plan's variant or else what the settings say, and the name to show for it."""
     found = strategies_of(runs)
     variants = [
         cells[run.path.parent]["variant"] if run.path.parent in cells else strategy.variant
@@ -245,7 +245,7 @@ def _batch_size(run: Run, ranks: int, protocol: str, cells: Mapping[Path, dict])
 
 
 def _identity(run: Run, ranks: int) -> tuple:
-    """What a measured run and a run of the same configuration under a profiler have in common."""
+    """Return what a measured run and a run of the same configuration under a profiler have in common."""
     work = [
         run.work.get(name) for name in ("global_batch_size", "seq_len", "num_layers", "embedding_size", "precision")
     ]

@@ -1,4 +1,4 @@
-"""Scaling reports as documents: the plain table, and tables in the layout of the earlier studies.
+"""Scaling reports as tables: one row per arm, the layouts of the earlier studies, and sentences on fits and warnings.
 
 Every function takes what `scaling_report` returns and nothing else, so a table can be made again from the file alone.
 """
@@ -10,10 +10,30 @@ from typing import Any
 
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Block, Cell, Document, Section, Table, Text
-from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number
+from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number, times
+from testbed.analysis.statistics import FASTER, SLOWER, compare
 
+CellOf = Callable[[dict], Cell]
 NOT_MEASURED = "not measured (run with --profile)"
 CUTS = ("model_parallel", "pipeline")  # of one layer cut: one micro batch at a time, and overlapped
+PLACE = ("strategy", "batch", "GPUs/ranks")
+SPEED_UP = ("speed-up", "efficiency", "n", "verdict")
+COMMUNICATION = "communication (ms/step), exposed part"
+# The columns of each table; 001 to 004 have those of the earlier studies' tables.
+LAYOUTS = {
+    "": (*PLACE, "tokens/s (all ranks)", "wall time (s)", *SPEED_UP),
+    "time_to_loss": (*PLACE, "tokens/s (all ranks)", "wall time (s)", "time to loss (s)", "tokens to it", *SPEED_UP),
+    "001": (*PLACE, "training time (s)", "speed-up", "compute (ms/step)", COMMUNICATION, "n"),
+    "002": (*PLACE, "training time (s)", "tokens/s (all ranks)", "speed-up", "n"),
+    "003": (
+        *(*PLACE, "tokens/s (all ranks)", "median step (ms)", COMMUNICATION, "utilization"),
+        *("peak memory (MiB, largest rank)", "speed-up", "efficiency", "n"),
+    ),
+    "004": (
+        *("batch", "GPUs/ranks", "tokens/s (all ranks)", "training time (s)", "wall time (s)", "p95 step (ms)"),
+        *("final validation loss", "n"),
+    ),
+}
 
 
 def scaling_table(report: dict, layout: str | None = None, variants: Sequence[str] | None = None) -> str:
@@ -31,132 +51,67 @@ def document_of(report: dict, layout: str | None = None, variants: Sequence[str]
         ValueError: layout 004, and not exactly two variants; one sentence that names those there are.
     """
     if layout == "004":
-        blocks = [_two_variants(report, variants)]
+        blocks = [_against(report, *_two_variants(report, variants))]
     else:
-        blocks = (LAYOUTS[layout] if layout else _every_arm)(report)
-    fits = [line for strategy in report["strategies"] if not layout and (line := _fit_line(strategy))]
-    notes = [group for group in (fits, _footnotes(report)) if group]
-    return Document(lead=_about(report), sections=[Section(blocks=blocks)], notes=notes)
+        names = LAYOUTS[layout or ("time_to_loss" if _target(report) else "")]
+        rows = [[CELLS[name](arm) for name in names] for arm in report["arms"]]
+        blocks = [Table([_header(report, name) for name in names], rows), *([_cuts(report)] * (layout == "002"))]
+    fits = [] if layout else [("- ", *line) for line in fit_lines(report)]
+    return Document(
+        lead=_about(report),
+        sections=[Section(blocks=blocks)],
+        notes=[group for group in (fits, _footnotes(report)) if group],
+    )
 
 
-def _every_arm(report: dict) -> list[Block]:
-    """One row per strategy, batch size and number of ranks."""
-    header = ["strategy", _batch_header(report), "GPUs/ranks", "tokens/s (all ranks)", "wall time (s)", "speed-up",
-              "efficiency", "n", "verdict"]  # fmt: skip
-    by_target = report["protocol"]["name"] == "time_to_loss"
-    if by_target:
-        header[5:5] = [f"time to loss {report['protocol']['target_val_loss']:g} (s)", "tokens to it"]
-    rows = []
-    for arm in report["arms"]:
-        row = [*_place(arm), _number(arm["tokens_per_s"], ",.0f"), _number(arm["wall_time_s"], ",.1f"), _speed_up(arm),
-               _number(arm["efficiency"], ".2f"), str(arm["n"]), _verdict(arm)]  # fmt: skip
-        if by_target:
-            row[5:5] = [_until_loss(arm, "train_time_s", ",.1f"), _until_loss(arm, "tokens", ",.0f")]
-        rows.append(row)
-    return [Table(header, rows)]
-
-
-def _table_001(report: dict) -> list[Block]:
-    """GPUs x batch size: time and speed-up side by side for each batch, then compute and communication."""
-    blocks: list[Block] = []
-    for strategy in _strategies(report):
-        arms = [arm for arm in report["arms"] if arm["strategy"] == strategy]
-        batches = _in_order(arm["batch_size"] for arm in arms)
-        ranks = sorted({1, *(arm["ranks"] for arm in arms)})
-        at = {count: [_arm(report, strategy, batch, count) for batch in batches] for count in ranks}
-        times = [
-            [str(count), *(cell for arm in found for cell in (_training_time(arm), _speed_up(arm)))]
-            for count, found in at.items()
-        ]
-        shares = [
-            [str(count), *(cell for arm in found for cell in _compute_and_communication(arm))]
-            for count, found in at.items()
-        ]
-
-        def header(*quantities: str, batches: Sequence = batches) -> list[str]:
-            return ["GPUs/ranks", *(f"batch {_plain(batch)}: {what}" for batch in batches for what in quantities)]
-
-        blocks += [
-            Table(header("time (s)", "speed-up"), times, _shown_name(report, strategy)),
-            Table(header("compute (ms/step)", "communication (ms/step), exposed part"), shares),
-        ]
-    return blocks
-
-
-def _table_002(report: dict) -> list[Block]:
-    """Data parallel over the ranks: time and tokens/s; then model_parallel against pipeline at equal ranks."""
-    of_data = [name for name in _strategies(report) if not name.startswith(CUTS)]
-    header = ["strategy", _batch_header(report), "GPUs/ranks", "training time (s)", "tokens/s", "speed-up", "n"]
-    rows = [
-        [*_place(arm), _training_time(arm), _number(arm["tokens_per_s"], ",.0f"), _speed_up(arm), str(arm["n"])]
-        for arm in report["arms"]
-        if arm["strategy"] in of_data or arm["ranks"] == 1
+def fit_lines(report: dict) -> list[tuple[str | Number, ...]]:
+    """Return a sentence for each law that was fitted to a strategy; what is noted of every fit is said once, last."""
+    fits = [
+        (strategy, fit)
+        for strategy in report["strategies"]
+        for fit in strategy["fits"].values()
+        if fit["serial_fraction"] is not None
     ]
-    first, second = (_first_named(report, name) for name in CUTS)
-    if first is None or second is None:
-        missing = " and ".join(name for name, found in zip(CUTS, (first, second), strict=True) if found is None)
-        return [Table(header, rows), f"model_parallel against pipeline: not measured, the sweep has no {missing}."]
-    return [Table(header, rows), _against(report, first, second)]
+    shared = [note for note in fits[0][1]["notes"] if all(note in fit["notes"] for _, fit in fits)] if fits else []
+    lines: list[tuple[str | Number, ...]] = []
+    for strategy, fit in fits:
+        name = f"{fit['law'].capitalize()}, {strategy['strategy_name']}, batch {_plain(strategy['batch_size'])}"
+        share = Number(fit["serial_fraction"], ".3f", fit["low"], fit["high"], interval=BRACKETS)
+        ranks = ", ".join(map(str, fit["rank_counts"]))
+        own = "".join(f"; {note}" for note in fit["notes"] if note not in shared)
+        source = f" from {fit['num_points']} runs at {ranks} ranks"
+        lines.append((f"{name}: serial share ", share, source, *_limit(fit), f"{own}."))
+    return lines + [(f"{note[0].upper()}{note[1:]}.",) for note in shared]
 
 
-def _table_003(report: dict) -> list[Block]:
-    """Strategies as rows: what each costs and brings; before that the speed-ups, GPUs x strategy."""
-    strategies = _strategies(report)
-    blocks: list[Block] = []
-    for batch in _in_order(arm["batch_size"] for arm in report["arms"]):
-        ranks = sorted({arm["ranks"] for arm in report["arms"] if arm["batch_size"] == batch})
-        speed_ups = [
-            [str(count), *(_speed_up_of(report, name, batch, count) for name in strategies)] for count in ranks
-        ]
-        header = ["GPUs/ranks", *(_shown_name(report, name) for name in strategies)]
-        blocks.append(f"Speed-up, {report['arms'][0]['batch_size_is']} batch {_plain(batch)}")
-        blocks.append(Table(header, speed_ups))
-    header = ["strategy", _batch_header(report), "GPUs/ranks", "throughput (tokens/s)", "median step (ms)",
-              "communication (ms/step), exposed part", "utilization", "peak memory (MiB, largest rank)",
-              "scalability (efficiency)", "n"]  # fmt: skip
-    rows = [
-        [
-            *_place(arm), _number(arm["tokens_per_s"], ",.0f"), _scaled(arm["step_time_s"], 1e3, ",.1f"),
-            _compute_and_communication(arm)[1], _utilization(arm), _scaled(arm["peak_memory_bytes"], 2**-20, ",.0f"),
-            _number(arm["efficiency"], ".2f"), str(arm["n"]),
-        ]
-        for arm in report["arms"]
-    ]  # fmt: skip
-    return [*blocks, Table(header, rows)]
+def _limit(fit: dict) -> tuple[str | Number, ...]:
+    """Return Amdahl's 1 / s with the interval of s turned round; nothing where that reaches 0 and bounds nothing."""
+    if (fit["limit_of_speedup"] or 0) <= 1 or not fit["low"] or fit["low"] <= 0:
+        return ()
+    return ", speed-up at most ", Number(fit["limit_of_speedup"], ".1f", 1 / fit["high"], 1 / fit["low"], "x", BRACKETS)
 
 
-def _two_variants(report: dict, variants: Sequence[str] | None) -> Block:
-    """Layout 004: two variants against each other, with ratio and verdict."""
-    there = _strategies(report)
-    known = _in_order(arm["strategy"] for arm in report["arms"])
-    if variants is None:
-        # A sweep's baseline is what speed-ups refer to; where it makes the second of two, it is one of the two.
-        variants = there if len(there) > 1 else known
-    variant_of = {arm["strategy_name"]: arm["strategy"] for arm in report["arms"]}  # by either name
-    variants = [each if each in known else variant_of.get(each, each) for each in variants]
-    if len(variants) != 2 or not set(variants) <= set(known):
-        raise ValueError(f"--table 004 compares two variants; give --variants A B, two of: {', '.join(known)}")
-    return _against(report, *variants)
+def _of(name: str, form: str | Callable[[float], str], factor: float = 1, unit: str = "") -> Callable[[dict], Number]:
+    """Return the cell of a median or a ratio, "6,134 [6,101, 6,170]"; without an interval the middle alone."""
+
+    def cell(arm: dict) -> Number:
+        found = arm[name] or {}
+        middle, low, high = found.get("ratio", found.get("median")), found.get("low"), found.get("high")
+        scaled = [None if value is None else value * factor for value in (middle, low, high)]
+        return Number(scaled[0], form, scaled[1], scaled[2], unit, BRACKETS)
+
+    return cell
 
 
-LAYOUTS: dict[str, Callable[[dict], list[Block]]] = {"001": _table_001, "002": _table_002, "003": _table_003}
-
-
-def _place(arm: dict) -> list[Cell]:
-    return [arm["strategy_name"], _plain(arm["batch_size"]), str(arm["ranks"])]
-
-
-def _speed_up(arm: dict | None, note: str = "") -> Cell:
-    """ "1.61x [1.58, 1.64]", or why there is none."""
-    if arm is None:
-        return "not run"
+def _speed_up(arm: dict) -> Cell:
+    """Return "1.61x [1.58, 1.64]", or why there is none."""
     if not arm["speedup"]:
-        return f"{UNKNOWN} ({arm['reason']}){note}"
-    return _number(arm["speedup"], ".2f", unit="x"), " (UNEQUAL WORK)" * bool(arm["mismatches"]), note
+        return f"{UNKNOWN} ({arm['reason']})"
+    return _of("speedup", times, unit="x")(arm), " (UNEQUAL WORK)" * bool(arm["mismatches"])
 
 
 def _verdict(arm: dict) -> str:
-    """The verdict with what a reader must not overlook: unequal work, faster than linear, unequal losses."""
+    """Return the verdict with what a reader must not overlook: unequal work, faster than linear, unequal losses."""
     if not arm["speedup"]:
         return UNKNOWN
     marks = ["unequal work"] if arm["mismatches"] else []
@@ -165,89 +120,24 @@ def _verdict(arm: dict) -> str:
     return "; ".join([arm["verdict"] or "reference", *marks])
 
 
-def _speed_up_of(report: dict, strategy: str, batch: Any, ranks: int) -> Cell:
-    arm = _arm(report, strategy, batch, ranks)
-    note = f" ({arm['strategy_name']})" if arm is not None and arm["strategy"] != strategy else ""
-    return _speed_up(arm, note)
+def _until_loss(quantity: str, form: str) -> CellOf:
+    def cell(arm: dict) -> Cell:
+        found = arm["time_to_loss"]
+        never = f" ({found['num_never_reached']} of {found['n']} never)" if found["num_never_reached"] else ""
+        return "at most " * bool(found["num_upper_bounds"]), _of(quantity, form)(found), never
+
+    return cell
 
 
-def _against(report: dict, first: str, second: str) -> Block:
-    """Variant rows for each batch and number of ranks that both have, then the ratio of medians."""
-    from testbed.analysis.statistics import compare
+def _attributed(form: str, *names: str) -> CellOf:
+    """Return the cell of attributed milliseconds of a step, written into `form` in the order of `names`."""
 
-    header = ["run", _batch_header(report), "GPUs/ranks", "tokens/s (all ranks)", "training time (s)", "wall time (s)",
-              "p95 step (ms)", "final validation loss", "n", "ratio to A", "verdict"]  # fmt: skip
-    rows: list[list[Cell]] = []
-    for arm in (arm for arm in report["arms"] if arm["strategy"] == first):
-        other = _arm(report, second, arm["batch_size"], arm["ranks"])
-        if other is None or other["strategy"] != second:
-            continue
-        is_unequal = bool(arm["mismatches"] or other["mismatches"])
-        if is_unequal and report["status"] == "invalid_comparison":
-            outcome: list[Cell] = [UNKNOWN, "unequal work, see below"]
-        else:
-            ratio = compare(other["tokens_per_s"]["values"], arm["tokens_per_s"]["values"])
-            said = f"B is {ratio.verdict}" if ratio.verdict in ("faster", "slower") else ratio.verdict
-            outcome = [_number(vars(ratio), ".3f", unit="x"), said + "; UNEQUAL WORK" * is_unequal]
-        for letter, each, end in (("A", arm, ["1", ""]), ("B", other, outcome)):
-            name, *place = _place(each)
-            rows.append([
-                f"{letter}: {name}", *place, _number(each["tokens_per_s"], ",.0f"), _training_time(each),
-                _number(each["wall_time_s"], ",.2f"), _scaled(each["step_time_p95_s"], 1e3, ",.1f"),
-                _number(each["final_val_loss"], ".4f"), str(each["n"]), *end,
-            ])  # fmt: skip
-    if not rows:
-        names = (_shown_name(report, each) for each in (first, second))
-        return f"{' against '.join(names)}: no number of ranks at which both were run."
-    return Table(header, rows)
+    def cell(arm: dict) -> str:
+        seconds = [(arm["attribution"] or {}).get(f"{name}_s") for name in names]
+        known = [value for value in seconds if value is not None]
+        return form.format(*(value * 1e3 for value in known)) if len(known) == len(names) else NOT_MEASURED
 
-
-def _about(report: dict) -> str:
-    protocol = report["protocol"]
-    references = _in_order(arm["reference"] for arm in report["arms"] if arm["reference"] and arm["ranks"] > 1)
-    against = f" Speed-up against {'; '.join(references)}." if references else ""
-    title = f"{protocol['name'].replace('_', ' ').capitalize()} scaling"
-    if protocol["name"] == "time_to_loss":
-        title = f"Time to validation loss {protocol['target_val_loss']:g}"
-    return f"{title}. Medians of n runs with 95 % intervals.{against}"
-
-
-def _fit_line(strategy: dict) -> Text | None:
-    """The law fitted to a strategy in one sentence; None where nothing was fitted."""
-    fit = next((fit for fit in strategy["fits"].values() if fit["serial_fraction"] is not None), None)
-    if fit is None:
-        return None
-    name = f"{fit['law'].capitalize()}, {strategy['strategy_name']}, batch {_plain(strategy['batch_size'])}"
-    ranks = ", ".join(map(str, fit["rank_counts"]))
-    notes = "".join(f"; {note}" for note in fit["notes"])
-    share = Number(fit["serial_fraction"], ".3f", fit["low"], fit["high"], interval=BRACKETS)
-    return f"- {name}: serial share ", share, f" from {fit['num_points']} runs at {ranks} ranks{notes}."
-
-
-def _footnotes(report: dict) -> list[Text]:
-    notes: list[Text] = [f"Warning: {text}." for text in report["warnings"]]
-    if report["mismatches"]:
-        notes.append(f"Status {report['status']}. Work that is not equal:")
-        notes += [
-            f"- {item['name']}: {item['field']} is {_shown(item['mismatch'])}, "
-            f"the reference's {_shown(item['baseline'])}"
-            for item in report["mismatches"]
-        ]
-    return notes
-
-
-def _shown(value: Any) -> str:
-    return "not recorded" if value is None else str(value)
-
-
-def _compute_and_communication(arm: dict | None) -> list[str]:
-    if arm is None or not arm["attribution"]:
-        return [NOT_MEASURED if arm else "not run"] * 2
-    found = arm["attribution"]
-    compute, communication, exposed = (
-        f"{found[f'{name}_s'] * 1e3:,.1f}" for name in ("compute", "communication", "exposed_communication")
-    )
-    return [compute, f"{communication}, {exposed} exposed"]
+    return cell
 
 
 def _utilization(arm: dict) -> str:
@@ -257,62 +147,115 @@ def _utilization(arm: dict) -> str:
     return ", ".join(shown) or "not measured"
 
 
-def _until_loss(arm: dict, quantity: str, form: str) -> Cell:
-    found = arm["time_to_loss"]
-    never = f" ({found['num_never_reached']} of {found['n']} never)" if found["num_never_reached"] else ""
-    return "at most " * bool(found["num_upper_bounds"]), _number(found[quantity], form), never
+CELLS: dict[str, CellOf] = {
+    "strategy": lambda arm: arm["strategy_name"],
+    "batch": lambda arm: _plain(arm["batch_size"]),
+    "GPUs/ranks": lambda arm: str(arm["ranks"]),
+    "n": lambda arm: str(arm["n"]),
+    "speed-up": _speed_up,
+    "efficiency": _of("efficiency", ".2f"),
+    "verdict": _verdict,
+    "tokens/s (all ranks)": _of("tokens_per_s", ",.0f"),
+    "wall time (s)": _of("wall_time_s", ",.1f"),
+    "training time (s)": _of("training_time_s", ",.2f"),
+    "median step (ms)": _of("step_time_s", ",.1f", 1e3),
+    "p95 step (ms)": _of("step_time_p95_s", ",.1f", 1e3),
+    "peak memory (MiB, largest rank)": _of("peak_memory_bytes", ",.0f", 2**-20),
+    "final validation loss": _of("final_val_loss", ".4f"),
+    "time to loss (s)": _until_loss("train_time_s", ",.1f"),
+    "tokens to it": _until_loss("tokens", ",.0f"),
+    "compute (ms/step)": _attributed("{:,.1f}", "compute"),
+    COMMUNICATION: _attributed("{:,.1f}, {:,.1f} exposed", "communication", "exposed_communication"),
+    "utilization": _utilization,
+}
 
 
-def _strategies(report: dict) -> list[str]:
-    """Strategies that run on more than one rank, in order; all of them where none does."""
-    spread = _in_order(arm["strategy"] for arm in report["arms"] if arm["ranks"] > 1)
-    return spread or _in_order(arm["strategy"] for arm in report["arms"])
+def _header(report: dict, name: str) -> str:
+    """Return the name of a column, with what the report holds fixed."""
+    if name == "batch":
+        return f"batch ({report['arms'][0]['batch_size_is']})"
+    return name.replace("to loss", f"to loss {_target(report):g}") if name == "time to loss (s)" else name
 
 
-def _first_named(report: dict, name: str) -> str | None:
-    return next((each for each in _strategies(report) if each.partition(":")[0] == name), None)
+def _two_variants(report: dict, variants: Sequence[str] | None) -> Sequence[str]:
+    """Return the two variants that layout 004 compares; they may be given by either name."""
+    known = _in_order(arm["strategy"] for arm in report["arms"])
+    if variants is None:
+        # A sweep's baseline is what speed-ups refer to; where it makes the second of two, it is one of the two.
+        spread = _in_order(arm["strategy"] for arm in report["arms"] if arm["ranks"] > 1)
+        variants = spread if len(spread) > 1 else known
+    variant_of = {arm["strategy_name"]: arm["strategy"] for arm in report["arms"]}
+    variants = [each if each in known else variant_of.get(each, each) for each in variants]
+    if len(variants) != 2 or not set(variants) <= set(known):
+        raise ValueError(f"--table 004 compares two variants; give --variants A B, two of: {', '.join(known)}")
+    return variants
 
 
-def _arm(report: dict, strategy: str, batch: Any, ranks: int) -> dict | None:
-    """The arm; at one rank, where the strategy was not run there, what its speed-ups refer to."""
-    alike = [arm for arm in report["arms"] if (arm["batch_size"], arm["ranks"]) == (batch, ranks)]
-    for arm in alike:
-        if arm["strategy"] == strategy:
-            return arm
-    if ranks == 1:
-        of_strategy = (arm for arm in report["arms"] if (arm["strategy"], arm["batch_size"]) == (strategy, batch))
-        reference = next((arm["reference_strategy"] for arm in of_strategy), None)
-        return next((arm for arm in alike if arm["strategy"] == reference), None)
-    return None
+def _cuts(report: dict) -> Block:
+    """Return model_parallel against pipeline, or which of them was not run."""
+    strategies = _in_order(arm["strategy"] for arm in report["arms"])
+    found = {cut: next((each for each in strategies if each.partition(":")[0] == cut), "") for cut in CUTS}
+    if missing := [cut for cut in CUTS if not found[cut]]:
+        return f"model_parallel against pipeline: not measured, the sweep has no {' and '.join(missing)}."
+    return _against(report, *found.values())
 
 
-def _shown_name(report: dict, strategy: str) -> str:
-    return next(each["strategy_name"] for each in report["strategies"] if each["strategy"] == strategy)
+def _against(report: dict, first: str, second: str) -> Block:
+    """Return the rows of both for each batch and number of ranks that both have, with the ratio of medians."""
+    arms = {(arm["strategy"], arm["batch_size"], arm["ranks"]): arm for arm in report["arms"]}
+    pairs = [(arm, arms.get((second, *place))) for (strategy, *place), arm in arms.items() if strategy == first]
+    rows: list[list[Cell]] = []
+    for arm, other in pairs:
+        if other is not None:
+            for letter, each, end in (("A", arm, ["1", ""]), ("B", other, _outcome(report, arm, other))):
+                cells = [CELLS[name](each) for name in LAYOUTS["004"]]
+                rows.append([f"{letter}: {each['strategy_name']}", *cells, *end])
+    if not rows:
+        names = {arm["strategy"]: arm["strategy_name"] for arm in report["arms"]}
+        return f"{names[first]} against {names[second]}: no number of ranks at which both were run."
+    return Table(["run", *(_header(report, name) for name in LAYOUTS["004"]), "ratio to A", "verdict"], rows)
+
+
+def _outcome(report: dict, arm: dict, other: dict) -> list[Cell]:
+    """Return the ratio of `other` to `arm` and its verdict."""
+    is_unequal = bool(arm["mismatches"] or other["mismatches"])
+    if is_unequal and report["status"] == "invalid_comparison":
+        return [UNKNOWN, "unequal work, see below"]
+    ratio = compare(other["tokens_per_s"]["values"], arm["tokens_per_s"]["values"])
+    said = f"B is {ratio.verdict}" if ratio.verdict in (FASTER, SLOWER) else ratio.verdict
+    return [_of("ratio", ".3f", unit="x")({"ratio": vars(ratio)}), said + "; UNEQUAL WORK" * is_unequal]
+
+
+def _about(report: dict) -> str:
+    references = _in_order(arm["reference"] for arm in report["arms"] if arm["reference"] and arm["ranks"] > 1)
+    against = f" Speed-up against {'; '.join(references)}." if references else ""
+    title = f"{report['protocol']['name'].replace('_', ' ').capitalize()} scaling"
+    if (target := _target(report)) is not None:
+        title = f"Time to validation loss {target:g}"
+    return f"{title}. Medians of n runs with 95 % intervals.{against}"
+
+
+def _footnotes(report: dict) -> list[Text]:
+    notes: list[Text] = [f"Warning: {text}." for text in report["warnings"]]
+    if report["mismatches"]:
+        notes.append(f"Status {report['status']}. Work that is not equal:")
+        for item in report["mismatches"]:
+            own, reference = (
+                "not recorded" if item[side] is None else str(item[side]) for side in ("mismatch", "baseline")
+            )
+            notes.append(f"- {item['name']}: {item['field']} is {own}, the reference's {reference}")
+    return notes
+
+
+def _target(report: dict) -> float | None:
+    """Return the loss that time is measured to; None under the other protocols."""
+    protocol = report["protocol"]
+    return protocol["target_val_loss"] if protocol["name"] == "time_to_loss" else None
 
 
 def _in_order(values: Any) -> list:
     return list(dict.fromkeys(values))
 
 
-def _batch_header(report: dict) -> str:
-    return f"batch ({report['arms'][0]['batch_size_is']})"
-
-
 def _plain(value: Any) -> str:
     return UNKNOWN if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _training_time(arm: dict | None) -> Number:
-    return _number(arm and arm["training_time_s"], ",.2f")
-
-
-def _number(found: dict | None, form: str, unit: str = "") -> Number:
-    """ "6,134 [6,101, 6,170]" of a median or a ratio; without an interval the middle alone."""
-    if not found:
-        return Number(None, form)
-    middle = found["ratio"] if "ratio" in found else found["median"]
-    return Number(middle, form, found["low"], found["high"], unit, BRACKETS)
-
-
-def _scaled(found: dict, factor: float, form: str) -> Number:
-    return Number(None if found["median"] is None else found["median"] * factor, form)

@@ -38,7 +38,7 @@ class TimeToLoss:
 
 
 def time_to_loss(run: Run, target: float) -> TimeToLoss | None:
-    """Step, seconds and tokens at which the validation loss of `run` first reached `target`; None: it never did.
+    """Return step, seconds and tokens at which the validation loss of `run` first reached `target`; None: it never did.
 
     Raises:
         ValueError: the run validated nothing, so that "never" cannot be told from "nobody looked".
@@ -64,7 +64,7 @@ def time_to_loss(run: Run, target: float) -> TimeToLoss | None:
 
 
 def time_to_loss_of_arm(runs: Sequence[Run], target: float, failed: Sequence[Run] = ()) -> dict[str, Any]:
-    """Time to loss over the repeats of one configuration.
+    """Return the time to loss over the repeats of one configuration.
 
     A run that never reached the target is censored: it would have taken longer, nobody knows how much. It ranks above
     every other, so the median is known as soon as more than half of the runs reached the target, and is None before.
@@ -119,7 +119,7 @@ def _tokens_per_step(run: Run) -> int | None:
 
 
 def _summary(values: Sequence[float | None], num_never: int) -> dict[str, Any]:
-    """Median, 95 % interval and seed-to-seed spread of one quantity; `num_never` further runs lie above them all."""
+    """Return median, 95 % interval and spread over seeds; `num_never` further runs lie above them all."""
     from testbed.analysis.statistics import median_interval
 
     known = [value for value in values if value is not None]

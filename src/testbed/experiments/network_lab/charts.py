@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar
+from testbed.analysis.charts.bars import MEANING_OF_MARKS, Bar
 from testbed.analysis.charts.style import COLOURS, LABEL_CHARACTERS, save_png, wrapped
 from testbed.experiments.network_lab.bounds import bound_s
 from testbed.experiments.network_lab.results import pictures, steps_of, summaries, tokens_of

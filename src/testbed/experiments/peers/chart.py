@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.repeats import MEANING_OF_MARKS, Bar
+from testbed.analysis.charts.bars import MEANING_OF_MARKS, Bar
 from testbed.analysis.charts.style import COLOURS, save_png
 from testbed.analysis.document.words import rate
 from testbed.experiments.panels import Panel, draw_panels

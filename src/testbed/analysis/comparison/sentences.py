@@ -1,0 +1,112 @@
+"""What a comparison of two arms says: the verdict, what these repeats could have shown, and the losses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison
+from testbed.analysis.document.model import Verdict
+from testbed.analysis.document.words import between, times
+from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
+
+EFFECT_OF_INTEREST = 0.05  # the difference for which a comparison says how many repeats would find it
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """Return `ddp on 2 ranks is 1.61x as fast as baseline on 1 rank (95 % interval 1.55 to 1.66, n = 5 and 5)`."""
+    if comparison.kind == NOT_COMPARED:
+        claim = f"{comparison.name_a} is not compared with {comparison.name_b}: {_unequal(comparison)}"
+        return Verdict(NOT_COMPARED, claim)
+    return _measured(comparison)
+
+
+def labelled_verdict(comparison: Comparison) -> str:
+    """Return the verdict; of unequal work what was measured all the same, after a label in capitals."""
+    label = f"NOT EQUAL WORK: {_unequal(comparison)}. " if comparison.mismatches else ""
+    return label + _measured(comparison).sentence
+
+
+def interval(ratio: Ratio) -> str:
+    return between(ratio.low, ratio.high, times)
+
+
+def power(comparison: Comparison) -> str:
+    """Return what these repeats could have shown, and how many would show the difference at hand and one of 5 %."""
+    ratio = comparison.ratio
+    if ratio.noise is None or ratio.planning_noise is None:
+        return "One run each: the noise is unknown, so nothing says what would be detected."
+    needed = [(EFFECT_OF_INTEREST, "a difference")]
+    observed = abs(ratio.ratio - 1)
+    if ratio.verdict in (NO_DIFFERENCE, NOT_ENOUGH) and observed > 0.0005:
+        needed.insert(0, (observed, "the observed difference"))
+    plans = " and ".join(f"{what} of {_percent(effect)} {_repeats(ratio, effect)}" for effect, what in needed)
+    could = ""
+    if ratio.minimum_detectable_effect is not None:
+        count = f"{ratio.n_a} runs of each" if ratio.n_a == ratio.n_b else f"{ratio.n_a} and {ratio.n_b} runs"
+        effect = _percent(ratio.minimum_detectable_effect)
+        could = f"{count} would detect a difference of {effect} in 80 % of cases. "
+    return (
+        f"{could}Detecting {plans}. Computed from the noise of one run, {_percent(ratio.noise)} here and with 80 % "
+        f"confidence below {_percent(ratio.planning_noise)}."
+    )
+
+
+def about_losses(comparison: Comparison) -> list[str]:
+    """Return a sentence for each kind of loss that both arms have."""
+    found = []
+    for losses in comparison.losses:
+        size = f"{losses.name} differs by {abs(losses.difference):.4f}"
+        if comparison.mismatches:
+            found.append(f"{size}; after unequal work that says nothing.")
+            continue
+        worse = comparison.name_a if losses.difference > 0 else comparison.name_b
+        more, whose = ("more", f"; {worse} is worse") if losses.is_unequal else ("not more", "")
+        found.append(f"{size}, {more} than {losses.noise:.4f} ({losses.noise_source}){whose}.")
+    return found
+
+
+def _measured(comparison: Comparison) -> Verdict:
+    """Return what the throughputs say, whether the work was equal or not."""
+    ratio, a, b = comparison.ratio, comparison.name_a, comparison.name_b
+    kind = ratio.verdict if comparison.kind == NOT_COMPARED else comparison.kind
+    numbers = (
+        f"95 % interval {interval(ratio)}, " if ratio.low is not None else ""
+    ) + f"n = {ratio.n_a} and {ratio.n_b}"
+    speed, worse = times(ratio.ratio), comparison.learns_worse
+    if kind == WORSE:
+        claim = f"{a} is faster than {b} but learns worse, so it is not faster: {_gap(comparison)}"
+        return Verdict(WORSE, claim, f"{speed}x its throughput, {numbers}")
+    learning = f"; {worse} learns worse, {_gap(comparison)}" if worse else ""
+    if kind in (FASTER, SLOWER):
+        slower = "slower: " if kind == SLOWER else ""
+        return Verdict(kind, f"{a} is {slower}{speed}x as fast as {b}{learning}", numbers)
+    if kind == NO_DIFFERENCE:
+        missed = f"; a difference below {ratio.minimum_detectable_effect:.1%} would go unnoticed"
+        claim = f"No detectable difference between {a} and {b}{learning}"
+        return Verdict(kind, claim, f"ratio {speed}, {numbers}{missed}")
+    claim = f"Not enough repeats for a claim about {a} against {b}{learning}"
+    return Verdict(NO_CLAIM, claim, f"ratio {speed}, {numbers}; a claim takes {MIN_REPEATS} each")
+
+
+def _gap(comparison: Comparison) -> str:
+    """Return the losses that make one arm the worse."""
+    last = [losses for losses in comparison.losses if losses.is_unequal][-1]
+    medians = f"{np.median(last.a):.4f} against {np.median(last.b):.4f}"
+    return f"{last.name.lower()} {medians}, apart by more than {last.noise:.4f} ({last.noise_source})"
+
+
+def _unequal(comparison: Comparison) -> str:
+    """Return the fields in which the work differs, then those that some file does not record."""
+    parts = [str(mismatch) for mismatch in comparison.mismatches if not mismatch.is_unknown]
+    unknown = [mismatch.field.replace("_", " ") for mismatch in comparison.mismatches if mismatch.is_unknown]
+    return "; ".join([*parts, *([f"not recorded on both sides: {', '.join(unknown)}"] if unknown else [])])
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
+
+
+def _repeats(ratio: Ratio, effect: float) -> str:
+    needed = ratio.repeats_to_detect(effect)
+    assert needed is not None, "the noise is known"
+    return f"takes {needed:,} runs of each" if needed <= 1000 else "takes more than 1,000 runs of each"
