@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, save, v1_metrics
-from support.programs import REPOSITORY, call
+from support.programs import REPOSITORY, run_here
 
 from testbed.analysis.charts import training
 from testbed.analysis.runs.load import find_runs, load_run
@@ -107,7 +107,7 @@ def test_repeats_are_drawn_as_one_bar_each(repeated, tmp_path, monkeypatch):
     assert "Not equal work" not in steps
 
 
-program = partial(call, "../generate_charts.py")
+program = partial(run_here, "generate_charts.py")
 
 
 def test_the_program_prints_the_table_and_the_paths(tmp_path):
