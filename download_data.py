@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkou
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
@@ -47,7 +47,7 @@ def download(settings: argparse.Namespace) -> None:
     from testbed.data.sources import find_source
 
     if fault := cannot_become_a_folder(settings.output_dir):
-        raise ValueError(f"--output_dir {settings.output_dir} {fault}; name a folder for corpora")
+        raise InputError(f"--output_dir {settings.output_dir} {fault}; name a folder for corpora")
     limits = Limits(parse_size(settings.max_bytes), settings.max_docs)
     source = find_source(settings.dataset, settings.config, settings.split, settings.text_field)
     directory = settings.output_dir / source.name

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program
 
@@ -78,7 +78,7 @@ def runs_under(directory: Path, or_else: str) -> list:
         except ValueError as error:
             say(f"Warning: left out: {error}", file=sys.stderr)
     if not runs:
-        raise ValueError(f"no run found under {directory}/: {or_else}")
+        raise InputError(f"no run found under {directory}/: {or_else}")
     return runs
 
 
@@ -115,7 +115,7 @@ def named_inference(paths: list[Path], output_dir: Path) -> dict[Path, tuple[Pat
         checkpoint = (path if path.is_dir() else path.parent).resolve()
         folder = output_dir if len(paths) == 1 else output_dir / checkpoint.name
         if folder in found:
-            raise ValueError(f"--inference {path} would be drawn into {folder} too; draw it in a call of its own")
+            raise InputError(f"--inference {path} would be drawn into {folder} too; draw it in a call of its own")
         found[folder] = path, content
     return found
 
@@ -170,7 +170,7 @@ def main() -> None:
         inference = named_inference(arguments.inference or [], arguments.output_dir)
         check_outputs(arguments)
     except OSError as error:  # a folder that may not be entered, a name that is too long
-        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from None
     write_inference(inference)
     if not draws_runs:
         return
@@ -191,16 +191,16 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     folders = {"--output-dir": arguments.output_dir} if arguments.output_dir else {}
     for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
         if path and path.is_dir():
-            raise ValueError(f"{flag} {path} is a directory; name a file in it")
+            raise InputError(f"{flag} {path} is a directory; name a file in it")
         folders |= {flag: path.parent} if path else {}
     for flag, folder in folders.items():
         if fault := cannot_become_a_folder(folder):
-            raise ValueError(f"{flag} {folder} {fault}; name another")
+            raise InputError(f"{flag} {folder} {fault}; name another")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fault = f"cannot be a folder to write to ({error.strerror})"
-            raise ValueError(f"{flag} {folder} {fault}; name another") from None
+            raise InputError(f"{flag} {folder} {fault}; name another") from None
 
 
 if __name__ == "__main__":

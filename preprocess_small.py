@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkou
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program
 
@@ -110,11 +110,11 @@ def check(settings: argparse.Namespace) -> None:
     from testbed.data.tokenizer import bpe_vocab_size
 
     if fault := cannot_become_a_folder(settings.output_dir):
-        raise ValueError(f"--output_dir {settings.output_dir} {fault}; name a folder for the token files")
+        raise InputError(f"--output_dir {settings.output_dir} {fault}; name a folder for the token files")
     if not 0 < settings.val_fraction < 1:
-        raise ValueError(f"--val_fraction {settings.val_fraction} must lie between 0 and 1, for example 0.1")
+        raise InputError(f"--val_fraction {settings.val_fraction} must lie between 0 and 1, for example 0.1")
     if settings.pairs is not None and settings.input is not None:
-        raise ValueError("--pairs takes the place of --input; give one of them")
+        raise InputError("--pairs takes the place of --input; give one of them")
     if settings.tokenizer.startswith("bpe:"):
         bpe_vocab_size(settings.tokenizer)
 
@@ -153,7 +153,7 @@ def check_is_not_written(pairs: Path, output_dir: Path) -> None:
     names = [f"{side}_pairs{suffix}" for side in ("train", "val") for suffix in (".bin", ".json", ".targets.bin")]
     for written in (*(output_dir / name for name in (*names, "val_pairs.jsonl")), *output_dir.glob("bpe_pairs_*.json")):
         if written.exists() and pairs.exists() and written.samefile(pairs):
-            raise ValueError(
+            raise InputError(
                 f"--pairs {pairs} lies where the program writes its own {written.name}; rename it, or give another "
                 "--output_dir"
             )

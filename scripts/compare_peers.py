@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.experiments.peers import PEERS
 from testbed.experiments.peers.work import DEFAULTS, default, gpt2_run
 from testbed.program import program, recorded_command
@@ -159,7 +159,7 @@ def compare(arguments: argparse.Namespace) -> int:
     gpt2_run(arguments, "cpu")  # what is typed wrong is said before anything is started
     file = arguments.out_dir / PEERS_FILE.name
     if file.exists() and not (arguments.overwrite or arguments.dry_run):
-        raise ValueError(f"--out_dir {arguments.out_dir} holds a comparison; give --overwrite, or another folder")
+        raise InputError(f"--out_dir {arguments.out_dir} holds a comparison; give --overwrite, or another folder")
     with (
         Stop() as stop,
         only_sweep_in(arguments.out_dir),
@@ -174,18 +174,18 @@ def compare(arguments: argparse.Namespace) -> int:
         try:
             facts = runner.facts()
         except RunFailed as error:
-            raise ValueError(f"PyTorch cannot be used here: {error}") from None
+            raise InputError(f"PyTorch cannot be used here: {error}") from None
         except Interrupted:
             assert stop.exit_code is not None  # a signal was noted
             return stop.exit_code
         device_type = facts["hardware"]["device_type"]
         if arguments.device == "cuda" and device_type != "cuda":
-            raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
+            raise InputError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
         runner.device = device_type
         runner.gpt2_arguments, runner.checked = gpt2_run(arguments, device_type)
         runner.warmup_steps = default(arguments, device_type, "warmup_steps")
         if runner.warmup_steps >= runner.settings.last_step:
-            raise ValueError(
+            raise InputError(
                 f"--warmup_steps {runner.warmup_steps} leaves no step to measure of --steps {runner.settings.last_step}"
             )
         if peers is None:
@@ -208,7 +208,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, 
 
     peers = None if arguments.peers is None else list(parse_names(arguments.peers, PEERS, "--peers"))
     if peers is not None and (OURS not in peers or len(peers) < 2):
-        raise ValueError(f"--peers {arguments.peers} compares nothing; name ours and another of {', '.join(PEERS)}")
+        raise InputError(f"--peers {arguments.peers} compares nothing; name ours and another of {', '.join(PEERS)}")
     if arguments.precision is not None:
         return peers, parse_names(arguments.precision, SETS, "--precision")
     return peers, DEFAULTS["quick"]["precision"] if arguments.quick else None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import write_json
 from testbed.program import program, recorded_command
 
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     a, b, unreadable = arms_from(arguments.runs, arguments.against)
     if arguments.json and (arguments.json.is_dir() or not arguments.json.absolute().parent.is_dir()):
-        raise ValueError(f"--json {arguments.json} must be a file in a folder that exists")
+        raise InputError(f"--json {arguments.json} must be a file in a folder that exists")
     if arguments.to_final_loss:
         return show_way_to_final_loss(arguments, a, b, unreadable)
     from testbed.analysis.comparison.document import comparison_text, json_of
@@ -75,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
     comparison = compare_arms(a, b, names=("A", "B"))
     if comparison.mismatches and not arguments.allow_mismatch:
         fields = "\n".join(f"  {mismatch}" for mismatch in comparison.mismatches)
-        raise ValueError(
+        raise InputError(
             "A and B did not do equal work, or their files do not show that they did, so their throughputs do not "
             f"compare:\n{fields}\nCompare runs of equal work, or label the result with --allow-mismatch."
         )
@@ -96,10 +96,10 @@ def show_way_to_final_loss(arguments: argparse.Namespace, a: Arm, b: Arm, unread
     from testbed.analysis.scaling.final_loss import final_loss_table, pairs_of_seeds
 
     if unreadable:
-        raise ValueError(unreadable[0])
+        raise InputError(unreadable[0])
     for arm in (a, b):
         if left_out := [run for run in arm.runs if run not in arm.measured_runs]:
-            raise ValueError(
+            raise InputError(
                 f"{left_out[0].path} is not complete, or instrumented; name the folders of the other runs alone"
             )
     pairs = pairs_of_seeds(a.runs, b.runs)

@@ -164,7 +164,7 @@ def begin(
     """Load the model and begin the file. Return the schemes that run here, too.
 
     Raises:
-        ValueError: a scheme that was asked for by name does not run here, or the model's file is damaged.
+        InputError: a scheme that was asked for by name does not run here, or the model's file is damaged.
         OSError: the hub cannot be reached.
     """
     import torch

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.program import program
 
 
@@ -32,10 +32,10 @@ def main() -> int:
     from testbed.io import not_a_folder
 
     if fault := not_a_folder(arguments.dir):
-        raise ValueError(f"--dir {arguments.dir} {fault}; give a folder with runs")
+        raise InputError(f"--dir {arguments.dir} {fault}; give a folder with runs")
     found, left_out = exposed_communication([load_run(path) for path in find_runs(arguments.dir)])
     if not found:
-        raise ValueError(
+        raise InputError(
             f"--dir {arguments.dir} holds no run type with complete runs of --skip_gradient_sync alternate, both with "
             "and without --profile; --help shows the sweep"
         )

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -90,9 +90,9 @@ def main() -> int:
 def check_numbers(arguments: argparse.Namespace) -> None:
     for name, bound in {"faults": 100_000, "steps": 10_000, "jobs": 64}.items():
         if getattr(arguments, name) > bound:
-            raise ValueError(f"--{name} {getattr(arguments, name)} is above {bound:,}, more than any machine does")
+            raise InputError(f"--{name} {getattr(arguments, name)} is above {bound:,}, more than any machine does")
     if 2 * arguments.save_every > arguments.steps:
-        raise ValueError(
+        raise InputError(
             f"--save_every {arguments.save_every} saves less than twice in --steps {arguments.steps}; a drill needs an "
             "earlier checkpoint and a later one"
         )

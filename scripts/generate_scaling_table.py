@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.program import program
 
 LAYOUTS = {
@@ -57,7 +57,7 @@ def main() -> int:
 
     report = read_report(arguments)
     if arguments.variants and arguments.table != "004":
-        raise ValueError("--variants is for --table 004")
+        raise InputError("--variants is for --table 004")
     with holding_together(f"--report {arguments.report}") if arguments.report else contextlib.nullcontext():
         table = scaling_table(report, arguments.table, arguments.variants)
     say(table)
@@ -70,16 +70,16 @@ def read_report(arguments: argparse.Namespace) -> dict:
 
     files = {ranks: path for ranks in (1, 2, 4) if (path := getattr(arguments, f"gpu{ranks}"))}
     if sum(map(bool, (arguments.dir, arguments.report, files))) != 1:
-        raise ValueError("give one of --dir DIR, --report FILE.json, or --gpu1 FILE --gpu2 FILE --gpu4 FILE")
+        raise InputError("give one of --dir DIR, --report FILE.json, or --gpu1 FILE --gpu2 FILE --gpu4 FILE")
     settings = (arguments.protocol, arguments.target_val_loss, arguments.allow_mismatch)
     if arguments.report:
         if any(settings):
-            raise ValueError("--report is read as it is; --protocol, --target_val_loss, --allow-mismatch go with --dir")
+            raise InputError("--report is read as it is; --protocol, --target_val_loss, --allow-mismatch go with --dir")
         return read_report_file(arguments.report)
     if arguments.dir:
         return report_on_directory(arguments.dir, *settings)
     if 1 not in files or len(files) < 2:
-        raise ValueError("--gpu1 FILE and at least one of --gpu2 FILE, --gpu4 FILE go together")
+        raise InputError("--gpu1 FILE and at least one of --gpu2 FILE, --gpu4 FILE go together")
     return report_on_files(files, *settings)
 
 

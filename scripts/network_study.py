@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -131,10 +131,10 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     for name, least in (("repeats", 1), ("profile_runs", 0), ("steps", DEFAULTS["warmup_steps"] + 1)):
         value = getattr(arguments, name)
         if not least <= value <= MOST_REPEATS:
-            raise ValueError(f"--{name} {value} is not from {least} to {MOST_REPEATS}")
+            raise InputError(f"--{name} {value} is not from {least} to {MOST_REPEATS}")
     hosts = parse_numbers(arguments.hosts, "--hosts")
     if not all(2 <= number <= MOST_HOSTS for number in hosts):
-        raise ValueError(f"--hosts {arguments.hosts}: a number is not from 2 to {MOST_HOSTS}")
+        raise InputError(f"--hosts {arguments.hosts}: a number is not from 2 to {MOST_HOSTS}")
     out_dir = Path(os.path.relpath(arguments.out_dir))  # it is recorded, and a record should not name a home folder
     return Asked(
         parts=chosen("--parts", arguments.parts, PARTS),
@@ -168,7 +168,7 @@ def study(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return say_plan(asked, cells)
     if (reason := why_not_here(cells)) is not None:
-        raise ValueError(f"no lab can be made here: {reason}")
+        raise InputError(f"no lab can be made here: {reason}")
     out_dir = Path(asked.folder)
     with Stop() as stop, only_sweep_in(out_dir) as lock:
         write_made_up_tokens(Path(asked.data), VOCABULARY)

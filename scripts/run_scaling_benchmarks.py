@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.errors import Failure, say
+from testbed.errors import Failure, InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
@@ -196,22 +196,22 @@ def main() -> int:
 def check_typed(arguments: argparse.Namespace) -> None:
     """Check the flags that depend on each other. Raises ValueError."""
     if fault := cannot_become_a_folder(arguments.out_dir):
-        raise ValueError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the sweep")
+        raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the sweep")
     for name in ("repeats", "warmup_runs", "profile_runs"):
         if (value := getattr(arguments, name)) > MOST_RUNS:
-            raise ValueError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")
+            raise InputError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")
     if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
-        raise ValueError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
+        raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
     if (arguments.protocol == "time_to_loss") != (arguments.target_val_loss is not None):
-        raise ValueError(
+        raise InputError(
             "--protocol time_to_loss needs --target_val_loss, the validation loss that runs are timed to reach"
             if arguments.protocol == "time_to_loss"
             else f"--target_val_loss is for --protocol time_to_loss, not for {arguments.protocol}"
         )
     if arguments.target_val_loss is not None and not 0 < arguments.target_val_loss < float("inf"):
-        raise ValueError(f"--target_val_loss {arguments.target_val_loss:g} is not a loss above 0")
+        raise InputError(f"--target_val_loss {arguments.target_val_loss:g} is not a loss above 0")
     if arguments.gpus and arguments.ranks:
-        raise ValueError("--gpus is --ranks with a demand for CUDA devices; give one of them")
+        raise InputError("--gpus is --ranks with a demand for CUDA devices; give one of them")
 
 
 def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
@@ -228,7 +228,7 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     )
 
     if read_launch().is_distributed:
-        raise ValueError("it was started as several ranks; start it once, with python: it starts the ranks of each run")
+        raise InputError("it was started as several ranks; start it once, with python: it starts the ranks of each run")
     given = {name: getattr(arguments, name) for name in ("steps", "epochs", "seq_length", "dataset_mode")}
     config = arguments.deepspeed_config
     given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
@@ -236,7 +236,7 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     passed_on = parse_command_line(arguments.passed_on).values
     devices = () if passed_on["device"] == "cpu" else visible_devices(facts["devices"])
     if passed_on["device"] == "cuda" and not devices:
-        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or leave it out")
+        raise InputError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or leave it out")
     machine = Machine(usable_cores(), devices, passed_on["threads_per_rank"])
     if arguments.gpus or arguments.ranks:
         ranks = parse_numbers(arguments.gpus or arguments.ranks, "--gpus" if arguments.gpus else "--ranks")
@@ -244,7 +244,7 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
         most = len(devices) or machine.num_cores // (machine.threads_per_rank or 1)
         ranks = tuple(number for number in (1, 2, 4) if number <= max(1, most))
     if arguments.gpus and max(ranks) > len(devices):
-        raise ValueError(
+        raise InputError(
             f"--gpus {arguments.gpus} needs {max(ranks)} CUDA devices, but PyTorch sees {len(devices)} here; use "
             "--ranks for CPU cores"
         )
@@ -293,7 +293,7 @@ def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool)
     if fact is None or is_agreed:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
-        raise ValueError(
+        raise InputError(
             f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
             "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
         )

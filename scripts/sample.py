@@ -28,7 +28,7 @@ from testbed.config.flag_types import not_negative, positive
 from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.pairs import SEPARATOR, encode_prompt
 from testbed.data.tokenizer import Tokenizer
-from testbed.errors import Failure, printable
+from testbed.errors import Failure, InputError, printable
 from testbed.inference.loading import (
     add_model_flags,
     is_published,
@@ -122,22 +122,22 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
 def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[int]:
     """Return the prompt's ids. ValueError where it is empty or cannot be text."""
     if not text:
-        raise ValueError('--prompt is empty; give some text to begin with, for example --prompt "import "')
+        raise InputError('--prompt is empty; give some text to begin with, for example --prompt "import "')
     try:
         return encode_prompt(tokenizer, text) if is_of_a_pair else tokenizer.encode(text)
     except UnicodeEncodeError:  # bytes of the command line that are not UTF-8 arrive as lone surrogates
-        raise ValueError("--prompt is not UTF-8 text; type it again") from None
+        raise InputError("--prompt is not UTF-8 text; type it again") from None
 
 
 def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, trained: int | None) -> int:
     """Return the new tokens that were asked for, or that have room within the length of the training.
 
     Raises:
-        ValueError: the model has no room for them.
+        InputError: the model has no room for them.
     """
     room = positions - prompt_tokens
     if room < 1:
-        raise ValueError(
+        raise InputError(
             f"--prompt has {prompt_tokens} tokens, and the model has {positions} positions for them and the new ones; "
             "shorten it"
         )
@@ -145,7 +145,7 @@ def tokens_to_make(asked: int | None, prompt_tokens: int, positions: int, traine
         in_training = (trained or positions) - prompt_tokens
         return min(DEFAULT_NEW_TOKENS, room, in_training if in_training > 0 else room)
     if not 1 <= asked <= room:
-        raise ValueError(
+        raise InputError(
             f"--max_new_tokens {asked} must be from 1 to {room}: the model has {positions} positions, and --prompt "
             f"takes {prompt_tokens}"
         )

@@ -24,7 +24,7 @@ from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative
-from testbed.errors import Failure, say
+from testbed.errors import Failure, InputError, say
 from testbed.io import holding_together, read_json, write_text
 from testbed.metrics.file import read_metrics
 from testbed.model.flops import mfu
@@ -45,7 +45,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if not (arguments.folder / "steps.tsv").exists():
-        raise ValueError(f"{arguments.folder} holds no steps.tsv of a benchmark")
+        raise InputError(f"{arguments.folder} holds no steps.tsv of a benchmark")
     found = {"device": arguments.device, "seconds": arguments.seconds, "deadline_s": arguments.deadline_s}
     try:
         found |= summary(arguments.folder)
@@ -76,7 +76,7 @@ def summary(folder: Path) -> dict[str, Any]:
     with holding_together(folder / "checks.tsv"):
         asked = [(reference, name, float(most)) for reference, name, most in _rows(folder / "checks.tsv")]
         if not all(0 <= most < math.inf for *_, most in asked):
-            raise ValueError("a tolerance is no number")
+            raise InputError("a tolerance is no number")
     checks = [agreement(runs, *each) for each in asked]
     rates = matrix_rates(folder / "matrix_rate.json")
     failed = [step["name"] for step in steps if step["status"] in NOT_PASSED]
@@ -99,7 +99,7 @@ def matrix_rates(path: Path) -> dict[str, Any]:
     with holding_together(path):
         for rate in rates.values():
             if not 0 < rate["flops_per_s"] < math.inf:
-                raise ValueError(f"flops_per_s is {rate['flops_per_s']}")
+                raise InputError(f"flops_per_s is {rate['flops_per_s']}")
     return rates
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.analysis.blocks import filled, names_of_blocks
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import write_text
 from testbed.program import program
 
@@ -104,7 +104,7 @@ def made_files() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         names = names_of_blocks(text)
         if unknown := [name for name in names if name not in BLOCKS]:
-            raise ValueError(f"{path}: no block is called {unknown[0]!r}; known: {', '.join(BLOCKS)}")
+            raise InputError(f"{path}: no block is called {unknown[0]!r}; known: {', '.join(BLOCKS)}")
         if names:
             yield path, filled(text, {name: BLOCKS[name]() for name in names})
 

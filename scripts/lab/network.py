@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive, positive_number
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.program import program
 
 
@@ -74,7 +74,7 @@ def link_of(arguments: argparse.Namespace):
     try:
         rate = parse_rate(arguments.rate)
     except ValueError as error:
-        raise ValueError(f"--rate: {error}") from None
+        raise InputError(f"--rate: {error}") from None
     return Link(rate, None if arguments.delay_ms is None else arguments.delay_ms / 1000)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import write_json
 from testbed.program import program
 
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         summary = summarise(arguments.logs)
     except FileNotFoundError as error:
-        raise ValueError(error) from None
+        raise InputError(error) from None
     say(summary_text(summary))
     if arguments.json:
         write_json(arguments.json, summary, f"--json {arguments.json}")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import Failure, say
+from testbed.errors import Failure, InputError, say
 from testbed.program import program
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     try:
         path, summary = write_summary(arguments.run_dir, arguments.optimizer_steps, arguments.ranks_in_profile)
     except FileNotFoundError as error:
-        raise ValueError(error) from None
+        raise InputError(error) from None
     except ValueError as error:  # the folder is right, a file in it is damaged
         raise Failure(str(error)) from None
     say(f"Wrote {path}\n\n{summary_text(summary, arguments.rows)}")

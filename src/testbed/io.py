@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import Failure
+from testbed.errors import Failure, InputError
 
 SOURCE = Path(__file__).resolve().parents[1]  # the folder that holds the package
 
@@ -80,11 +80,11 @@ def read_json(path: Path, name: str | None = None) -> Any:
     try:
         content = read_regular(Path(path))
     except FileNotFoundError:
-        raise ValueError(f"{name} {missing(Path(path))}") from None
+        raise InputError(f"{name} {missing(Path(path))}") from None
     except IsADirectoryError:
-        raise ValueError(f"{name} is a folder, not a file") from None
+        raise InputError(f"{name} is a folder, not a file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ValueError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return parse_json(content, name)
 
 
@@ -94,20 +94,20 @@ def parse_json(content: bytes, name: str) -> Any:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{name} is not JSON: it is not UTF-8 text") from None
+        raise InputError(f"{name} is not JSON: it is not UTF-8 text") from None
     try:
         value = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except UnicodeEncodeError:
-        raise ValueError(f"{name} is not JSON that can be read: it holds half of a surrogate pair") from None
+        raise InputError(f"{name} is not JSON that can be read: it holds half of a surrogate pair") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+        raise InputError(f"{name} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
     except ValueError:  # Python reads no number of more than 4,300 digits
-        raise ValueError(f"{name} cannot be read: it holds a number with thousands of digits") from None
+        raise InputError(f"{name} cannot be read: it holds a number with thousands of digits") from None
     except RecursionError:
-        raise ValueError(f"{name} is not JSON that can be read: it is nested too deeply") from None
+        raise InputError(f"{name} is not JSON that can be read: it is nested too deeply") from None
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def holding_together(name: object) -> Iterator[None]:
     A ValueError that names it already passes as it is.
 
     Raises:
-        ValueError: the content is not what the code inside needs.
+        InputError: the content is not what the code inside needs.
     """
     try:
         yield
@@ -128,7 +128,7 @@ def holding_together(name: object) -> Iterator[None]:
             fault = f"lacks {reprlib.repr(error.args[0])}"
         else:
             fault = f"does not hold together ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        raise ValueError(f"{name} {fault}") from None
+        raise InputError(f"{name} {fault}") from None
 
 
 LARGEST_TEXT = 1 << 30  # bytes of a file that is read whole: the record of a million steps has a third of that
@@ -235,11 +235,11 @@ def check_with(validator: Any, content: Any) -> None:
     error = best_match(validator.iter_errors(content))
     if error is not None:
         message = error.message if len(error.message) < LONGEST_MESSAGE else f"breaks the rule {error.validator}"
-        raise ValueError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
+        raise InputError(f"{'.'.join(map(str, error.absolute_path)) or 'the file'}: {message}")
     try:
         json.dumps(content, allow_nan=False)  # NaN and infinity are numbers to a schema, and no JSON
     except ValueError:
-        raise ValueError("it holds a number that is not finite") from None
+        raise InputError("it holds a number that is not finite") from None
 
 
 def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
@@ -249,7 +249,7 @@ def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
     try:
         check(content)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}") from None
     return content
 
 

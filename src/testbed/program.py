@@ -2,10 +2,10 @@
 
     0          done; `main` may return another code for what it found
     1          it failed: OSError, ArithmeticError, Failure
-    2          what was typed cannot be done: ValueError, and all that the parser refuses
+    2          what was typed cannot be done: InputError, and all that the parser refuses
     130, 143   ended by Ctrl-C, by SIGTERM
 
-Any other exception is a mistake in the code and shows its traceback.
+Any other exception, another ValueError too, is a mistake in the code: its traceback is shown, and the code is 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from testbed.errors import Failure, one_line, say_if_read
+from testbed.errors import Failure, InputError, one_line, say_if_read
 
 FAILED, MISTYPED, INTERRUPTED, STOPPED = 1, 2, 130, 143
 
@@ -41,7 +41,7 @@ def program(main: Callable[..., int | None]) -> Callable[..., int]:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
-        except ValueError as error:
+        except InputError as error:
             return refuse(name, sentence_of(error), MISTYPED)
         except (OSError, ArithmeticError, Failure) as error:
             return refuse(name, sentence_of(error), FAILED)

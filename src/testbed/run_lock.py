@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from testbed.errors import one_line, say
+from testbed.errors import InputError, one_line, say
 
 LOCK = ".lock"
 LOCK_WAIT_S = 5.0
@@ -38,7 +38,7 @@ def keep_others_out(directory: Path) -> None:
     lock of a process that is killed. Only rank 0 calls it.
 
     Raises:
-        ValueError: the folder cannot be written, or another run is writing into it.
+        InputError: the folder cannot be written, or another run is writing into it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,13 +49,13 @@ def keep_others_out(directory: Path) -> None:
         _locks[directory] = os.open(by_handle(directory) / LOCK, flags, 0o644)
     except OSError as error:
         let_others_in(directory)
-        raise ValueError(
+        raise InputError(
             f"--checkpoint_path {directory} cannot be written ({error.strerror or error}); choose another folder"
         ) from None
     if not _is_locked(directory):
         holder = _words_in(_locks[directory]).decode(errors="replace").strip() or "another process"
         let_others_in(directory)
-        raise ValueError(
+        raise InputError(
             f"--checkpoint_path {directory} is being written by another run ({one_line(holder)}); wait until it has "
             "ended, or choose another folder"
         )
@@ -69,7 +69,7 @@ def lock_linked(folder: Path) -> None:
     """Lock a folder that is a link, to whatever it leads, until this process ends: another run may have one like it.
 
     Raises:
-        ValueError: another run has.
+        InputError: another run has.
     """
     if not folder.is_symlink():
         return
@@ -80,7 +80,7 @@ def lock_linked(folder: Path) -> None:
         is_mine = True
     if not is_mine:
         os.close(descriptor)
-        raise ValueError(
+        raise InputError(
             f"{folder} leads to {folder.resolve()}, where another run writes; wait until it has ended, or give each "
             "run a folder of its own there"
         )

@@ -43,6 +43,7 @@ from testbed.analysis.profiles.summary import write_summary
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify
 from testbed.analysis.scaling.report import report_on_directory
+from testbed.errors import InputError
 from testbed.experiments.peers.results_file import PEERS_FILE
 from testbed.experiments.peers.table import peers_table
 from testbed.profiling.trace import TraceUnreadable, read_trace
@@ -202,14 +203,14 @@ READERS = {
         trace_file,
         "profiler_logs/rank0.pt.trace.json",
         partial(attribute_trace, "rank0.pt.trace.json"),
-        errors=(TraceUnreadable, ValueError),
+        errors=(TraceUnreadable, InputError),
     ),
     "trace of torch.profiler, gzip": Reader(
         gzipped_trace,
         "profiler_logs/rank0.pt.trace.json.gz",
         partial(attribute_trace, "rank0.pt.trace.json.gz"),
         broken=broken_bytes,
-        errors=(TraceUnreadable, ValueError),
+        errors=(TraceUnreadable, InputError),
         outcomes=(REFUSED,),
     ),
     "text of nsys stats": Reader(
@@ -269,7 +270,7 @@ def test_no_value_in_an_export_of_nsys_breaks_its_reader(tmp_path):
         ]
     values = st.sampled_from([None, -1, 0, 2**62, -(2**63), 0.5, 1e300, float("inf"), "", "text", "a\nb", b"\xff\x00"])
     change = st.tuples(st.sampled_from(places), values, st.integers(0, 3))
-    fuzz = Fuzz("values in an SQLite export of nsys", (ValueError,), tmp_path, path.name)
+    fuzz = Fuzz("values in an SQLite export of nsys", (InputError,), tmp_path, path.name)
 
     def one_change(changes: list) -> None:
         path.write_bytes(whole)

@@ -22,6 +22,7 @@ from testbed.checkpoint import folders as checkpoint
 from testbed.checkpoint.weights import export_weights, read_initial_weights
 from testbed.config.initial_shape import shape_of_folder
 from testbed.distributed.failures import root_cause
+from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
 from testbed.strategies import state_files
@@ -98,7 +99,7 @@ def load_state(folder: Path) -> None:
     try:
         state_files.load({"model": {"w": torch.zeros(2, 3)}}, folder, None)
     except CheckpointException as error:  # no Exception
-        raise ValueError(root_cause(error)) from None
+        raise InputError(root_cause(error)) from None
 
 
 def describe_checkpoint(folder: Path) -> None:

@@ -20,6 +20,7 @@ from testbed.data.pairs import read_pairs
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file, sidecar_path
 from testbed.data.tokenizer import load_tokenizer, train_bpe
 from testbed.data.windows import Windows
+from testbed.errors import InputError
 
 TEXT = "Any text at all: naïve, 汉字, 🙂, \x00\x7f\xff and " + " ".join(f"word{number}" for number in range(60))
 
@@ -136,10 +137,10 @@ READERS = {
     "pairs": Reader(pairs_of_texts, "pairs.jsonl", read_all_pairs, broken=both),
     "tokenizer": Reader(trained_bpe, "bpe_300.json", use_bpe),
     "manifest of a corpus": Reader(
-        corpus, "manifest.json", use_corpus, errors=(CorpusError, ValueError), os_errors=OS_ERRORS, is_named=False
+        corpus, "manifest.json", use_corpus, errors=(CorpusError, InputError), os_errors=OS_ERRORS, is_named=False
     ),
     "documents": Reader(
-        documents, "mine.jsonl", read_all_documents, broken=both, errors=(CorpusError, ValueError), os_errors=OS_ERRORS
+        documents, "mine.jsonl", read_all_documents, broken=both, errors=(CorpusError, InputError), os_errors=OS_ERRORS
     ),
 }
 

@@ -24,6 +24,7 @@ from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.comparability import speed_ups, warnings
 from testbed.analysis.runs.load import Run, load_run
+from testbed.errors import InputError
 
 VALID = {
     "v1": [v1_metrics(4), {**v1_metrics(4), "host": {"hostname": "a"}, "env": {"torch_version": "2.1"}, "timing": {}}],
@@ -89,7 +90,7 @@ def test_no_file_breaks_the_readers(tmp_path):
     path.parent.mkdir()
     reference.parent.mkdir()
     reference.write_text(json.dumps(REFERENCE), encoding="utf-8")
-    fuzz = Fuzz("training_metrics.json", (ValueError,), tmp_path, str(path))
+    fuzz = Fuzz("training_metrics.json", (InputError,), tmp_path, str(path))
 
     def one_file(text: bytes) -> None:
         path.write_bytes(text)
@@ -118,7 +119,7 @@ def test_no_file_of_another_program_breaks_the_audit(tmp_path):
     (tmp_path / "valid").mkdir()
     (tmp_path / "broken").mkdir()
     files = foreign_files(tmp_path / "valid")
-    fuzz = Fuzz("files of other programs", (ValueError,), tmp_path, str(tmp_path / "broken"))
+    fuzz = Fuzz("files of other programs", (InputError,), tmp_path, str(tmp_path / "broken"))
 
     def one_file(drawn: tuple[Path, bytes]) -> None:
         path = tmp_path / "broken" / drawn[0].name

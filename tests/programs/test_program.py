@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.programs import REPOSITORY
 
-from testbed.errors import Failure
+from testbed.errors import Failure, InputError
 from testbed.program import program
 
 PROGRAMS = [
@@ -64,7 +64,7 @@ def raising(error: BaseException):
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (ValueError("--steps -1 is not above 0"), 2, "--steps -1 is not above 0"),
+        (InputError("--steps -1 is not above 0"), 2, "--steps -1 is not above 0"),
         (Failure("no run ended well"), 1, "no run ended well"),
         (PermissionError(13, "Permission denied", "run/sweep.json"), 1, "run/sweep.json: Permission denied"),
         (OSError("the hub does not answer\nlong story"), 1, r"the hub does not answer\nlong story"),
@@ -75,9 +75,17 @@ def test_what_went_wrong_is_one_sentence_and_an_exit_code(capsys, error, code, s
     assert capsys.readouterr().err == f"test_program.py: error: {sentence}\n"
 
 
-def test_a_mistake_in_the_code_keeps_its_traceback():
-    with pytest.raises(KeyError):
-        raising(KeyError("x"))()
+@pytest.mark.parametrize("error", [KeyError("x"), ValueError("not enough values to unpack")])
+def test_a_mistake_in_the_code_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        raising(error)()
+
+
+def test_what_is_refused_is_an_input_error():
+    """A plain ValueError would be shown as a mistake in the code."""
+    paths = [*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "scripts").rglob("*.py"), *REPOSITORY.glob("*.py")]
+    found = [path for path in paths if "raise ValueError(" in path.read_text(encoding="utf-8")]
+    assert [path for path in found if path.parent.name != "cloud"] == []
 
 
 def test_what_main_returns_is_the_exit_code():

@@ -8,6 +8,7 @@ from pathlib import Path
 from testbed.checkpoint.find import latest_valid
 from testbed.checkpoint.folders import DESCRIPTION, read_description
 from testbed.checkpoint.manifest import write_manifest
+from testbed.errors import InputError
 
 
 def flip_a_bit(path: Path, place: int = -1) -> None:
@@ -34,5 +35,5 @@ def look_at_checkpoint(folder: Path) -> None:
     """Do what --resume auto does. A checkpoint that is skipped is refused, with the reason."""
     _, skipped = latest_valid(folder)
     if skipped:
-        raise ValueError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}")
+        raise InputError(f"{next(iter(skipped))}: {next(iter(skipped.values()))}")
     read_description(folder / "checkpoints" / "step_000020")

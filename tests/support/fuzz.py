@@ -29,6 +29,7 @@ from support.mutations import broken_json
 from support.programs import kept_signals, run_here
 from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
+from testbed.errors import InputError
 
 LONGEST_S = 20.0
 LONGEST_SENTENCE = 1500
@@ -232,7 +233,7 @@ class Reader:
     subject: str
     read: Callable[[Path], object]
     broken: Callable[[bytes], Any] = lambda content: broken_json(json.loads(content))
-    errors: tuple[type, ...] = (ValueError,)
+    errors: tuple[type, ...] = (InputError,)
     os_errors: tuple[type, ...] = ()
     is_named: bool = True
     outcomes: tuple[str, ...] = (READ, REFUSED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from testbed.errors import InputError
+
 _START = "<!-- made by: scripts/update_docs.py {name} -->\n"
 _END = "\n<!-- end of {name} -->"
 
@@ -26,5 +28,5 @@ def filled(page: str, texts: Mapping[str, str]) -> str:
         pattern = re.compile(re.escape(start) + "(?:.*?)" + re.escape(end), re.DOTALL)
         page, count = pattern.subn((start + text + end).replace("\\", r"\\"), page)
         if count != 1:
-            raise ValueError(f"the page has {count} places for {name!r} instead of one")
+            raise InputError(f"the page has {count} places for {name!r} instead of one")
     return page

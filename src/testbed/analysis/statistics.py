@@ -40,6 +40,8 @@ from typing import TypeVar
 import numpy as np
 from scipy import special, stats
 
+from testbed.errors import InputError
+
 Value = TypeVar("Value")
 MIN_REPEATS = 5  # measuring.md, rule 13: fewer make no claim
 CONFIDENCE = 0.95
@@ -146,7 +148,7 @@ def repeats_needed(noise: float, effect: float) -> int:
     `noise` is the true standard deviation of one run as a fraction. Never fewer than MIN_REPEATS.
     """
     if effect <= 0 or noise < 0:
-        raise ValueError(f"effect {effect} must be above 0 and noise {noise} not below 0")
+        raise InputError(f"effect {effect} must be above 0 and noise {noise} not below 0")
     wanted, last = math.log1p(effect), max(_EFFECT_PER_NOISE)
     for repeats in range(MIN_REPEATS, last + 1):
         if _effect_per_noise(repeats) * noise <= wanted:
@@ -157,7 +159,7 @@ def repeats_needed(noise: float, effect: float) -> int:
 def _rates(values: Sequence[float]) -> tuple[float, ...]:
     rates = tuple(map(float, values))
     if not rates or not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise ValueError(f"an arm is one positive finite rate per run, not {list(rates)}")
+        raise InputError(f"an arm is one positive finite rate per run, not {list(rates)}")
     return rates
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import sdpa_kernel
 
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 from testbed.model.gpt2 import BACKENDS
 from testbed.profiling.device_limits import DTYPES
 from testbed.profiling.step_clock import synchronize
@@ -44,7 +44,7 @@ def check_backend(settings: RunSettings, device: torch.device) -> None:
     choose.
 
     Raises:
-        ValueError: it has not.
+        InputError: it has not.
     """
     if settings.model.attention == "auto":
         return
@@ -58,7 +58,7 @@ def check_backend(settings: RunSettings, device: torch.device) -> None:
         and why_not(settings.model.attention, settings, device, torch.bfloat16) is None
     ):
         way_out = f"give --precision bf16, in which it has one, or {way_out}"
-    raise ValueError(
+    raise InputError(
         f"--attention {settings.model.attention}: PyTorch has no such kernel for {device.type}, --precision "
         f"{' or '.join(precisions)} and --dropout {settings.model.dropout} ({reasons[0]}); {way_out}"
     )

@@ -13,7 +13,7 @@ from testbed.autotune.attention import check_backend
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 from testbed.profiling.device_limits import choose_precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -36,14 +36,14 @@ def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
     """Bind all present and future threads of this process to its share of the node's cores, a contiguous range.
 
     Raises:
-        ValueError: the system cannot bind, or the share has fewer cores than the rank has threads.
+        InputError: the system cannot bind, or the share has fewer cores than the rank has threads.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise ValueError("--bind_cores needs Linux, where a process can be bound to cores; leave it out")
+        raise InputError("--bind_cores needs Linux, where a process can be bound to cores; leave it out")
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // launch.local_world_size
     if share < num_threads:
-        raise ValueError(
+        raise InputError(
             f"--bind_cores: each of {launch.local_world_size} ranks would have {share} of the {len(cores)} cores that "
             f"this one may use, fewer than its {num_threads} threads; lower --threads_per_rank, start fewer ranks, or "
             "leave it out where the launcher binds ranks itself"
@@ -57,7 +57,7 @@ def device_type(asked: str) -> str:
     """Return "cuda" or "cpu" for --device. Raises ValueError if it does not exist."""
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
-        raise ValueError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
+        raise InputError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")
     return "cuda" if has_cuda and asked != "cpu" else "cpu"
 
 
@@ -65,7 +65,7 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     """Return the device of this rank, after setting its CPU threads.
 
     Raises:
-        ValueError: the device does not exist, or lacks the precision or kernel.
+        InputError: the device does not exist, or lacks the precision or kernel.
     """
     torch.set_num_threads(settings.compute.threads_per_rank)
     if settings.compute.bind_cores:
@@ -77,7 +77,7 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
         devices = torch.cuda.device_count()
         is_one_each = devices == 1 and launch.local_world_size > 1 and "SLURM_PROCID" in os.environ
         if launch.local_world_size > devices and not is_one_each:
-            raise ValueError(
+            raise InputError(
                 f"the launcher started {launch.local_world_size} ranks on this node, but PyTorch sees "
                 f"{devices} CUDA devices; start as many ranks as devices, or use --device cpu"
             )
@@ -85,12 +85,12 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
         torch.cuda.set_device(device)
     if settings.training.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
         found = "there is no CUDA device" if device.type == "cpu" else "there is one CUDA device"
-        raise ValueError(
+        raise InputError(
             f"--run_type dp splits a batch over the CUDA devices of one process and needs two, but {found} here; use "
             "--run_type baseline, or ddp with torchrun, which also runs on CPU cores"
         )
     if settings.compute.precision == "fp16" and device.type == "cpu":
-        raise ValueError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
+        raise InputError("--precision fp16 needs a CUDA device; on the CPU use fp32 or bf16")
     check_float8(settings, device)
     check_backend(settings, device)
     return device
@@ -130,18 +130,18 @@ def check_float8(settings: RunSettings, device: torch.device) -> None:
     """Check that the device multiplies in 8 bits.
 
     Raises:
-        ValueError: it does not.
+        InputError: it does not.
     """
     if settings.compute.matmul != "fp8":
         return
     if device.type != "cuda":
-        raise ValueError(
+        raise InputError(
             "--matmul fp8 needs a CUDA device that multiplies in 8 bits (compute capability 8.9 or newer: Ada, "
             "Hopper), but this run is on the CPU; leave it out"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CAPABILITY:
-        raise ValueError(
+        raise InputError(
             f"--matmul fp8 needs compute capability 8.9 or newer (Ada, Hopper), but "
             f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}; leave it out"
         )

@@ -19,7 +19,7 @@ from testbed.config.run_types import ALL_OPTIONS
 from testbed.config.settings import RunSettings
 from testbed.config.table import flags_where
 from testbed.distributed.launch import Launch
-from testbed.errors import value_text
+from testbed.errors import InputError, value_text
 
 FREE_TO_CHANGE = flags_where(lambda flag: flag.resume is Resume.FREE)
 SETTING_THE_MATHEMATICS = flags_where(lambda flag: flag.resume is Resume.MATHEMATICS)
@@ -39,16 +39,16 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
     """Refuse changes of the work: those that no flag allows, and without --allow-setting-change all.
 
     Raises:
-        ValueError: names each of them.
+        InputError: names each of them.
     """
     impossible = [change for change in of_work if change["name"] in NEVER_TO_CHANGE]
     if impossible:
-        raise ValueError(
+        raise InputError(
             f"--resume: {folder} holds another model or optimizer: {in_words(impossible)}; give the same values, or "
             "start a new run"
         )
     if of_work and not settings.checkpointing.allow_setting_change:
-        raise ValueError(
+        raise InputError(
             f"--resume: {folder} was trained with other settings: {in_words(of_work)}; give the same, or "
             "--allow-setting-change to go on with these, which training_metrics.json then says"
         )

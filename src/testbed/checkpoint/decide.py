@@ -20,7 +20,7 @@ from testbed.checkpoint.find import Found, is_checkpoint_of
 from testbed.checkpoint.folders import Checkpoint, read_description
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
 
 
@@ -52,7 +52,7 @@ def decide(settings: RunSettings, launch: Launch, sha256: dict[str, str], found:
         steps_done: optimizer steps of the start before this one, as far as rank 0's progress file tells.
 
     Raises:
-        ValueError: one sentence: what was found is other work, or does not go with what this start is to do.
+        InputError: one sentence: what was found is other work, or does not go with what this start is to do.
     """
     if found.folder is None:
         return _fresh_start(settings, sha256, found.skipped, steps_done)
@@ -67,7 +67,7 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
         try:
             metrics = read_metrics(directory / run_files.METRICS)
         except ValueError as error:
-            raise ValueError(
+            raise InputError(
                 f"--resume: {directory} holds no whole checkpoint to go on from, and of its run nothing is known "
                 f"({error}); give another --checkpoint_path to begin anew"
             ) from None
@@ -86,7 +86,7 @@ def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, s
     """Check that a complete run without checkpoints is what this start would do.
 
     Raises:
-        ValueError: it is another, or a shorter one, and cannot be continued.
+        InputError: it is another, or a shorter one, and cannot be continued.
     """
     directory = Path(settings.checkpointing.checkpoint_path)
     reason: str | None = "it was written by an earlier version"
@@ -108,7 +108,7 @@ def _check_is_this_run(metrics: dict, settings: RunSettings, sha256: dict[str, s
         if reason is None and not _is_complete(metrics, settings):
             reason = f"it has done fewer than {settings.last_step} steps"
     if reason is not None:
-        raise ValueError(
+        raise InputError(
             f"--resume: {directory} holds a complete run without a checkpoint to go on from, and {reason}; give "
             "--overwrite instead to replace it, or another --checkpoint_path"
         )
@@ -126,7 +126,7 @@ def _fitting_start(
     """Go on from a whole checkpoint.
 
     Raises:
-        ValueError: it belongs to other work, or does not go with what this start is to do.
+        InputError: it belongs to other work, or does not go with what this start is to do.
     """
     folder, directory = found.folder, Path(settings.checkpointing.checkpoint_path)
     assert folder is not None
@@ -161,7 +161,7 @@ def _metrics_of_run(directory: Path, checkpoint: Checkpoint, copy: dict) -> dict
         metrics = read_metrics(directory / run_files.METRICS)
         rows = [row["step"] for row in metrics["steps"] if row["step"] <= checkpoint.step]
         if metrics["run_id"] != copy["run_id"] or rows != [row["step"] for row in copy["steps"]]:
-            raise ValueError(f"{run_files.METRICS} lacks rows of steps that {checkpoint.directory} has done")
+            raise InputError(f"{run_files.METRICS} lacks rows of steps that {checkpoint.directory} has done")
         return metrics
     except (KeyError, ValueError) as error:
         say(f"--resume: {error}; the copy in the checkpoint is used, and what came after it is not known", flush=True)
@@ -170,7 +170,7 @@ def _metrics_of_run(directory: Path, checkpoint: Checkpoint, copy: dict) -> dict
 
 def _check_steps_left(checkpoint: Checkpoint, settings: RunSettings) -> None:
     if settings.last_step < checkpoint.step:
-        raise ValueError(
+        raise InputError(
             f"--resume: {checkpoint.directory} is past the last step of this start, {settings.last_step}; raise "
             "--stop_at_step or --max_train_steps"
         )
@@ -179,7 +179,7 @@ def _check_steps_left(checkpoint: Checkpoint, settings: RunSettings) -> None:
         max(1, settings.measuring.timing_warmup_steps) + settings.measuring.profile_steps,
     )
     if settings.measuring.profile and left < needed:
-        raise ValueError(
+        raise InputError(
             f"--profile looks at {settings.measuring.profile_steps} steps after "
             f"{needed - settings.measuring.profile_steps} of warm-up, "
             f"but after {checkpoint.directory} {left} are left; give a smaller --profile_steps, or --resume an earlier "

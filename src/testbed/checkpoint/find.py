@@ -9,7 +9,7 @@ from testbed import run_files, run_lock
 from testbed.checkpoint.folders import ABANDONED, DAMAGED, DESCRIPTION, free_name, other_step, step_folders
 from testbed.checkpoint.manifest import MANIFEST, why_damaged
 from testbed.config.settings import RunSettings
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.metrics.file import read_metrics
 
 PERHAPS_WHOLE = "perhaps whole, but "  # how the reason for a checkpoint begins that cannot be read
@@ -29,7 +29,7 @@ def find(settings: RunSettings) -> Found:
     """Find the checkpoint that --resume asks for, and lock the run's folder.
 
     Raises:
-        ValueError: one sentence: there is none under that name, it is damaged, or another run writes into the folder.
+        InputError: one sentence: there is none under that name, it is damaged, or another run writes into the folder.
     """
     directory = Path(settings.checkpointing.checkpoint_path)
     if settings.checkpointing.resume == "auto":
@@ -52,7 +52,7 @@ def lock(directory: Path) -> None:
     """Lock the run's folder, and the one that its checkpoints are a link to.
 
     Raises:
-        ValueError: another run writes into one of them.
+        InputError: another run writes into one of them.
     """
     run_lock.keep_others_out(directory)
     run_lock.lock_linked(directory / run_files.CHECKPOINTS)
@@ -80,7 +80,7 @@ def latest_valid(directory: Path) -> tuple[Path | None, dict[Path, str]]:
     Each of those comes with the reason, which is also printed.
 
     Raises:
-        ValueError: none is whole, and one cannot be read: it may be whole, so the run must not begin again. Or a whole
+        InputError: none is whole, and one cannot be read: it may be whole, so the run must not begin again. Or a whole
             one has the name of another step: what follows would rename or delete it.
     """
     for folder in step_folders(directory / run_files.CHECKPOINTS):
@@ -94,7 +94,7 @@ def latest_valid(directory: Path) -> tuple[Path | None, dict[Path, str]]:
         say(f"--resume: {folder} is skipped: {fault}", flush=True)
     for fault in reversed(skipped.values()):
         if fault.startswith(PERHAPS_WHOLE):
-            raise ValueError(
+            raise InputError(
                 f"--resume: no whole checkpoint in {directory}, and {fault.removeprefix(PERHAPS_WHOLE)}; make it "
                 "readable, or give another --checkpoint_path to begin anew"
             )
@@ -115,19 +115,19 @@ def resolve(path: Path) -> tuple[Path, dict[Path, str]]:
     PATH is a checkpoint, or a run's folder: then its last whole checkpoint is meant.
 
     Raises:
-        ValueError: there is none, or it is damaged.
+        InputError: there is none, or it is damaged.
     """
     if not (path / DESCRIPTION).exists() and not (path / MANIFEST).exists():
         folder, skipped = latest_valid(path)
         if folder is None:
-            raise ValueError(
+            raise InputError(
                 f"--resume {path} holds no whole checkpoint; give a folder such as {path}/checkpoints/step_000020, a "
                 "run's folder, or auto"
             )
         return folder, skipped
     fault = _fault_of(path)
     if fault is not None:
-        raise ValueError(
+        raise InputError(
             f"--resume {path} is damaged: {fault.removeprefix(PERHAPS_WHOLE)}; give another checkpoint, or auto"
         )
     _check_name(path)
@@ -138,13 +138,13 @@ def _check_name(folder: Path) -> None:
     """Refuse a whole checkpoint that has another step's name. A damaged one fails its manifest.
 
     Raises:
-        ValueError: one sentence with both steps.
+        InputError: one sentence with both steps.
     """
     step = other_step(folder)
     fault = None if step is None else _fault_of(folder)
     if step is None or not (fault is None or fault.startswith(PERHAPS_WHOLE)):
         return
-    raise ValueError(
+    raise InputError(
         f"--resume: {folder} is named as a checkpoint of another step than the {step} that its {DESCRIPTION} says; "
         f"nothing was touched: name it step_{step:06d}, or move it out of the run's folder"
     )

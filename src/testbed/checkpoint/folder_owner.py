@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.checkpoint.folders import Checkpoint, read_description
+from testbed.errors import InputError
 from testbed.io import read_json, read_text
 from testbed.metrics.file import read_metrics
 from testbed.metrics.run_directory import held_files
@@ -42,7 +43,7 @@ def refuse_stranger(directory: Path) -> None:
     file of such a name.
 
     Raises:
-        ValueError: one sentence.
+        InputError: one sentence.
     """
     check_places(directory)
     held = held_files(directory)
@@ -52,7 +53,7 @@ def refuse_stranger(directory: Path) -> None:
             fault = ""
         except ValueError as error:
             fault = f" ({error})"
-        raise ValueError(
+        raise InputError(
             f"--checkpoint_path {directory} holds {names_of(held)}, which a run would replace, and no record that a "
             f"run of this program wrote it{fault}; give another folder, or move what is there elsewhere"
         )
@@ -62,18 +63,18 @@ def check_places(directory: Path) -> None:
     """Refuse a folder in which one of our names would lead a write or a deletion elsewhere.
 
     Raises:
-        ValueError: one sentence: a folder of ours is a link to elsewhere, or a file of ours is a folder.
+        InputError: one sentence: a folder of ours is a link to elsewhere, or a file of ours is a folder.
     """
     check_link(directory)
     for name in (BEST, PROFILER_LOGS, TENSORBOARD):
         if (directory / name).is_symlink():
-            raise ValueError(
+            raise InputError(
                 f"--checkpoint_path {directory}: {name} is a link to {(directory / name).readlink()}, and a run writes "
                 f"its own files there; remove the link, or give another folder (only {CHECKPOINTS} may be one)"
             )
     for name in OWN_FILES:
         if (directory / name).is_dir():
-            raise ValueError(
+            raise InputError(
                 f"--checkpoint_path {directory}: {name} is a folder, where a run writes a file; move it elsewhere, or "
                 "give another folder"
             )
@@ -85,11 +86,11 @@ def check_link(directory: Path) -> None:
     A link to a larger disk is fine.
 
     Raises:
-        ValueError: it is such a link.
+        InputError: it is such a link.
     """
     folder = directory / CHECKPOINTS
     if folder.is_symlink() and not folder.is_dir():
-        raise ValueError(
+        raise InputError(
             f"--checkpoint_path {directory}: {CHECKPOINTS} is a link to {folder.readlink()}, which is no folder now; "
             "mount or make it, or give another --checkpoint_path"
         )
@@ -99,7 +100,7 @@ def check_not_shared(directory: Path, checkpoint: Checkpoint, copy: dict[str, An
     """Refuse a folder of checkpoints that is a link to another run's, whose checkpoints this one would delete.
 
     Raises:
-        ValueError: they are of another run than this folder's metrics; or there are none, and the checkpoint was made
+        InputError: they are of another run than this folder's metrics; or there are none, and the checkpoint was made
             under another path.
     """
     link = directory / CHECKPOINTS
@@ -110,7 +111,7 @@ def check_not_shared(directory: Path, checkpoint: Checkpoint, copy: dict[str, An
     except ValueError:
         is_own = checkpoint.settings.get("checkpoint_path") == str(directory)
     if not is_own:
-        raise ValueError(
+        raise InputError(
             f"--resume: {link} leads to {link.resolve()}, where the checkpoints of another run lie; give each run a "
             f"folder of its own there (to begin a new run with them: another --checkpoint_path and --resume "
             f"{checkpoint.directory})"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.checkpoint.manifest import MANIFEST
+from testbed.errors import InputError
 from testbed.io import read_json
 
 DESCRIPTION = "checkpoint.json"
@@ -80,7 +81,7 @@ def read_description(directory: Path) -> Checkpoint:
     """Read a checkpoint's description.
 
     Raises:
-        ValueError: one sentence: checkpoint.json is missing, damaged, or of an earlier version.
+        InputError: one sentence: checkpoint.json is missing, damaged, or of an earlier version.
     """
     content = read_json(directory / DESCRIPTION)
     kinds: dict[str, Any] = {"step": int, "elapsed_s": float, "useful_wall_s": float, "world_size": int}
@@ -90,7 +91,7 @@ def read_description(directory: Path) -> Checkpoint:
         value: Any = content.get(name) if isinstance(content, dict) else None
         is_kind = type(value) is kind or (kind is float and type(value) is int)
         if not is_kind or (name in least and not least[name] <= value < math.inf):
-            raise ValueError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
+            raise InputError(f"{directory / DESCRIPTION}: {name} is {value!r:.80}, which no checkpoint says")
     return Checkpoint(directory, **{name: content[name] for name in kinds})
 
 

@@ -14,6 +14,7 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.failures import raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
+from testbed.errors import InputError
 from testbed.io import open_regular
 from testbed.model.tensor_archive import load_tensors
 
@@ -60,7 +61,7 @@ def _restore_random_state(directory: Path, launch: Launch) -> bool:
     with open_regular(path) as file:
         state = load_tensors(file, str(path))
     if not isinstance(state, dict) or not all(isinstance(state.get(kind), torch.Tensor) for kind in {"cpu", *state}):
-        raise ValueError(f"{path} holds something else than a rank's random numbers")
+        raise InputError(f"{path} holds something else than a rank's random numbers")
     if torch.cuda.is_available() != ("cuda" in state):
         return False
     torch.set_rng_state(state["cpu"])

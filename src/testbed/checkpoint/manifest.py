@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import one_line, say
+from testbed.errors import InputError, one_line, say
 from testbed.io import is_within, open_regular, parse_json, read_regular, write_text
 
 MANIFEST = "manifest.json"
@@ -62,14 +62,14 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     try:
         content = parse_json(read_regular(path), MANIFEST)
     except FileNotFoundError:
-        raise ValueError(f"{MANIFEST} is missing, so it was not finished") from None
+        raise InputError(f"{MANIFEST} is missing, so it was not finished") from None
     files = content.get("files") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
-        raise ValueError(f"{MANIFEST} does not list the files of a checkpoint")
+        raise InputError(f"{MANIFEST} does not list the files of a checkpoint")
     for name, entry in files.items():
         is_inside = not Path(name).is_absolute() and ".." not in Path(name).parts
         if not is_inside or not isinstance(entry, dict) or type(entry.get("bytes")) is not int or "sha256" not in entry:
-            raise ValueError(f"{MANIFEST}: {name!r:.80} is no file of a checkpoint with its size and hash")
+            raise InputError(f"{MANIFEST}: {name!r:.80} is no file of a checkpoint with its size and hash")
     return files
 
 

@@ -22,7 +22,7 @@ from testbed.config.settings import RunSettings
 from testbed.distributed import process_group, watchdog
 from testbed.distributed.failures import raise_on_any_rank, root_cause
 from testbed.distributed.launch import Launch
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.metrics import run_directory
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def begin(
         refusal: why this rank cannot start, if it found out before.
 
     Raises:
-        ValueError: on every rank, one sentence: what was typed does not go with what was found.
+        InputError: on every rank, one sentence: what was typed does not go with what was found.
         CheckpointFailed: on every rank: rank 0 could not read or write.
     """
-    raise_on_any_rank(None if refusal is None else ValueError(refusal))
+    raise_on_any_rank(None if refusal is None else InputError(refusal))
     mine = process_group.start_on_rank_0(lambda: _begin(settings, launch, check_data))
     process_group.wait_for_work(mine)
     cause = None if mine is None else mine.exception()
@@ -56,7 +56,7 @@ def _as_sent(error: BaseException | None) -> Exception | None:
     """Return rank 0's error as the other ranks can raise it."""
     if error is None:
         return None
-    return ValueError(str(error)) if isinstance(error, ValueError) else CheckpointFailed(root_cause(error))
+    return InputError(str(error)) if isinstance(error, InputError) else CheckpointFailed(root_cause(error))
 
 
 def _without_metrics(mine: Future[Start] | None) -> Start | None:
@@ -68,7 +68,7 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
     """Check that every rank sees what rank 0 wrote, or checkpoints would be in pieces on several machines.
 
     Raises:
-        ValueError: on every rank: one of them does not.
+        InputError: on every rank: one of them does not.
     """
     needs_it = settings.checkpointing.save_every or settings.training.stop_at_step or settings.checkpointing.resume
     lock_file = Path(settings.checkpointing.checkpoint_path) / run_lock.LOCK
@@ -80,7 +80,7 @@ def _check_visible(settings: RunSettings, launch: Launch) -> None:
         "rank 0 made; "
         "saving and resuming need a file system that all nodes share"
     )
-    raise_on_any_rank(ValueError(refusal) if needs_it and not sees_it else None)
+    raise_on_any_rank(InputError(refusal) if needs_it and not sees_it else None)
 
 
 def _begin(settings: RunSettings, launch: Launch, check_data: Callable[[], dict[str, str]]) -> Start:
@@ -114,7 +114,7 @@ def _take_folder(directory: Path, settings: RunSettings, start: Start, found: Fo
     """Clear what the start replaces out of the run's folder.
 
     Raises:
-        ValueError: it begins with another run's checkpoint, and the folder holds a run already.
+        InputError: it begins with another run's checkpoint, and the folder holds a run already.
     """
     if not start.is_other_run:
         run_directory.reopen(directory, from_the_start=start.checkpoint is None)
@@ -122,7 +122,7 @@ def _take_folder(directory: Path, settings: RunSettings, start: Start, found: Fo
     elif found.is_repeated:
         run_directory.claim(directory, overwrite=True)
     elif held := run_directory.held_files(directory):
-        raise ValueError(
+        raise InputError(
             f"--resume {settings.checkpointing.resume} begins a new run from another run's checkpoint, but "
             "--checkpoint_path "
             f"{directory} already holds one ({held[0].name}); give --resume auto to continue that one, or another "

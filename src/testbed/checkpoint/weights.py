@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from testbed.config.settings import RunSettings
 from testbed.data.reachable import status_of
-from testbed.errors import one_line
+from testbed.errors import InputError, one_line
 from testbed.io import open_regular, replacing, write_text
 from testbed.model.gpt2 import from_transformers, to_transformers
 from testbed.model.shape import MODEL_SIZES, ModelShape
@@ -37,7 +37,7 @@ def read_initial_weights(init_from: str, shape: ModelShape, name: str | None = N
         name: what is read, in a sentence about it (default: --init_from and its value).
 
     Raises:
-        ValueError: the folder's file is damaged or belongs to another model.
+        InputError: the folder's file is damaged or belongs to another model.
         WeightsUnavailable: the hub could not be reached.
     """
     name = name or f"--init_from {init_from}"
@@ -50,14 +50,14 @@ def read_initial_weights(init_from: str, shape: ModelShape, name: str | None = N
         with open_regular(path) as file:  # the library would wait for a FIFO
             num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes > 16 * shape.num_parameters + MOST_BUFFERS:
-            raise ValueError(f"it has {num_bytes:,} bytes, more than {shape.num_parameters:,} parameters can take")
+            raise InputError(f"it has {num_bytes:,} bytes, more than {shape.num_parameters:,} parameters can take")
         tensors = load_file(path)
         for tensor_name, tensor in tensors.items():
             check_finite(tensor, one_line(tensor_name, 100))
         return from_transformers(tensors, shape)
     except (OSError, SafetensorError, ValueError) as error:
         fault = one_line(str(error), 300)
-        raise ValueError(f"{name}: model.safetensors cannot be used: {fault}") from None
+        raise InputError(f"{name}: model.safetensors cannot be used: {fault}") from None
 
 
 def _published_weights(size: str, name: str) -> dict[str, torch.Tensor]:

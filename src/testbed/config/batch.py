@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.errors import InputError
+
 DEFAULT_GLOBAL_BATCH = 32  # whatever the world size, so that runs without batch flags do equal work
 LARGEST_MICRO_BATCH = 4
 
@@ -22,12 +24,12 @@ def batch_arithmetic(
         at_least: micro batches that a step should have, if possible (a pipeline needs some to be busy).
 
     Raises:
-        ValueError: the given numbers contradict each other or do not divide.
+        InputError: the given numbers contradict each other or do not divide.
     """
     micro_batch, accumulation = values["micro_batch_size_per_gpu"], values["grad_accum_steps"]
     if micro_batch == "auto":
         if accumulation is not None:
-            raise ValueError(
+            raise InputError(
                 f"--micro_batch_size_per_gpu auto with --grad_accum_steps {accumulation}: the number of micro batches "
                 "follows from their size; leave one of them out, and give --global_batch_size for the work of a step"
             )
@@ -37,7 +39,7 @@ def batch_arithmetic(
         micro_batch = micro_batch or LARGEST_MICRO_BATCH
         product = micro_batch * accumulation * data_world_size
         if global_batch is not None and global_batch != product:
-            raise ValueError(
+            raise InputError(
                 f"--global_batch_size {global_batch} is not --micro_batch_size_per_gpu {micro_batch} x "
                 f"--grad_accum_steps {accumulation} x {data_world_size} data ranks = {product}; leave one of them out"
             )
@@ -51,7 +53,7 @@ def batch_arithmetic(
         if global_batch % sequences_per_round:
             below = global_batch // sequences_per_round * sequences_per_round
             nearest = [size for size in (below, below + sequences_per_round) if size > 0]
-            raise ValueError(
+            raise InputError(
                 f"--global_batch_size {global_batch}{default} is not a multiple of --micro_batch_size_per_gpu "
                 f"{micro_batch} x {data_world_size} data ranks = {sequences_per_round}; the nearest that is: "
                 f"{min(nearest, key=lambda size: abs(size - global_batch))}"
@@ -59,7 +61,7 @@ def batch_arithmetic(
         accumulation = global_batch // sequences_per_round
     enforced = values["enforce_global_batch_size"]
     if enforced is not None and enforced != global_batch:
-        raise ValueError(
+        raise InputError(
             f"--enforce_global_batch_size {enforced}, but the global batch is {global_batch} = {micro_batch} x "
             f"{accumulation} x {data_world_size} data ranks"
         )

@@ -38,7 +38,7 @@ from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.openmp import wait_briefly
 from testbed.distributed.signals import end_on_signals
 from testbed.distributed.store_port import check_port
-from testbed.errors import one_line
+from testbed.errors import InputError, one_line
 from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 from testbed.model.shape import ModelShape
 
@@ -55,7 +55,7 @@ def check_command_line(arguments: list[str]) -> tuple[CheckedRun, Launch]:
         checked = check_run(parse_command_line(arguments), launch)
         check_port(launch)
         return checked, launch
-    except ValueError as error:
+    except InputError as error:
         raise SystemExit(refuse(launch, one_line(str(error)))) from None
     except OSError as error:  # a folder that may not be entered, a name that is too long
         said = f"{error.filename} cannot be looked at ({error.strerror}); name another"
@@ -66,15 +66,15 @@ def check_run(asked: Asked, launch: Launch) -> CheckedRun:
     """Fill in the settings and check all that can be checked without a device.
 
     Raises:
-        ValueError: one sentence for the first rule that is broken.
+        InputError: one sentence for the first rule that is broken.
     """
     try:
         return _resolve(asked, launch)
-    except ValueError as error:
+    except InputError as error:
         origin = origin_of_refused(str(error), asked.values, asked.explicit)
         if origin is None:
             raise
-        raise ValueError(f"{error}; {origin}") from None
+        raise InputError(f"{error}; {origin}") from None
 
 
 def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
@@ -118,7 +118,7 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
 
 def _check_ranks(run_type: str, launch: Launch) -> None:
     if launch.is_distributed and not STRATEGIES[run_type].is_distributed:
-        raise ValueError(
+        raise InputError(
             f"--run_type {run_type} is one process, but the launcher started {launch.world_size} ranks; start it with "
             "python, or choose a run type that spreads the step over ranks: "
             + ", ".join(name for name, entry in STRATEGIES.items() if entry.is_distributed)
@@ -142,7 +142,7 @@ def _values_of_older_switches(values: Mapping[str, Any]) -> dict[str, Any]:
         if not values[switch]:
             continue
         if values[name] not in (FLAGS[name].default, value):
-            raise ValueError(f"--{switch} contradicts --{name} {values[name]}; leave one of them out")
+            raise InputError(f"--{switch} contradicts --{name} {values[name]}; leave one of them out")
         found[name] = value
     return found
 
@@ -151,9 +151,9 @@ def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> d
     """Return the run's folder and its DeepSpeed file."""
     folder = values["checkpoint_path"] or f"checkpoint/{values['run_type']}"
     if fault := cannot_become_a_folder(Path(folder)):
-        raise ValueError(f"--checkpoint_path {folder} {fault}; name a folder for the run's files")
+        raise InputError(f"--checkpoint_path {folder} {fault}; name a folder for the run's files")
     if values["run_type"] == "optimized" and any(letter in str(folder) for letter in "*?["):
-        raise ValueError(
+        raise InputError(
             f"--checkpoint_path {folder}: DeepSpeed looks for its files by patterns, and a *, ? or "
             "[ in their path is one; name another folder"
         )
@@ -201,20 +201,20 @@ def _check_files(settings: RunSettings) -> None:
     """Check what can be said of saving and resuming before a checkpoint is looked at."""
     files, training = settings.checkpointing, settings.training
     if files.overwrite and files.resume:
-        raise ValueError("--overwrite replaces the run and --resume continues it; give one of them")
+        raise InputError("--overwrite replaces the run and --resume continues it; give one of them")
     if files.allow_setting_change and not files.resume:
-        raise ValueError(
+        raise InputError(
             "--allow-setting-change is about a run that --resume continues; give --resume too, or leave it out"
         )
     if training.eval_only and files.resume:
-        raise ValueError("--eval_only trains nothing, so there is nothing to --resume; leave one of them out")
+        raise InputError("--eval_only trains nothing, so there is nothing to --resume; leave one of them out")
     if files.async_mode == "async" and training.run_type == "optimized":
-        raise ValueError(
+        raise InputError(
             "--async_mode async with --run_type optimized: DeepSpeed writes its checkpoints while the loop waits; "
             "leave --async_mode out, or use --run_type fsdp"
         )
     if files.resume not in (None, AUTO) and not Path(files.resume).is_dir():
-        raise ValueError(
+        raise InputError(
             f"--resume {files.resume} {not_a_folder(Path(files.resume))}; give auto, a checkpoint such as "
             f"{files.checkpoint_path}/checkpoints/step_000020, or a run's folder"
         )
@@ -225,33 +225,33 @@ def _check_measuring(settings: RunSettings) -> None:
     measuring, steps = settings.measuring, settings.last_step
     warmup, looked_at = max(1, measuring.timing_warmup_steps), measuring.profile_steps
     if measuring.profile and steps < warmup + looked_at:
-        raise ValueError(
+        raise InputError(
             f"--profile looks at {looked_at} steps after {warmup} of warm-up, but the run has {steps}; give "
             f"--max_train_steps {warmup + looked_at} or more, or a smaller --profile_steps"
         )
     skips = settings.data_parallel.skip_gradient_sync
     if skips and (settings.checkpointing.save_every or settings.checkpointing.resume):
-        raise ValueError(
+        raise InputError(
             "--skip_gradient_sync is no training: there is nothing to go on from with --save_every or --resume"
         )
     if measuring.run_inference_benchmark:
         _check_inference_benchmark(settings)
     if settings.compute.matmul == "fp8" and importlib.util.find_spec("torchao") is None:
-        raise ValueError("--matmul fp8 needs the package torchao; install it with pip install -e '.[fp8]'")
+        raise InputError("--matmul fp8 needs the package torchao; install it with pip install -e '.[fp8]'")
     if measuring.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ValueError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")
+        raise InputError("--tensorboard needs the package tensorboard; install it with pip install tensorboard")
 
 
 def _check_inference_benchmark(settings: RunSettings) -> None:
     """Check that there will be weights to generate with, and positions for all tokens."""
     if settings.data_parallel.skip_gradient_sync:
-        raise ValueError(
+        raise InputError(
             "--run_inference_benchmark measures the trained weights, and --skip_gradient_sync leaves none; leave one "
             "of them out"
         )
     needed = BENCHMARK_PROMPT_TOKENS + BENCHMARK_NEW_TOKENS
     if settings.model.max_position_embeddings < needed:
-        raise ValueError(
+        raise InputError(
             f"--run_inference_benchmark generates {BENCHMARK_NEW_TOKENS} tokens after a prompt of "
             f"{BENCHMARK_PROMPT_TOKENS}, and this model reads {settings.model.max_position_embeddings} at most; give "
             f"--max_position_embeddings {needed} or more, or leave it out"

@@ -8,6 +8,7 @@ from typing import Any
 from testbed.config.mesh import _divisors
 from testbed.config.run_types import STRATEGIES
 from testbed.distributed.mesh import MeshSizes
+from testbed.errors import InputError
 
 WITH_FP8 = ("baseline", "allreduce", "ddp", "fsdp")
 WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized")
@@ -20,7 +21,7 @@ def check_combination(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     """Refuse settings that do not work together. `values` are final but for a precision of "auto".
 
     Raises:
-        ValueError: names the flags, the reason and the way out.
+        InputError: names the flags, the reason and the way out.
     """
     for check in (
         *(_check_precision, _check_deepspeed, _check_compile, _check_dropout, _check_tensor),
@@ -33,12 +34,12 @@ def _check_precision(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     run_type, precision = values["run_type"], values["precision"]
     cuts_the_model = STRATEGIES[run_type].options.keys() & mesh.flags().keys()
     if precision == "fp16" and cuts_the_model:
-        raise ValueError(
+        raise InputError(
             f"--precision fp16 with --run_type {run_type}: its loss scale would have to be decided over ranks that "
             "hold different weights, which is not built; use bf16, or fp16 with ddp or optimized"
         )
     if values["mixed_precision"] == "native" and precision != "bf16":
-        raise ValueError(
+        raise InputError(
             f"--mixed_precision native with --precision {precision}: it is about how bf16 is used; give --precision "
             "bf16"
         )
@@ -47,33 +48,33 @@ def _check_precision(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 def _check_deepspeed(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     stage, offload = values["zero_stage"], values["offload"]
     if stage == 0 and values["precision"] == "fp16":
-        raise ValueError(
+        raise InputError(
             "--zero_stage 0 with --precision fp16: DeepSpeed's optimizer for that pair begins Adam at step 2 and "
             "trains differently; use --zero_stage 1, or bf16"
         )
     if stage == 0 and values["mixed_precision"] == "native":
-        raise ValueError(
+        raise InputError(
             "--zero_stage 0 with --mixed_precision native: DeepSpeed's optimizer for that pair begins Adam at step 2 "
             "and trains differently; use --zero_stage 1, or --mixed_precision autocast"
         )
     if stage == 3 and values["activation_checkpointing"] == "selective":
-        raise ValueError(
+        raise InputError(
             "--activation_checkpointing selective with --zero_stage 3: DeepSpeed gathers weights and adds biases in "
             "place inside the blocks, so what was kept is not what is computed again; use block, or fsdp"
         )
     if stage and values["optimizer"] == "muon":
-        raise ValueError(
+        raise InputError(
             f"--optimizer muon with --zero_stage {stage}: ZeRO gives an optimizer flat pieces that cut through "
             "matrices, and DeepSpeed's own Muon clips after the orthogonalisation, which is another update; use "
             "--zero_stage 0, or --run_type fsdp, which shards as much"
         )
     bucket = values["allgather_bucket_size"]
     if stage in (1, 2) and bucket % 2:
-        raise ValueError(f"--allgather_bucket_size {bucket}: DeepSpeed needs an even number; give {bucket + 1}")
+        raise InputError(f"--allgather_bucket_size {bucket}: DeepSpeed needs an even number; give {bucket + 1}")
     if offload == "optimizer" and stage == 0:
-        raise ValueError("--offload optimizer needs ZeRO to shard the optimizer state; give --zero_stage 1, 2 or 3")
+        raise InputError("--offload optimizer needs ZeRO to shard the optimizer state; give --zero_stage 1, 2 or 3")
     if offload == "parameters" and stage != 3:
-        raise ValueError(
+        raise InputError(
             f"--offload parameters with --zero_stage {stage}: only stage 3 shards the weights; give --zero_stage 3"
         )
 
@@ -81,7 +82,7 @@ def _check_deepspeed(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 def _check_compile(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     reason = compile_blocker(values)
     if values["compile"] and reason is not None:
-        raise ValueError(f"--compile {reason}, or give --compile off")
+        raise InputError(f"--compile {reason}, or give --compile off")
 
 
 def compile_blocker(values: Mapping[str, Any]) -> str | None:
@@ -134,21 +135,21 @@ def _check_matmul(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     if values["matmul"] != "fp8":
         return
     if values["device"] == "cpu":
-        raise ValueError("--matmul fp8 with --device cpu: no CPU multiplies in 8 bits; leave --matmul out")
+        raise InputError("--matmul fp8 with --device cpu: no CPU multiplies in 8 bits; leave --matmul out")
     if values["run_type"] not in WITH_FP8:
-        raise ValueError(
+        raise InputError(
             f"--matmul fp8 with --run_type {values['run_type']}: 8-bit layers are not built for it; use "
             f"{', '.join(WITH_FP8)}, or leave --matmul out"
         )
     if values["precision"] not in ("auto", "bf16") or values["mixed_precision"] == "native":
         given = "--mixed_precision native" if values["precision"] == "bf16" else f"--precision {values['precision']}"
-        raise ValueError(
+        raise InputError(
             f"--matmul fp8 with {given}: what is not multiplied in 8 bits runs in bf16 autocast; give --precision bf16 "
             "or auto, and --mixed_precision autocast"
         )
     for name in ("embedding_size", "seq_length"):
         if values[name] % 16:
-            raise ValueError(
+            raise InputError(
                 f"--matmul fp8 with --{name} {values[name]}: 8-bit products need multiples of 16 on every side; give "
                 f"{-(-values[name] // 16) * 16}"
             )
@@ -156,7 +157,7 @@ def _check_matmul(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 def _check_micro_batch(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     if values["micro_batch_size_per_gpu"] == "auto" and values["run_type"] not in WITH_AUTOMATIC_MICRO_BATCH:
-        raise ValueError(
+        raise InputError(
             f"--micro_batch_size_per_gpu auto with --run_type {values['run_type']}: what its ranks hold is not known "
             f"before they run, and a pipeline wants many small ones; give a number, or use "
             f"{', '.join(WITH_AUTOMATIC_MICRO_BATCH)}"
@@ -165,13 +166,13 @@ def _check_micro_batch(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 def _check_dropout(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     if values["dropout"] > 0 and mesh.tensor > 1:
-        raise ValueError(
+        raise InputError(
             f"--dropout {values['dropout']} with --run_type {values['run_type']}: tensor ranks would need the same "
             "random numbers in the residual stream and different ones in their heads, which is not built; use "
             "--dropout 0"
         )
     if values["dropout"] > 0 and values["run_type"] == "dp":
-        raise ValueError(
+        raise InputError(
             f"--dropout {values['dropout']} with --run_type dp: every device would drop the same places of its part of "
             "the batch; use ddp, or --dropout 0"
         )
@@ -180,7 +181,7 @@ def _check_dropout(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 def _check_tensor(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     size = mesh.tensor
     if values["num_heads"] % size:
-        raise ValueError(
+        raise InputError(
             f"--tensor_parallel_size {size} (by default all ranks) does not divide --num_heads {values['num_heads']}: "
             f"every rank takes as many whole heads; possible are {_divisors(values['num_heads'])}"
         )
@@ -192,12 +193,12 @@ def _check_pipeline(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     stages = mesh.pipeline * (values["stages_per_rank"] or 1)
     units = values["num_layers"] + 2
     if stages > units:
-        raise ValueError(
+        raise InputError(
             f"--pipeline_stages {mesh.pipeline} x {values['stages_per_rank'] or 1} stages per rank = {stages} stages, "
             f"but --num_layers {values['num_layers']}, the embedding and the head are {units} pieces; lower one of them"
         )
     if values["pipeline_schedule"] == "zero_bubble" and values["activation_checkpointing"] != "none":
-        raise ValueError(
+        raise InputError(
             f"--activation_checkpointing {values['activation_checkpointing']} with --pipeline_schedule zero_bubble: it "
             "runs the backward pass in two halves, and a block is computed again for one only; use 1f1b, or none"
         )
@@ -207,20 +208,20 @@ def check_schedule(values: Mapping[str, Any], mesh: MeshSizes) -> None:
     """Check that the pipeline schedule can run the micro batches of a step.
 
     Raises:
-        ValueError: it needs more of them, or another number.
+        InputError: it needs more of them, or another number.
     """
     schedule, count = values["pipeline_schedule"], values["grad_accum_steps"]
     if schedule is None:
         return
     way_out = "give a smaller --micro_batch_size_per_gpu or a larger --global_batch_size"
     if schedule in ("1f1b", "interleaved_1f1b", "zero_bubble") and count < mesh.pipeline:
-        raise ValueError(
+        raise InputError(
             f"--pipeline_schedule {schedule} needs at least as many micro batches as pipeline ranks, {mesh.pipeline}, "
             f"but a step has {count}; {way_out}"
         )
     rounds = max(1, count // mesh.pipeline)
     if schedule == "interleaved_1f1b" and count % rounds:
-        raise ValueError(
+        raise InputError(
             f"--pipeline_schedule interleaved_1f1b takes micro batches in {rounds} equal rounds, but a step "
             f"has {count}; choose batch sizes that make it a multiple of {mesh.pipeline}"
         )

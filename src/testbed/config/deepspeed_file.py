@@ -17,6 +17,7 @@ from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import Asked, checked_like_a_flag
 from testbed.config.table import FLAGS
+from testbed.errors import InputError
 from testbed.io import not_a_file, parse_json, read_regular
 
 # where a file says what a flag also says
@@ -69,37 +70,37 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     """Read and check the file, as far as possible without DeepSpeed.
 
     Raises:
-        ValueError: it cannot be read, is not a JSON object, or decides what flags must decide.
+        InputError: it cannot be read, is not a JSON object, or decides what flags must decide.
     """
     if fault := not_a_file(path):
-        raise ValueError(f"--deepspeed_config {path} {fault}")
+        raise InputError(f"--deepspeed_config {path} {fault}")
     try:
         text = read_regular(path)
     except OSError as error:
-        raise ValueError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
+        raise InputError(f"--deepspeed_config {path} cannot be read: {error.strerror}") from None
     content = parse_json(text, f"--deepspeed_config {path}")
     if not isinstance(content, dict):
-        raise ValueError(f"--deepspeed_config {path} must hold one JSON object")
+        raise InputError(f"--deepspeed_config {path} must hold one JSON object")
     check_no_secret(f"--deepspeed_config {path}", content)
     for key, reason in NOT_DECIDED_HERE.items():
         if content.get(key) not in (None, AUTO):
-            raise ValueError(f"--deepspeed_config {path} has a {key!r} section, but {reason}; remove the section")
+            raise InputError(f"--deepspeed_config {path} has a {key!r} section, but {reason}; remove the section")
     content = {key: value for key, value in content.items() if value not in (None, AUTO) or key in _NUMBERS}
     for section in ("optimizer", "zero_optimization", "fp16", "bf16"):
         if not isinstance(content.get(section, {}), dict):
-            raise ValueError(f"--deepspeed_config {path}: {section} must be a JSON object")
+            raise InputError(f"--deepspeed_config {path}: {section} must be a JSON object")
     for section in ("fp16", "bf16"):
         if content.get(section, {}).get("enabled", AUTO) not in (True, False, AUTO):
-            raise ValueError(f'--deepspeed_config {path}: {section}.enabled must be true, false or "auto"')
+            raise InputError(f'--deepspeed_config {path}: {section}.enabled must be true, false or "auto"')
     for key in QUANTIZING:
         if content.get("zero_optimization", {}).get(key) not in (None, AUTO, False):
-            raise ValueError(
+            raise InputError(
                 f"--deepspeed_config {path}: zero_optimization.{key} rounds what it sends, so the run would compute "
                 "something else than its baseline; remove it"
             )
     optimizer_type = content.get("optimizer", {}).get("type", AUTO)
     if optimizer_type not in ("AdamW", AUTO):
-        raise ValueError(
+        raise InputError(
             f"--deepspeed_config {path} names the optimizer {optimizer_type!r}, but every run type trains with the "
             "same AdamW or Muon, so that runs stay comparable; remove the type or name AdamW, and give --optimizer"
         )
@@ -110,7 +111,7 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
     """Return the file's decisions by the names of the flags.
 
     Raises:
-        ValueError: a value has the wrong type.
+        InputError: a value has the wrong type.
     """
     decided = {}
     for flag, keys in FILE_KEY_OF_FLAG.items():
@@ -124,14 +125,14 @@ def values_of(file: DeepSpeedFile) -> dict[str, Any]:
     betas = _look_up(file, ("optimizer", "params", "betas"))
     if betas is not None:
         if not isinstance(betas, list) or len(betas) != 2:
-            raise ValueError(f"--deepspeed_config {file.path}: optimizer.params.betas must be a list of two numbers")
+            raise InputError(f"--deepspeed_config {file.path}: optimizer.params.betas must be a list of two numbers")
         for flag, value in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
             if value != AUTO:
                 place = f"--deepspeed_config {file.path}: optimizer.params.betas"
                 decided[flag] = checked_like_a_flag(FLAGS[flag], value, place)
     enabled = [name for name in ("fp16", "bf16") if _look_up(file, (name, "enabled")) is True]
     if len(enabled) == 2:
-        raise ValueError(f"--deepspeed_config {file.path} enables both fp16 and bf16; choose one")
+        raise InputError(f"--deepspeed_config {file.path} enables both fp16 and bf16; choose one")
     if enabled:
         decided["precision"] = enabled[0]
     return decided
@@ -143,7 +144,7 @@ def _as_typed(flag: str, value: Any, place: str) -> Any:
         return value.lower()
     if flag == "overlap_comm":
         if not isinstance(value, bool):
-            raise ValueError(f'{place} must be true, false or "auto", not {value!r}')
+            raise InputError(f'{place} must be true, false or "auto", not {value!r}')
         return "on" if value else "off"
     # bucket sizes are commonly written 5e8, which JSON reads as a float
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -155,7 +156,7 @@ def _offload_of(file: DeepSpeedFile) -> str | None:
     off: set[str] = set()
     for old, section in OLDER_NAMES.items():
         if _look_up(file, ("zero_optimization", old)) is not None:
-            raise ValueError(
+            raise InputError(
                 f"--deepspeed_config {file.path}: zero_optimization.{old} is an older name; write "
                 f'"{section}": {{"device": "cpu"}} instead, or leave it out and give --offload'
             )
@@ -163,15 +164,15 @@ def _offload_of(file: DeepSpeedFile) -> str | None:
         key = f"zero_optimization.{section}.device"
         device = _look_up(file, tuple(key.split(".")))
         if device == "nvme":
-            raise ValueError(
+            raise InputError(
                 f"--deepspeed_config {file.path}: {key} = nvme, but the testbed offloads to host memory only; write "
                 '"cpu", or "auto" and give --offload'
             )
         if device not in ("cpu", "none", None):
-            raise ValueError(f'--deepspeed_config {file.path}: {key} must be "cpu", "none" or "auto", not {device!r}')
+            raise InputError(f'--deepspeed_config {file.path}: {key} must be "cpu", "none" or "auto", not {device!r}')
         {"cpu": on_cpu, "none": off}.get(device, set()).add(section)
     if "offload_param" in on_cpu and "offload_optimizer" in off:
-        raise ValueError(
+        raise InputError(
             f"--deepspeed_config {file.path} offloads the weights (offload_param) but not the optimizer state "
             '(offload_optimizer.device = "none"); --offload parameters moves both: write "cpu" or "auto" there'
         )
@@ -184,7 +185,7 @@ def _look_up(file: DeepSpeedFile, keys: tuple[str, ...]) -> Any:
     value: Any = file.content
     for depth, key in enumerate(keys):
         if not isinstance(value, dict):
-            raise ValueError(f"--deepspeed_config {file.path}: {'.'.join(keys[:depth])} must be a JSON object")
+            raise InputError(f"--deepspeed_config {file.path}: {'.'.join(keys[:depth])} must be a JSON object")
         value = value.get(key)
         if value is None or value == AUTO:
             return None
@@ -195,11 +196,11 @@ def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
     """Return the flags, with the file's values for those that were not given.
 
     Raises:
-        ValueError: the file and a flag disagree; names both.
+        InputError: the file and a flag disagree; names both.
     """
     for precision in ("fp16", "bf16"):
         if asked.values["precision"] == precision and _look_up(file, (precision, "enabled")) is False:
-            raise ValueError(
+            raise InputError(
                 f"--precision {precision} contradicts {precision}.enabled = false in --deepspeed_config {file.path}; "
                 'change one of them, or write "auto" in the file'
             )
@@ -207,7 +208,7 @@ def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
     for flag, value in decided.items():
         given = asked.values[flag]
         if flag in asked.explicit and given != value and not (flag == "precision" and given == AUTO):
-            raise ValueError(
+            raise InputError(
                 f"--{flag} {given} contradicts {_said_in_file(file, flag, value)} in --deepspeed_config "
                 f'{file.path}; change one of them, or write "auto" in the file'
             )

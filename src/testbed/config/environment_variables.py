@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from testbed.errors import InputError
+
 # exported by scripts/slurm/evidence.sh: the names of its toggles that are on, and the folder of this start's evidence
 EVIDENCE_TOGGLES, EVIDENCE_DIR = "EVIDENCE_TOGGLES", "EVIDENCE_DIR"
 # The values with which each variable costs time. NCCL_DEBUG=WARN and VERSION write nothing while a run is well.
@@ -120,7 +122,7 @@ def check_no_secret(place: str, *values: Any) -> None:
         values: text, or anything that JSON may hold.
 
     Raises:
-        ValueError: a value holds one, at any depth.
+        InputError: a value holds one, at any depth.
     """
     left = list(values)
     while left:
@@ -130,7 +132,7 @@ def check_no_secret(place: str, *values: Any) -> None:
         elif isinstance(value, list):
             left += value
         elif variable := secret_in(str(value)):
-            raise ValueError(
+            raise InputError(
                 f"{place} holds the value of {variable}, and settings are written into files that others read; leave "
                 "it in the environment, where every library looks for it"
             )

@@ -16,6 +16,7 @@ from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag import Flag
 from testbed.config.flag_parser import FlagParser
 from testbed.config.table import FLAGS, GROUPS
+from testbed.errors import InputError
 from testbed.io import read_json
 
 
@@ -55,13 +56,13 @@ def parse_command_line(arguments: list[str]) -> Asked:
 
     Raises:
         SystemExit: 0 after --help.
-        ValueError: a flag or a value does not exist, or the --config file cannot be used.
+        InputError: a flag or a value does not exist, or the --config file cannot be used.
     """
     for word in arguments:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise ValueError(
+            raise InputError(
                 f"{word!r} is not UTF-8, in which a run's files are written; rename what it names, or set a UTF-8 "
                 "locale"
             ) from None
@@ -85,13 +86,13 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     """Read settings from JSON and check each like its flag."""
     content = read_json(path, f"--config {path}")
     if not isinstance(content, dict):
-        raise ValueError(f"--config {path} must hold one JSON object of flag names and values")
+        raise InputError(f"--config {path} must hold one JSON object of flag names and values")
     check_no_secret(f"--config {path}", content)
     checked = {}
     for name, value in content.items():
         flag = FLAGS.get(name)
         if flag is None or flag.of_one_start:
-            raise ValueError(
+            raise InputError(
                 f"--config {path}: {name!r} is not a setting; the names are those of the flags, see --help"
             )
         checked[name] = checked_like_a_flag(flag, value, f"--config {path}: {name}")
@@ -102,22 +103,22 @@ def checked_like_a_flag(flag: Flag, value: Any, place: str) -> Any:
     """Return a value from a file, checked by the rules of its flag.
 
     Raises:
-        ValueError: it breaks them; the sentence begins with `place`.
+        InputError: it breaks them; the sentence begins with `place`.
     """
     if value is None:
         return default_of(flag)
     if flag.is_switch:
         if not isinstance(value, bool):
-            raise ValueError(f"{place} must be true or false, not {value!r}")
+            raise InputError(f"{place} must be true or false, not {value!r}")
         return value
     if isinstance(value, str) and "\0" in value:
-        raise ValueError(f"{place} cannot be {value!r}: it holds a NUL character")
+        raise InputError(f"{place} cannot be {value!r}: it holds a NUL character")
     try:
         typed = flag.type(str(value)) if flag.type else str(value)
     except (ValueError, argparse.ArgumentTypeError) as error:
-        raise ValueError(f"{place} cannot be {value!r} ({error})") from None
+        raise InputError(f"{place} cannot be {value!r} ({error})") from None
     if flag.choices is not None and typed not in flag.choices:
-        raise ValueError(f"{place} {value!r} is not one of {', '.join(map(str, flag.choices))}")
+        raise InputError(f"{place} {value!r} is not one of {', '.join(map(str, flag.choices))}")
     return typed
 
 
@@ -130,7 +131,7 @@ class RaisingParser(FlagParser):
     """Raises ValueError in place of exiting, so that only one rank prints it."""
 
     def refuse(self, sentence: str) -> NoReturn:
-        raise ValueError(sentence)
+        raise InputError(sentence)
 
 
 def build_parser() -> argparse.ArgumentParser:

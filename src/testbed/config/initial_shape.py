@@ -11,6 +11,7 @@ from typing import Any
 
 from testbed.config.flag_types import LARGEST_COUNT
 from testbed.data.token_file import TokenFile
+from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_regular
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.run_files import TOKENIZER
@@ -32,14 +33,14 @@ def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file:
     for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
         ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
         if ours != theirs:
-            raise ValueError(
+            raise InputError(
                 f"--train_data_path {train_file.path} has {attribute} {ours} and --val_data_path {val_file.path} has "
                 f"{theirs}; both must come from one run of preprocess_small.py"
             )
     base = dataclasses.asdict(_starting_shape(values))
     expected_tokenizer = _tokenizer_of_weights(values["init_from"])
     if expected_tokenizer is not None and train_file.tokenizer != expected_tokenizer:
-        raise ValueError(
+        raise InputError(
             f"--init_from {values['init_from']} reads ids of the tokenizer {expected_tokenizer}, but {train_file.path} "
             f"is written with {train_file.tokenizer}; tokenize the text with preprocess_small.py --tokenizer "
             f"{expected_tokenizer}"
@@ -55,28 +56,28 @@ def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file:
     if values["init_from"] != "scratch":
         changed = [name for name in base if shape[name] != base[name]]
         if changed:
-            raise ValueError(
+            raise InputError(
                 f"--{changed[0]} {shape[changed[0]]} does not fit the weights of --init_from {values['init_from']} "
                 f"({base[changed[0]]}); leave the flag out"
             )
     if shape["vocab_size"] < train_file.vocab_size and values["vocab_size"] is None:
-        raise ValueError(
+        raise InputError(
             f"--init_from {values['init_from']} knows {shape['vocab_size']} tokens, but {train_file.path} is written "
             f"with {train_file.vocab_size}; tokenize the text with the tokenizer of those weights"
         )
     if shape["embedding_size"] % shape["num_heads"]:
-        raise ValueError(
+        raise InputError(
             f"--embedding_size {shape['embedding_size']} is not a multiple of --num_heads {shape['num_heads']}; "
             "every head takes an equal share of the channels"
         )
     if ModelShape(**shape).num_parameters > MOST_PARAMETERS:
-        raise ValueError(
+        raise InputError(
             f"the model would have {ModelShape(**shape).num_parameters:.1e} parameters, and every rank begins with all "
             "of them in its host's memory; lower --num_layers, --embedding_size, --vocab_size or "
             "--max_position_embeddings"
         )
     if values["seq_length"] > shape["max_position_embeddings"]:
-        raise ValueError(
+        raise InputError(
             f"--seq_length {values['seq_length']} is longer than the {shape['max_position_embeddings']} positions of "
             "the model; shorten it or raise --max_position_embeddings"
         )
@@ -105,7 +106,7 @@ def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, wa
         way_out: end of the sentence (default: make the ids again with the folder's BPE).
 
     Raises:
-        ValueError: the BPEs differ, or one cannot be read. A missing one is not checked.
+        InputError: the BPEs differ, or one cannot be read. A missing one is not checked.
     """
     own = folder / TOKENIZER
     if file is None or not file.is_file() or not own.is_file():
@@ -114,18 +115,18 @@ def check_same_bpe(folder: Path, file: Path | None, weights: str, other: str, wa
         if read_regular(file) == read_regular(own):
             return
     except OSError as error:
-        raise ValueError(
+        raise InputError(
             f"{weights}: {error.filename} cannot be read ({error.strerror}); put the BPE there again"
         ) from None
     way_out = way_out or f"tokenize the text with preprocess_small.py --tokenizer {own}"
-    raise ValueError(f"{weights} reads ids of its own {TOKENIZER}, but {other}, {file.name}; {way_out}")
+    raise InputError(f"{weights} reads ids of its own {TOKENIZER}, but {other}, {file.name}; {way_out}")
 
 
 def check_start_is_not_overwritten(init_from: Path, checkpoint_path: Path) -> None:
     """Check that the initial weights are not in the folder that the run writes."""
     start, run = (Path(os.path.realpath(path)) for path in (init_from, checkpoint_path))
     if init_from.is_dir() and (start == run or run in start.parents):
-        raise ValueError(
+        raise InputError(
             f"--init_from {init_from} lies in --checkpoint_path {checkpoint_path}, which this run writes; give another "
             "--checkpoint_path"
         )
@@ -145,12 +146,12 @@ def tokenizer_of_folder(folder: Path, name: str | None = None) -> str | None:
         name: name of the folder in errors (default: --init_from and the folder).
 
     Raises:
-        ValueError: as `shape_of_folder`.
+        InputError: as `shape_of_folder`.
     """
     name = name or f"--init_from {folder}"
     tokenizer = _config_of_folder(folder, name).get("tokenizer")
     if not isinstance(tokenizer, str | None):
-        raise ValueError(f"{name}: config.json has the tokenizer {reprlib.repr(tokenizer)}, no name")
+        raise InputError(f"{name}: config.json has the tokenizer {reprlib.repr(tokenizer)}, no name")
     return tokenizer
 
 
@@ -161,20 +162,20 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
         name: name of the folder in errors (default: --init_from and the folder).
 
     Raises:
-        ValueError: there is no such file, or it describes no GPT-2.
+        InputError: there is no such file, or it describes no GPT-2.
     """
     name = name or f"--init_from {folder}"
     config, lead = _config_of_folder(folder, name), f"{name}: config.json does not describe a GPT-2:"
     if config.get("model_type") != "gpt2":
-        raise ValueError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
+        raise InputError(f"{lead} its model_type is {reprlib.repr(config.get('model_type'))}, not gpt2")
     numbers: dict[str, Any] = {name: config.get(name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     numbers["n_positions"] = config.get("n_positions", 1024)
     for name, number in numbers.items():
         if type(number) is not int or not 0 < number <= LARGEST_COUNT:
-            raise ValueError(f"{lead} {name} is {reprlib.repr(number)}, not a whole number from 1 to {LARGEST_COUNT}")
+            raise InputError(f"{lead} {name} is {reprlib.repr(number)}, not a whole number from 1 to {LARGEST_COUNT}")
     for name, computed in _COMPUTED.items():
         if config.get(name, computed[0]) not in computed:
-            raise ValueError(
+            raise InputError(
                 f"{lead} its {name} is {reprlib.repr(config[name])}, but this program computes "
                 f"{' or '.join(map(str, computed))}; the same weights would mean another model"
             )
@@ -187,8 +188,8 @@ def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         fault = not_a_folder(folder)
         kinds = "neither scratch, nor one of gpt2, gpt2-medium, gpt2-large, gpt2-xl, nor a folder"
-        raise ValueError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors")
+        raise InputError(f"{name} {f'{fault}, and ' if fault else ''}is {kinds} with config.json and model.safetensors")
     config = read_json(config_file, f"{name}: config.json")
     if not isinstance(config, dict):
-        raise ValueError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")
+        raise InputError(f"{name}: config.json does not describe a GPT-2: it holds no JSON object")
     return config

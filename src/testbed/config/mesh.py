@@ -7,6 +7,7 @@ from typing import Any
 
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.distributed.mesh import MeshSizes
+from testbed.errors import InputError
 
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
 
@@ -15,14 +16,14 @@ def options_of_run_type(values: Mapping[str, Any], typed: frozenset[str]) -> dic
     """Return the flags of some run types only: value or default for those of this run type, None for the others.
 
     Raises:
-        ValueError: a flag was typed that this run type does not have. One from a --config file is dropped, so that
+        InputError: a flag was typed that this run type does not have. One from a --config file is dropped, so that
             the file of one run type serves another.
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
     for name in sorted(typed & ALL_OPTIONS - own.keys()):
         owners = ", ".join(other for other, entry in STRATEGIES.items() if name in entry.options)
-        raise ValueError(f"--{name} belongs to --run_type {owners}, not to {run_type}; leave it out")
+        raise InputError(f"--{name} belongs to --run_type {owners}, not to {run_type}; leave it out")
     options = dict.fromkeys(ALL_OPTIONS)
     for name, default in own.items():
         options[name] = values[name] if values[name] is not None else default
@@ -33,12 +34,12 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     """Return the mesh on `world_size` ranks; ranks that no flag claims are data parallel.
 
     Raises:
-        ValueError: the sizes do not divide the world size.
+        InputError: the sizes do not divide the world size.
     """
     run_type = values["run_type"]
     own = STRATEGIES[run_type].options
     if world_size == 1 and own.keys() & {"pipeline_stages", "tensor_parallel_size"}:
-        raise ValueError(
+        raise InputError(
             f"--run_type {run_type} cuts the model over ranks, but there is one; start it with torchrun "
             "--nproc-per-node 2 (or more), or use --run_type baseline"
         )
@@ -50,7 +51,7 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             for name, size in (("pipeline_stages", pipeline), ("tensor_parallel_size", tensor))
             if name in own
         ]
-        raise ValueError(
+        raise InputError(
             f"{' x '.join(flags)} does not divide the {_ranks(world_size)} that the launcher started: every mesh is "
             f"data x pipeline x tensor ranks; give a size that divides it, or start a multiple of {pipeline * tensor} "
             "ranks"
@@ -58,7 +59,7 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
     data = world_size // (pipeline * tensor)
     shard = (values["shard_size"] or data) if "shard_size" in own else 1
     if data % shard:
-        raise ValueError(
+        raise InputError(
             f"--shard_size {shard} does not divide the {_ranks(data)}: every copy of the weights lies on as many "
             f"ranks; give one of {_divisors(data)}"
         )
@@ -69,19 +70,19 @@ def stages_per_rank(values: Mapping[str, Any]) -> int | None:
     """Return the stages on each pipeline rank; None without a schedule.
 
     Raises:
-        ValueError: the schedule cannot run with the given number.
+        InputError: the schedule cannot run with the given number.
     """
     schedule, given = values["pipeline_schedule"], values["stages_per_rank"]
     if schedule is None:
         return None
     number = given or (2 if schedule in TWO_STAGES_PER_RANK else 1)
     if schedule in ("gpipe", "1f1b") and number != 1:
-        raise ValueError(
+        raise InputError(
             f"--stages_per_rank {number} with --pipeline_schedule {schedule}: it runs one stage on each rank; use "
             "interleaved_1f1b"
         )
     if schedule == "zero_bubble" and number != 2:
-        raise ValueError(
+        raise InputError(
             f"--stages_per_rank {number} with --pipeline_schedule zero_bubble: its V shape has exactly two stages on "
             "each rank; leave the flag out"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
 from testbed.data.windows import longest_pair, num_windows
+from testbed.errors import InputError
 from testbed.model.shape import LEARNING_RATES, MUON_LEARNING_RATES, ModelShape, size_name
 
 _NEEDS = {name: flag.needs for name, flag in FLAGS.items() if flag.needs}
@@ -28,7 +29,7 @@ def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> di
     """Return the flags that only some optimizers and schedules read: their value or default, else None.
 
     Raises:
-        ValueError: a typed flag has no effect (one from a --config file is dropped), or Muon's rate cannot follow a
+        InputError: a typed flag has no effect (one from a --config file is dropped), or Muon's rate cannot follow a
             --learning_rate of 0.
     """
     options = {}
@@ -36,7 +37,7 @@ def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> di
         if values[owner] in choices:
             options[name] = values[name]
         elif name in typed:
-            raise ValueError(
+            raise InputError(
                 f"--{name} belongs to --{owner} {' or '.join(choices)}, not to {values[owner]}; leave it out"
             )
         else:
@@ -47,7 +48,7 @@ def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> di
         if options["muon_momentum"] is None:
             options["muon_momentum"] = DEFAULT_MUON_MOMENTUM
         if options["muon_learning_rate"] and not values["learning_rate"]:
-            raise ValueError(
+            raise InputError(
                 f"--muon_learning_rate {options['muon_learning_rate']:g} with --learning_rate 0: it follows that "
                 "schedule in proportion, and there is none to 0; give --learning_rate a small value"
             )
@@ -62,28 +63,28 @@ def schedule(
     """Return the marks of the learning rate by their flags, the optimizer steps of an epoch, and of the whole schedule.
 
     Raises:
-        ValueError: one sentence for the first rule that is broken.
+        InputError: one sentence for the first rule that is broken.
     """
     sequence, global_batch = values["seq_length"], values["global_batch_size"]
     if num_windows(val_file, sequence) == 0 and values["max_val_steps"] != 0:
         if val_file.targets is not None:
-            raise ValueError(
+            raise InputError(
                 f"--val_data_path {val_file.path} holds no pair that fits whole into --seq_length {sequence}; the "
                 f"longest needs {longest_pair(val_file)}: use a longer sequence, or --max_val_steps 0"
             )
-        raise ValueError(
+        raise InputError(
             f"--val_data_path {val_file.path} holds {len(val_file.tokens):,} tokens, fewer than one window of "
             f"--seq_length {sequence} + 1; use more text, a shorter sequence, or --max_val_steps 0"
         )
     steps_per_epoch = num_windows(train_file, sequence) // global_batch
     if steps_per_epoch == 0 and not values["eval_only"]:
         if train_file.targets is not None:
-            raise ValueError(
+            raise InputError(
                 f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} pairs that fit whole "
                 f"into --seq_length {sequence}, fewer than the global batch of {global_batch}; use more pairs, a "
                 f"longer sequence (the longest pair needs {longest_pair(train_file)}) or a smaller --global_batch_size"
             )
-        raise ValueError(
+        raise InputError(
             f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} windows of --seq_length "
             f"{sequence}, fewer than the global batch of {global_batch}; use more text, a shorter sequence or a "
             "smaller --global_batch_size"
@@ -94,7 +95,7 @@ def schedule(
     warmup = values["warmup_steps"] if values["warmup_steps"] is not None else min(2000, total // 10)
     decay = values["lr_decay_steps"] or max(total, 1)
     if warmup > decay:
-        raise ValueError(
+        raise InputError(
             f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
             "(--lr_decay_steps, or the run's last step): the learning rate would never get to its peak"
         )
@@ -103,12 +104,12 @@ def schedule(
         peak = values["learning_rate"]
         lowest = {"cosine": peak / 10, "wsd": 0.0, "constant": peak}[values["lr_schedule"]]
     if lowest > values["learning_rate"]:
-        raise ValueError(
+        raise InputError(
             f"--min_learning_rate {lowest:g} is above --learning_rate "
             f"{values['learning_rate']:g}; the schedule ends at the lower one"
         )
     if values["lr_schedule"] == "wsd" and warmup + decay_steps(decay, values["decay_share"]) > decay:
-        raise ValueError(
+        raise InputError(
             f"--decay_share {values['decay_share']:g} of {decay} steps is {decay_steps(decay, values['decay_share'])}, "
             f"which with --warmup_steps {warmup} is more than there are; lower one of them"
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.data.streams import Source
-from testbed.errors import Failure
+from testbed.errors import Failure, InputError
 from testbed.io import missing, open_regular, read_json, replacing, write_text
 
 DOCUMENTS = "documents.jsonl"
@@ -55,7 +55,7 @@ class Limits:
         if self.max_bytes is None or text_bytes + num_bytes <= self.max_bytes:
             return None
         if documents == 0:
-            raise ValueError(
+            raise InputError(
                 f"--max_bytes {self.max_bytes} is below the first document's {num_bytes} bytes; pass --max_bytes "
                 f"{num_bytes} or more"
             )
@@ -74,10 +74,10 @@ def parse_size(text: str, flag: str = "--max_bytes") -> int:
     """Return the bytes of "100MB" (10^6), "1.5GiB" (2^30) or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS or float(match[1]) * _UNITS[match[2].upper()] < 1:
-        raise ValueError(f"{flag} {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
+        raise InputError(f"{flag} {text} is not a size above 0; write for example 100MB, 1.5GiB or 5000000")
     size = float(match[1]) * _UNITS[match[2].upper()]
     if size > sys.maxsize:
-        raise ValueError(f"{flag} {text} is larger than any disk; write for example 100MB, 1.5GiB or 5000000")
+        raise InputError(f"{flag} {text} is larger than any disk; write for example 100MB, 1.5GiB or 5000000")
     return int(size)
 
 
@@ -102,7 +102,7 @@ def existing_corpus(source: Source, limits: Limits, directory: Path) -> dict[str
     if different:
         found = ", ".join(f"{name} {manifest.get(name)!r}" for name in different)
         wanted = ", ".join(f"{name} {asked[name]!r}" for name in different)
-        raise ValueError(
+        raise InputError(
             f"--dataset: {directory} was made with {found}, now {wanted} is asked for; pass --overwrite to replace it "
             "or another --output_dir to keep it"
         )
@@ -128,7 +128,7 @@ def write_corpus(
         progress: called with the bytes of text that were added.
 
     Raises:
-        ValueError: nothing is left to write. And whatever the source raises.
+        InputError: nothing is left to write. And whatever the source raises.
     """
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -174,7 +174,7 @@ def _write_documents(source: Source, limits: Limits, path: Path, progress: Calla
             progress(len(encoded))
         num_bytes = file.tell()
     if documents == 0:
-        raise ValueError(f"--dataset: {source.source} holds no text; name another one")
+        raise InputError(f"--dataset: {source.source} holds no text; name another one")
     counts = {"documents": documents, "text_bytes": text_bytes, "bytes": num_bytes}
     return counts | {"sha256": digest.hexdigest(), "stopped_by": stopped_by}
 
@@ -203,21 +203,21 @@ def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
     if where is None:
         manifests = sorted(root.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns)
         if not manifests:
-            raise ValueError(f"--input: there is no corpus under {root}/; run python download_data.py first")
+            raise InputError(f"--input: there is no corpus under {root}/; run python download_data.py first")
         where = manifests[-1]
     elif not where.exists():
-        raise ValueError(f"--input {where} {missing(where)}; run python download_data.py first")
+        raise InputError(f"--input {where} {missing(where)}; run python download_data.py first")
     if where.is_dir():
         where = where / MANIFEST
         if not where.exists():
-            raise ValueError(f"--input {where.parent} holds no {MANIFEST}; run python download_data.py first")
+            raise InputError(f"--input {where.parent} holds no {MANIFEST}; run python download_data.py first")
     if where.suffix == ".jsonl":
         manifest_path = where.with_name(MANIFEST) if where.name == DOCUMENTS else None
         if manifest_path is None or not manifest_path.exists():
             return Corpus(where, None)
         where = manifest_path
     elif where.suffix != ".json":
-        raise ValueError(
+        raise InputError(
             f"--input {where} is no folder, manifest or documents.jsonl; for other files run first: "
             f"python download_data.py --dataset {where}"
         )

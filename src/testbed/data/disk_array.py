@@ -14,12 +14,13 @@ from typing import overload
 
 import numpy as np
 
+from testbed.errors import InputError
 from testbed.io import open_regular
 
 CHUNK_ITEMS = 1 << 23  # 16 MiB of uint16 at a time: large enough for full disk speed, small enough for any machine
 
 
-class FileChanged(ValueError):
+class FileChanged(InputError):
     """The file is no longer the one that was checked."""
 
 

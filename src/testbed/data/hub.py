@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from testbed.data.reachable import status_of
 from testbed.data.streams import DatasetsSource, Source, SourceError, Stream, cut_lines, join_articles
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -65,7 +65,7 @@ class HubDataset(DatasetsSource):
             text_field or shorthand.text_field,
         )
         if shorthand.data_files is not None and split not in (None, "train"):
-            raise ValueError(f"--split {split} is none of the splits of {dataset}: train")
+            raise InputError(f"--split {split} is none of the splits of {dataset}: train")
         self._dataset = dataset
         self._data_files = shorthand.data_files
         if shorthand.note:

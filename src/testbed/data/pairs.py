@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.data.tokenizer import Tokenizer
+from testbed.errors import InputError
 from testbed.io import open_regular, parse_json
 
 SEPARATOR = "\n"  # one token in GPT-2's BPE and in every byte-level one; published weights know it as the end of a line
@@ -44,7 +45,7 @@ def read_pairs(path: Path, flag: str = "--pairs") -> Iterator[Pair]:
     """Yield the pairs of a .jsonl, one at a time; blank lines are skipped, other keys of a line are not read.
 
     Raises:
-        ValueError: one sentence that begins with `flag` and names the line: the file cannot be read, or a line is no
+        InputError: one sentence that begins with `flag` and names the line: the file cannot be read, or a line is no
             pair of texts that are not blank.
     """
     path = Path(path)
@@ -55,26 +56,26 @@ def read_pairs(path: Path, flag: str = "--pairs") -> Iterator[Pair]:
                     name = f"{flag} {path} line {number}"
                     yield _pair(parse_json(line, name), name)
     except OSError as error:
-        raise ValueError(
+        raise InputError(
             f"{flag} {path} cannot be read ({error.strerror}); name a .jsonl with one {_FORM}, per line"
         ) from None
 
 
 def _pair(content: Any, name: str) -> Pair:
     if not isinstance(content, dict):
-        raise ValueError(f"{name} is no {_FORM}")
+        raise InputError(f"{name} is no {_FORM}")
     for key in ("prompt", "reference"):
         if key not in content:
-            raise ValueError(f'{name} has no "{key}"; it must be {_FORM}')
+            raise InputError(f'{name} has no "{key}"; it must be {_FORM}')
     given = content["reference"]
     references = given if isinstance(given, list) else [given]
     if not references:
-        raise ValueError(f"{name} has an empty list as its reference; give at least one")
+        raise InputError(f"{name} has an empty list as its reference; give at least one")
     for what, text in (("prompt", content["prompt"]), *(("reference", text) for text in references)):
         if not isinstance(text, str):
-            raise ValueError(f"{name} has the {what} {reprlib.repr(text)}, which is no text; it must be {_FORM}")
+            raise InputError(f"{name} has the {what} {reprlib.repr(text)}, which is no text; it must be {_FORM}")
         if not text.strip():
-            raise ValueError(f"{name} has a blank {what}; there is nothing to learn or to score there: leave it out")
+            raise InputError(f"{name} has a blank {what}; there is nothing to learn or to score there: leave it out")
     return Pair(content["prompt"], tuple(references))
 
 

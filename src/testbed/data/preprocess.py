@@ -17,6 +17,7 @@ import numpy as np
 from testbed.data.pairs import Pair, encode_pair
 from testbed.data.token_file import TokenFileWriter
 from testbed.data.tokenizer import Tokenizer
+from testbed.errors import InputError
 
 # Documents looked at to place the border between the splits; enough that the share is met within a percent.
 _BORDER_SAMPLE = 10_000
@@ -74,7 +75,7 @@ def split_documents(
     """
     hashes = sorted({_hash(text) for text in itertools.islice(documents, _BORDER_SAMPLE)})
     if len(hashes) < 2:
-        raise ValueError(too_few.format(len(hashes)))
+        raise InputError(too_few.format(len(hashes)))
     num_validation = min(max(1, math.ceil(val_fraction * len(hashes))), len(hashes) - 1)
     return DocumentSplit(hashes[num_validation], max_train_docs, max_val_docs)
 
@@ -171,7 +172,7 @@ def write_token_files(
             (val if validation else train).append_document(token_ids, first_target)
             progress(num_bytes)
         if train.num_documents == 0 or val.num_documents == 0:
-            raise ValueError("--input has documents for one of training and validation only; add documents")
+            raise InputError("--input has documents for one of training and validation only; add documents")
     return train.sidecar(), val.sidecar()
 
 

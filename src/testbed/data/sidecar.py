@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import InputError
 from testbed.io import read_json
 
 FORMAT_VERSION, FORMAT_VERSION_WITH_TARGETS = 1, 2
@@ -81,18 +82,18 @@ def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
     """Return the sidecar's fields, types checked; those about targets are None in version 1.
 
     Raises:
-        ValueError: one sentence that begins with `flag` and names the first field that is wrong.
+        InputError: one sentence that begins with `flag` and names the first field that is wrong.
     """
     way_out = f"make it again with: {how_to_make(path)}"
     try:
         fields = read_json(path, f"{flag}: the sidecar {path}")
     except ValueError as error:
-        raise ValueError(f"{error}; {way_out}") from None
+        raise InputError(f"{error}; {way_out}") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"{flag}: the sidecar {path} holds no JSON object; {way_out}")
+        raise InputError(f"{flag}: the sidecar {path} holds no JSON object; {way_out}")
     version = fields.get("format_version")
     if type(version) is not int or version not in (FORMAT_VERSION, FORMAT_VERSION_WITH_TARGETS):
-        raise ValueError(
+        raise InputError(
             f"{flag}: the sidecar {path} has format_version {reprlib.repr(version)}, "
             f"this program reads {FORMAT_VERSION} and {FORMAT_VERSION_WITH_TARGETS}; {way_out}"
         )
@@ -101,9 +102,9 @@ def read_sidecar(path: Path, flag: str) -> dict[str, Any]:
     for name, (holds, rule) in rules.items():
         if name not in fields or not holds(fields[name]):
             found = reprlib.repr(fields[name]) if name in fields else "missing"
-            raise ValueError(f"{flag}: the sidecar {path} has {name} {found}, must be {rule}; {way_out}")
+            raise InputError(f"{flag}: the sidecar {path} has {name} {found}, must be {rule}; {way_out}")
     if fields["end_of_text_id"] >= fields["vocab_size"]:
-        raise ValueError(
+        raise InputError(
             f"{flag}: the sidecar {path} has end_of_text_id {fields['end_of_text_id']}, "
             f"must be below its vocab_size {fields['vocab_size']}; {way_out}"
         )

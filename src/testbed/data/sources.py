@@ -20,6 +20,7 @@ from typing import Any
 
 from testbed.data.hub import SHORTHANDS, HubDataset, TinyShakespeare
 from testbed.data.streams import DatasetsSource, Source, SourceError, Stream, cut_lines
+from testbed.errors import InputError
 from testbed.io import missing
 
 _BUILDERS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
@@ -39,19 +40,19 @@ def find_source(
         path = Path(dataset).expanduser()
         is_there = path.exists()
     except (OSError, RuntimeError) as error:  # RuntimeError: ~name, and nobody of that name has a home
-        raise ValueError(f"--dataset {dataset} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(f"--dataset {dataset} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if dataset in SHORTHANDS or (dataset not in ("stdlib", "shakespeare") and not is_there):
         if dataset not in SHORTHANDS and (path.suffix in _BUILDERS or dataset[:1] in "./~" or dataset.count("/") > 1):
-            raise ValueError(
+            raise InputError(
                 f"--dataset {dataset} {missing(path)}; name a file ({_SUFFIXES}) or a folder of such files"
             )
         return HubDataset(dataset, config, split, text_field)
     for flag, value in (("--config", config), ("--split", split)):
         if value is not None:
-            raise ValueError(f"{flag} {value} means nothing for --dataset {dataset}; leave it out")
+            raise InputError(f"{flag} {value} means nothing for --dataset {dataset}; leave it out")
     if dataset in ("stdlib", "shakespeare"):
         if text_field is not None:
-            raise ValueError(f"--text_field {text_field} means nothing for --dataset {dataset}; leave it out")
+            raise InputError(f"--text_field {text_field} means nothing for --dataset {dataset}; leave it out")
         return StandardLibrary() if dataset == "stdlib" else TinyShakespeare()
     return _find_local_files(path, text_field)
 
@@ -148,13 +149,13 @@ def _find_local_files(path: Path, text_field: str | None) -> LocalFiles:
         found = [file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
     files = [file for file in found if file.suffix in _BUILDERS]
     if not files:
-        raise ValueError(f"--dataset {path} is or holds none of {_SUFFIXES}; convert it to one of them")
+        raise InputError(f"--dataset {path} is or holds none of {_SUFFIXES}; convert it to one of them")
     empty = [file for file in files if file.stat().st_size == 0]  # the library cannot say which columns they have
     files = [file for file in files if file not in empty]
     if not files:
-        raise ValueError(f"--dataset {path} holds no text; name another one")
+        raise InputError(f"--dataset {path} holds no text; name another one")
     if text_field is not None and all(file.suffix == ".txt" for file in files):
-        raise ValueError(f"--text_field {text_field} means nothing for .txt files; leave it out")
+        raise InputError(f"--text_field {text_field} means nothing for .txt files; leave it out")
     local = LocalFiles(path, files, text_field)
     if others := len(found) - len(files) - len(empty):
         local.notes.append(f"{others} files that are none of {_SUFFIXES} are left out")

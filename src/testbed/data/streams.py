@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import Failure, first_line
+from testbed.errors import Failure, InputError, first_line
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -94,7 +94,7 @@ class DatasetsSource(Source):
                 texts = [text for text in batch[field] if text is not None]
                 for text in texts:
                     if not isinstance(text, str):
-                        raise ValueError(f"--text_field {field} of {self.source} holds {type(text).__name__}, not text")
+                        raise InputError(f"--text_field {field} of {self.source} holds {type(text).__name__}, not text")
                 yield texts
         except SourceError:
             raise
@@ -125,7 +125,7 @@ def find_text_field(columns: list[str], texts: list[str], wanted: str | None, so
     listed = ", ".join(columns)
     if wanted is not None:
         if wanted not in columns:
-            raise ValueError(f"--text_field {wanted} is no column of {source}; its columns are: {listed}")
+            raise InputError(f"--text_field {wanted} is no column of {source}; its columns are: {listed}")
         return wanted
     for name in _TEXT_FIELDS:
         for column in texts:
@@ -133,7 +133,7 @@ def find_text_field(columns: list[str], texts: list[str], wanted: str | None, so
                 return column
     if len(texts) == 1:
         return texts[0]
-    raise ValueError(f"--text_field must say which column of {source} holds the text; its columns are: {listed}")
+    raise InputError(f"--text_field must say which column of {source} holds the text; its columns are: {listed}")
 
 
 def cut_lines(batches: Iterator[list[str]]) -> Iterator[list[str]]:

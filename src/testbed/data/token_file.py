@@ -38,6 +38,7 @@ from testbed.data.sidecar import (
     sidecar_path,
     targets_path,
 )
+from testbed.errors import InputError
 from testbed.io import holds_text, missing, not_a_file, replacing
 
 CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
@@ -173,7 +174,7 @@ class TokenFileWriter:
         largest = int(document.max())
         if largest >= self.vocab_size or int(document.min()) < 0:
             # Checked before the cast: uint16 would wrap the id around to another, valid one.
-            raise ValueError(
+            raise InputError(
                 f"document {self.num_documents} holds a token id outside 0..{self.vocab_size - 1} "
                 f"(largest {largest}); it was not made with tokenizer {self.tokenizer}"
             )
@@ -223,20 +224,20 @@ def _size_of(path: Path, flag: str) -> int:
     try:
         num_bytes = path.stat().st_size
     except FileNotFoundError:
-        raise ValueError(f"{flag} {path} {missing(path)}; make it with: {how_to_make(path)}") from None
+        raise InputError(f"{flag} {path} {missing(path)}; make it with: {how_to_make(path)}") from None
     except OSError as error:  # a circle of links, a folder that may not be entered, a name that is too long
-        raise ValueError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
+        raise InputError(f"{flag} {path} cannot be read ({error.strerror}); name another file") from None
     if not path.is_file():
         example = f", for example {path / 'train_small.bin'}" if path.is_dir() else ""
-        raise ValueError(f"{flag} {path} {not_a_file(path)}; name a .bin{example}")
+        raise InputError(f"{flag} {path} {not_a_file(path)}; name a .bin{example}")
     again = f"make it again with: {how_to_make(path)}"
     if not os.access(path, os.R_OK):
-        raise ValueError(f"{flag} {path} cannot be read; change its permissions or {again}")
+        raise InputError(f"{flag} {path} cannot be read; change its permissions or {again}")
     if num_bytes == 0:
-        raise ValueError(f"{flag} {path} is empty; {again}")
+        raise InputError(f"{flag} {path} is empty; {again}")
     sidecar_file = sidecar_path(path)
     if (sidecar_file == path or not os.path.lexists(sidecar_file)) and holds_text(path):
-        raise ValueError(f"{flag} {path} is not a token file: it holds text; make one with: {how_to_make(path)}")
+        raise InputError(f"{flag} {path} is not a token file: it holds text; make one with: {how_to_make(path)}")
     return num_bytes
 
 
@@ -250,22 +251,22 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
     num_bytes, sidecar_file = _size_of(path, flag), sidecar_path(path)
     has_sidecar = os.path.lexists(sidecar_file)  # a folder or a broken link in its place is no "no sidecar"
     if not has_sidecar and os.path.lexists(targets_path(path)):  # else the prompts would be learned too
-        raise ValueError(
+        raise InputError(
             f"{flag} {path} is a file of pairs, for {targets_path(path).name} lies next to it, but its sidecar "
             f"{sidecar_file.name} is missing; {_PAIRS_AGAIN}"
         )
     if not has_sidecar and path.name.endswith(TARGETS_SUFFIX):
-        raise ValueError(f"{flag} {path} says which tokens of a file are learned; name the .bin next to it")
+        raise InputError(f"{flag} {path} says which tokens of a file are learned; name the .bin next to it")
     fields = read_sidecar(sidecar_file, flag) if has_sidecar else gpt2_fields()
     dtype = np.dtype(fields["dtype"]).newbyteorder("<")
     if num_bytes % dtype.itemsize:
-        raise ValueError(
+        raise InputError(
             f"{flag} {path} has {num_bytes} bytes, not a multiple of the {dtype.itemsize} bytes of a token: "
             f"it was cut off; make it again with: {how_to_make(path)}"
         )
     num_tokens = num_bytes // dtype.itemsize
     if has_sidecar and num_tokens != fields["num_tokens"]:
-        raise ValueError(
+        raise InputError(
             f"{flag} {path} holds {num_tokens} tokens but its sidecar {sidecar_file.name} says {fields['num_tokens']}: "
             f"one of them is not the original; make both again with: {how_to_make(path)}"
         )
@@ -289,13 +290,13 @@ def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
     try:
         num_bytes = path.stat().st_size
         if not path.is_file() or num_bytes != num_tokens:
-            raise ValueError(
+            raise InputError(
                 f"{flag}: the targets {path} have {num_bytes} bytes, not one for each of {num_tokens} tokens; "
                 f"{_PAIRS_AGAIN}"
             )
         return DiskArray(path, np.uint8, num_tokens)
     except OSError as error:
-        raise ValueError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
+        raise InputError(f"{flag}: the targets {path} cannot be read ({error.strerror}); {_PAIRS_AGAIN}") from None
 
 
 def scan_token_file(token_file: TokenFile) -> TokenScan:
@@ -323,13 +324,13 @@ def check_token_file(token_file: TokenFile, vocab_size: int, flag: str = "--trai
     if scan.max_token_id >= vocab_size:
         places = (start + np.flatnonzero(chunk >= vocab_size) for start, chunk in token_file.tokens.chunks())
         position = int(next(found[0] for found in places if len(found)))
-        raise ValueError(
+        raise InputError(
             f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
             f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; pass --vocab_size "
             f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {made_with}"
         )
     if token_file.sha256 is not None and scan.sha256 != token_file.sha256:
-        raise ValueError(
+        raise InputError(
             f"{flag} {token_file.path} has sha256 {scan.sha256[:12]}… but its sidecar says {token_file.sha256[:12]}…: "
             f"the tokens changed after they were written; make both again with: {made_with}"
         )
@@ -357,4 +358,4 @@ def _check_targets(token_file: TokenFile, scan: TokenScan, flag: str) -> None:
     elif not np.add.reduceat(targets, starts, dtype=np.int64).all():
         fault = "leave a pair without any"
     if fault is not None:
-        raise ValueError(f"{flag}: the targets {token_file.targets.path} {fault}; {_PAIRS_AGAIN}")
+        raise InputError(f"{flag}: the targets {token_file.targets.path} {fault}; {_PAIRS_AGAIN}")

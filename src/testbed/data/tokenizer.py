@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testbed.data.reachable import status_of
+from testbed.errors import InputError
 from testbed.io import read_regular, write_text
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Tokenizer:
             return self._encoding.decode_bytes(ids)
         except (KeyError, OverflowError) as error:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
-            raise ValueError(
+            raise InputError(
                 f"token id {wrong} is not one of the {self.vocab_size} tokens of {self.name}; "
                 "the ids were made with another tokenizer"
             ) from error
@@ -164,15 +165,15 @@ def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
     """Return N of "bpe:N". Raises ValueError for anything else."""
     match = re.fullmatch(r"bpe:(\d{1,18})", name)
     if match is None:
-        raise ValueError(f"{flag} {name} is none of auto, gpt2 and bpe:N; for example {flag} {DEFAULT_BPE}")
+        raise InputError(f"{flag} {name} is none of auto, gpt2 and bpe:N; for example {flag} {DEFAULT_BPE}")
     vocab_size = int(match[1])
     if vocab_size < SMALLEST_BPE_VOCABULARY:
-        raise ValueError(
+        raise InputError(
             f"{flag} {name} is too small: 256 bytes and end-of-text need N of at least {SMALLEST_BPE_VOCABULARY}; "
             f"for example {flag} {DEFAULT_BPE}"
         )
     if vocab_size > LARGEST_BPE_VOCABULARY:  # room for all of it is taken before the first text is read
-        raise ValueError(
+        raise InputError(
             f"{flag} {name} is too large: N can be {LARGEST_BPE_VOCABULARY} at most; for example {flag} {DEFAULT_BPE}"
         )
     return vocab_size
@@ -219,7 +220,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
     bpe.train_from_iterator(texts, trainer)
     learned = bpe.get_vocab_size()
     if learned != vocab_size - 1:
-        raise ValueError(
+        raise InputError(
             f"--tokenizer bpe:{vocab_size} finds only {learned} different tokens in the training documents; "
             f"use --tokenizer bpe:{learned + 1} or smaller, or more text"
         )
@@ -250,17 +251,17 @@ def load_bpe(path: Path, text: str | None = None) -> Tokenizer:
         }
         is_numbered = len(ranks) == end_of_text and sorted(ranks.values()) == list(range(end_of_text))
     except OSError as error:
-        raise ValueError(f"the tokenizer file {path} cannot be read ({error.strerror}); {way_out}") from error
+        raise InputError(f"the tokenizer file {path} cannot be read ({error.strerror}); {way_out}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"the tokenizer file {path} holds no byte-level BPE; {way_out}") from error
+        raise InputError(f"the tokenizer file {path} holds no byte-level BPE; {way_out}") from error
     # tiktoken merges the pair whose product has the lowest rank. `tokenizers` merges in the order of its list; both
     # agree because a product's id is its place in that list.
     if not is_numbered:
-        raise ValueError(f"the tokenizer file {path} does not number its tokens 0..{end_of_text - 1}; {way_out}")
+        raise InputError(f"the tokenizer file {path} does not number its tokens 0..{end_of_text - 1}; {way_out}")
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing or b"" in ranks:  # tiktoken aborts at the first text that needs it
         fault = f"the byte {missing[0]}" if missing else "only tokens of some text"
-        raise ValueError(f"the tokenizer file {path} lacks {fault}; {way_out}")
+        raise InputError(f"the tokenizer file {path} lacks {fault}; {way_out}")
     name = f"bpe:{end_of_text + 1}"
     encoding = tiktoken.Encoding(
         name, pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: end_of_text}
@@ -277,10 +278,10 @@ def load_tokenizer(name: str, tokenizer_file: Path | None, text: str | None = No
         return load_gpt2_tokenizer()
     vocab_size = bpe_vocab_size(name, "tokenizer")
     if tokenizer_file is None:
-        raise ValueError(f"tokenizer {name} needs its file, {bpe_file_name(vocab_size)} next to the token files")
+        raise InputError(f"tokenizer {name} needs its file, {bpe_file_name(vocab_size)} next to the token files")
     tokenizer = load_bpe(tokenizer_file, text)
     if tokenizer.vocab_size != vocab_size:
-        raise ValueError(
+        raise InputError(
             f"the tokenizer file {tokenizer_file} holds {tokenizer.name}, but the token file was made with {name}; "
             "make both again with: python preprocess_small.py"
         )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.io import write_text
 
 _BEGAN_S = time.monotonic()  # this module is loaded before PyTorch
@@ -50,7 +50,7 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
     """Read the variables that torchrun, deepspeed and Slurm wrappers set; none of them means one process.
 
     Raises:
-        ValueError: a variable is not a number, or the numbers contradict each other.
+        InputError: a variable is not a number, or the numbers contradict each other.
     """
     values = {}
     # torchrun says LOCAL_WORLD_SIZE, deepspeed LOCAL_SIZE; without either all ranks are on this node
@@ -59,14 +59,14 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
     for name, default in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), (local_size_name, world_size)):
         text = variables.get(name, default)
         if not text.isdigit() or (name.endswith("SIZE") and int(text) == 0):
-            raise ValueError(
+            raise InputError(
                 f"the environment variable {name}={text!r} is not a number that a launcher sets; unset it or use "
                 "torchrun"
             )
         values[name] = int(text)
     launch = Launch(values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"], values[local_size_name])
     if launch.rank >= launch.world_size:
-        raise ValueError(
+        raise InputError(
             f"the environment says RANK={launch.rank} of WORLD_SIZE={launch.world_size}, and ranks count from 0; "
             "unset both to run one process, or start with torchrun or deepspeed"
         )

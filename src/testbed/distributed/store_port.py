@@ -12,9 +12,10 @@ import random
 import socket
 
 from testbed.distributed.launch import Launch
+from testbed.errors import InputError
 
 
-class PortTaken(ValueError):
+class PortTaken(InputError):
     """Another program listens where the ranks are to meet."""
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from testbed.errors import InputError
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.kv_cache import KVCache
 from testbed.inference.sampling import GREEDY, NOT_A_TOKEN, Sampling, next_tokens
@@ -101,9 +102,9 @@ class BatchingEngine:
         self.max_length = positions if max_length is None else max_length
         for name, number in {"max_batch": max_batch, "max_queue": max_queue, "max_length": self.max_length}.items():
             if number < 1:
-                raise ValueError(f"{name} {number} must be at least 1")
+                raise InputError(f"{name} {number} must be at least 1")
         if self.max_length > positions:
-            raise ValueError(f"max_length {self.max_length} is more than the {positions} positions of the model")
+            raise InputError(f"max_length {self.max_length} is more than the {positions} positions of the model")
         parameter = next(self.module.parameters())
         self.max_batch, self.max_queue = max_batch, max_queue
         self.cache = KVCache(self.shape, max_batch, self.max_length, parameter.device, parameter.dtype)
@@ -131,7 +132,7 @@ class BatchingEngine:
         """Put a new request into the queue, and return it.
 
         Raises:
-            ValueError: it can never run here: an empty prompt, too long, an id that the model does not know.
+            InputError: it can never run here: an empty prompt, too long, an id that the model does not know.
             QueueFull: not now.
         """
         self._check(request)
@@ -144,20 +145,20 @@ class BatchingEngine:
     def _check(self, request: GenerationRequest) -> None:
         prompt, new = request.prompt, request.max_new_tokens
         if request.id is not None:
-            raise ValueError(f"request {request.id} was submitted before; make a new one")
+            raise InputError(f"request {request.id} was submitted before; make a new one")
         if not prompt:
-            raise ValueError("the prompt is empty; give at least one token, for example end-of-text")
+            raise InputError("the prompt is empty; give at least one token, for example end-of-text")
         if new < 1:
-            raise ValueError(f"max_new_tokens {new} must be at least 1")
+            raise InputError(f"max_new_tokens {new} must be at least 1")
         unknown = next((token for token in prompt if not 0 <= token < self.shape.vocab_size), None)
         if unknown is not None:
-            raise ValueError(
+            raise InputError(
                 f"the prompt holds token id {unknown}, but the model knows 0 to {self.shape.vocab_size - 1}; it was "
                 "made with another tokenizer"
             )
         if len(prompt) + new > self.max_length:
             limit, whole = self.max_length, self.max_length == self.shape.max_position_embeddings
-            raise ValueError(
+            raise InputError(
                 f"{len(prompt)} tokens of prompt and {new} new ones are {len(prompt) + new}, more than the {limit} "
                 f"positions of {'the model' if whole else 'a slot of the cache'}; shorten the prompt or ask for fewer"
             )

@@ -12,6 +12,7 @@ from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.token_file import TokenFile, open_token_file, scan_token_file
 from testbed.data.tokenizer import Tokenizer, load_tokenizer
+from testbed.errors import InputError
 from testbed.inference.loading import (
     is_published,
     named_model,
@@ -58,7 +59,7 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     """Look at the files that scripts/evaluate.py was given, and at all its flags.
 
     Raises:
-        ValueError: one sentence, for whatever can be refused without torch.
+        InputError: one sentence, for whatever can be refused without torch.
     """
     flag, source = named_model(arguments)
     with naming(flag):
@@ -73,13 +74,13 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
         sha256 = _check_data(data, shape, reads, model)
         _check_use(data, arguments)
     elif not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
-        raise ValueError("nothing is left to measure; give --data_path, or leave --no-latency out")
+        raise InputError("nothing is left to measure; give --data_path, or leave --no-latency out")
     window = arguments.window or min(trained or positions, positions)
     for warning in untrained_positions(f"--window {window} reads", window, trained) if data is not None else ():
         print(warning, flush=True)
     stride = arguments.stride or max(1, window // 2)
     if stride > window:
-        raise ValueError(
+        raise InputError(
             f"--stride {stride} is longer than the window of {window} tokens, so targets would be left out"
         )
     max_windows = max(1, TOKENS_READ // window) if arguments.max_windows is None else arguments.max_windows or None
@@ -97,24 +98,24 @@ def _output(arguments: argparse.Namespace, folder: Path) -> Path:
     """Return the file to write. ValueError where it cannot be written, or holds an earlier evaluation."""
     out = arguments.out or folder / INFERENCE
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; name a file in it")
+        raise InputError(f"--out {out} is a folder; name a file in it")
     if out.exists() and not arguments.overwrite:
-        raise ValueError(f"{out} holds an earlier evaluation; give --overwrite, or another file with --out")
+        raise InputError(f"{out} holds an earlier evaluation; give --overwrite, or another file with --out")
     if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
-        raise ValueError(f"{out.parent} is no folder that can be written into; name a file elsewhere with --out")
+        raise InputError(f"{out.parent} is no folder that can be written into; name a file elsewhere with --out")
     return out
 
 
 def _check_use(data: TokenFile, arguments: argparse.Namespace) -> None:
     """Raise ValueError where a token file is not what the parts that read it need."""
     if data.targets is not None and arguments.perplexity:
-        raise ValueError(
+        raise InputError(
             f"--data_path {data.path} is a file of pairs, and windows would slide over prompts and references "
             "alike; give a file of text, or --no-perplexity and the pairs themselves with --bleu"
         )
     shortest = max(arguments.prompt_tokens, 2)
     if len(data.tokens) < shortest:
-        raise ValueError(f"--data_path {data.path} holds {len(data.tokens)} tokens, and {shortest} are needed")
+        raise InputError(f"--data_path {data.path} holds {len(data.tokens)} tokens, and {shortest} are needed")
 
 
 def _settle_lengths(arguments: argparse.Namespace, positions: int, trained: int | None) -> None:
@@ -130,29 +131,29 @@ def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, model: str)
     """Raise ValueError where flags contradict each other or the model."""
     positions, prompt, new = shape.max_position_embeddings, arguments.prompt_tokens, arguments.new_tokens
     if (arguments.window or 0) > positions:
-        raise ValueError(f"--window {arguments.window} is longer than the {positions} positions of {model}; shorten it")
+        raise InputError(f"--window {arguments.window} is longer than the {positions} positions of {model}; shorten it")
     if new < 2:
-        raise ValueError(f"--new_tokens {new} leaves nothing to decode after the first token; give at least 2")
+        raise InputError(f"--new_tokens {new} leaves nothing to decode after the first token; give at least 2")
     if prompt + new > positions:
-        raise ValueError(
+        raise InputError(
             f"--prompt_tokens {prompt} and --new_tokens {new} are {prompt + new} together, more than the {positions} "
             f"positions of {model}; shorten them"
         )
     if arguments.load and max(arguments.concurrency) > arguments.max_queue:
-        raise ValueError(
+        raise InputError(
             f"--concurrency {max(arguments.concurrency)} begins with as many requests at once, and --max_queue "
             f"{arguments.max_queue} would reject some; raise it"
         )
     fewest = max(REQUESTS_PER_SLOT * arguments.max_batch, *arguments.concurrency)
     if arguments.load and arguments.requests < fewest:
-        raise ValueError(
+        raise InputError(
             f"--requests {arguments.requests} are too few for --max_batch {arguments.max_batch} and --concurrency "
             f"{max(arguments.concurrency)}: they would be over before a queue could grow; give --requests {fewest}"
         )
     if arguments.load_scheme not in chosen_schemes(arguments.quantize):
-        raise ValueError(f"--load_scheme {arguments.load_scheme} is not among --quantize {arguments.quantize}; add it")
+        raise InputError(f"--load_scheme {arguments.load_scheme} is not among --quantize {arguments.quantize}; add it")
     if arguments.bleu is not None and arguments.bleu_max_new_tokens >= positions:
-        raise ValueError(
+        raise InputError(
             f"--bleu_max_new_tokens {arguments.bleu_max_new_tokens} leaves no room for a prompt in the {positions} "
             f"positions of {model}; ask for fewer"
         )
@@ -161,19 +162,19 @@ def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, model: str)
 def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, model: str) -> str:
     """Return the sha256 of a token file. ValueError where the model cannot read it."""
     if data.vocab_size > shape.vocab_size or (None not in (reads, data.tokenizer) and reads != data.tokenizer):
-        raise ValueError(
+        raise InputError(
             f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
             f"but {model} reads {reads or 'another'} of {shape.vocab_size}; tokenize the text with its tokenizer "
             "(preprocess_small.py --tokenizer)"
         )
     scan = scan_token_file(data)
     if scan.max_token_id >= shape.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"--data_path {data.path} holds token id {scan.max_token_id}, but {model} knows 0 to "
             f"{shape.vocab_size - 1}; it was made with another tokenizer"
         )
     if data.sha256 not in (None, scan.sha256):
-        raise ValueError(
+        raise InputError(
             f"--data_path {data.path} is not what its sidecar was written for; make both again with: python "
             "preprocess_small.py"
         )
@@ -184,7 +185,7 @@ def _check_tokenizer(tokenizer: Tokenizer, data: TokenFile, model: str) -> None:
     """Raise ValueError unless the tokenizer is the data's, for bytes of text are counted with it."""
     same = (data.tokenizer, f"bpe:{GPT2_VOCAB_SIZE}") if data.tokenizer == "gpt2" else (data.tokenizer,)
     if tokenizer.vocab_size < data.vocab_size or (data.tokenizer is not None and tokenizer.name not in same):
-        raise ValueError(
+        raise InputError(
             f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
             f"but the tokenizer of {model} is {tokenizer.name}; give the one that made the data with --tokenizer_file, "
             "or data that the model's own tokenizer made"
@@ -205,6 +206,6 @@ def _tokenizer_for(arguments: argparse.Namespace, source: Path | str, data: Toke
         with contextlib.suppress(OSError, ValueError):
             return load_tokenizer(data.tokenizer, data.tokenizer_file)
     if arguments.bleu is not None or given is not None:
-        raise ValueError(f"--{'bleu' if given is None else 'tokenizer_file'}: {reason}")
+        raise InputError(f"--{'bleu' if given is None else 'tokenizer_file'}: {reason}")
     print(f"no bits per byte: {reason}", flush=True)
     return None

@@ -32,7 +32,7 @@ def generate(
         The new token ids of each prompt.
 
     Raises:
-        ValueError: an empty prompt, one that is too long or holds an id that the model does not know; a setting out of
+        InputError: an empty prompt, one that is too long or holds an id that the model does not know; a setting out of
             its range.
     """
     if not prompts:

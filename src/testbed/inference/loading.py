@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from testbed.config.initial_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
+from testbed.errors import InputError
 from testbed.io import not_a_folder
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.run_files import TOKENIZER, WEIGHTS
@@ -65,7 +66,7 @@ def load_model(source: Path | str, device: torch.device | str = "cpu", dtype: to
         dtype: of its weights (default: torch.float32).
 
     Raises:
-        ValueError: a file is missing or damaged, or does not belong to the other. One sentence that begins with the
+        InputError: a file is missing or damaged, or does not belong to the other. One sentence that begins with the
             folder.
         OSError: the hub cannot be reached.
     """
@@ -95,18 +96,18 @@ def shape_of_config(source: Path | str) -> ModelShape:
     missing = [name for name in WEIGHTS if not (directory / name).is_file()]
     if missing:
         fault = not_a_folder(directory) or f"has no {missing[0]}"
-        raise ValueError(
+        raise InputError(
             f"{directory} {fault}; give the folder of a run that has ended, or one that transformers saved"
         )
     shape = shape_of_folder(directory, name=str(directory))
     if shape.embedding_size % shape.num_heads:
-        raise ValueError(
+        raise InputError(
             f"{directory}: config.json does not describe a GPT-2: n_embd {shape.embedding_size} is not a multiple of "
             f"n_head {shape.num_heads}"
         )
     num_bytes = (directory / "model.safetensors").stat().st_size
     if num_bytes < 2 * shape.num_parameters:  # two bytes each in half precision
-        raise ValueError(
+        raise InputError(
             f"{directory}: model.safetensors has {num_bytes:,} bytes, too few for the {shape.num_parameters:,} "
             "parameters that config.json describes; one of them is damaged or belongs to another model"
         )
@@ -126,7 +127,7 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
         tokenizer_path: take this bpe_N.json instead.
 
     Raises:
-        ValueError: there is none, it is damaged, or it is another one than the model's.
+        InputError: there is none, it is damaged, or it is another one than the model's.
         OSError: GPT-2's files cannot be had.
     """
     shape, path, name = shape_of_config(source), tokenizer_path, tokenizer_name(source)
@@ -135,17 +136,17 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
     if path is None:
         if name == "gpt2" or (name is None and shape.vocab_size == GPT2_VOCAB_SIZE):
             return load_gpt2_tokenizer(str(source), "name a copy of GPT-2's tokenizer.json as the tokenizer's file")
-        raise ValueError(
+        raise InputError(
             f"{source} has no {TOKENIZER}, and its model reads ids of {name or 'an unknown tokenizer'}; name the "
             "tokenizer's file, which lies next to the token files (bpe_N.json)"
         )
     try:
         tokenizer = load_bpe(Path(path))
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
     expected = f"bpe:{GPT2_VOCAB_SIZE}" if name == "gpt2" else name  # a BPE in a file is called by its size
     if tokenizer.name != (expected or tokenizer.name) or tokenizer.vocab_size > shape.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"{source} reads ids of {name or f'at most {shape.vocab_size} tokens'}, but the tokenizer file {path} "
             f"holds {tokenizer.name}; give the one that its training data was made with"
         )

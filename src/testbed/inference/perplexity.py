@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from testbed.data.disk_array import DiskArray
 from testbed.data.tokenizer import Tokenizer
+from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 
 NUM_RESAMPLES = 4_999
@@ -42,12 +43,12 @@ def sliding_windows(num_tokens: int, window: int, stride: int, most: int | None 
     """Return the first `most` windows over `num_tokens` tokens, or all. The last one may score fewer targets.
 
     Raises:
-        ValueError: nothing can be scored, or the stride would leave targets out.
+        InputError: nothing can be scored, or the stride would leave targets out.
     """
     if num_tokens < 2:
-        raise ValueError(f"{num_tokens} tokens hold no target: each is predicted from those before it")
+        raise InputError(f"{num_tokens} tokens hold no target: each is predicted from those before it")
     if not 1 <= stride <= window:
-        raise ValueError(f"a stride of {stride} with windows of {window} tokens would leave targets out")
+        raise InputError(f"a stride of {stride} with windows of {window} tokens would leave targets out")
     num_targets = num_tokens - 1
     windows = [TokenWindow(0, min(window, num_targets), min(window, num_targets))]
     while windows[-1].start + windows[-1].length < num_targets and (most is None or len(windows) < most):

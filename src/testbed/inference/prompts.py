@@ -9,6 +9,7 @@ import numpy as np
 from testbed.data.disk_array import DiskArray
 from testbed.data.pairs import Pair, encode_prompt, read_pairs
 from testbed.data.tokenizer import Tokenizer
+from testbed.errors import InputError
 
 
 def draw_prompt(tokens: np.ndarray | DiskArray, length: int, random: np.random.Generator) -> list[int]:
@@ -24,16 +25,16 @@ def prompts_of_pairs(
     the model's `positions`.
 
     Raises:
-        ValueError: one sentence: the file is no pairs.jsonl or empty, or a prompt leaves too little room for an answer
+        InputError: one sentence: the file is no pairs.jsonl or empty, or a prompt leaves too little room for an answer
             (with its place among the pairs).
     """
     pairs = list(read_pairs(path, "--bleu"))
     if not pairs:
-        raise ValueError(f"--bleu {path} holds no pairs; there is nothing to score")
+        raise InputError(f"--bleu {path} holds no pairs; there is nothing to score")
     prompts = [encode_prompt(tokenizer, pair.prompt) for pair in pairs]
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt) + max_new_tokens > positions:
-            raise ValueError(
+            raise InputError(
                 f"--bleu {path}: the prompt of pair {number} has {len(prompt)} tokens, which with {max_new_tokens} new "
                 f"ones are more than the {positions} positions of the model; ask for at most "
                 f"{max(0, positions - len(prompt))} new tokens, or leave the pair out"

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 from testbed.inference.schemes import SCHEMES, TORCHAO
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -53,7 +53,7 @@ def quantize(model: GPT2, scheme: str) -> Quantized:
     """Return a copy of an fp32 model under a scheme of SCHEMES, ready to run; for "none" the model itself.
 
     Raises:
-        ValueError: the scheme does not run on the model's device, see `check_scheme`.
+        InputError: the scheme does not run on the model's device, see `check_scheme`.
     """
     shape, device = model.shape, model.wte.weight.device
     check_scheme(scheme, shape, device)
@@ -79,19 +79,19 @@ def check_scheme(scheme: str, shape: ModelShape, device: torch.device) -> None:
     """Convert a small layer and run it: the one answer that holds for every build of PyTorch and torchao.
 
     Raises:
-        ValueError: one sentence, where the scheme does not run on this device with a model of this shape.
+        InputError: one sentence, where the scheme does not run on this device with a model of this shape.
     """
     if scheme in ("none", "bf16"):
         return
     if SCHEMES[scheme].device_type not in (None, device.type):
-        raise ValueError(
+        raise InputError(
             f"--quantize {scheme} runs on {SCHEMES[scheme].device_type} only, not on {device.type}; leave it out, or "
             f"give --device {SCHEMES[scheme].device_type}"
         )
     if SCHEMES[scheme].needs_torchao and find_spec("torchao") is None:
-        raise ValueError(f"--quantize {scheme} needs torchao; install it with: pip install {TORCHAO}")
+        raise InputError(f"--quantize {scheme} needs torchao; install it with: pip install {TORCHAO}")
     if scheme == "int4_weight_only" and group_size(shape) is None:
-        raise ValueError(
+        raise InputError(
             f"--quantize {scheme} needs an embedding size that is a multiple of {GROUP_SIZES[-1]}, and this model's is "
             f"{shape.embedding_size}; leave it out"
         )
@@ -101,7 +101,7 @@ def check_scheme(scheme: str, shape: ModelShape, device: torch.device) -> None:
             layer = _convert(nn.Sequential(nn.Linear(size, size)).to(device), scheme, shape, device)
             layer(torch.zeros(1, size, device=device, dtype=_rest_dtype(scheme, device.type)))
     except Exception as error:  # assertions and errors of every kind, by library, version and processor
-        raise ValueError(f"--quantize {scheme} does not run here ({first_line(error)}); leave it out") from None
+        raise InputError(f"--quantize {scheme} does not run here ({first_line(error)}); leave it out") from None
 
 
 def group_size(shape: ModelShape) -> int | None:

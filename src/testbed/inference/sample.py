@@ -11,6 +11,7 @@ import torch
 from testbed.config.settings import RunSettings
 from testbed.data.token_file import TokenFile
 from testbed.data.tokenizer import Tokenizer, load_tokenizer
+from testbed.errors import InputError
 from testbed.inference.generate import generate
 from testbed.inference.sampling import Sampling
 from testbed.model.gpt2 import GPT2
@@ -31,12 +32,12 @@ def sample_text(
         return None, ""
     try:
         if token_file.tokenizer is None:
-            raise ValueError(f"{token_file.path} names no tokenizer")
+            raise InputError(f"{token_file.path} names no tokenizer")
         tokenizer = load_tokenizer(token_file.tokenizer, token_file.tokenizer_file, tokenizer_text)
         prompt = tokenizer.encode(settings.measuring.sample_prompt) or [tokenizer.end_of_text_id]
         room = settings.shape.max_position_embeddings - len(prompt)
         if room < 1:
-            raise ValueError(
+            raise InputError(
                 f"the {len(prompt)} tokens of --sample_prompt leave none of the "
                 f"{settings.shape.max_position_embeddings} positions free"
             )

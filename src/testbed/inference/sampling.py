@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from testbed.errors import InputError
+
 if TYPE_CHECKING:
     import torch
 
@@ -26,7 +28,7 @@ class Sampling:
     """Settings of the choice of tokens. temperature 0 is greedy, and then nothing else matters. None: no such limit.
 
     Raises:
-        ValueError: a value out of its range.
+        InputError: a value out of its range.
     """
 
     temperature: float = 0.0
@@ -36,11 +38,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature {self.temperature} must be 0, which is greedy, or a number above 0")
+            raise InputError(f"temperature {self.temperature} must be 0, which is greedy, or a number above 0")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k} must be at least 1; leave it out to draw from all tokens")
+            raise InputError(f"top_k {self.top_k} must be at least 1; leave it out to draw from all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} must be above 0 and at most 1; leave it out to draw from all tokens")
+            raise InputError(f"top_p {self.top_p} must be above 0 and at most 1; leave it out to draw from all tokens")
 
 
 GREEDY = Sampling()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.errors import InputError
+
 TORCHAO = "torchao==0.18.0"  # as requirements.txt has it
 
 
@@ -39,12 +41,12 @@ def chosen_schemes(text: str) -> list[str]:
     """Return names out of a list with commas, "all" for every one; NONE comes first whether it was named or not.
 
     Raises:
-        ValueError: one sentence, when a name is unknown.
+        InputError: one sentence, when a name is unknown.
     """
     names = [name.strip() for name in text.split(",")]
     if names == ["all"]:
         return list(SCHEMES)
     for name in names:
         if name not in SCHEMES:
-            raise ValueError(f"--quantize {text}: {name!r} is not one of all, {', '.join(SCHEMES)}")
+            raise InputError(f"--quantize {text}: {name!r} is not one of all, {', '.join(SCHEMES)}")
     return list(dict.fromkeys([NONE, *names]))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import InputError
 from testbed.io import read_json, write_text
 from testbed.metrics.fields.metrics_file import SCHEMA_VERSION
 
@@ -40,8 +41,8 @@ def metrics_version(metrics: Any) -> str:
         if version in ("2.0", "2.1", SCHEMA_VERSION):
             return version
         if version is not None:
-            raise ValueError(f"schema_version is {reprlib.repr(version)}, known are 2.0, 2.1 and {SCHEMA_VERSION}")
-    raise ValueError(
+            raise InputError(f"schema_version is {reprlib.repr(version)}, known are 2.0, 2.1 and {SCHEMA_VERSION}")
+    raise InputError(
         f"no schema_version and none of v1's keys ({', '.join(_V1_KEYS)}): this is not a training_metrics.json"
     )
 
@@ -55,7 +56,7 @@ def write_metrics(path: Path, metrics: dict) -> None:
     """Replace `path` by `metrics` in one move; if that fails, the earlier file stays whole.
 
     Raises:
-        ValueError: `metrics` breaks the schema (checked if jsonschema is installed), or holds NaN or infinity.
+        InputError: `metrics` breaks the schema (checked if jsonschema is installed), or holds NaN or infinity.
         OSError: the disk refuses.
     """
     _check(metrics, SCHEMA_VERSION, is_our_own=True)
@@ -66,7 +67,7 @@ def read_metrics(path: Path) -> dict:
     """Load and check a file of any version. One of 2.1 comes with the names of 2.2.
 
     Raises:
-        ValueError: one sentence that names the file and the fault.
+        InputError: one sentence that names the file and the fault.
     """
     path = Path(path)
     metrics = read_json(path)
@@ -75,7 +76,7 @@ def read_metrics(path: Path) -> dict:
             metrics = _from_2_1(metrics)
         _check(metrics, metrics_version(metrics))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise InputError(f"{path}: {error}") from None
     return metrics
 
 
@@ -116,7 +117,7 @@ def _validator(definition: str) -> Any:
     try:
         import jsonschema  # 0.15 s, which a program's --help does not owe
     except ModuleNotFoundError:
-        raise ValueError("it cannot be checked: the package jsonschema is not installed") from None
+        raise InputError("it cannot be checked: the package jsonschema is not installed") from None
 
     # JSON Schema takes 3.0 for an integer. A count that arrives as a float was computed by a division: refuse it.
     strict = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
@@ -146,7 +147,7 @@ def _check(metrics: Any, version: str, is_our_own: bool = False) -> None:
         _check_sections(metrics)
     fault = _first_not_finite(document) or (_first_not_finite(metrics) if rows and _has_not_finite(rows) else None)
     if fault:
-        raise ValueError(fault)
+        raise InputError(fault)
     if rows:
         _check_rows_agree(rows, metrics["hardware"]["world_size"], metrics.get("segments") or [])
 
@@ -166,10 +167,10 @@ def _check_sections(metrics: dict) -> None:
         is_optional, value = key not in _SECTIONS, metrics.get(key)
         kind, name = (str, "text") if key in _TEXTS else (dict, "an object")
         if key in metrics and not isinstance(value, kind) and not (value is None and is_optional):
-            raise ValueError(f"{key} is {reprlib.repr(value)}, it must be {name}")
+            raise InputError(f"{key} is {reprlib.repr(value)}, it must be {name}")
     selected = (metrics.get("deepspeed_config") or {}).get("selected")
     if not isinstance(selected, dict | None):
-        raise ValueError(f"deepspeed_config.selected is {reprlib.repr(selected)}, it must be an object")
+        raise InputError(f"deepspeed_config.selected is {reprlib.repr(selected)}, it must be an object")
 
 
 def _raise_first(validator: Any, instance: Any, prefix: tuple) -> None:
@@ -192,7 +193,7 @@ def _raise_first(validator: Any, instance: Any, prefix: tuple) -> None:
         message = f"has no field {unknown[0]!r} in this version"
     else:
         message = f"is {value}, which breaks the rule {error.validator}: {reprlib.repr(error.validator_value)}"
-    raise ValueError(f"{where} {message}")
+    raise InputError(f"{where} {message}")
 
 
 def _place(keys: tuple) -> str:
@@ -261,7 +262,7 @@ def _has_not_finite(rows: list[dict]) -> bool:
 
 def _not_finite(value: Any, keys: tuple = ()) -> Iterator[tuple]:
     if len(keys) > _DEEPEST:
-        raise ValueError(f"{_place(keys[:3])} is nested more than {_DEEPEST} deep")
+        raise InputError(f"{_place(keys[:3])} is nested more than {_DEEPEST} deep")
     if isinstance(value, float | int):
         if not (math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST_COUNT):
             yield (keys, value)
@@ -286,7 +287,7 @@ def _check_rows_agree(rows: list[dict], world_size: int, segments: list[dict]) -
     steps = [row["step"] for row in rows]
     for index in range(1, len(steps)):
         if steps[index] <= steps[index - 1]:
-            raise ValueError(f"steps[{index}].step is {steps[index]} after {steps[index - 1]}: steps must increase")
+            raise InputError(f"steps[{index}].step is {steps[index]} after {steps[index - 1]}: steps must increase")
     if len({segment["world_size"] for segment in segments} | {world_size}) == 1:
         segments = []
     for index, row in enumerate(rows):
@@ -296,4 +297,4 @@ def _check_rows_agree(rows: list[dict], world_size: int, segments: list[dict]) -
         for key, value in row.items():
             if key.startswith("per_rank_") and value is not None and len(value) != ranks:
                 whose = "hardware.world_size" if ranks == world_size else "world_size of its segment"
-                raise ValueError(f"steps[{index}].{key} has {len(value)} entries, {whose} is {ranks}")
+                raise InputError(f"steps[{index}].{key} has {len(value)} entries, {whose} is {ranks}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testbed.config.environment_variables import nccl_variables, recorded_variables, slurm_facts
 from testbed.distributed.launch import Launch
-from testbed.errors import one_line
+from testbed.errors import InputError, one_line
 from testbed.io import now_utc, read_text, write_text
 from testbed.run_files import (
     CHECKPOINTS,
@@ -39,11 +39,11 @@ def claim(directory: Path, overwrite: bool) -> None:
     """Delete an earlier run's files from a locked folder, for a new run. Only rank 0 calls it.
 
     Raises:
-        ValueError: it holds a run and --overwrite was not given.
+        InputError: it holds a run and --overwrite was not given.
     """
     held = held_files(directory)
     if held and not overwrite:
-        raise ValueError(
+        raise InputError(
             f"--checkpoint_path {directory} already holds a run ({held[0].name}); give --overwrite to replace it, "
             "--resume to continue it, or another folder"
         )

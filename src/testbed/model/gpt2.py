@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from testbed.errors import InputError
 from testbed.model.shape import ModelShape
 from testbed.step import NOT_A_TARGET
 
@@ -242,7 +243,7 @@ def from_transformers(weights: dict[str, torch.Tensor], shape: ModelShape) -> di
     """Weights of a GPT2LMHeadModel or GPT2Model as a state dict for GPT2.
 
     Raises:
-        ValueError: a weight is missing, superfluous or of another shape.
+        InputError: a weight is missing, superfluous or of another shape.
     """
     imported = {}
     for name, tensor in weights.items():
@@ -257,7 +258,7 @@ def from_transformers(weights: dict[str, torch.Tensor], shape: ModelShape) -> di
     for name in sorted(expected.keys() | imported.keys()):
         found = tuple(imported[name].shape) if name in imported else None
         if found != expected.get(name):
-            raise ValueError(f"the weight {name} is {found or 'missing'}, this model needs {expected.get(name)}")
+            raise InputError(f"the weight {name} is {found or 'missing'}, this model needs {expected.get(name)}")
     return {name: tensor.to(torch.float32).contiguous() for name, tensor in imported.items()}
 
 

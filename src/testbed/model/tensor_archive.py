@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from testbed.errors import one_line
+from testbed.errors import InputError, one_line
 
 MOST_DESCRIBING_BYTES = 1 << 28  # far above what a rank of a large model has
 _FAULTS = (
@@ -34,7 +34,7 @@ def load_tensors(file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_loca
         also: further classes that it may name, as for torch.serialization.safe_globals.
 
     Raises:
-        ValueError: one sentence that begins with `name`: it is damaged, or holds what it must not.
+        InputError: one sentence that begins with `name`: it is damaged, or holds what it must not.
         OSError: it cannot be read.
     """
     with _in_one_sentence(name):
@@ -47,7 +47,7 @@ def load_tensors(file: BinaryIO, name: str, also: tuple[Any, ...] = (), map_loca
 def check_finite(tensor: torch.Tensor, name: str) -> None:
     """Raise ValueError, one sentence that begins with `name`, where a number of it is NaN or infinite."""
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        raise ValueError(f"{name} holds numbers that are NaN or infinite, from which no training can go on")
+        raise InputError(f"{name} holds numbers that are NaN or infinite, from which no training can go on")
 
 
 def _check_members(file: BinaryIO) -> None:
@@ -55,13 +55,13 @@ def _check_members(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
     if any(member.filename.endswith("constants.pkl") for member in members):
-        raise ValueError("it holds a program of TorchScript")
+        raise InputError("it holds a program of TorchScript")
     size = file.seek(0, 2)
     if sum(member.file_size for member in members) > size:
-        raise ValueError("its members are larger than the file, so they are compressed or a lie")
+        raise InputError("its members are larger than the file, so they are compressed or a lie")
     describing = [member.file_size for member in members if member.filename.endswith(".pkl")]
     if sum(describing) > MOST_DESCRIBING_BYTES:
-        raise ValueError("what describes its tensors is too large")
+        raise InputError("what describes its tensors is too large")
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def _in_one_sentence(name: str) -> Iterator[None]:
     except _FAULTS as error:
         words = _words(error)
         fault = type(error).__name__ if words is None else f"{type(error).__name__}: {words}"
-        raise ValueError(f"{name} cannot be read as tensors ({fault})") from None
+        raise InputError(f"{name} cannot be read as tensors ({fault})") from None
 
 
 def _words(error: BaseException) -> str | None:

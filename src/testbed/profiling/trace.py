@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 from testbed.io import read_unpacked
 from testbed.profiling.intervals import Intervals, contains, intersect, subtract, total_us, union, without_pauses
 
@@ -48,7 +48,7 @@ BYTES_OF_TYPE = {
 }
 
 
-class TraceUnreadable(ValueError):
+class TraceUnreadable(InputError):
     """The file is no trace of this program's steps."""
 
 

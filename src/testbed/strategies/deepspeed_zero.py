@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from testbed.errors import InputError
 from testbed.model.gpt2 import GPT2
 from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_grad_norm, set_learning_rate
 from testbed.profiling.step_clock import phase
@@ -131,7 +132,7 @@ class DeepSpeedZero:
     def load_checkpoint(self, directory: Path) -> None:
         path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
-            raise ValueError(f"DeepSpeed found no checkpoint in {directory}")
+            raise InputError(f"DeepSpeed found no checkpoint in {directory}")
         zero_state.check_finite(self.engine, directory / CHECKPOINT_TAG)
 
     def load_full_state(self, directory: Path) -> None:

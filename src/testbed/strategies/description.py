@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from testbed.errors import InputError
 from testbed.io import is_within, parse_json, read_regular
 from testbed.strategies.old_description import MOST_DIMENSIONS, plain_form_of
 
@@ -74,18 +75,18 @@ def read_description(directory: Path) -> Metadata:
     """Return what a folder's description says, in the objects that PyTorch's reader plans with.
 
     Raises:
-        ValueError: one sentence that names the file: it says what no state of ours holds.
+        InputError: one sentence that names the file: it says what no state of ours holds.
         OSError: it cannot be read.
     """
     path = directory / next(iter(described_by(directory)), DESCRIPTION)
     if not is_within(path, directory):
-        raise ValueError(f"{path} is a link that leads out of the checkpoint")
+        raise InputError(f"{path} is a link that leads out of the checkpoint")
     content = read_regular(path)
     plain = parse_json(content, str(path)) if path.name == DESCRIPTION else plain_form_of(content, str(path))
     try:
         return _checked(plain)
     except _Wrong as wrong:
-        raise ValueError(f"{path} does not describe a state: {wrong}") from None
+        raise InputError(f"{path} does not describe a state: {wrong}") from None
 
 
 class _Wrong(Exception):

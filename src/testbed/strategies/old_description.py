@@ -13,6 +13,8 @@ import pickletools
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.errors import InputError
+
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 _NAMES = {
     _METADATA: {
@@ -56,16 +58,16 @@ def plain_form_of(content: bytes, name: str) -> dict[str, Any]:
     """Return the description in the form of `description`, unchecked.
 
     Raises:
-        ValueError: one sentence that begins with `name`: it is no description that PyTorch made of tensors.
+        InputError: one sentence that begins with `name`: it is no description that PyTorch made of tensors.
     """
     try:
         return _description(_run(content))
     except NotOurs as fault:
-        raise ValueError(f"{name} does not describe a state: {fault}") from None
+        raise InputError(f"{name} does not describe a state: {fault}") from None
     # pickletools raises ValueError for what is no pickle and IndexError at its end; a pickle out of step the others
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         kind = type(error).__name__
-        raise ValueError(f"{name} does not describe a state: it is no whole pickle of PyTorch's ({kind})") from None
+        raise InputError(f"{name} does not describe a state: it is no whole pickle of PyTorch's ({kind})") from None
 
 
 def _run(content: bytes) -> Any:

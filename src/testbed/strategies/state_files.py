@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
+from testbed.errors import InputError
 from testbed.io import is_within, open_regular, write_text
 from testbed.model.tensor_archive import check_finite, load_tensors
 from testbed.optim.optimizer import local_tensor
@@ -105,13 +106,13 @@ def load(state: State, source: Path | Reader, group: dist.ProcessGroup | None) -
         source: the folder, or its reader where a state is read in parts.
 
     Raises:
-        ValueError: there is no such state.
+        InputError: there is no such state.
         CheckpointException: its files are damaged, hold something else than tensors of finite numbers, or lack a tensor
             of this state or have it in another shape. (No Exception; PyTorch collects the ranks' own in it.)
     """
     reader = source if isinstance(source, Reader) else Reader(source)
     if not described_by(Path(reader.path)):
-        raise ValueError(f"{reader.path} holds no state of a whole model")
+        raise InputError(f"{reader.path} holds no state of a whole model")
     if "scaler" in state:  # between DeepSpeed's loss scaler and PyTorch's only the scale moves
         saved = reader.read_metadata().state_dict_metadata
         state["scaler"] = {name: value for name, value in state["scaler"].items() if f"scaler.{name}" in saved}
@@ -208,7 +209,7 @@ class Reader(dcp.FileSystemReader):
         for name, items in by_file.items():
             path = Path(self.path, name)
             if not is_within(path, Path(self.path)):
-                raise ValueError(f"{path} is a link that leads out of the checkpoint")
+                raise InputError(f"{path} is a link that leads out of the checkpoint")
             with open_regular(path) as file:
                 for item in items:
                     where, tensor = self.storage_data[item.storage_index], planner.resolve_tensor(item).detach()
@@ -222,17 +223,17 @@ class Reader(dcp.FileSystemReader):
 def _piece_of(file: BinaryIO, start: int, length: int, item: ReadItem, name: str) -> torch.Tensor:
     """Return the part that an item asks for of a piece, which lies in `length` bytes of a file."""
     if not 0 < length <= os.fstat(file.fileno()).st_size - start:
-        raise ValueError(f"{name} is cut off: the file ends before it")
+        raise InputError(f"{name} is cut off: the file ends before it")
     file.seek(start)
     tensor = load_tensors(io.BytesIO(file.read(length)), name)
     is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not is_plain or tensor.dtype not in DTYPES.values():
-        raise ValueError(f"{name} is no plain tensor; a state holds tensors only")
+        raise InputError(f"{name} is no plain tensor; a state holds tensors only")
     box = list(zip(item.storage_offsets, item.lengths, strict=True))
     if tensor.dim() != len(box) or any(
         offset + size > whole for (offset, size), whole in zip(box, tensor.shape, strict=True)
     ):
-        raise ValueError(f"{name} has the shape {list(tensor.shape)}, not the one that its description says")
+        raise InputError(f"{name} has the shape {list(tensor.shape)}, not the one that its description says")
     for dimension, (offset, size) in enumerate(box):
         tensor = tensor.narrow(dimension, offset, size)
     check_finite(tensor, name)

@@ -58,7 +58,7 @@ def check_finite(engine: Any, directory: Path) -> None:
     """Check what DeepSpeed has read: only it knows which bytes of its files are padding. All ranks call it.
 
     Raises:
-        ValueError: a weight or a moment holds NaN. All ranks have met by then.
+        InputError: a weight or a moment holds NaN. All ranks have met by then.
     """
     state = _whole_state(engine) if _is_sharded(engine) else _plain_state(engine)
     for tensors in state.values():

@@ -18,7 +18,7 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import Plan, RunSettings
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
-from testbed.errors import value_text
+from testbed.errors import InputError, value_text
 from testbed.sweep.request import SET_BY_SWEEP, Machine, Request, Variant, folder_name
 
 PENDING, RUNNING, COMPLETE, FAILED, NOT_APPLICABLE = "pending", "running", "complete", "failed", "not applicable"
@@ -79,7 +79,7 @@ def work_arguments(command: Sequence[str]) -> list[str]:
     """Return the flags of gpt2.py in a command, without the folder."""
     program = next((index for index, word in enumerate(command) if Path(word).name == "gpt2.py"), None)
     if program is None:
-        raise ValueError(f"no call of gpt2.py: {shlex.join(command)[:200]!r}")
+        raise InputError(f"no call of gpt2.py: {shlex.join(command)[:200]!r}")
     arguments = list(command[program + 1 :])
     if "--checkpoint_path" in arguments:
         place = arguments.index("--checkpoint_path")
@@ -204,7 +204,7 @@ def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "st
         Settings of every cell that can run, by its `configuration`.
 
     Raises:
-        ValueError: every cell is refused, one is refused under the profiler alone, no step would be measured, or
+        InputError: every cell is refused, one is refused under the profiler alone, no step would be measured, or
             cells of one batch size do unequal work.
     """
     settings: dict[str, RunSettings] = {}
@@ -222,13 +222,13 @@ def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "st
     for cell in applicable:  # else it would come out after all runs were made
         if cell.profiled and cell.configuration in refused and cell.name in settings:
             reason = refused[cell.configuration].replace("--max_train_steps", "--steps")
-            raise ValueError(f"--profile_runs: {cell.name} cannot be profiled: {reason}, or leave --profile_runs out")
+            raise InputError(f"--profile_runs: {cell.name} cannot be profiled: {reason}, or leave --profile_runs out")
     if not settings:
         reasons = refused.values() or [cell.reason for cell in cells]
-        raise ValueError(f"no run of this sweep can start: {next(iter(reasons))}")
+        raise InputError(f"no run of this sweep can start: {next(iter(reasons))}")
     shortest = min(settings.values(), key=lambda each: each.last_step)
     if shortest.last_step <= shortest.measuring.timing_warmup_steps:
-        raise ValueError(
+        raise InputError(
             f"a run of {shortest.last_step} optimizer steps has none to measure, because the first "
             f"{shortest.measuring.timing_warmup_steps} are warm-up (--timing_warmup_steps); give a larger --steps"
         )
@@ -245,7 +245,7 @@ def _check_equal_work(cells: Sequence[Cell], settings: dict[str, RunSettings], f
         for field in fields:
             ours, theirs = (settings[each.configuration].value(field) for each in (cell, first))
             if ours != theirs:
-                raise ValueError(
+                raise InputError(
                     f"{cell.name} would do other work than {first.name}: "
                     f"{field} {value_text(ours)} instead of {value_text(theirs)}, so no time of one compares with the "
                     "other's; give it to all of them, or --allow_mismatch"

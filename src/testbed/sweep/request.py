@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
+from testbed.errors import InputError
 from testbed.io import SOURCE
 
 PROTOCOLS = ("strong", "weak", "time_to_loss")
@@ -114,13 +115,13 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     """Return the variants in `ddp,optimized:zero_stage=3+offload=optimizer,ddp:compile`.
 
     Raises:
-        ValueError: a run type or a flag does not exist, or the sweep sets it.
+        InputError: a run type or a flag does not exist, or the sweep sets it.
     """
     variants = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         run_type, _, rest = word.partition(":")
         if run_type not in STRATEGIES:
-            raise ValueError(f"--run_types {word}: {run_type!r} is not one of {', '.join(STRATEGIES)}")
+            raise InputError(f"--run_types {word}: {run_type!r} is not one of {', '.join(STRATEGIES)}")
         arguments = []
         for setting in filter(None, rest.split("+")):
             name, has_value, value = setting.partition("=")
@@ -128,7 +129,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
         _check_arguments(arguments, f"--run_types {word}")
         variants.append(Variant(word, run_type, tuple(arguments)))
     if not variants:
-        raise ValueError("--run_types names no run type; for example: --run_types baseline,ddp")
+        raise InputError("--run_types names no run type; for example: --run_types baseline,ddp")
     _check_no_doubles([variant.text for variant in variants], "--run_types")
     _check_no_doubles([folder_name(variant.text) for variant in variants], "--run_types, as folders,")
     return tuple(variants)
@@ -138,7 +139,7 @@ def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     """Return the positive whole numbers in `1,2,4`. ValueError names the flag."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() and int(word) > 0 for word in words):
-        raise ValueError(f"{flag} {text!r} is not a list of positive whole numbers such as 1,2,4")
+        raise InputError(f"{flag} {text!r} is not a list of positive whole numbers such as 1,2,4")
     numbers = tuple(int(word) for word in words)
     _check_no_doubles(numbers, flag)
     return numbers
@@ -149,9 +150,9 @@ def parse_names(text: str, known: Iterable[str], flag: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     known = tuple(known)
     if not names:
-        raise ValueError(f"{flag} names nothing; known: {', '.join(known)}")
+        raise InputError(f"{flag} names nothing; known: {', '.join(known)}")
     if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
+        raise InputError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(known)}")
     return names
 
 
@@ -164,7 +165,7 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
         passed_on: words after `--`, passed on unchanged.
 
     Raises:
-        ValueError: a flag does not exist, is given twice, or the sweep sets it.
+        InputError: a flag does not exist, is given twice, or the sweep sets it.
     """
     set_there = _check_arguments(passed_on, "after --")
     steps = given["steps"]
@@ -180,7 +181,7 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
     }
     for name, value in asked.items():
         if value is not None and name in set_there:
-            raise ValueError(f"--{name} stands after -- too, or follows from a flag before it; give it once")
+            raise InputError(f"--{name} stands after -- too, or follows from a flag before it; give it once")
     defaults = {
         **DEFAULT_WORK[kind],
         **VALIDATION[protocol],
@@ -202,19 +203,19 @@ def _check_arguments(arguments: Sequence[str], place: str) -> frozenset[str]:
     try:
         command_line = parse_command_line(list(arguments))
     except SystemExit:  # --help
-        raise ValueError(f"{place}: --help is for python src/gpt2.py --help") from None
+        raise InputError(f"{place}: --help is for python src/gpt2.py --help") from None
     except ValueError as error:
-        raise ValueError(f"{place}: gpt2.py says: {error}") from None
+        raise InputError(f"{place}: gpt2.py says: {error}") from None
     for name, instead in SET_BY_SWEEP.items():
         if name in command_line.typed:
-            raise ValueError(f"{place}: --{name} is set by the sweep itself; {instead}")
+            raise InputError(f"{place}: --{name} is set by the sweep itself; {instead}")
     return command_line.explicit
 
 
 def _check_no_doubles(values: Sequence, flag: str) -> None:
     doubles = [value for value in values if list(values).count(value) > 1]
     if doubles:
-        raise ValueError(f"{flag} names {doubles[0]} twice; repeats are made with --repeats")
+        raise InputError(f"{flag} names {doubles[0]} twice; repeats are made with --repeats")
 
 
 def folder_name(variant: str) -> str:
@@ -238,7 +239,7 @@ def facts_of_machine() -> dict:
         check=False,
     )
     if said.returncode:
-        raise ValueError(f"PyTorch cannot be loaded here: {said.stderr.strip().splitlines()[-1]}")
+        raise InputError(f"PyTorch cannot be loaded here: {said.stderr.strip().splitlines()[-1]}")
     return json.loads(said.stdout.strip().splitlines()[-1])
 
 

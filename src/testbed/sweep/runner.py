@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from testbed.config.settings import RunSettings
 from testbed.distributed.processes import Stop, run
+from testbed.errors import InputError
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
 from testbed.run_files import FAILED as FAILED_MARK
@@ -39,18 +40,18 @@ def only_sweep_in(out_dir: Path) -> Iterator[int]:
     """Make the folder and hold its lock until the last run, which inherits it, has ended.
 
     Raises:
-        ValueError: the folder cannot be written, or is in use by another sweep or a run that one left behind.
+        InputError: the folder cannot be written, or is in use by another sweep or a run that one left behind.
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         lock = (out_dir / LOCK).open("w")
     except OSError as error:
-        raise ValueError(f"--out_dir {out_dir} cannot be written ({error.strerror}); give another folder") from None
+        raise InputError(f"--out_dir {out_dir} cannot be written ({error.strerror}); give another folder") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            raise InputError(
                 f"--out_dir {out_dir} is in use by another sweep, or by a run that a killed sweep left; wait for it, "
                 "or give another --out_dir"
             ) from None

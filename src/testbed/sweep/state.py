@@ -16,6 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from testbed.errors import InputError
 from testbed.io import holding_together, now_utc, read_json, write_text
 from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
 from testbed.run_files import METRICS
@@ -54,7 +55,7 @@ def read_sweep(out_dir: Path) -> Sweep | None:
     try:
         content = read_json(path, "it")
         if content["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {reprlib.repr(content['schema'])}, known is {SCHEMA}")
+            raise InputError(f"its schema is {reprlib.repr(content['schema'])}, known is {SCHEMA}")
         names = [each.name for each in dataclasses.fields(Sweep)]
         cells = [Cell(**{name: row[name] for name in _CELL_FIELDS}) for row in content["cells"]]
         names = [name for name in names if name in content or name not in _ADDED_LATER]
@@ -65,7 +66,7 @@ def read_sweep(out_dir: Path) -> Sweep | None:
         return sweep
     except (ValueError, KeyError, TypeError) as error:
         fault = f"lacks {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is not a sweep's file ({fault}); give another --out_dir") from None
+        raise InputError(f"{path} is not a sweep's file ({fault}); give another --out_dir") from None
 
 
 def _check_types(found: Sweep | Cell) -> None:
@@ -73,7 +74,7 @@ def _check_types(found: Sweep | Cell) -> None:
     for name, kind in get_type_hints(type(found)).items():
         value = getattr(found, name)
         if not any(_is_a(value, each) for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))):
-            raise ValueError(f"{name} is {reprlib.repr(value)}")
+            raise InputError(f"{name} is {reprlib.repr(value)}")
 
 
 def _is_a(value: Any, kind: Any) -> bool:
@@ -86,7 +87,7 @@ def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
     """Mark the finished runs of this sweep in the folder, and return a summary.
 
     Raises:
-        ValueError: the folder holds another sweep, runs of no sweep, or runs of other code or data.
+        InputError: the folder holds another sweep, runs of no sweep, or runs of other code or data.
     """
     earlier = read_sweep(out_dir)
     notes = []
@@ -106,15 +107,15 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
         Notes on what was added.
 
     Raises:
-        ValueError: it is another sweep; names the difference.
+        InputError: it is another sweep; names the difference.
     """
     way_out = "give another --out_dir, or ask for the same again"
     for name in ("protocol", "target_val_loss"):
         ours, theirs = getattr(wanted, name), getattr(earlier, name)
         if ours != theirs:
-            raise ValueError(f"--out_dir {out_dir} holds a sweep with --{name} {theirs}, not {ours}; {way_out}")
+            raise InputError(f"--out_dir {out_dir} holds a sweep with --{name} {theirs}, not {ours}; {way_out}")
     if earlier.git_commit != wanted.git_commit and not allow_mismatch:
-        raise ValueError(
+        raise InputError(
             f"--out_dir {out_dir} holds a sweep of commit {earlier.git_commit[:8]}, and the code is now at "
             f"{wanted.git_commit[:8]}: runs of different code are no repeats; give another --out_dir, or "
             "--allow_mismatch if the difference cannot matter (each run's file names its commit)"
@@ -125,14 +126,14 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
         new = ours.get(folder)
         if new is None:
             kind = "profiled run" if old.profiled else "repeat"
-            raise ValueError(
+            raise InputError(
                 f"--out_dir {out_dir} holds a sweep with {old.variant} on {old.ranks} ranks, batch size "
                 f"{old.batch_size}, {kind} {old.repeat}, which this call does not ask for; {way_out} or more"
             )
         with holding_together(out_dir / SWEEP_FILE):
             difference = _differing_flags(work_arguments(old.command), work_arguments(new.command))
         if difference:
-            raise ValueError(f"--out_dir {out_dir} holds a sweep with {difference}; {way_out}")
+            raise InputError(f"--out_dir {out_dir} holds a sweep with {difference}; {way_out}")
         if old.status != NOT_APPLICABLE:  # that can change: more devices, say
             new.seconds, new.started_utc = old.seconds, old.started_utc
     wanted.created_utc, wanted.warmup_runs = earlier.created_utc, earlier.warmup_runs
@@ -177,7 +178,7 @@ def keep_finished_runs(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> tup
     """Mark cells with a finished run of their command as complete; return their number, and notes.
 
     Raises:
-        ValueError: a finished run is of other code or data.
+        InputError: a finished run is of other code or data.
     """
     kept: dict[str, dict[str, Any]] = {}
     for cell in sweep.cells:
@@ -211,14 +212,14 @@ def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_
             fault = f"was made from other data than {first}"
         else:
             continue
-        raise ValueError(f"{out_dir / folder} holds a finished run that {fault}: these are no repeats; {way_out}")
+        raise InputError(f"{out_dir / folder} holds a finished run that {fault}: these are no repeats; {way_out}")
 
 
 def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:
     """Check that no folder of the plan holds a run without a sweep.json. Raises ValueError."""
     for cell in cells:
         if (out_dir / cell.folder / METRICS).exists():
-            raise ValueError(
+            raise InputError(
                 f"--out_dir {out_dir} has no {SWEEP_FILE}, but {cell.folder} holds a run that the sweep would replace; "
                 "give another --out_dir"
             )

@@ -21,6 +21,7 @@ from testbed.data.token_file import check_token_file
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import patience_s
+from testbed.errors import InputError
 from testbed.profiling.collective_log import log_collectives
 from testbed.train.ending import Refused, RunEnding
 
@@ -54,7 +55,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     settings, directory = checked.settings, Path(checked.settings.checkpointing.checkpoint_path)
     try:
         device = choose_device(settings, launch)
-    except ValueError as error:
+    except InputError as error:
         raise Refused(str(error)) from error
     settings = settings.with_values(device=device.type)
     if settings.compute.quiet_nccl_monitor:
@@ -71,7 +72,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
     try:  # the last things that can be typed wrong; rank 0 alone reads whole files and touches the folder
         start = resume.begin(settings, launch, lambda: check_data(checked), refusal)
-    except ValueError as error:
+    except InputError as error:
         raise Refused(str(error)) from error
     if start.is_complete:
         return Setup(checked, launch, device, backend, start)
@@ -104,5 +105,5 @@ def initial_weights(settings: RunSettings) -> tuple[Weights | None, str | None]:
     """Return the weights that --init_from names, or None and why they cannot be used."""
     try:
         return read_initial_weights(settings.model.init_from, settings.shape), None
-    except ValueError as error:
+    except InputError as error:
         return None, str(error)

@@ -22,6 +22,7 @@ from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import METRICS_FILE, load_run
 from testbed.analysis.runs.search import files_of_runs
 from testbed.analysis.runs.sweep_file import SWEEP_FILE, sweeps_above
+from testbed.errors import InputError
 from testbed.io import missing
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
@@ -198,10 +199,10 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
     named = []
     for path in map(Path, paths):
         if not path.exists():
-            raise ValueError(f"{path} {missing(path)}")
+            raise InputError(f"{path} {missing(path)}")
         files = _files_under(path) if path.is_dir() else [path]
         if not files:
-            raise ValueError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
+            raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
         named += [(file, not path.is_dir()) for file in files]
     found: list[Reported] = []
     rank_files = []
@@ -213,7 +214,7 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
             found += reader(file, is_typed) if reader else [from_run(load_run(file))]
     found += foreign.read_rank_files(rank_files)
     if not found:
-        raise ValueError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
+        raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
     return foreign.merge_exports(found)
 
 

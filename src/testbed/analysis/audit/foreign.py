@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.reported import Reported
+from testbed.errors import InputError
 from testbed.io import read_json, read_text
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
@@ -40,13 +41,13 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
     A log in a folder may be anything. Where it is not known, or says nothing of a run, there is none.
 
     Raises:
-        ValueError: it was typed and is not known.
+        InputError: it was typed and is not known.
     """
     text = _read_text(path).replace("\r", "\n")
     if read := next((read for pattern, read in LOGS.items() if re.search(pattern, text)), None):
         return [run for run in read(path, text) if is_typed or run.has_figures]
     if is_typed:
-        raise ValueError(
+        raise InputError(
             f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary"
         )
     return []
@@ -160,7 +161,7 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
     for file in files:
         values = read_json(file)
         if not isinstance(values, dict) or not _is_number(values.get("validation_loss")):
-            raise ValueError(f"{file} is no result of a rank: it has no number under 'validation_loss'")
+            raise InputError(f"{file} is no result of a rank: it has no number under 'validation_loss'")
         found = RANK_JSON.fullmatch(file.name)
         epoch = found[2] if found else re.sub(r"\D", "", file.name)
         is_pipeline &= found is None
@@ -194,14 +195,14 @@ def read_csv(path: Path, is_typed: bool) -> list[Reported]:
     try:
         rows = list(csv.reader(io.StringIO(_read_text(path)), strict=True))
     except csv.Error as error:
-        raise ValueError(f"{path} is not CSV: {error}") from None
+        raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
     if "Name" in header and any(name.startswith("Device Time Total") for name in header):
         return [_profiler_table(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return _metrics_export(path, header, rows[1:])
     if is_typed:
-        raise ValueError(
+        raise InputError(
             f"{path} is no wandb export that is known: its first line has neither 'Step' and '<run> - <metric>' "
             "nor 'Name' and 'Device Time Total (ms)'"
         )
@@ -288,7 +289,7 @@ def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
     """Read what a `scaling_report.json` says of its own comparison."""
     report = read_json(path)
     if not isinstance(report, dict) or not isinstance(report.get("runs"), dict):
-        raise ValueError(f"{path} is no scaling report: it has no object 'runs'")
+        raise InputError(f"{path} is no scaling report: it has no object 'runs'")
     runs = {str(key): value for key, value in report["runs"].items() if isinstance(value, dict)}
     mismatches = [row for row in report.get("mismatches") or [] if isinstance(row, dict)]
     return [Reported(
@@ -323,9 +324,9 @@ def _read_text(path: Path) -> str:
     try:
         text = read_text(path, errors="replace")
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads
-        raise ValueError(f"{path} cannot be read: it holds a number with hundreds of digits")
+        raise InputError(f"{path} cannot be read: it holds a number with hundreds of digits")
     return text
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from testbed.analysis.charts.style import COLOURS, LINE_STYLES, STYLE, WIDTH_INCHES, save_png
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
+from testbed.errors import InputError
 
 SMALLEST = 1e-8  # what a log axis shows for a difference of exactly zero
 
@@ -20,12 +21,12 @@ def loss_differences(runs: Sequence[Run]) -> list[np.ndarray]:
     """Return |loss - loss of the first run| of each optimizer step, for every run but the first.
 
     Raises:
-        ValueError: the runs did not do equal work, so that a difference would mean nothing.
+        InputError: the runs did not do equal work, so that a difference would mean nothing.
     """
     for run in runs[1:]:
         if differences := differing_work((runs[0], run)):
             fields = ", ".join(difference.field for difference in differences)
-            raise ValueError(f"{run.path} and {runs[0].path} did not do equal work: {fields}")
+            raise InputError(f"{run.path} and {runs[0].path} did not do equal work: {fields}")
     return [np.abs(run.train_losses - runs[0].train_losses) for run in runs[1:]]
 
 

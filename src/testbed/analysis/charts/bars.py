@@ -28,6 +28,7 @@ from testbed.analysis.charts.style import (
 )
 from testbed.analysis.document.words import counted, digits, rate
 from testbed.analysis.runs.load import Run, load_run
+from testbed.errors import InputError
 
 MEANING_OF_MARKS = "Bar: median over runs. Dot: one run. Whisker: 95 % interval of the median, from five runs on."
 
@@ -204,14 +205,14 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         The figure. Runs that are instrumented or did not finish are left out, and it says so.
 
     Raises:
-        ValueError: an unknown quantity, nothing to draw, a number that is no measurement, or runs whose files measure
+        InputError: an unknown quantity, nothing to draw, a number that is no measurement, or runs whose files measure
             the quantity differently (a per-rank and a global throughput share no axis), or a quantity as a label.
         OSError: the picture cannot be written.
     """
     if quantity not in QUANTITIES:
-        raise ValueError(f"plot_results draws {' or '.join(map(repr, QUANTITIES))}, not {quantity!r}")
+        raise InputError(f"plot_results draws {' or '.join(map(repr, QUANTITIES))}, not {quantity!r}")
     if swapped := [label for label in metrics if label in QUANTITIES]:
-        raise ValueError(
+        raise InputError(
             f"{swapped[0]!r} is a quantity; plot_results takes {{label: repeats}} or {{label: {{quantity: repeats}}}}"
         )
     bars, left_out, measured = [], [], []
@@ -225,12 +226,12 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
             measured.append(runs)
             bars.append(Bar(label, values, COLOURS[number % len(COLOURS)], f"  (n = {len(values)})"))
     if not bars:
-        raise ValueError(
+        raise InputError(
             f"no {quantity} to plot: no finished run without a profiler among {list(metrics) or 'nothing'}"
         )
     meanings = sorted({getattr(run, QUANTITIES[quantity].meaning) for runs in measured for run in runs})
     if len(meanings) > 1:
-        raise ValueError(f"these runs do not measure {quantity} alike: {'; '.join(meanings)}")
+        raise InputError(f"these runs do not measure {quantity} alike: {'; '.join(meanings)}")
     notes = [MEANING_OF_MARKS]
     notes += [f"Left out, not finished, instrumented or not recorded: {'; '.join(left_out)}."] if left_out else []
     named = [("".join(meanings), bar) for bar in bars]
@@ -245,13 +246,13 @@ def _repeats(given: Any, quantity: str, label: str) -> list[Run | float]:
     """Return the runs and numbers that a label has; a number in the quantity's first unit becomes one in its base."""
     if isinstance(given, Mapping):
         if quantity not in given:
-            raise ValueError(f"{label} has no {quantity!r}, but {', '.join(map(repr, given)) or 'nothing'}")
+            raise InputError(f"{label} has no {quantity!r}, but {', '.join(map(repr, given)) or 'nothing'}")
         given = given[quantity]
     found: list[Run | float] = []
     for item in [given] if isinstance(given, Run | str | Path | numbers.Real) else given:
         item = load_run(Path(item)) if isinstance(item, str | Path) else item
         if not isinstance(item, Run | numbers.Real) or isinstance(item, bool):
-            raise ValueError(f"{label}: plot_results takes Runs, paths and numbers, not {type(item).__name__}")
+            raise InputError(f"{label}: plot_results takes Runs, paths and numbers, not {type(item).__name__}")
         found.append(item if isinstance(item, Run) else float(item) * QUANTITIES[quantity].units[0][1])
     return found
 
@@ -260,7 +261,7 @@ def _measured(item: Run | float, quantity: str, label: str) -> float | None:
     """Return the number in `item`; None for a run that may not enter a headline."""
     if not isinstance(item, Run):
         if not math.isfinite(item) or item < 0:
-            raise ValueError(f"{label}: {item} is no {quantity}; a measurement is finite and not negative")
+            raise InputError(f"{label}: {item} is no {quantity}; a measurement is finite and not negative")
         return item
     value = getattr(item, QUANTITIES[quantity].value)
     return None if item.status != "complete" or item.instrumented or value is None else float(value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from testbed.analysis.runs.arms import Arm, group_into_arms, without_copies
 from testbed.analysis.runs.load import Run, find_runs, load_run
+from testbed.errors import InputError
 from testbed.io import missing
 
 SHOWN = 6
@@ -28,10 +29,10 @@ def _load(name: str, paths: Sequence[Path], unreadable: list[str]) -> list[Run]:
     files: dict[Path, Run] = {}
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{name}: {path} {missing(path)}; name training_metrics.json files or folders of runs")
+            raise InputError(f"{name}: {path} {missing(path)}; name training_metrics.json files or folders of runs")
         found = find_runs(path) if path.is_dir() else [path]
         if not found:
-            raise ValueError(f"{name}: no training_metrics.json under {path}/; name the folder of a finished run")
+            raise InputError(f"{name}: no training_metrics.json under {path}/; name the folder of a finished run")
         for file in found:
             if file.resolve() in files:
                 continue
@@ -39,20 +40,20 @@ def _load(name: str, paths: Sequence[Path], unreadable: list[str]) -> list[Run]:
                 files[file.resolve()] = load_run(file)
             except ValueError as error:
                 if not path.is_dir():
-                    raise ValueError(f"{name}: {error}") from None
+                    raise InputError(f"{name}: {error}") from None
                 unreadable.append(f"not counted: {error}")
     if not files:
-        raise ValueError(f"{name} holds no run that can be read: {'; '.join(unreadable)}")
+        raise InputError(f"{name} holds no run that can be read: {'; '.join(unreadable)}")
     return [files[file] for file in sorted(files)]
 
 
 def _refuse_runs_that_count_twice(sides: dict[str, list[Run]]) -> None:
     both = {run.path.resolve() for run in sides["A"]} & {run.path.resolve() for run in sides["B"]}
     if both:
-        raise ValueError(f"{sorted(both)[0]} stands on both sides; name different runs after --against")
+        raise InputError(f"{sorted(both)[0]} stands on both sides; name different runs after --against")
     _, copies = without_copies([*sides["A"], *sides["B"]])
     if copies:
-        raise ValueError(f"{copies[0][0].path} is {copies[0][1]}; name each run once")
+        raise InputError(f"{copies[0][0].path} is {copies[0][1]}; name each run once")
 
 
 def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
@@ -65,7 +66,7 @@ def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
     if len(arms) > 1:
         lines = [f"\n  {arm.label}: {arm.runs[0].path.parent}" for arm in arms[:SHOWN]]
         more = f"\n  and {len(arms) - SHOWN} more" if len(arms) > SHOWN else ""
-        raise ValueError(
+        raise InputError(
             f"{name} holds {len(arms)} configurations, and a side is the repeats of one; name one of these:"
             f"{''.join(lines)}{more}"
         )

@@ -23,6 +23,7 @@ from testbed.analysis.statistics import (
     all_known,
     compare,
 )
+from testbed.errors import InputError
 
 WORSE = "learns worse"
 VALIDATION = "Final validation loss"
@@ -132,7 +133,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
     for name, runs in zip(names, (runs_a, runs_b), strict=True):
         if not runs:
             reasons = "; ".join(sorted({reason for run, reason in not_counted if run in (*a.runs, *b.runs)}))
-            raise ValueError(f"{name} has no run that counts: {reasons or 'it is empty'}")
+            raise InputError(f"{name} has no run that counts: {reasons or 'it is empty'}")
     arm_a, arm_b = Arm(a.label, runs_a), Arm(b.label, runs_b)
     return Comparison(
         names[0],

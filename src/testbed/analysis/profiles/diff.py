@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
+from testbed.errors import InputError
 from testbed.io import read_json
 
 PARSER = "scripts/profiling/parse_nsys_stats.py"
@@ -37,17 +38,17 @@ def read_summary(path: Path) -> dict[str, Any]:
         candidates = [path / PROFILES / SUMMARY_FILE, path / SUMMARY_FILE]
         path = next((found for found in candidates if found.exists()), candidates[0])
     if not path.exists():
-        raise ValueError(f"{path} does not exist; {PARSER} --run_dir writes it")
+        raise InputError(f"{path} does not exist; {PARSER} --run_dir writes it")
     summary = read_json(path)
     parts = [summary.get(name) for name in ("tables", "nccl")] if isinstance(summary, dict) else [None]
     if not all(isinstance(part, dict) for part in parts):
-        raise ValueError(f"{path} has no tables per step: write it again with {PARSER}")
+        raise InputError(f"{path} has no tables per step: write it again with {PARSER}")
     missing = [name for name in _NEEDED if name not in summary]
     missing += [f"nccl.{name}" for name in _NEEDED_OF_NCCL if name not in summary["nccl"]]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}: write it again with {PARSER}")
+        raise InputError(f"{path} lacks {', '.join(missing)}: write it again with {PARSER}")
     if not summary["num_optimizer_steps"] or not summary["ranks_in_profile"]:
-        raise ValueError(
+        raise InputError(
             f"{path} does not know how many optimizer steps and ranks it covers, so nothing can be compared; write it "
             "again with --optimizer_steps and --ranks_in_profile"
         )
@@ -58,7 +59,7 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Return what changed from summary `a` to `b`, per rank and step. ValueError when no table is in both."""
     shared = [report for report in COMPARED if report in a["tables"] and report in b["tables"]]
     if not shared:
-        raise ValueError(
+        raise InputError(
             f"the profiles have no table in common: one has {', '.join(a['tables']) or 'none'}, the other "
             f"{', '.join(b['tables']) or 'none'}"
         )

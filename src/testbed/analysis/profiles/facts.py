@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import InputError
 from testbed.io import holding_together, read_json
 from testbed.metrics.file import metrics_version, read_metrics
 
@@ -131,11 +132,11 @@ def read_facts(run_dir: Path) -> Facts:
     if (run_dir / _LAUNCHER).exists():
         launcher = read_json(run_dir / _LAUNCHER)
         if not isinstance(launcher, dict):
-            raise ValueError(f"{run_dir / _LAUNCHER} is not a JSON object")
+            raise InputError(f"{run_dir / _LAUNCHER} is not a JSON object")
         for name, kind in {"world_size": int, "nccl_env": dict, "slurm": dict}.items():
             value = launcher.get(name)
             if value is not None and (type(value) is not kind or (isinstance(value, int) and value < 1)):
-                raise ValueError(f"{run_dir / _LAUNCHER}: {name} is {reprlib.repr(value)}")
+                raise InputError(f"{run_dir / _LAUNCHER}: {name} is {reprlib.repr(value)}")
         with holding_together(run_dir / _LAUNCHER):
             json.dumps(launcher, allow_nan=False)  # the summary repeats parts of it
     return Facts(metrics, launcher)

@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.analysis.document.words import counted, ranges
 from testbed.analysis.profiles.nccl_lines import Choice, Connection, Member, ProcessLog, read_log
+from testbed.errors import InputError
 
 SCHEMA_VERSION = 1
 LOG_FILES = "nccl_rank_*.log"
@@ -30,7 +31,7 @@ def find_logs(place: Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: there are none.
-        ValueError: they lie in several folders; each start has its own, and two are never read as one.
+        InputError: they lie in several folders; each start has its own, and two are never read as one.
     """
     if place.is_file():
         return [place]
@@ -44,7 +45,7 @@ def find_logs(place: Path) -> list[Path]:
         )
     folders = sorted({str(path.parent.relative_to(place)) for path in found})
     if len(folders) > 1:
-        raise ValueError(
+        raise InputError(
             f"{place} holds the logs of {len(folders)} starts ({', '.join(folders)}), and two starts are no one run; "
             "name the folder of one"
         )
@@ -60,10 +61,10 @@ def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
     """Return the facts of all processes of one start, as JSON.
 
     Raises:
-        ValueError: no line of any file is NCCL's.
+        InputError: no line of any file is NCCL's.
     """
     if not any(log.num_lines for log in logs):
-        raise ValueError(f"{', '.join(str(log.path) for log in logs[:3])}: no line of NCCL's, nothing to read")
+        raise InputError(f"{', '.join(str(log.path) for log in logs[:3])}: no line of NCCL's, nothing to read")
     groups: dict[tuple, list[Member]] = {}
     for log in logs:
         for member in log.members:

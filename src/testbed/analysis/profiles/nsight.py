@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.errors import one_line
+from testbed.errors import InputError, one_line
 from testbed.io import holding_together, read_regular
 
 _STATISTICS = ("Avg", "Med", "Min", "Max", "StdDev")
@@ -112,7 +112,7 @@ def read_stats(path: Path) -> Stats:
     try:
         return _read(Path(path))
     except ValueError as error:  # it repeats cells of the file, which can hold anything
-        raise ValueError(one_line(str(error))) from None
+        raise InputError(one_line(str(error))) from None
 
 
 def _read(path: Path) -> Stats:
@@ -120,13 +120,13 @@ def _read(path: Path) -> Stats:
     is_csv = any(line.startswith(tuple(f"{name}," for name in _FIRST_COLUMNS)) for line in lines)
     cells, not_read = (_csv_tables if is_csv else _text_tables)(path, lines)
     if not cells:
-        raise ValueError(f"{path} holds no table of nsys stats; make it with: nsys stats REPORT.nsys-rep > {path.name}")
+        raise InputError(f"{path} holds no table of nsys stats; make it with: nsys stats REPORT.nsys-rep > {path.name}")
     if not is_whole and cells[-1].rows[-1][0] == len(lines):
-        raise ValueError(f"{path} line {len(lines)}: the file ends inside a table row, it was cut off")
+        raise InputError(f"{path} line {len(lines)}: the file ends inside a table row, it was cut off")
     tables: dict[str, StatsTable] = {}
     for table in cells:
         if table.report in tables:
-            raise ValueError(
+            raise InputError(
                 f"{path} line {table.line}: a second {table.report} table; keep one trace per file, so that "
                 "it is known what belongs together"
             )
@@ -134,7 +134,7 @@ def _read(path: Path) -> Stats:
             tables[table.report] = _checked_table(path, table, is_csv)
     traces = {Path(found["trace"].replace("\\", "/")).stem for found in map(_SOURCE.search, lines) if found}
     if len(traces) > 1:
-        raise ValueError(f"{path} is made of several traces ({', '.join(sorted(traces))}); keep one trace per file")
+        raise InputError(f"{path} is made of several traces ({', '.join(sorted(traces))}); keep one trace per file")
     trace = traces.pop() if traces else re.sub(f"_({'|'.join(REPORTS)})$", "", path.stem)
     return Stats(path, "csv" if is_csv else "text", trace, tables, tuple(not_read))
 
@@ -148,7 +148,7 @@ def _lines(path: Path) -> tuple[list[str], bool]:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path} line {line}: this is not {encoding.removesuffix('-sig').upper()} text") from None
+        raise InputError(f"{path} line {line}: this is not {encoding.removesuffix('-sig').upper()} text") from None
     lines = text.replace("\r\n", "\n").split("\n")  # splitlines would also split at characters that names can hold
     return (lines[:-1], True) if lines[-1] == "" else (lines, False)
 
@@ -177,17 +177,17 @@ def _text_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str]]
 def _check_outside(path: Path, lines: list[str], start: int, end: int) -> None:
     for number in range(start, end):
         if _RULER.fullmatch(lines[number]):
-            raise ValueError(f"{path} line {number + 1}: a table without the heading that names its report")
+            raise InputError(f"{path} line {number + 1}: a table without the heading that names its report")
         if _LOOKS_LIKE_A_ROW.match(lines[number]):
-            raise ValueError(f"{path} line {number + 1}: a row outside of a table: {lines[number].strip()!r}")
+            raise InputError(f"{path} line {number + 1}: a row outside of a table: {lines[number].strip()!r}")
 
 
 def _text_table(path: Path, lines: list[str], report: str, heading: int, start: int) -> _Cells:
     """Read the table whose header is line `start`, from 0."""
     if start + 1 >= len(lines):
-        raise ValueError(f"{path} line {heading + 1}: the file ends before the table of {report}, it was cut off")
+        raise InputError(f"{path} line {heading + 1}: the file ends before the table of {report}, it was cut off")
     if not _RULER.fullmatch(lines[start + 1]):
-        raise ValueError(f"{path} line {start + 2}: under the header of {report} should be a ruler of dashes")
+        raise InputError(f"{path} line {start + 2}: under the header of {report} should be a ruler of dashes")
     spans = [match.span() for match in re.finditer("-+", lines[start + 1])]
     header = _cut(path, start + 1, lines[start], spans)
     _check_columns(path, start + 1, report, header)
@@ -196,12 +196,12 @@ def _text_table(path: Path, lines: list[str], report: str, heading: int, start: 
         cells = _cut(path, number, line, spans)
         if "" in cells:
             column = header[cells.index("")]
-            raise ValueError(
+            raise InputError(
                 f"{path} line {number}: nothing stands under {column!r}; the row does not fit the ruler, or was cut off"
             )
         rows.append((number, line, cells))
     if not rows:
-        raise ValueError(f"{path} line {start + 2}: the table of {report} has no rows, it was cut off")
+        raise InputError(f"{path} line {start + 2}: the table of {report} has no rows, it was cut off")
     return _Cells(report, start + 1, rows)
 
 
@@ -210,7 +210,7 @@ def _cut(path: Path, line_number: int, line: str, spans: Sequence[tuple[int, int
     edges = [0, *(edge for span in spans for edge in span), len(line)]
     for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True):
         if line[gap_start:gap_end].strip(" "):
-            raise ValueError(
+            raise InputError(
                 f"{path} line {line_number}: does not fit the ruler of dashes, {line[gap_start:gap_end].strip(' ')!r} "
                 f"stands between two columns (column {gap_start + 1} of the line)"
             )
@@ -238,11 +238,11 @@ def _csv_tables(path: Path, lines: list[str]) -> tuple[list[_Cells], list[str]]:
         elif table:
             columns, raw = REPORTS[table.report], "\n".join(lines[first:last])
             if len(cells) != len(columns) or "" in cells:
-                raise ValueError(f"{path} line {first + 1}: {len(cells)} cells under {len(columns)} columns: {raw!r}")
+                raise InputError(f"{path} line {first + 1}: {len(cells)} cells under {len(columns)} columns: {raw!r}")
             table.rows.append((last, raw, cells))
     for table in tables:
         if not table.rows:
-            raise ValueError(f"{path} line {table.line}: the table of {table.report} has no rows, it was cut off")
+            raise InputError(f"{path} line {table.line}: the table of {table.report} has no rows, it was cut off")
     return tables, not_read
 
 
@@ -256,7 +256,7 @@ def _csv_rows(path: Path, lines: list[str]) -> Iterator[tuple[int, int, list[str
             yield first, reader.line_num, cells
             first = reader.line_num
     except csv.Error as error:
-        raise ValueError(f"{path} line {reader.line_num}: this is not CSV: {error}") from None
+        raise InputError(f"{path} line {reader.line_num}: this is not CSV: {error}") from None
 
 
 def _known_name(report: str) -> str | None:
@@ -268,7 +268,7 @@ def _known_name(report: str) -> str | None:
 def _report_with_columns(path: Path, line: int, header: list[str]) -> str:
     fitting = [name for name, columns in REPORTS.items() if list(columns) == header]
     if len(fitting) != 1:
-        raise ValueError(f"{path} line {line}: which report has the columns {', '.join(header)}?")
+        raise InputError(f"{path} line {line}: which report has the columns {', '.join(header)}?")
     return fitting[0]
 
 
@@ -281,7 +281,7 @@ def _check_columns(path: Path, line: int, report: str, header: Sequence[str]) ->
     said = [f"has unknown columns {', '.join(map(repr, unknown))}"] if unknown else []
     said += [f"lacks {', '.join(map(repr, missing))}"] if missing else []
     hint = " (leave --timeunit out)" if any(re.search(r"\((us|ms|s\w*|\w+sec)\)", name) for name in unknown) else ""
-    raise ValueError(f"{path} line {line}: {report} {' and '.join(said) or 'has its columns in another order'}{hint}")
+    raise InputError(f"{path} line {line}: {report} {' and '.join(said) or 'has its columns in another order'}{hint}")
 
 
 def _number(where: str, column: str, text: str, is_csv: bool) -> tuple[int | float, float]:
@@ -292,7 +292,7 @@ def _number(where: str, column: str, text: str, is_csv: bool) -> tuple[int | flo
     parts = re.fullmatch(rf"({_WHOLE})" + (rf"[.,]([0-9]{{{decimals}}})" if decimals else "()"), text)
     if parts is None:
         kind = f"a number with {decimals} decimal{'s' * (decimals > 1)}" if decimals else "a whole number"
-        raise ValueError(f"{where}: {column} is {text!r}, which is not {kind}")
+        raise InputError(f"{where}: {column} is {text!r}, which is not {kind}")
     whole = re.sub(_SEPARATOR, "", parts[1])
     return (float(f"{whole}.{parts[2]}"), 0.5 * 10**-decimals) if decimals else (int(whole), 0.0)
 
@@ -315,13 +315,13 @@ def _checked_table(path: Path, table: _Cells, is_csv: bool) -> StatsTable:
         percent = values.pop(0) if has_percent else None
         total, count, avg, med, low, high, stddev = values
         if count < 1:
-            raise ValueError(f"{where}: {count_column} is {count}, but a row stands for at least one")
+            raise InputError(f"{where}: {count_column} is {count}, but a row stands for at least one")
         rounding = numbers[avg_column][1]
         slack = rounding + numbers[total_column][1] / count
         if abs(avg - total / count) > 1.001 * slack + 1e-12 * avg:
-            raise ValueError(f"{where}: {avg_column} is {avg}, but {total} / {count} is {total / count:.3f}")
+            raise InputError(f"{where}: {avg_column} is {avg}, but {total} / {count} is {total / count:.3f}")
         if not low - rounding <= avg <= high + rounding or not low - rounding <= med <= high + rounding:
-            raise ValueError(f"{where}: the average {avg} and the median {med} should lie between {low} and {high}")
+            raise InputError(f"{where}: the average {avg} and the median {med} should lie between {low} and {high}")
         rest = (float(avg), float(med), low, high, float(stddev), percent, named.get("Style"), raw)
         rows.append(Row(named[columns[-1]], total, int(count), *rest))
     if has_percent:
@@ -333,7 +333,7 @@ def _check_percentages(path: Path, table: _Cells, rows: Sequence[Row]) -> None:
     percents = [row.time_percent for row in rows if row.time_percent is not None]
     added = sum(percents)
     if abs(added - 100) > 0.05 * len(rows) + 0.05:  # each is rounded to 0.1
-        raise ValueError(
+        raise InputError(
             f"{path} line {table.line}: the percentages of {table.report} add up to {added:.1f}, not to 100: rows are "
             "missing"
         )
@@ -341,7 +341,7 @@ def _check_percentages(path: Path, table: _Cells, rows: Sequence[Row]) -> None:
     for (line, _, _), row, percent in zip(table.rows, rows, percents, strict=True):
         share = 100 * row.total / total if total else percent
         if abs(share - percent) > 0.0501:
-            raise ValueError(
+            raise InputError(
                 f"{path} line {line}: Time (%) is {row.time_percent}, but its time is {share:.2f} % of the table's: "
                 "a row is missing or a number is damaged"
             )

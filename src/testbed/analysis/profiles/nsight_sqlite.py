@@ -21,6 +21,7 @@ import numpy as np
 
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import Row, Stats, StatsTable
+from testbed.errors import InputError
 from testbed.io import holding_together, open_regular
 from testbed.profiling.intervals import intersect, subtract, union
 
@@ -114,13 +115,13 @@ def read_export(path: Path) -> Export:
             for name in tables & set(_NEEDED):
                 columns = {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
                 if missing := set(_NEEDED[name].split()) - columns:
-                    raise ValueError(
+                    raise InputError(
                         f"{path}: table {name} lacks {', '.join(sorted(missing))}; export it with a newer nsys"
                     )
             with holding_together(path):  # a column of SQLite can hold values of any type
                 return _read(path, database, tables)
     except (OSError, sqlite3.Error) as error:
-        raise ValueError(f"{path} is not an SQLite export of Nsight Systems: {error}") from None
+        raise InputError(f"{path} is not an SQLite export of Nsight Systems: {error}") from None
 
 
 def _may(action: int, name: str | None, *_: str | None) -> int:
@@ -132,7 +133,7 @@ def _may(action: int, name: str | None, *_: str | None) -> int:
 
 def _read(path: Path, database: sqlite3.Connection, tables: set[str]) -> Export:
     if not tables & (set(_NEEDED) - {"StringIds"}):
-        raise ValueError(f"{path} holds no events of Nsight Systems: no table {', '.join(sorted(set(_NEEDED)))}")
+        raise InputError(f"{path} holds no events of Nsight Systems: no table {', '.join(sorted(set(_NEEDED)))}")
     strings = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in tables else {}
 
     def select(table: str, columns: str) -> list[tuple]:

@@ -19,6 +19,7 @@ from testbed.analysis.profiles.facts import Facts, read_facts
 from testbed.analysis.profiles.nsight import REPORTS, Row, Stats, StatsTable, read_stats
 from testbed.analysis.profiles.nsight_sqlite import STEP, Export, is_nccl, read_export
 from testbed.analysis.profiles.trace_operators import OperatorTrace, read_operators
+from testbed.errors import InputError
 from testbed.io import write_text
 
 SUMMARY_FILE = "profile_summary.json"
@@ -71,7 +72,7 @@ def write_summary(run_dir: Path, num_steps: int | None = None, num_ranks: int | 
 
     Raises:
         FileNotFoundError: there is no profile in `run_dir`.
-        ValueError: a file of it does not read; the sentence names file and line. Nothing is written.
+        InputError: a file of it does not read; the sentence names file and line. Nothing is written.
     """
     run_dir = Path(run_dir)
     summary = summarize(run_dir, num_steps, num_ranks)
@@ -148,7 +149,7 @@ def merged_tables(inputs: Inputs, warnings: list[str]) -> dict[str, StatsTable]:
             first, known = by_trace.setdefault((report, stats.trace), (stats, table))
             differs = sum(row.count for row in known.rows) != sum(row.count for row in table.rows)
             if differs and "sqlite" not in (first.kind, stats.kind):
-                raise ValueError(f"{first.path} and {stats.path} are made from one trace, but their {report} differs")
+                raise InputError(f"{first.path} and {stats.path} are made from one trace, but their {report} differs")
             if differs:
                 warnings.append(
                     f"{report} in {first.path.name} and {stats.path.name} differs; {first.path.name} is used."

@@ -14,7 +14,7 @@ from pathlib import Path
 from testbed.analysis.profiles.nesting import innermost
 from testbed.analysis.profiles.nsight import StatsTable
 from testbed.analysis.profiles.nsight_sqlite import table_of
-from testbed.errors import first_line
+from testbed.errors import InputError, first_line
 from testbed.io import read_unpacked
 
 _STEP = "train/step"
@@ -33,15 +33,15 @@ class OperatorTrace:
 def read_operators(path: Path) -> OperatorTrace:
     """Read a Chrome trace, plain or .gz; only what began inside an optimizer step counts.
 
-    ValueError: it is no trace, or holds no step.
+    InputError: it is no trace, or holds no step.
     """
     path = Path(path)
     try:
         trace = _read(path)
     except Exception as error:  # zlib, json and the arithmetic each have errors of their own for a damaged file
-        raise ValueError(f"{path} is not a trace of torch.profiler: {first_line(error)}") from None
+        raise InputError(f"{path} is not a trace of torch.profiler: {first_line(error)}") from None
     if not trace.num_steps:
-        raise ValueError(f"{path} holds no optimizer step: no range {_STEP} or {_STEP_OF_PROFILER}<n>")
+        raise InputError(f"{path} holds no optimizer step: no range {_STEP} or {_STEP_OF_PROFILER}<n>")
     return trace
 
 

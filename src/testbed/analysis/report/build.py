@@ -33,7 +33,7 @@ def write_html(runs: Sequence[Run], path: Path, target_val_loss: float | None = 
         target_val_loss: of the time to loss; None: the sweep's, else the lowest loss that every run reached.
 
     Raises:
-        ValueError: no run, or a sweep.json above a run that cannot be read.
+        InputError: no run, or a sweep.json above a run that cannot be read.
         OSError: from the disk.
     """
     from testbed.analysis.document import html

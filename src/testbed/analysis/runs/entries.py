@@ -22,6 +22,7 @@ from testbed.analysis.runs.arms import (
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.sweep_file import sweeps_above
+from testbed.errors import InputError
 
 LONGEST_TITLE_IN_A_NAME = 30
 
@@ -139,7 +140,7 @@ class Subject:
 def subject_of(runs: Sequence[Run]) -> Subject:
     """Group, name and number `runs`, as `load_run` gives them. ValueError without any."""
     if not runs:
-        raise ValueError("a report needs at least one run")
+        raise InputError("a report needs at least one run")
     arms = group_into_arms(runs)
     groups = _groups_of_equal_work(arms)
     strategies = {arm: name for group in groups for arm, name in _strategy_names(group).items()}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import InputError
 from testbed.io import read_json
 
 SWEEP_FILE = "sweep.json"
@@ -32,14 +33,14 @@ def read_sweep(out_dir: Path) -> dict[str, Any]:
         missing = {name for cell in sweep["cells"] for name in _CELL if name not in cell}
         if missing or sweep["protocol"] not in PROTOCOLS:
             protocol = f"protocol {reprlib.repr(sweep['protocol'])}"
-            raise ValueError(f"lacks {', '.join(sorted(missing))}" if missing else protocol)
+            raise InputError(f"lacks {', '.join(sorted(missing))}" if missing else protocol)
         target = sweep.get("target_val_loss")
         if target is not None and (not isinstance(target, int | float) or isinstance(target, bool)):
-            raise ValueError(f"target_val_loss {reprlib.repr(target)} is not a number")
+            raise InputError(f"target_val_loss {reprlib.repr(target)} is not a number")
         for cell in sweep["cells"]:
             _check_types(cell)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not the plan of a sweep: {error}") from None
+        raise InputError(f"{path} is not the plan of a sweep: {error}") from None
     return sweep
 
 
@@ -54,8 +55,8 @@ def _check_types(cell: dict[str, Any]) -> None:
         value = cell.get(name)
         is_absent = value is None and (name in _OPTIONAL or name == "batch_size")
         if not is_absent and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
-            raise ValueError(f"{name} {reprlib.repr(value)} of a cell is not {words}")
+            raise InputError(f"{name} {reprlib.repr(value)} of a cell is not {words}")
     if "\0" in cell["folder"]:
-        raise ValueError(f"folder {reprlib.repr(cell['folder'])} of a cell is no path")
+        raise InputError(f"folder {reprlib.repr(cell['folder'])} of a cell is no path")
     if not all(isinstance(word, str) for word in cell.get("command") or ()):
-        raise ValueError(f"command {reprlib.repr(cell['command'])} of a cell is not a list of words")
+        raise InputError(f"command {reprlib.repr(cell['command'])} of a cell is not a list of words")

@@ -19,6 +19,7 @@ from typing import Any
 from testbed.analysis.runs.load import METRICS_FILE
 from testbed.analysis.runs.search import files_of_runs
 from testbed.analysis.runs.sweep_file import SWEEP_FILE, read_sweep
+from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_text
 from testbed.metrics.file import metrics_version, read_metrics
 from testbed.run_files import COMPLETE, FAILED, LAUNCHER, PREEMPTED
@@ -54,11 +55,11 @@ def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
             (published results).
 
     Raises:
-        ValueError: `directory` is none, or holds no run and no sweep; a sweep.json that cannot be read.
+        InputError: `directory` is none, or holds no run and no sweep; a sweep.json that cannot be read.
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise ValueError(f"--dir {directory} {not_a_folder(directory)}; give the folder of a sweep or of runs")
+        raise InputError(f"--dir {directory} {not_a_folder(directory)}; give the folder of a sweep or of runs")
     sweeps = [path.parent for path in sorted(directory.rglob(SWEEP_FILE))]
     planned: dict[Path, tuple[dict, str]] = {}
     for root in sweeps:
@@ -67,7 +68,7 @@ def verify(directory: Path, metrics_only: bool = False) -> list[RunCheck]:
     marks = (METRICS_FILE, COMPLETE, FAILED, PREEMPTED, LAUNCHER, *(() if metrics_only else (LOG,)))
     folders = {path.parent for name in marks for path in files_of_runs(directory, name)} | set(planned)
     if not folders:
-        raise ValueError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
+        raise InputError(f"--dir {directory} holds no run at any depth (no {METRICS_FILE}, no {SWEEP_FILE})")
     seen: dict[tuple, Path] = {}
     checks = []
     for folder in sorted(folders):

@@ -17,6 +17,7 @@ from testbed.analysis.runs.load import Point, Run
 from testbed.analysis.runs.work import TASK_FIELDS
 from testbed.analysis.scaling.time_to_loss import TimeToLoss, time_to_loss
 from testbed.analysis.statistics import median_interval
+from testbed.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ def pairs_of_seeds(runs: Sequence[Run], references: Sequence[Run]) -> list[SeedP
     """Return one pair per seed, in the order of the seeds.
 
     Raises:
-        ValueError: one sentence: a side lacks a seed or has it twice, a run did not validate, or the runs of a pair do
+        InputError: one sentence: a side lacks a seed or has it twice, a run did not validate, or the runs of a pair do
             not learn the same task in steps of as many tokens.
     """
     by_seed: list[dict[Any, Run]] = [{run.work.get("seed"): run for run in side} for side in (runs, references)]
     if any(len(found) != len(side) or None in found for found, side in zip(by_seed, (runs, references), strict=True)):
-        raise ValueError("a seed stands twice on one side, or is not recorded; each seed makes one pair")
+        raise InputError("a seed stands twice on one side, or is not recorded; each seed makes one pair")
     if by_seed[0].keys() != by_seed[1].keys():
-        raise ValueError(
+        raise InputError(
             f"the sides have other seeds, {sorted(by_seed[0])} and {sorted(by_seed[1])}; give runs of the same ones"
         )
     return [_pair(seed, by_seed[0][seed], by_seed[1][seed]) for seed in sorted(by_seed[0])]
@@ -65,13 +66,13 @@ def _pair(seed: int, run: Run, reference: Run) -> SeedPair:
     for name in (*TASK_FIELDS, "global_batch_size"):
         known = [{**each.work, **each.validation}.get(name) for each in (run, reference)]
         if known[0] != known[1] or None in known:
-            raise ValueError(f"{run.path} and {reference.path} differ in {name}: {known[0]} and {known[1]}")
+            raise InputError(f"{run.path} and {reference.path} differ in {name}: {known[0]} and {known[1]}")
     for each in (run, reference):
         if not each.validation_losses or None in (
             each.validation_losses[-1].step,
             each.validation_losses[-1].train_time_s,
         ):
-            raise ValueError(f"{each.path} records no validation loss with its step and time (--eval_every STEPS)")
+            raise InputError(f"{each.path} records no validation loss with its step and time (--eval_every STEPS)")
     ended = reference.validation_losses[-1]
     return SeedPair(seed, ended, time_to_loss(run, ended.loss))
 

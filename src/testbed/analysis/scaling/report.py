@@ -21,6 +21,7 @@ from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
 from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
 from testbed.analysis.scaling.strategies import ScalingArm, rank_count, reference_of, sort_into_arms
 from testbed.analysis.statistics import MIN_REPEATS
+from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, write_text
 
 REPORT_FILE = "scaling_report.json"
@@ -43,23 +44,23 @@ def report_on_directory(
     So does the one above it, where `out_dir` is the folder of a cell, and the only one below it.
 
     Raises:
-        ValueError: no runs, several sweeps, an unknown or contradicting protocol, a file that cannot be read; one
+        InputError: no runs, several sweeps, an unknown or contradicting protocol, a file that cannot be read; one
             sentence.
     """
     out_dir = Path(out_dir)
     if fault := not_a_folder(out_dir):
-        raise ValueError(f"{out_dir} {fault}; give the folder of a sweep")
+        raise InputError(f"{out_dir} {fault}; give the folder of a sweep")
     folder = _sweep_folder(out_dir)
     sweep = read_sweep(folder)
     planned = sweep.get("protocol")
     if protocol and planned and protocol != planned:
-        raise ValueError(
+        raise InputError(
             f"--protocol {protocol}, but {folder / SWEEP_FILE} planned {planned}: protocols are never mixed; "
             "leave --protocol out"
         )
     paths = find_runs(out_dir)
     if not paths:
-        raise ValueError(f"{out_dir} holds no training_metrics.json at any depth; give the folder of a sweep")
+        raise InputError(f"{out_dir} holds no training_metrics.json at any depth; give the folder of a sweep")
     cells = _cells_below(out_dir, folder, sweep)
     runs, left_out = _load(paths, cells)
     return scaling_report(
@@ -83,7 +84,7 @@ def _sweep_folder(out_dir: Path) -> Path:
     below = sorted(path.parent for path in out_dir.rglob(SWEEP_FILE))
     if len(below) > 1:
         told = ", ".join(f"{folder.relative_to(out_dir)} ({read_sweep(folder)['protocol']})" for folder in below)
-        raise ValueError(f"--dir {out_dir} holds {len(below)} sweeps, which are never pooled: {told}; give one of them")
+        raise InputError(f"--dir {out_dir} holds {len(below)} sweeps, which are never pooled: {told}; give one of them")
     return below[0] if below else out_dir
 
 
@@ -118,14 +119,14 @@ def report_on_files(
     """Return `scaling_report` of one file per number of ranks, whatever strategies they are of.
 
     Raises:
-        ValueError: a file cannot be read, or is of another number of ranks than said.
+        InputError: a file cannot be read, or is of another number of ranks than said.
     """
     runs = []
     for ranks, path in sorted(files.items()):
         run = load_run(path)
         if (found := rank_count(run)) != ranks:
             recorded = "does not record its number of ranks" if found is None else f"was run on {found}"
-            raise ValueError(f"--gpu{ranks} {path} {recorded}; give the file of a run on {ranks}")
+            raise InputError(f"--gpu{ranks} {path} {recorded}; give the file of a run on {ranks}")
         runs.append(run)
     # They are one series because the user says so; their folders need not say anything.
     cells = {
@@ -139,7 +140,7 @@ def read_report_file(path: Path) -> dict[str, Any]:
     report = read_json(path, f"--report {path}")
     needed = {"protocol", "arms", "strategies", "mismatches", "warnings", "status"}
     if not isinstance(report, dict) or report.get("schema") != SCHEMA or not needed <= set(report):
-        raise ValueError(f"--report {path} is not a scaling_report.json of this version; use --dir on the sweep")
+        raise InputError(f"--report {path} is not a scaling_report.json of this version; use --dir on the sweep")
     return report
 
 
@@ -165,15 +166,15 @@ def scaling_report(
         left_out: {path, reason} of what did not become one of `runs`.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(f"--protocol {protocol} is none of {', '.join(PROTOCOLS)}")
+        raise InputError(f"--protocol {protocol} is none of {', '.join(PROTOCOLS)}")
     if protocol == "time_to_loss" and target is None:
-        raise ValueError("--protocol time_to_loss needs --target_val_loss LOSS, the loss that time is measured to")
+        raise InputError("--protocol time_to_loss needs --target_val_loss LOSS, the loss that time is measured to")
     arms, unfit = sort_into_arms(runs, protocol, cells)
     left_out = [*left_out, *unfit]
     if not arms:
         reasons = Counter(item["reason"] for item in left_out)
         counted = "; ".join(f"{number} x {reason}" for reason, number in reasons.items())
-        raise ValueError(f"none of the runs can enter a scaling report: {counted}")
+        raise InputError(f"none of the runs can enter a scaling report: {counted}")
     rows = [arm_row(arm, arms, protocol, target, allow_mismatch, directory) for arm in arms]
     strategies = _strategies(rows, protocol)
     found = [

@@ -12,6 +12,7 @@ from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Block, Cell, Document, Section, Table, Text
 from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number, times
 from testbed.analysis.statistics import FASTER, SLOWER, compare
+from testbed.errors import InputError
 
 CellOf = Callable[[dict], Cell]
 NOT_MEASURED = "not measured (run with --profile)"
@@ -48,7 +49,7 @@ def document_of(report: dict, layout: str | None = None, variants: Sequence[str]
         variants: the two that layout 004 compares; None: those there are.
 
     Raises:
-        ValueError: layout 004, and not exactly two variants; one sentence that names those there are.
+        InputError: layout 004, and not exactly two variants; one sentence that names those there are.
     """
     if layout == "004":
         blocks = [_against(report, *_two_variants(report, variants))]
@@ -187,7 +188,7 @@ def _two_variants(report: dict, variants: Sequence[str] | None) -> Sequence[str]
     variant_of = {arm["strategy_name"]: arm["strategy"] for arm in report["arms"]}
     variants = [each if each in known else variant_of.get(each, each) for each in variants]
     if len(variants) != 2 or not set(variants) <= set(known):
-        raise ValueError(f"--table 004 compares two variants; give --variants A B, two of: {', '.join(known)}")
+        raise InputError(f"--table 004 compares two variants; give --variants A B, two of: {', '.join(known)}")
     return variants
 
 

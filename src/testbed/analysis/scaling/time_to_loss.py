@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.runs.load import Point, Run
+from testbed.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ def time_to_loss(run: Run, target: float) -> TimeToLoss | None:
     """Return step, seconds and tokens at which the validation loss of `run` first reached `target`; None: it never did.
 
     Raises:
-        ValueError: the run validated nothing, so that "never" cannot be told from "nobody looked".
+        InputError: the run validated nothing, so that "never" cannot be told from "nobody looked".
     """
     points = run.validation_losses
     if not points:
-        raise ValueError(f"{run.path} holds no validation loss: a time to loss needs validations (--eval_every STEPS)")
+        raise InputError(f"{run.path} holds no validation loss: a time to loss needs validations (--eval_every STEPS)")
     after = next((number for number, point in enumerate(points) if point.loss <= target), None)
     if after is None:
         return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+from testbed.errors import InputError
 from testbed.experiments.fault_drill.faults import ENDS_IN_ORDER, KINDS
 from testbed.experiments.fault_drill.work import Work
 from testbed.experiments.result_file import ResultFile
@@ -130,14 +131,14 @@ def take_over(wanted: dict[str, Any], path: Path) -> None:
     """Put the rows of an earlier call into `wanted`, which is this call's file before its first drill.
 
     Raises:
-        ValueError: the file is of another drill; names what differs.
+        InputError: the file is of another drill; names what differs.
     """
     if not path.exists():
         return
     earlier = DRILL_FILE.read(path)
     for name in SAME:
         if earlier[name] != wanted[name]:
-            raise ValueError(
+            raise InputError(
                 f"--out_dir holds a drill with {name} {earlier[name]!r}, not {wanted[name]!r}; ask for the same again, "
                 "give --overwrite, or another folder"
             )

@@ -15,6 +15,7 @@ from testbed.config.flags import parse_command_line
 from testbed.data.token_file import TokenFileWriter
 from testbed.distributed.launch import Launch
 from testbed.distributed.store_port import free_port
+from testbed.errors import InputError
 from testbed.experiments.fault_drill.faults import DEEPSPEED, NUM_RANKS, PROCESSES, RESTARTING, TORCHRUN
 from testbed.sweep.request import Variant
 
@@ -63,7 +64,7 @@ class Work:
             try:
                 check_run(parse_command_line(words), Launch(0, 0, NUM_RANKS, NUM_RANKS))
             except ValueError as error:
-                raise ValueError(f"--run_types {variant.text}: {error}") from None
+                raise InputError(f"--run_types {variant.text}: {error}") from None
 
     def commands(self, launcher: str, arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
         """Return what is started, each with the variables that it needs besides the usual ones."""

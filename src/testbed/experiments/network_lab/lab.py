@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from testbed.errors import InputError
 from testbed.experiments.network_lab.links import (
     MOST_HOSTS,
     LabError,
@@ -82,13 +83,13 @@ def lab(num_hosts: int, link: Link) -> Iterator[Lab]:
     """Yield hosts for as long as the block runs.
 
     Raises:
-        ValueError: such a lab makes no sense.
+        InputError: such a lab makes no sense.
         LabError: it cannot be made here, its switch ended early, or something of it was left at the end.
     """
     if not 1 <= num_hosts <= MOST_HOSTS:
-        raise ValueError(f"{num_hosts} hosts are not from 1 to {MOST_HOSTS}")
+        raise InputError(f"{num_hosts} hosts are not from 1 to {MOST_HOSTS}")
     if link.delay_s is not None and not 0 <= link.delay_s <= 10:
-        raise ValueError(f"a delay of {1000 * link.delay_s:g} ms is not from 0 to 10000")
+        raise InputError(f"a delay of {1000 * link.delay_s:g} ms is not from 0 to 10000")
     if (reason := why_impossible() if link.delay_s is None else why_no_switch()) is not None:
         raise LabError(reason)
     clear_abandoned()
@@ -109,11 +110,11 @@ def take_down(name: str) -> str:
     """End a lab, or what a killed process left of one. Returns in words how it went.
 
     Raises:
-        ValueError: there is no such lab.
+        InputError: there is no such lab.
         LabError: something of it is left.
     """
     if name not in known_labs():
-        raise ValueError(f"{name!r} is not a lab on this machine; known: {', '.join(known_labs()) or 'none is up'}")
+        raise InputError(f"{name!r} is not a lab on this machine; known: {', '.join(known_labs()) or 'none is up'}")
     found = _read(name)
     if (owner := _living_owner(found)) is not None:
         with contextlib.suppress(psutil.NoSuchProcess):

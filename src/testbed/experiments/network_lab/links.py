@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import Failure
+from testbed.errors import Failure, InputError
 
 NETNS = Path("/run/netns")  # where `ip netns` keeps its names
 MOST_HOSTS = 32
@@ -86,7 +86,7 @@ def parse_rate(text: str) -> int | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.lower())
     bits = 0 if found is None else round(float(found[1]) * UNITS[found[2]])
     if not 10**4 <= bits <= 10**12:
-        raise ValueError(
+        raise InputError(
             f"rate {text!r} is not unlimited, nor a number from 10kbit to 1000gbit with its unit, such as 100mbit"
         )
     return bits

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+from testbed.errors import InputError
 from testbed.experiments.network_lab.bounds import BYTES_PER_NUMBER
 from testbed.experiments.network_lab.results import results
 from testbed.experiments.result_file import ResultFile
@@ -104,7 +105,7 @@ def study_of(head: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], out_di
         elif cell["status"] == "failed":
             not_measured[cell["folder"]] = cell["reason"] or "unknown"
     if first is None:
-        raise ValueError(f"{out_dir} holds no finished run of a network study")
+        raise InputError(f"{out_dir} holds no finished run of a network study")
     is_whole = all(cell["status"] in ("complete", "failed") for cell in cells)
     is_dirty = [run.pop("git_dirty") for run in runs]
     commits = sorted({run["git_commit"] or "unknown" for run in runs})
@@ -169,10 +170,10 @@ def _check_rows(content: Mapping[str, Any]) -> None:
     known = {each["name"] for each in (*content["arms"], *content["links"])}
     named = {run["arm"] for run in content["runs"]} | {arm["link"] for arm in content["arms"]}
     if named - known:
-        raise ValueError(f"{min(named - known)!r} is neither an arm nor a link of this file")
+        raise InputError(f"{min(named - known)!r} is neither an arm nor a link of this file")
     for run in content["runs"]:
         if len(run["step_times_s"]) <= content["work"]["warmup_steps"]:
-            raise ValueError(f"the run {run['repeat']} of {run['arm']} has no step after warm-up")
+            raise InputError(f"the run {run['repeat']} of {run['arm']} has no step after warm-up")
 
 
 STUDY_FILE = ResultFile(

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from testbed.analysis.charts.bars import MEANING_OF_MARKS, Bar
 from testbed.analysis.charts.style import COLOURS, save_png
 from testbed.analysis.document.words import rate
+from testbed.errors import InputError
 from testbed.experiments.panels import Panel, draw_panels
 from testbed.experiments.peers.results_file import Result, results
 from testbed.experiments.peers.table import notes, place_in_words, set_title, times, work_in_words
@@ -25,7 +26,7 @@ def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
     found = results(content)
     names = list(dict.fromkeys(result.set for result in found))
     if not names:
-        raise ValueError("no run was measured, so there is nothing to draw")
+        raise InputError("no run was measured, so there is nothing to draw")
     panels = [_panel(content, name, [result for result in found if result.set == name]) for name in names]
     loud = [note for note in notes(content) if note.startswith(("NOT MEASURED", "LEARNS"))]
     footer = [*loud, f"{work_in_words(content)}.", f"{place_in_words(content)}.", MEANING_OF_MARKS]

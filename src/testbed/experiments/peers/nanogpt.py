@@ -10,6 +10,7 @@ from pathlib import Path
 
 from testbed.config.settings import RunSettings
 from testbed.data.token_file import TokenFile
+from testbed.errors import InputError
 
 FILES = ("train.py", "model.py", "configurator.py")
 CHECKPOINT = "ckpt.pt"
@@ -21,7 +22,7 @@ def check_directory(directory: Path) -> None:
     """ValueError unless the folder holds nanoGPT's program."""
     absent = [name for name in FILES if not (directory / name).is_file()]
     if absent:
-        raise ValueError(
+        raise InputError(
             f"--nanogpt_dir {directory} has no {absent[0]}; give the folder of a clone of nanoGPT, where train.py lies"
         )
 
@@ -96,14 +97,14 @@ def parse_steps(text: str, steps: int) -> tuple[list[float], list[float]]:
     """Return seconds and loss of the first `steps` optimizer steps, which train.py printed with log_interval 1.
 
     Raises:
-        ValueError: a step's line is missing, comes twice or cannot be read.
+        InputError: a step's line is missing, comes twice or cannot be read.
     """
     found = [(int(number), loss, float(milliseconds)) for number, loss, milliseconds in _STEP.findall(text)]
     numbers = [number for number, _, _ in found]
     if numbers[:steps] != list(range(steps)):
         at = next((place for place in range(steps) if numbers[place : place + 1] != [place]), steps)
-        raise ValueError(f"train.py printed no line for step {at} of {steps} where it was due")
+        raise InputError(f"train.py printed no line for step {at} of {steps} where it was due")
     try:
         return [seconds / 1000 for _, _, seconds in found[:steps]], [float(loss) for _, loss, _ in found[:steps]]
     except ValueError as error:
-        raise ValueError(f"a loss that train.py printed is no number: {error}") from None
+        raise InputError(f"a loss that train.py printed is no number: {error}") from None

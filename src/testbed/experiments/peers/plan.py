@@ -15,6 +15,7 @@ from testbed.config.flag import Filled, Flag, Kind, Resume
 from testbed.config.flags import parse_command_line
 from testbed.config.table import FLAGS
 from testbed.data.token_file import TokenFile
+from testbed.errors import InputError
 from testbed.experiments.peers import NANOGPT_SOURCE, PEERS
 from testbed.sweep.plan import order_of_round
 
@@ -128,7 +129,7 @@ def merged_sets(sets: dict[str, list[PeerArm]]) -> list[tuple[list[str], list[Pe
 def check_only_ours(words: Sequence[str]) -> None:
     """ValueError where a flag after `--` would give ours other work, or another clock, than the other trainers have."""
     for name in sorted(parse_command_line(list(words)).typed - set(ONLY_HOW)):
-        raise ValueError(
+        raise InputError(
             f"--{name} after `--` would change the work of our runs alone; what all trainers do is set before it, and "
             f"after it may stand {', '.join(f'--{flag}' for flag in ONLY_HOW)}"
         )

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from testbed.analysis.statistics import compare, median_interval
 from testbed.config.settings import CheckedRun
 from testbed.data.windows import num_windows
+from testbed.errors import InputError
 from testbed.experiments.peers import PEERS, nanogpt
 from testbed.experiments.peers.plan import OURS, Plan, merged_sets
 from testbed.experiments.peers.running import PeerRunner
@@ -275,7 +276,7 @@ def _loss(runs: list[dict[str, Any]]) -> tuple[float, str]:
 def _check_rows(content: Mapping[str, Any]) -> None:
     for run in content["runs"]:
         if len(run["step_times_s"]) <= content["work"]["warmup_steps"]:
-            raise ValueError(f"the run of {run['peer']} in round {run['round']} has no step after warm-up")
+            raise InputError(f"the run of {run['peer']} in round {run['round']} has no step after warm-up")
 
 
 def _derived(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import CheckedRun
 from testbed.distributed.launch import Launch
+from testbed.errors import InputError
 from testbed.experiments.peers.plan import check_only_ours
 from testbed.model.shape import LEARNING_RATES
 
@@ -68,7 +69,7 @@ def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str]
     checked = check_run(parse_command_line(words), launch)
     vocabulary, tokens = checked.settings.model.vocab_size, checked.train_file.vocab_size
     if vocabulary < tokens:
-        raise ValueError(
+        raise InputError(
             f"{arguments.train_data_path} is written with {tokens} tokens and --model {arguments.model} has "
             f"{vocabulary:,}; give --train_data_path another file, or --model another size"
         )
