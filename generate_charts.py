@@ -105,7 +105,7 @@ def has_repeats(runs: list) -> bool:
 def named_inference(paths: list[Path], output_dir: Path) -> dict[Path, tuple[Path, dict]]:
     """Return folder -> (file, content): what is drawn, in a folder of its own where there are several paths.
 
-    ValueError, one sentence, where a file cannot be read or two would share a folder.
+    InputError, one sentence, where a file cannot be read or two would share a folder.
     """
     from testbed.inference.report import read_inference
 

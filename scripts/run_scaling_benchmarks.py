@@ -194,7 +194,7 @@ def main() -> int:
 
 
 def check_typed(arguments: argparse.Namespace) -> None:
-    """Check the flags that depend on each other. Raises ValueError."""
+    """Check the flags that depend on each other. Raises InputError."""
     if fault := cannot_become_a_folder(arguments.out_dir):
         raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the sweep")
     for name in ("repeats", "warmup_runs", "profile_runs"):

@@ -114,7 +114,7 @@ def parse_json(content: bytes, name: str) -> Any:
 def holding_together(name: object) -> Iterator[None]:
     """Whatever a file without a schema does to the code that uses its content becomes one sentence that names the file.
 
-    A ValueError that names it already passes as it is.
+    An InputError passes as it is.
 
     Raises:
         InputError: the content is not what the code inside needs.
@@ -122,7 +122,7 @@ def holding_together(name: object) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        if isinstance(error, ValueError) and str(name) in str(error):
+        if isinstance(error, InputError):
             raise
         if isinstance(error, KeyError):
             fault = f"lacks {reprlib.repr(error.args[0])}"

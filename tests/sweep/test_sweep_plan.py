@@ -265,7 +265,7 @@ def commands_in(page: Path) -> list[list[str]]:
 
 def test_every_command_in_the_guide_parses_and_plans_runs(in_folder_with_data, program, capsys):
     commands = commands_in(REPRODUCE)
-    assert len(commands) >= 8
+    assert len(commands) >= 7
     for words in commands:
         place = words.index("--") if "--" in words else len(words)
         words = [*words[:place], "--dry_run", *words[place:]]

@@ -110,7 +110,7 @@ def all_known(values: Iterable[Value | None]) -> tuple[Value, ...] | None:
 def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """Compare rates (more is better), one number per run. The verdict is about `a`.
 
-    ValueError when an arm is empty or holds a rate that is not positive and finite.
+    InputError when an arm is empty or holds a rate that is not positive and finite.
     """
     a, b = _rates(a), _rates(b)
     ratio = float(np.median(a) / np.median(b))

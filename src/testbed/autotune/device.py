@@ -54,7 +54,7 @@ def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
 
 
 def device_type(asked: str) -> str:
-    """Return "cuda" or "cpu" for --device. Raises ValueError if it does not exist."""
+    """Return "cuda" or "cpu" for --device. Raises InputError if it does not exist."""
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
         raise InputError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or auto")

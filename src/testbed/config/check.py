@@ -1,6 +1,6 @@
 """Fill in the settings of a run and check every rule before torch is imported. No torch.
 
-An error is a ValueError with one sentence: the flag, its value, the rule, the way out.
+An error is an InputError with one sentence: the flag, its value, the rule, the way out.
 """
 
 from __future__ import annotations

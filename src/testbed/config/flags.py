@@ -128,7 +128,7 @@ def default_of(flag: Flag) -> Any:
 
 
 class RaisingParser(FlagParser):
-    """Raises ValueError in place of exiting, so that only one rank prints it."""
+    """Raises InputError in place of exiting, so that only one rank prints it."""
 
     def refuse(self, sentence: str) -> NoReturn:
         raise InputError(sentence)

@@ -183,7 +183,7 @@ def shape_of_folder(folder: Path, name: str | None = None) -> ModelShape:
 
 
 def _config_of_folder(folder: Path, name: str) -> dict[str, Any]:
-    """Return config.json of `folder`. Raises ValueError without weights or with other content."""
+    """Return config.json of `folder`. Raises InputError without weights or with other content."""
     config_file = folder / "config.json"
     if not (folder / "model.safetensors").is_file() or not config_file.is_file():
         fault = not_a_folder(folder)

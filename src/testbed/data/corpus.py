@@ -84,7 +84,7 @@ def parse_size(text: str, flag: str = "--max_bytes") -> int:
 def existing_corpus(source: Source, limits: Limits, directory: Path) -> dict[str, Any] | None:
     """Return the manifest in `directory` when it is whole and what is asked for; None when there is no corpus yet.
 
-    Raises ValueError when another source or other limits made it, CorpusError when its files are damaged. The way out
+    Raises InputError when another source or other limits made it, CorpusError when its files are damaged. The way out
     of both is `--overwrite`: a corpus is never replaced unasked.
     """
     path = directory / MANIFEST
@@ -198,7 +198,7 @@ def load_manifest(path: Path) -> dict[str, Any]:
 def find_corpus(where: Path | None, root: Path = Path("dataset")) -> Corpus:
     """Return the corpus that --input names (a folder, a manifest, a .jsonl); None: the newest one under `root`.
 
-    Raises ValueError when there is none, CorpusError when its files do not agree with its manifest.
+    Raises InputError when there is none, CorpusError when its files do not agree with its manifest.
     """
     if where is None:
         manifests = sorted(root.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime_ns)

@@ -123,7 +123,7 @@ class HubDataset(DatasetsSource):
         return info.sha
 
     def _sentence(self, error: Exception) -> Exception:
-        """Return the error to raise: ValueError for what was typed, SourceError for what the Hub did not give."""
+        """Return the error to raise: InputError for what was typed, SourceError for what the Hub did not give."""
         import datasets
         from huggingface_hub import errors
 
@@ -139,14 +139,14 @@ class HubDataset(DatasetsSource):
         if isinstance(
             error, (errors.RepositoryNotFoundError, errors.HFValidationError, datasets.exceptions.DatasetNotFoundError)
         ):
-            return ValueError(
+            return InputError(
                 f"--dataset {self._dataset} is no dataset on the Hub, or a private one; look up its id (owner/name) at "
                 f"https://huggingface.co/datasets and run hf auth login if it is yours"
             )
         if "Config name is missing" in said or "BuilderConfig" in said:
-            return ValueError(f"--config {self.config} is none of the configurations of {self.source}: {_listed(said)}")
+            return InputError(f"--config {self.config} is none of the configurations of {self.source}: {_listed(said)}")
         if "Bad split" in said:
-            return ValueError(f"--split {self.split} is none of the splits of {self.source}: {_listed(said)}")
+            return InputError(f"--split {self.split} is none of the splits of {self.source}: {_listed(said)}")
         return SourceError(f"--dataset {self._dataset} is not available from the Hub ({first_line(error)}); {_WAY_OUT}")
 
 

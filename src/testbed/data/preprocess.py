@@ -68,7 +68,7 @@ def split_documents(
     """Place the border so that `val_fraction` of the different texts, rounded up, is below it.
 
     Measured on the first 10,000 documents, so both sides get one at least as soon as two different texts are among
-    them. Raises ValueError, which says `too_few`, otherwise.
+    them. Raises InputError, which says `too_few`, otherwise.
 
     Args:
         documents: what is hashed: texts, or the prompts of pairs.

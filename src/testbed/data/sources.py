@@ -34,7 +34,7 @@ def find_source(
 ) -> Source:
     """Return the source that --dataset means: stdlib, a shorthand, a path that exists, or a Hub id, in this order.
 
-    Raises ValueError for a path that does not exist and for flags that mean nothing for this source.
+    Raises InputError for a path that does not exist and for flags that mean nothing for this source.
     """
     try:
         path = Path(dataset).expanduser()

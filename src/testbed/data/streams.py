@@ -56,7 +56,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> None:
-        """Connect. Raises ValueError for what was typed wrongly, SourceError for what is not available."""
+        """Connect. Raises InputError for what was typed wrongly, SourceError for what is not available."""
 
     @abc.abstractmethod
     def batches(self) -> Iterator[list[str]]:
@@ -99,7 +99,7 @@ class DatasetsSource(Source):
         except SourceError:
             raise
         except Exception as error:  # pyarrow, the HTTP client and the file system below raise what they like
-            if isinstance(error, ValueError) and str(error).startswith("--"):
+            if isinstance(error, InputError):
                 raise
             raise SourceError(f"{self.source} cannot be read: {first_line(error)}") from error
 

@@ -244,7 +244,7 @@ def _size_of(path: Path, flag: str) -> int:
 def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenFile:
     """Open a token file; costs nothing but a look at its size and sidecar (see `check_token_file`).
 
-    Raises ValueError, one sentence that begins with `flag`, when the file is missing, no file, unreadable, empty, cut
+    Raises InputError, one sentence that begins with `flag`, when the file is missing, no file, unreadable, empty, cut
     off inside a token, or disagrees with its sidecar.
     """
     path = Path(path)
@@ -318,7 +318,7 @@ def scan_token_file(token_file: TokenFile) -> TokenScan:
 def check_token_file(token_file: TokenFile, vocab_size: int, flag: str = "--train_data_path") -> TokenScan:
     """Read every id once and return the scan.
 
-    Raises ValueError when an id does not fit in `vocab_size` or the contents are not those the sidecar was written for.
+    Raises InputError when an id does not fit in `vocab_size` or the contents are not those the sidecar was written for.
     """
     scan, made_with = scan_token_file(token_file), how_to_make(token_file.path)
     if scan.max_token_id >= vocab_size:

@@ -162,7 +162,7 @@ def load_gpt2_tokenizer(
 
 
 def bpe_vocab_size(name: str, flag: str = "--tokenizer") -> int:
-    """Return N of "bpe:N". Raises ValueError for anything else."""
+    """Return N of "bpe:N". Raises InputError for anything else."""
     match = re.fullmatch(r"bpe:(\d{1,18})", name)
     if match is None:
         raise InputError(f"{flag} {name} is none of auto, gpt2 and bpe:N; for example {flag} {DEFAULT_BPE}")
@@ -185,7 +185,7 @@ def bpe_file_name(vocab_size: int, stem: str = "bpe") -> str:
 
 
 def resolve_tokenizer(name: str) -> tuple[str, str]:
-    """Return the tokenizer that --tokenizer stands for, and the reason. Raises ValueError for an unknown name."""
+    """Return the tokenizer that --tokenizer stands for, and the reason. Raises InputError for an unknown name."""
     if name == "auto":
         if gpt2_files_at_hand():
             return "gpt2", "its files are in tiktoken's cache"
@@ -202,7 +202,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
 
     Ids 0..255 are the bytes, then merges in the order they were learned, and N-1 is end-of-text, as in GPT-2. The same
     texts give the same file. The file is in the `tokenizers` format, so transformers' PreTrainedTokenizerFast opens it.
-    Raises ValueError when the texts hold fewer than N-1 different tokens: ids that no text can produce would be rows of
+    Raises InputError when the texts hold fewer than N-1 different tokens: ids that no text can produce would be rows of
     the embedding that are never trained, and could not be decoded when a model picks one.
     """
     import tokenizers
@@ -230,7 +230,7 @@ def train_bpe(texts: Iterator[str], vocab_size: int, path: Path) -> Tokenizer:
 
 
 def load_bpe(path: Path, text: str | None = None) -> Tokenizer:
-    """Load a tokenizer that `train_bpe` saved. Raises ValueError when the file is missing or not such a file.
+    """Load a tokenizer that `train_bpe` saved. Raises InputError when the file is missing or not such a file.
 
     Args:
         text: what the file held when it was read before; then it is not read again.

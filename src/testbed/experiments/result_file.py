@@ -20,7 +20,7 @@ class ResultFile:
     Attributes:
         fields: a TypedDict with the types and rules of the fields (`metrics.fields.types`).
         derived: returns the fields that follow from the others; they are worked out again at each write.
-        check_rows: raises ValueError for what no type can say.
+        check_rows: raises InputError for what no type can say.
     """
 
     name: str

@@ -53,8 +53,8 @@ def naming(flag: str, between: str = " ") -> Iterator[None]:
     """Put the flag before the sentence that says what is wrong with its value."""
     try:
         yield
-    except (ValueError, OSError) as error:
-        kind = OSError if isinstance(error, OSError) else ValueError
+    except (InputError, OSError) as error:
+        kind = OSError if isinstance(error, OSError) else InputError
         raise kind(f"{flag}{between}{error}") from None
 
 

@@ -48,7 +48,7 @@ def metrics_version(metrics: Any) -> str:
 
 
 def check_metrics(metrics: dict) -> None:
-    """Check a file of the current version. Raises ValueError, one sentence that names the place."""
+    """Check a file of the current version. Raises InputError, one sentence that names the place."""
     _check(metrics, SCHEMA_VERSION)
 
 

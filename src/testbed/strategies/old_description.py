@@ -64,7 +64,7 @@ def plain_form_of(content: bytes, name: str) -> dict[str, Any]:
         return _description(_run(content))
     except NotOurs as fault:
         raise InputError(f"{name} does not describe a state: {fault}") from None
-    # pickletools raises ValueError for what is no pickle and IndexError at its end; a pickle out of step the others
+    # pickletools raises InputError for what is no pickle and IndexError at its end; a pickle out of step the others
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         kind = type(error).__name__
         raise InputError(f"{name} does not describe a state: it is no whole pickle of PyTorch's ({kind})") from None

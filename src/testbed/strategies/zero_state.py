@@ -37,7 +37,7 @@ def load(engine: Any, directory: Path, group: dist.ProcessGroup | None) -> None:
     it.
 
     Raises:
-        ValueError, CheckpointException: as state_files.load.
+        InputError, CheckpointException: as state_files.load.
     """
     if _is_sharded(engine):
         _load_sharded(engine, directory)

@@ -192,7 +192,7 @@ def _command(
 
 
 def settings_of(cell: Cell) -> RunSettings:
-    """Return the settings with which gpt2.py would run. Raises ValueError as it would refuse."""
+    """Return the settings with which gpt2.py would run. Raises InputError as it would refuse."""
     ranks = 1 if not STRATEGIES[cell.run_type].is_distributed else cell.ranks
     return check_run(parse_command_line(cell.gpt2_arguments), Launch(0, 0, ranks, ranks)).settings
 

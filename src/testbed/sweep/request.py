@@ -199,7 +199,7 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
 
 
 def _check_arguments(arguments: Sequence[str], place: str) -> frozenset[str]:
-    """Return the given flags of gpt2.py. Raises ValueError if gpt2.py would refuse them or the sweep sets them."""
+    """Return the given flags of gpt2.py. Raises InputError if gpt2.py would refuse them or the sweep sets them."""
     try:
         command_line = parse_command_line(list(arguments))
     except SystemExit:  # --help

@@ -48,7 +48,7 @@ class Sweep:
 
 
 def read_sweep(out_dir: Path) -> Sweep | None:
-    """Return the sweep in a folder; None if there is none. Raises ValueError if sweep.json cannot be read."""
+    """Return the sweep in a folder; None if there is none. Raises InputError if sweep.json cannot be read."""
     path = out_dir / SWEEP_FILE
     if not os.path.lexists(path):
         return None
@@ -70,7 +70,7 @@ def read_sweep(out_dir: Path) -> Sweep | None:
 
 
 def _check_types(found: Sweep | Cell) -> None:
-    """Check the types of all fields. Raises ValueError."""
+    """Check the types of all fields. Raises InputError."""
     for name, kind in get_type_hints(type(found)).items():
         value = getattr(found, name)
         if not any(_is_a(value, each) for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))):
@@ -216,7 +216,7 @@ def _check_one_code_and_data(kept: dict[str, dict[str, Any]], sweep: Sweep, out_
 
 
 def check_no_foreign_runs(cells: Sequence[Cell], out_dir: Path) -> None:
-    """Check that no folder of the plan holds a run without a sweep.json. Raises ValueError."""
+    """Check that no folder of the plan holds a run without a sweep.json. Raises InputError."""
     for cell in cells:
         if (out_dir / cell.folder / METRICS).exists():
             raise InputError(

@@ -262,7 +262,7 @@ def write_in_rank_0s_stead(folder: Path, reason: str) -> None:
     """Close the metrics of a run whose rank 0, which alone writes them, was killed before it could.
 
     Raises:
-        OSError, ValueError: it could not be written, or what is there is damaged.
+        OSError, InputError: it could not be written, or what is there is damaged.
     """
     path = folder / run_files.METRICS
     with run_lock.in_the_writers_stead(folder, WRITER_PATIENCE_S) as is_dead:

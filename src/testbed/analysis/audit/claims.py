@@ -33,7 +33,7 @@ ENOUGH_REPEATS = 5
 def audit(paths: Sequence[Path], baseline: Path | None = None) -> list[Finding]:
     """Return the findings on the runs in files and folders, those that make a claim fall first.
 
-    ValueError, one sentence that names the file, when one does not exist or cannot be read.
+    InputError, one sentence that names the file, when one does not exist or cannot be read.
     """
     return audit_and_count(paths, baseline)[0]
 
@@ -193,7 +193,7 @@ def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
 def read_reported(paths: Sequence[Path]) -> list[Reported]:
     """Read every run that the files and folders of `paths` hold, in their order.
 
-    ValueError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
+    InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
     folder, files of no known format are passed over.
     """
     named = []

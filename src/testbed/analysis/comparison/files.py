@@ -16,7 +16,7 @@ SHOWN = 6
 def arms_from(a: Sequence[Path], b: Sequence[Path]) -> tuple[Arm, Arm, list[str]]:
     """Return the arms A and B, and a sentence for each file found in a folder that cannot be read.
 
-    ValueError, one sentence: a named file that cannot be read, a folder without runs, a side that holds more than one
+    InputError, one sentence: a named file that cannot be read, a folder without runs, a side that holds more than one
     configuration, a run that stands on both sides, a copy of a run that would count as a repeat.
     """
     unreadable: list[str] = []

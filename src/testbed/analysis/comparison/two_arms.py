@@ -124,7 +124,7 @@ def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Compar
     """Compare two arms whose runs come from `load_run`; `names` stand in the sentences instead of the arms' own.
 
     Only finished runs without instruments count; where seeds vary within an arm, only those that both arms have.
-    ValueError when an arm is left with no run.
+    InputError when an arm is left with no run.
     """
     if names is None:
         of_a, of_b = arm_names((a, b))

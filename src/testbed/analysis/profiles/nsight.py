@@ -3,7 +3,7 @@
 The text is cut at the ruler of dashes under each header, never at white space: names hold spaces, and French digits do.
 A column has a known number of decimals. So the mark before them is the decimal mark in any locale, and whatever else
 stands between digits separates groups. Every table is then checked against itself: averages against totals, percentages
-against shares. What does not fit is a ValueError with file and line, because a number that is read wrongly looks like a
+against shares. What does not fit is an InputError with file and line: a number that is read wrongly looks like a
 measurement.
 """
 
@@ -107,7 +107,7 @@ class _Cells:
 def read_stats(path: Path) -> Stats:
     """Read the tables in a file that `nsys stats` printed, as text or with `--format csv`.
 
-    ValueError names file and line of what does not fit, or says that there is no table.
+    InputError names file and line of what does not fit, or says that there is no table.
     """
     try:
         return _read(Path(path))

@@ -21,7 +21,7 @@ from testbed.experiments.peers.table import notes, place_in_words, set_title, ti
 def plot_peers(content: Mapping[str, Any], path: Path | None = None) -> Figure:
     """Draw the tokens/s of each trainer with runs and intervals, and the rate that the matrix product would allow.
 
-    ValueError where nothing was measured.
+    InputError where nothing was measured.
     """
     found = results(content)
     names = list(dict.fromkeys(result.set for result in found))

@@ -38,7 +38,7 @@ def default(arguments: argparse.Namespace, device_type: str, name: str) -> Any:
 def gpt2_run(arguments: argparse.Namespace, device_type: str) -> tuple[list[str], CheckedRun]:
     """Return the flags of src/gpt2.py for the work of every run, and the run that they make.
 
-    The learning rate is constant, because every trainer can do that alike. ValueError: what src/gpt2.py would refuse.
+    The learning rate is constant, because every trainer can do that alike. InputError: what src/gpt2.py would refuse.
     """
     steps, batch = default(arguments, device_type, "steps"), default(arguments, device_type, "batch_size")
     learning_rate = LEARNING_RATES.get(arguments.model)  # an unknown size is refused below
