@@ -114,7 +114,7 @@ def parse_json(content: bytes, name: str) -> Any:
 def holding_together(name: object) -> Iterator[None]:
     """Whatever a file without a schema does to the code that uses its content becomes one sentence that names the file.
 
-    An InputError passes as it is.
+    An InputError that names the file passes as it is. Another one gets the name.
 
     Raises:
         InputError: the content is not what the code inside needs.
@@ -122,9 +122,11 @@ def holding_together(name: object) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
+        if isinstance(error, InputError) and str(name) in str(error):
             raise
-        if isinstance(error, KeyError):
+        if isinstance(error, InputError):
+            fault = f"cannot be used: {error}"
+        elif isinstance(error, KeyError):
             fault = f"lacks {reprlib.repr(error.args[0])}"
         else:
             fault = f"does not hold together ({type(error).__name__}: {' '.join(str(error).split())[:200]})"

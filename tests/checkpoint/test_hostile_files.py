@@ -370,7 +370,7 @@ def test_the_program_runs_nothing_of_a_resealed_checkpoint(ranks, token_files, t
         done = ranks.run_program([*flags, str(tmp_path / name), "--resume"], tmp_path / f"resumes {name}")
         sentence = done.stderr.strip().splitlines()[-1]
         assert done.returncode == 1 and said in sentence, done.stderr
-        assert "cannot be read (rank 0: ValueError" in sentence and "Traceback" not in done.stderr
+        assert "cannot be read (rank 0: " in sentence and "Traceback" not in done.stderr
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.distributed.checkpoint.api import CheckpointException
 
 from testbed.distributed.process_group import gather_objects
+from testbed.errors import InputError
 
 
 def raise_on_any_rank(
@@ -26,10 +27,15 @@ def raise_on_any_rank(
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the kind and the first line of an error. PyTorch's distributed checkpoint wraps each rank's."""
+    """Return the first line of an error, and its kind where the words are not ours.
+
+    PyTorch's distributed checkpoint wraps each rank's.
+    """
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     words = next(iter(str(error).splitlines()), "")
+    if isinstance(error, InputError):
+        return words  # a sentence of ours
     if "inline_container" in words:  # PyTorch's own writer tells how far it came, not what the system said
         words = f"the disk took only a part of a file ({words})"
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
