@@ -95,3 +95,12 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_2(arguments):
     )
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert f"'{' '.join(arguments)}' is not --repeats N" in done.stderr
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h"])
+def test_help_prints_the_two_commands_and_starts_nothing(tmp_path, argument):
+    script = tmp_path / "quickstart.sh"
+    shutil.copy(REPOSITORY / "scripts" / "quickstart.sh", script)  # without environment.sh it can start nothing
+    done = subprocess.run(["bash", str(script), argument], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bash scripts/quickstart.sh --repeats 5" in done.stdout and "repeats=1" not in done.stdout
