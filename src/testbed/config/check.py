@@ -21,7 +21,13 @@ from testbed.config.flags import Asked, parse_command_line
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import mesh_sizes, options_of_run_type, stages_per_rank
 from testbed.config.run_types import STRATEGIES
-from testbed.config.schedule import default_learning_rate, options_of_optimizer, schedule
+from testbed.config.schedule import (
+    check_data_suffices,
+    count_steps,
+    default_learning_rate,
+    learning_rate_marks,
+    options_of_optimizer,
+)
 from testbed.config.settings import (
     BENCHMARK_NEW_TOKENS,
     BENCHMARK_PROMPT_TOKENS,
@@ -88,7 +94,7 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     values |= _paths(values, deepspeed_file)
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     values |= (taken := as_trained(values, asked.given))
-    train_file, val_file = _open_token_files(values, is_one="train_data_path" in taken)
+    train_file, val_file = _open_token_files(values, is_same_file="train_data_path" in taken)
     values |= model_dimensions(values, train_file, val_file)
     values |= _learning_rate(values)
     values |= options_of_optimizer(values, asked.typed)
@@ -99,8 +105,10 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     finds_micro_batch = values["micro_batch_size_per_gpu"] == AUTO
     values |= _batch(values, mesh)
     check_schedule(values, mesh)
-    marks, steps_per_epoch, total_steps = schedule(values, train_file, val_file)
-    values |= marks | {"threads_per_rank": values["threads_per_rank"] or threads_per_rank(launch)}
+    check_data_suffices(values, train_file, val_file)
+    steps_per_epoch, total_steps = count_steps(values, train_file)
+    values |= learning_rate_marks(values, total_steps)
+    values |= {"threads_per_rank": values["threads_per_rank"] or threads_per_rank(launch)}
     plan = Plan(
         mesh=mesh,
         math_changes=math_changes(values),
@@ -161,10 +169,10 @@ def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> d
     return {"checkpoint_path": folder, "deepspeed_config": named}
 
 
-def _open_token_files(values: Mapping[str, Any], is_one: bool) -> tuple[TokenFile, TokenFile]:
+def _open_token_files(values: Mapping[str, Any], is_same_file: bool) -> tuple[TokenFile, TokenFile]:
     """Open both files; return one object twice if --eval_only has a single file."""
     val_path = Path(values["val_data_path"])
-    if is_one and values["train_data_path"] == values["val_data_path"]:
+    if is_same_file and values["train_data_path"] == values["val_data_path"]:
         val_file = open_token_file(val_path, "--val_data_path")
         return val_file, val_file
     train_file = open_token_file(Path(values["train_data_path"]), "--train_data_path")

@@ -57,13 +57,11 @@ def options_of_optimizer(values: Mapping[str, Any], typed: frozenset[str]) -> di
     return options
 
 
-def schedule(
-    values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile
-) -> tuple[dict[str, float], int, int]:
-    """Return the marks of the learning rate by their flags, the optimizer steps of an epoch, and of the whole schedule.
+def check_data_suffices(values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile) -> None:
+    """Check that the files hold at least one global batch to train on and one window to validate on.
 
     Raises:
-        InputError: one sentence for the first rule that is broken.
+        InputError: a file holds too little.
     """
     sequence, global_batch = values["seq_length"], values["global_batch_size"]
     if num_windows(val_file, sequence) == 0 and values["max_val_steps"] != 0:
@@ -76,8 +74,7 @@ def schedule(
             f"--val_data_path {val_file.path} holds {len(val_file.tokens):,} tokens, fewer than one window of "
             f"--seq_length {sequence} + 1; use more text, a shorter sequence, or --max_val_steps 0"
         )
-    steps_per_epoch = num_windows(train_file, sequence) // global_batch
-    if steps_per_epoch == 0 and not values["eval_only"]:
+    if num_windows(train_file, sequence) < global_batch and not values["eval_only"]:
         if train_file.targets is not None:
             raise InputError(
                 f"--train_data_path {train_file.path} holds {num_windows(train_file, sequence)} pairs that fit whole "
@@ -89,11 +86,25 @@ def schedule(
             f"{sequence}, fewer than the global batch of {global_batch}; use more text, a shorter sequence or a "
             "smaller --global_batch_size"
         )
+
+
+def count_steps(values: Mapping[str, Any], train_file: TokenFile) -> tuple[int, int]:
+    """Return the optimizer steps of an epoch and of the whole run."""
+    steps_per_epoch = num_windows(train_file, values["seq_length"]) // values["global_batch_size"]
     total = steps_per_epoch * values["epochs"]
     if values["max_train_steps"] is not None:
         total = min(total, values["max_train_steps"])
-    warmup = values["warmup_steps"] if values["warmup_steps"] is not None else min(2000, total // 10)
-    decay = values["lr_decay_steps"] or max(total, 1)
+    return steps_per_epoch, total
+
+
+def learning_rate_marks(values: Mapping[str, Any], total_steps: int) -> dict[str, float]:
+    """Return the steps of warm-up and decay and the lowest learning rate, by their flags.
+
+    Raises:
+        InputError: one sentence for the first rule that is broken.
+    """
+    warmup = values["warmup_steps"] if values["warmup_steps"] is not None else min(2000, total_steps // 10)
+    decay = values["lr_decay_steps"] or max(total_steps, 1)
     if warmup > decay:
         raise InputError(
             f"--warmup_steps {warmup} reaches past the end of the schedule at step {decay} "
@@ -113,8 +124,7 @@ def schedule(
             f"--decay_share {values['decay_share']:g} of {decay} steps is {decay_steps(decay, values['decay_share'])}, "
             f"which with --warmup_steps {warmup} is more than there are; lower one of them"
         )
-    marks = {"warmup_steps": warmup, "lr_decay_steps": decay, "min_learning_rate": lowest}
-    return marks, steps_per_epoch, total
+    return {"warmup_steps": warmup, "lr_decay_steps": decay, "min_learning_rate": lowest}
 
 
 def decay_steps(last: int, decay_share: float) -> int:

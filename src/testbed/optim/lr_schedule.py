@@ -19,18 +19,18 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
     The first step already moves (rate / warm-up steps), the last warm-up step has the full rate, the last step of the
     schedule is still above the minimum.
     """
-    schedule = settings.optimizer
-    if step < schedule.warmup_steps:
-        return schedule.learning_rate * (step + 1) / schedule.warmup_steps
-    if schedule.lr_schedule == "constant":
-        return schedule.learning_rate
-    falls_from = schedule.warmup_steps
-    if schedule.lr_schedule == "wsd":
-        assert schedule.decay_share is not None
-        falls_from = schedule.lr_decay_steps - decay_steps(schedule.lr_decay_steps, schedule.decay_share)
+    optimizer = settings.optimizer
+    if step < optimizer.warmup_steps:
+        return optimizer.learning_rate * (step + 1) / optimizer.warmup_steps
+    if optimizer.lr_schedule == "constant":
+        return optimizer.learning_rate
+    falls_from = optimizer.warmup_steps
+    if optimizer.lr_schedule == "wsd":
+        assert optimizer.decay_share is not None
+        falls_from = optimizer.lr_decay_steps - decay_steps(optimizer.lr_decay_steps, optimizer.decay_share)
     if step < falls_from:
-        return schedule.learning_rate
-    falling_steps = schedule.lr_decay_steps - falls_from
+        return optimizer.learning_rate
+    falling_steps = optimizer.lr_decay_steps - falls_from
     progress = min(1.0, (step - falls_from) / falling_steps) if falling_steps > 0 else 1.0
-    left = 1 - progress if schedule.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
-    return schedule.min_learning_rate + left * (schedule.learning_rate - schedule.min_learning_rate)
+    left = 1 - progress if optimizer.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
+    return optimizer.min_learning_rate + left * (optimizer.learning_rate - optimizer.min_learning_rate)
