@@ -80,7 +80,6 @@ def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, sa
     facts = example_metrics(training_config={"math_changes": []})
     facts["timing"] |= timing
     recorder = RunRecorder(tmp_path, stand_in(run_type="baseline"), facts, is_writer=True)
-    recorder._marker = "marker"
     lines = [line for line in recorder.closing_words().splitlines() if "steps scatter" in line]
     assert len(lines) == says
     assert lines == ([words_on_scatter(timing)] if says else [])

@@ -134,7 +134,14 @@ class RunRecorder:
     def restore(
         self, earlier: dict[str, Any], step: int, steps_done: int, elapsed_s: float, useful_wall_s: float
     ) -> None:
-        """Keep the rows of the run's file up to `step`. The arguments are those of `Starts.resume`."""
+        """Keep the rows of the run's file up to `step`. Later steps are lost and trained again.
+
+        Args:
+            earlier: the run's training_metrics.json.
+            step: of the checkpoint from which this start continues.
+            steps_done: optimizer steps done by the start before, whether or not their rows were written.
+            elapsed_s, useful_wall_s: seconds, of the recorder when the checkpoint was saved.
+        """
         self.starts.resume(earlier, step, steps_done, elapsed_s, useful_wall_s)
         take_over_facts(self.metrics, earlier)
         self.checkpoints = earlier.get("checkpoints", [])
@@ -176,14 +183,14 @@ class RunRecorder:
         self.metrics.update(inference=measured, inference_latency=latency_s)
         self.metrics["inference_throughput"] = measured["new_tokens"] / latency_s if measured else None
 
-    def close(self, sample: dict | None) -> None:
-        """Write the closed file and RUN_COMPLETE.txt."""
+    def close(self, sample: dict | None) -> str:
+        """Write the closed file and RUN_COMPLETE.txt. Returns the line of RUN_COMPLETE.txt."""
         self.metrics["sample"] = sample
         completion = {"run_complete_file": COMPLETE, "printed_marker": True, "timestamp_utc": now_utc()}
         self.write("complete", completion=completion)
         summary = self.metrics["summary"]
         rate, seconds = summary["mean_tokens_per_sec_global"], summary["total_wall_time_sec"]
-        self._marker = mark_complete(self.directory, self.metrics["hardware"]["world_size"], rate, seconds)
+        return mark_complete(self.directory, self.metrics["hardware"]["world_size"], rate, seconds)
 
     def note_process_group_ended(self) -> None:
         """Note in the closed file that the process group was destroyed."""
@@ -193,7 +200,7 @@ class RunRecorder:
                 write_metrics(place / METRICS, self.metrics)
 
     def closing_words(self) -> str:
-        """Return the summary for the terminal, and the line that older launchers look for."""
+        """Return the summary for the terminal."""
         timing, summary = self.metrics["timing"], self.metrics["summary"]
         words = []
         if timing["step_time_p50_sec"] is not None:
@@ -205,7 +212,7 @@ class RunRecorder:
         words += filter(None, [words_on_scatter(timing)])
         if summary["final_val_loss"] is not None:
             words.append(f"validation loss {summary['final_val_loss']:.4f}")
-        return "\n".join([*words, f"metrics: {self.directory / METRICS}", self._marker])
+        return "\n".join([*words, f"metrics: {self.directory / METRICS}"])
 
     def write_if_due(self) -> None:
         """Write often enough to lose few rows in a kill, and seldom enough to cost under 1 % of the time."""
