@@ -18,7 +18,7 @@ COLUMNS = 8  # runs that fit beside each other on a screen; more are told by con
 def make_parser() -> FlagParser:
     parser = FlagParser(
         description=__doc__,
-        epilog="Without runs: every training_metrics.json under checkpoint/. Reads the versions 1, 2.0 and 2.1. "
+        epilog="Without runs: every training_metrics.json under checkpoint/. Reads the versions 1 and 2.0 to 2.2. "
         "Exit code 2: something that was typed is wrong; 1: writing failed.",
     )
     which = parser.add_argument_group("which runs (a training_metrics.json, or the directory that holds one)")

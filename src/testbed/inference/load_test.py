@@ -179,7 +179,8 @@ def saturation(closed: Sequence[dict[str, Any]], opened: Sequence[dict[str, Any]
     rate_per_s: the highest rate, all lower ones included, at which most requests start at once: nothing was rejected,
     and those that arrived in the second half found, in the median, fewer than `max_batch` others unfinished, so a slot
     was free. Above capacity the queue grows from beginning to end; that this can be seen takes several times
-    `max_batch` requests (subject.REQUESTS_PER_SLOT), for fewer would fill the batch and be over. None: at no rate.
+    `max_batch` requests (evaluated_model.REQUESTS_PER_SLOT), for fewer would fill the batch and be over. None: at no
+    rate.
     """
     best = max((point["tokens_per_s"] for point in closed), default=None)
     least = SATURATED_AT * (best or 0)

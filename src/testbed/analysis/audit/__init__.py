@@ -9,7 +9,7 @@ To add a rule, write one function and list it in the table at the end of its fil
 A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
 a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
 the files give one. What a file does not record is None, and a rule says nothing about it. The names of the rules
-stand in finding.py, their arithmetic in docs/audit.md. tests/support/audit_cases.py has a fault of each
+stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has a fault of each
 kind and its sound twin.
 
 To add a format of another program, write one function in foreign.py and list it in READERS or LOGS.

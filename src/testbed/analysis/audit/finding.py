@@ -1,4 +1,4 @@
-"""What the audit's rules give: findings, under the names that docs/measuring.md has for the rules."""
+"""What the audit's rules give: findings, under the names of docs/audit.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTE = "note"
 
 
 class Rule(StrEnum):
-    """The rules of docs/measuring.md that a finding can break."""
+    """The rules of docs/audit.md that a finding can break."""
 
     EQUAL_WORK = "equal work"
     EQUAL_MATH = "equal math"

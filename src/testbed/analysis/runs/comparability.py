@@ -90,8 +90,8 @@ def note_on_cores(runs: Sequence[Run]) -> str | None:
     in_turn = f"{', '.join(map(str, cores[:-1]))} and {cores[-1]} cores in turn"
     which = in_turn if len(cores) <= MOST_IN_TURN else f"{min(cores)} to {max(cores)} cores"
     return (
-        f"One core is one device: these runs compute on {which}, so a ratio between runs on unequally many is first of "
-        "all what the cores gain."
+        f"One core is one device: these runs compute on {which}, and most of a "
+        "ratio between runs on different numbers of cores is what the extra cores gain."
     )
 
 

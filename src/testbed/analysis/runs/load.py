@@ -55,9 +55,9 @@ class Run:
     training_time_meaning: str
     tokens_per_s: float | None
     tokens_per_s_meaning: str
-    # The file itself, for what is shown or traced but not compared. Of 2.1 without the rows of its steps, of which the
-    # arrays below are kept: a row is a dictionary of twenty entries, and an evaluation holds thousands of them in
-    # hundreds of runs; and with the settings in the terms of today's flags.
+    # The file itself, for what is shown or traced but not compared. Of 2.1 and 2.2 without the rows of its steps, of
+    # which the arrays below are kept: a row is a dictionary of twenty entries, and an analysis holds thousands of them
+    # in hundreds of runs. The settings are in the terms of today's flags.
     record: dict[str, Any] = field(repr=False)
 
     work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
