@@ -2,7 +2,7 @@
 
 Losses and unclipped gradient norms are compared with clipping active and inactive: AdamW hides a wrong gradient scale
 while clipping is active, and a wrong norm has no effect while it is not. Run types come from the registry, so a new one
-is tested without another line here.
+is tested without another line here; a sharded one also needs its row in LARGEST_SHARE.
 """
 
 from __future__ import annotations

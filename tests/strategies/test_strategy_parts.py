@@ -46,7 +46,7 @@ def test_a_thread_of_dataparallel_computes_in_the_precision_of_the_run(token_fil
     strategy, _, micro_batches = one_step(token_files, DataParallel, precision="bf16")
     seen = []
     strategy.model.h["0"].mlp.c_fc.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    replica = strategy.wrapped.module
+    replica = strategy.forward_module.module
     thread = threading.Thread(target=replica, args=(micro_batches[0].inputs, micro_batches[0].targets))
     thread.start()
     thread.join()

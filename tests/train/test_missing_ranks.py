@@ -153,13 +153,13 @@ def test_the_missing_rank_is_the_dead_then_the_stopped_then_the_one_behind(tmp_p
     file = place_of(tmp_path, 1, "exchange", 12, other.pid)
     missing = lambda: watchdog.missing_ranks(tmp_path, 2, 0)  # noqa: E731
     assert missing() is None, "both wait at one place"
-    assert watchdog.longest_level_rank(tmp_path, 2, 0).startswith(
+    assert watchdog.longest_waiting_at_same_place(tmp_path, 2, 0).startswith(
         "no rank is behind, and rank 1 is in the exchange of the"
     )
     file.enter("data_wait")
     assert re.fullmatch(r"rank 1 is in reading data of step 12 since \d s", missing())
     file.enter("forward", 13)
-    assert missing() is None is watchdog.longest_level_rank(tmp_path, 2, 0), "ahead is not missing"
+    assert missing() is None is watchdog.longest_waiting_at_same_place(tmp_path, 2, 0), "ahead is not missing"
     file.enter("backward", 12)
     os.kill(other.pid, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(other.pid).status() == psutil.STATUS_STOPPED)

@@ -1,4 +1,7 @@
-"""Registry of run types: the strategy of each, and the flags that it has. A new strategy is one row here."""
+"""Registry of run types: the strategy of each, and the flags that it has.
+
+A new strategy is one row here and one file in strategies/.
+"""
 
 from __future__ import annotations
 

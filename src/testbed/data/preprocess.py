@@ -27,7 +27,7 @@ BPE_TRAINING_BYTES = 32 * 2**20
 # A batch for one thread: large enough that handing it over costs nothing, small enough that all of them fit in memory.
 _BATCH_CHARACTERS = 256 * 1024
 Item = str | Pair
-# (is for validation, UTF-8 bytes, token ids, of a pair where its targets begin)
+# (is for is_validation, UTF-8 bytes, token ids, of a pair where its targets begin)
 Encoded = tuple[bool, int, np.ndarray, int | None]
 
 
@@ -45,14 +45,14 @@ class DocumentSplit:
     max_val_docs: int
 
     def assign(self, documents: Iterable[Item]) -> Iterator[tuple[bool, Item]]:
-        """Yield (is for validation, text or pair) in order, until both sides have their documents."""
+        """Yield (is for is_validation, text or pair) in order, until both sides have their documents."""
         room = {False: self.max_train_docs, True: self.max_val_docs}
         for document in documents:
             text = document.prompt if isinstance(document, Pair) else document
-            validation = _hash(text) < self.border
-            if room[validation]:
-                room[validation] -= 1
-                yield validation, document
+            is_validation = _hash(text) < self.border
+            if room[is_validation]:
+                room[is_validation] -= 1
+                yield is_validation, document
                 if not any(room.values()):
                     return
 
@@ -107,8 +107,8 @@ def _text(item: Item) -> str:
 def training_texts(assigned: Iterable[tuple[bool, Item]]) -> Iterator[str]:
     """Yield what a BPE may be trained on: the training side's first 32 MiB, never validation text."""
     remaining = BPE_TRAINING_BYTES
-    for validation, item in assigned:
-        if not validation:
+    for is_validation, item in assigned:
+        if not is_validation:
             yield _text(item)
             remaining -= len(_text(item).encode())
             if remaining <= 0:
@@ -168,8 +168,8 @@ def write_token_files(
         )
 
     with writer(val_path) as val, writer(train_path) as train:
-        for validation, num_bytes, token_ids, first_target in encoded:
-            (val if validation else train).append_document(token_ids, first_target)
+        for is_validation, num_bytes, token_ids, first_target in encoded:
+            (val if is_validation else train).append_document(token_ids, first_target)
             progress(num_bytes)
         if train.num_documents == 0 or val.num_documents == 0:
             raise InputError("--input has documents for one of training and validation only; add documents")
@@ -179,8 +179,8 @@ def write_token_files(
 def _batches(assigned: Iterable[tuple[bool, Item]]) -> Iterator[list[tuple[bool, Item]]]:
     batch: list[tuple[bool, Item]] = []
     characters = 0
-    for validation, item in assigned:
-        batch.append((validation, item))
+    for is_validation, item in assigned:
+        batch.append((is_validation, item))
         characters += len(_text(item))
         if characters >= _BATCH_CHARACTERS:
             yield batch

@@ -108,7 +108,7 @@ class StopSignals:
         for number in stop_signals():
             signal.signal(number, self._handle)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        threading.Thread(target=self._bound, name="bound-the-end", daemon=True).start()
+        threading.Thread(target=self._end_when_grace_is_over, name="bound-the-end", daemon=True).start()
         _watch_launcher()
 
     def interrupt(self) -> None:
@@ -137,7 +137,9 @@ class StopSignals:
         if self._raises:
             raise self.as_exception()
 
-    def _bound(self) -> None:
+    def _end_when_grace_is_over(self) -> None:
+        """End the process when the grace after the first signal is over, or at once after a second signal. Runs in a
+        thread of its own."""
         first, deadline_s, same_until_s = 0, None, 0.0
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())

@@ -205,7 +205,7 @@ def _ranks_behind(directory: Path, world_size: int, rank: int) -> str | None:
     return None
 
 
-def longest_level_rank(directory: Path, world_size: int, rank: int) -> str | None:
+def longest_waiting_at_same_place(directory: Path, world_size: int, rank: int) -> str | None:
     """Describe the rank that has stood longest at the place where this one is, of the ranks of this machine.
 
     A collective can time out with no rank missing: one rank may be in forward while the others wait in backward.

@@ -77,7 +77,7 @@ def window_nats(
     device, found = model.wte.weight.device, []
     per_row = max(window.length for window in windows) * model.shape.padded_vocab_size * 4
     most = at_once or max(1, LOGITS_BYTES // per_row)
-    for batch in _alike(windows, most):
+    for batch in _batches_of_equal_length(windows, most):
         rows = np.stack([tokens[each.start : each.start + each.length + 1].astype(np.int64) for each in batch])
         ids = torch.from_numpy(rows).to(device)  # (B, T + 1)
         logits = model(ids[:, :-1]).float()
@@ -87,8 +87,8 @@ def window_nats(
     return found
 
 
-def _alike(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]:
-    """Return neighbours of equal length together, at most `most`."""
+def _batches_of_equal_length(windows: Sequence[TokenWindow], most: int) -> list[list[TokenWindow]]:
+    """Return batches of neighbouring windows of equal length, at most `most` in each."""
     batches: list[list[TokenWindow]] = []
     for window in windows:
         if batches and len(batches[-1]) < most and batches[-1][0].length == window.length:
@@ -110,7 +110,7 @@ def perplexity(nats: Sequence[float], windows: Sequence[TokenWindow], num_bytes:
     if not np.isfinite(nats).all():
         raise ArithmeticError("the model's losses are not finite numbers")
     scored = [window.scored for window in windows]
-    low, high = _interval(np.asarray(nats), np.asarray(scored))
+    low, high = _perplexity_interval(np.asarray(nats), np.asarray(scored))
     nats_per_token = sum(nats) / sum(scored)
     return {
         "value": math.exp(nats_per_token),
@@ -127,11 +127,11 @@ def perplexity_ratio(of: dict[str, Any], against: dict[str, Any]) -> dict[str, f
     """Return a perplexity over another's, from two `perplexity` fields of the same windows."""
     scored = np.asarray(of["window_tokens"])
     difference = np.asarray(of["window_nats"]) - np.asarray(against["window_nats"])
-    low, high = _interval(difference, scored)
+    low, high = _perplexity_interval(difference, scored)
     return {"value": math.exp(difference.sum() / scored.sum()), "low": low, "high": high}
 
 
-def _interval(nats: np.ndarray, scored: np.ndarray) -> tuple[float | None, float | None]:
+def _perplexity_interval(nats: np.ndarray, scored: np.ndarray) -> tuple[float | None, float | None]:
     """Return the 95 % interval of exp(sum of nats / sum of tokens) over resampled windows."""
     if len(nats) < MIN_WINDOWS:
         return None, None

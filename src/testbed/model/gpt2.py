@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 def _keep_matrix_products():
-    """Selective checkpointing: what is expensive to compute is kept, LayerNorms, GELU and sums are computed again."""
+    """Keep what is expensive to compute (selective checkpointing); LayerNorms, GELU and sums are computed again."""
     return create_selective_checkpoint_contexts(list(EXPENSIVE_OPERATIONS))
 
 
@@ -130,7 +130,7 @@ class GPT2(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """GPT-2's initialisation: N(0, 0.02), projections into the residual stream scaled by 1/sqrt(2 x layers)."""
+        """Initialise as GPT-2: N(0, 0.02), projections into the residual stream scaled by 1/sqrt(2 x layers)."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
@@ -142,7 +142,7 @@ class GPT2(nn.Module):
         self.wte.weight[self.shape.vocab_size :] = 0.0
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits, or the sum of the losses.
+        """Return logits, or the sum of the losses.
 
         Args:
             inputs: (B, T) int64 token ids.
@@ -156,12 +156,12 @@ class GPT2(nn.Module):
         return self.loss_of_hidden(self.run_blocks(inputs), targets)
 
     def run_layers(self, x: torch.Tensor) -> torch.Tensor:
-        """From (B, T) token ids to (B, T, padded V) logits; a part may begin or end with (B, T, C) activations."""
+        """Return (B, T, padded V) logits of (B, T) token ids; a part may begin or end with (B, T, C) activations."""
         x = self.run_blocks(x)
         return self.padded_logits(self.ln_f(x)) if self.predicts else x
 
     def run_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """From (B, T) token ids, or (B, T, C) activations in a later part, to the (B, T, C) of the last block."""
+        """Return the last block's (B, T, C) for (B, T) token ids, or for (B, T, C) activations in a later part."""
         if self.embeds:
             positions = torch.arange(x.shape[1], device=x.device)
             x = self.drop(self.wte(x) + self.wpe(positions))  # (B, T, C)
@@ -179,12 +179,12 @@ class GPT2(nn.Module):
         return cast("list[Block]", list(self.h.values()))
 
     def padded_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, padded V); minus infinity where there is no token."""
+        """Return (B, T, padded V) logits; minus infinity where there is no token."""
         is_padded = self.shape.padded_vocab_size != self.shape.vocab_size
         return F.linear(x, self.wte.weight, self.padding_bias.to(x.dtype) if is_padded else None)
 
     def part(self, blocks: Iterable[int], embeds: bool, predicts: bool) -> GPT2:
-        """Some layers as a model of their own, under the same names and with the same parameters."""
+        """Return some layers as a model of their own, under the same names and with the same parameters."""
         part = copy.copy(self)
         part._modules, part._buffers = dict(self._modules), dict(self._buffers)  # the copy shared these too
         part.embeds, part.predicts = embeds, predicts
@@ -219,18 +219,18 @@ class GPT2(nn.Module):
 
 
 def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross entropies in nats of (B, T, V) logits against (B, T) targets, 0-dim float32."""
+    """Return the sum of the cross entropies in nats of (B, T, V) logits against (B, T) targets, 0-dim float32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_A_TARGET, reduction="sum")
 
 
 def _on_meta(shape: ModelShape) -> GPT2:
-    """The model without memory: names and shapes only."""
+    """Return the model without memory: names and shapes only."""
     with torch.device("meta"):
         return GPT2(shape)
 
 
 def to_transformers(state_dict: dict[str, torch.Tensor], shape: ModelShape) -> dict[str, torch.Tensor]:
-    """Our weights under the names and in the layout of GPT2LMHeadModel; the tied head is stored once, as theirs is."""
+    """Return our weights under the names and in the layout of GPT2LMHeadModel; the tied head is stored once."""
     exported = {}
     for name, tensor in state_dict.items():
         if name == "wte.weight":
@@ -240,7 +240,7 @@ def to_transformers(state_dict: dict[str, torch.Tensor], shape: ModelShape) -> d
 
 
 def from_transformers(weights: dict[str, torch.Tensor], shape: ModelShape) -> dict[str, torch.Tensor]:
-    """Weights of a GPT2LMHeadModel or GPT2Model as a state dict for GPT2.
+    """Return the weights of a GPT2LMHeadModel or GPT2Model as a state dict for GPT2.
 
     Raises:
         InputError: a weight is missing, superfluous or of another shape.

@@ -44,21 +44,21 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 def muon_groups(model: nn.Module, settings: RunSettings) -> list[dict[str, Any]]:
     """Return the matrices inside the blocks for Muon, then AdamW's groups of the rest, embeddings and head included."""
-    chosen, is_muons = settings.optimizer, {}
+    chosen, takes_muon = settings.optimizer, {}
     assert chosen.muon_learning_rate is not None
     for name, parameter in model.named_parameters():
-        is_muons[name] = name.startswith(BLOCKS) and parameter.dim() == 2
-    muons = {
-        "params": [parameter for name, parameter in model.named_parameters() if is_muons[name]],
+        takes_muon[name] = name.startswith(BLOCKS) and parameter.dim() == 2
+    muon_group = {
+        "params": [parameter for name, parameter in model.named_parameters() if takes_muon[name]],
         "weight_decay": chosen.weight_decay,
         "momentum": chosen.muon_momentum,
         "lr": chosen.muon_learning_rate,
         "lr_ratio": chosen.muon_learning_rate / chosen.learning_rate if chosen.learning_rate else 1.0,
     }
-    rest = [parameter for name, parameter in model.named_parameters() if not is_muons[name]]
+    rest = [parameter for name, parameter in model.named_parameters() if not takes_muon[name]]
     others = parameter_groups(rest, chosen.weight_decay)
     # an end of a pipeline may hold no block, and a rank of its middle nothing but blocks
-    return [group for group in (muons, *others) if group["params"]]
+    return [group for group in (muon_group, *others) if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

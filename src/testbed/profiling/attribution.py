@@ -57,7 +57,7 @@ def attribution(
         ],
         "collectives": collectives,
         "bound": _ring_bound(collectives, device),
-        "pipeline": _pipeline(traces, settings),
+        "pipeline": _pipeline_bubble(traces, settings),
     }
 
 
@@ -73,15 +73,15 @@ def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any
             {
                 "name": name,
                 "num_per_step": sum(collective.num for collective in found) / rank_steps,
-                "bytes_per_step": _mean(sizes, rank_steps),
-                "bus_bytes_per_step": _mean(on_bus, rank_steps),
+                "bytes_per_step": _per_step(sizes, rank_steps),
+                "bus_bytes_per_step": _per_step(on_bus, rank_steps),
                 "seconds_per_step": sum(collective.seconds for collective in found) / rank_steps,
             }
         )
     return rows
 
 
-def _mean(sizes: Sequence[float | None], num_steps: int) -> float | None:
+def _per_step(sizes: Sequence[float | None], num_steps: int) -> float | None:
     """Return the sum of the sizes over the steps; None where a size is not known."""
     known = [size for size in sizes if size is not None]
     return sum(known) / num_steps if len(known) == len(sizes) else None
@@ -114,7 +114,7 @@ def _ring_bound(collectives: Sequence[dict], device: torch.device) -> dict[str, 
     }
 
 
-def _pipeline(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] | None:
+def _pipeline_bubble(traces: Sequence[Trace], settings: RunSettings) -> dict[str, Any] | None:
     """Return the measured bubble and the ideal one of GPipe and 1F1B, (p - 1) / (m + p - 1) for p equal stages and m
     micro batches (Huang et al. 2019, arXiv:1811.06965, section 2.3).
 

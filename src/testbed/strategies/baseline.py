@@ -41,7 +41,7 @@ class Baseline:
 
     Attributes:
         model: what this rank holds of the model; its parameters are what the optimizer updates.
-        wrapped: what is called; a strategy that wraps the model puts the wrapper here.
+        forward_module: the module that forward calls; a strategy that wraps the model puts the wrapper here.
         keeps_casts: whether weights that were cast for a micro batch are kept for the next ones of the step. Not where
             backward computes again: it casts again too, and else no more than a block's casts would be alive.
     """
@@ -55,7 +55,7 @@ class Baseline:
         self.settings = settings
         self.device = device
         self.model = model.to(device)
-        self.wrapped: nn.Module = self.model
+        self.forward_module: nn.Module = self.model
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, settings)
         # fp16 gradients underflow: scale the loss up, and skip the step when that overflows
@@ -84,7 +84,7 @@ class Baseline:
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Return the sum of the token losses of one forward pass."""
         with self.autocast():
-            return self.wrapped(micro_batch.inputs, micro_batch.targets)
+            return self.forward_module(micro_batch.inputs, micro_batch.targets)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Run the matrix products of a forward pass in the run's precision."""
@@ -93,14 +93,11 @@ class Baseline:
         return torch.autocast(self.device.type, dtype, enabled=enabled, cache_enabled=self.keeps_casts)
 
     def casts_kept(self, num_micro_batches: int) -> contextlib.AbstractContextManager:
-        """Cast a weight to the run's precision once in the micro batches of a step, not once per micro batch.
+        """Keep weights cast to the run's precision for all micro batches of a step.
 
-        autocast keeps its casts until the outermost context ends; this one does nothing but last that long. At the end
-        of a forward pass, where most is held, its graph holds them anyway. But they stay through backward, and so do
-        the gradients in their precision, as autograd comes last to what was made in the first micro batch: 2 + 2 bytes
-        per parameter at the end of backward, which raises the peak only of a model whose activations take less than
-        2. Of one micro batch nothing could be used again. Compiled blocks cast inside their graph, once per micro
-        batch, and keep nothing here (AOTAutograd).
+        autocast keeps its casts until the outermost context ends, and this one does nothing but last that long. The
+        casts stay through backward, and so do gradients in their precision: 2 + 2 bytes per parameter. Compiled blocks
+        cast inside their graph, once per micro batch, and keep nothing here (AOTAutograd).
         """
         if num_micro_batches == 1 or not self.keeps_casts:
             return contextlib.nullcontext()

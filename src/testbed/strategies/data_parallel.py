@@ -24,7 +24,7 @@ class DataParallel(Baseline):
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         super().__init__(settings, model, device)
         self.num_devices = max(1, torch.cuda.device_count()) if device.type == "cuda" else 1
-        self.wrapped = nn.DataParallel(_InPrecision(self))
+        self.forward_module = nn.DataParallel(_InPrecision(self))
         # each device returns its loss sum, a number; DataParallel says that it makes a vector of them
         warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
 

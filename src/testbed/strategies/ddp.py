@@ -25,19 +25,19 @@ class DDP(Replicated):
     def __init__(self, settings: RunSettings, model: GPT2, device: torch.device):
         super().__init__(settings, model, device)
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*deprecated")  # its new name came with 2.13
-        self.wrapped = DistributedDataParallel(
+        self.forward_module = DistributedDataParallel(
             self.model,
             bucket_cap_mb=settings.data_parallel.bucket_cap_mb,
             gradient_as_bucket_view=True,  # no second copy of the gradients
             broadcast_buffers=False,  # the one buffer is a constant
         )
         if settings.data_parallel.gradient_compression == "bf16":
-            self.wrapped.register_comm_hook(None, average_in_bf16)
+            self.forward_module.register_comm_hook(None, average_in_bf16)
 
     def accumulation(self, is_last: bool) -> contextlib.AbstractContextManager:
         if not (is_last and self.is_synchronised):
-            assert isinstance(self.wrapped, DistributedDataParallel)
-            return self.wrapped.no_sync()
+            assert isinstance(self.forward_module, DistributedDataParallel)
+            return self.forward_module.no_sync()
         # Backward comes last to what was made first: with casts kept from the first micro batch all matrices' gradients
         # would be there only at its very end, and nothing would be averaged meanwhile. So this one casts anew.
         torch.clear_autocast_cache()

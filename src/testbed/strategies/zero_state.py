@@ -67,10 +67,10 @@ def check_finite(engine: Any, directory: Path) -> None:
 
 
 def save_own_files(engine: Any, directory: Path, tag: str, group: dist.ProcessGroup | None) -> None:
-    """DeepSpeed's own files, for the same stage on the same ranks. All ranks call it.
+    """Write DeepSpeed's own files, which resume the same stage on the same ranks. All ranks call it.
 
     DeepSpeed's ranks meet once all have written: a rank whose disk is full must come there too, or the others wait for
-    it in vain and nobody hears why.
+    it and the cause is lost.
 
     Raises:
         OSError: on every rank, when one could not write its file.
@@ -112,12 +112,12 @@ def _is_sharded(engine: Any) -> bool:
 
 
 def _plain_state(engine: Any) -> state_files.State:
-    """Stage 0: the optimizer holds whole tensors, as in plain PyTorch."""
+    """Return the state of stage 0, where the optimizer holds whole tensors as in plain PyTorch."""
     return state_files.state_of(engine.module, engine.basic_optimizer)
 
 
 def _whole_state(engine: Any) -> state_files.State:
-    """Whole tensors, each kept in host memory by one rank."""
+    """Return whole tensors, each kept in host memory by one rank."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     zero = engine.optimizer
@@ -138,7 +138,7 @@ def _whole_state(engine: Any) -> state_files.State:
 
 
 def _scale_of(zero: Any) -> state_files.State:
-    """fp16's loss scale; nothing in other precisions."""
+    """Return fp16's loss scale; an empty dict in other precisions."""
     if not zero.loss_scaler.dynamic:
         return {}
     return {"scaler": {SCALE: torch.tensor(zero.loss_scaler.cur_scale, dtype=torch.float64)}}
@@ -197,7 +197,7 @@ def _link_moments(zero: Any) -> None:
 
 
 def _set_fragment(parameter: torch.nn.Parameter, whole: torch.Tensor, moment: str | None) -> None:
-    """Stages 1 and 2: this rank's fragment of a master, or of its moment; it may have none."""
+    """Set, in stages 1 and 2, this rank's fragment of a master, or of its moment; it may have none."""
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     if moment is None:

@@ -60,10 +60,10 @@ class TrainingBatches:
 
     def _read(self, step: int) -> list[MicroBatch]:
         share = self.settings.batch.global_batch_size // self.settings.plan.data_world_size
-        everyones = self.windows_of_step(step)
-        mine = everyones[self.data_rank * share : (self.data_rank + 1) * share]
-        loss_divisor = self.windows.num_target_tokens(everyones) / self.settings.plan.data_world_size
-        return micro_batches(self.windows, mine, share, self.settings, self.device, loss_divisor)
+        global_windows = self.windows_of_step(step)
+        own_windows = global_windows[self.data_rank * share : (self.data_rank + 1) * share]
+        loss_divisor = self.windows.num_target_tokens(global_windows) / self.settings.plan.data_world_size
+        return micro_batches(self.windows, own_windows, share, self.settings, self.device, loss_divisor)
 
 
 class ValidationBatches:
@@ -90,8 +90,8 @@ class ValidationBatches:
         first = index * self.settings.batch.global_batch_size
         windows = np.arange(first, min(first + self.settings.batch.global_batch_size, self.num_sequences))
         share = -(-len(windows) // self.settings.plan.data_world_size)
-        mine = windows[self.data_rank * share : (self.data_rank + 1) * share]
-        return micro_batches(self.windows, mine, share, self.settings, self.device)
+        own_windows = windows[self.data_rank * share : (self.data_rank + 1) * share]
+        return micro_batches(self.windows, own_windows, share, self.settings, self.device)
 
 
 def micro_batches(

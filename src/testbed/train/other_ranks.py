@@ -74,7 +74,7 @@ class OtherRanks:
     def _longest_at_same_phase(self) -> str | None:
         if self.directory is None or not self.launch.is_distributed:
             return None
-        return watchdog.longest_level_rank(self.progress_folder, self.launch.world_size, self.launch.rank)
+        return watchdog.longest_waiting_at_same_place(self.progress_folder, self.launch.world_size, self.launch.rank)
 
     def _unknown(self) -> str:
         if self.launch.rank > 0 and self.directory is None and not process_group.is_store_held():

@@ -92,8 +92,8 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     Returns:
         The SHA-256 of each file's tokens and targets, under "train" and "val".
     """
-    is_one = checked.train_file is checked.val_file  # --eval_only without a training file
-    files = ({} if is_one else {"train": checked.train_file}) | {"val": checked.val_file}
+    is_same_file = checked.train_file is checked.val_file  # --eval_only without a training file
+    files = ({} if is_same_file else {"train": checked.train_file}) | {"val": checked.val_file}
     sha256 = {
         name: check_token_file(token_file, checked.settings.model.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in files.items()
