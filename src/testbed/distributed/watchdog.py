@@ -3,8 +3,8 @@
 A rank that waits in a collective runs no Python and cannot know which rank it waits for. So each rank notes where it
 goes before it goes there, and a thread counts up for as long as the process runs. No torch.
 
-A note is a store into mapped memory: about a microsecond, no system call, no flush, and there after kill -9. On one
-machine it is seen at once; over a network file system half a minute late, so other machines are named, never judged.
+A note is a store into mapped memory: no system call, no flush, and there after kill -9. On one machine it is
+seen at once; over a network file system half a minute late, so other machines are named, never judged.
 """
 
 from __future__ import annotations
