@@ -68,14 +68,15 @@ def known_flags() -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=relative)
 def test_commands_name_programs_and_flags_that_exist(page):
-    sources, work = known_flags(), ""
+    sources, arrays = known_flags(), {}
     for command in commands_of(page):
-        if command.startswith("work=("):
-            work = command.removeprefix("work=(").removesuffix(")")
+        if array := re.fullmatch(r"(\w+)=\((.*)\)", command):
+            arrays[array[1]] = array[2]
+        command = re.sub(r'"\$\{(\w+)\[@\]\}"', lambda name: arrays.get(name[1], name[0]), command)
         for program in re.findall(r"\b((?:src|scripts)/[\w/]+\.(?:py|sh|sbatch|slurm|yaml))\b", command):
             assert (REPOSITORY / program).is_file(), command
-        if "src/gpt2.py" in command and not re.search(r"\.\.\.|<|\$(?!\{work)|srun|network\.py", command):
-            words = shlex.split(command.replace('"${work[@]}"', work).partition("src/gpt2.py")[2])
+        if "src/gpt2.py" in command and not re.search(r"\.\.\.|<|\$|srun|network\.py", command):
+            words = shlex.split(command.partition("src/gpt2.py")[2])
             parse_command_line(words[: words.index(";")] if ";" in words else words)
         elif "scripts/" in command and command.startswith(("python ", "bash ")):
             for flag in re.findall(r"(?<=\s)--([a-z][\w-]+)", command.partition("scripts/")[2]):
