@@ -61,6 +61,46 @@ def test_a_flag_that_contradicts_the_file_is_refused_and_both_are_named(settings
     assert f"--{flag} {other}" in message and f"zero_optimization.{key}" in message and written in message
 
 
+# Everything that DeepSpeed is told, so that a default that waits for the device or changes the mathematics is seen.
+EFFECTIVE = {
+    "bf16": {"enabled": False},
+    "communication_data_type": "fp32",
+    "data_types": {"grad_accum_dtype": "fp32"},
+    "gradient_clipping": 1.0,
+    "steps_per_print": 2**31,
+    "timers": {"throughput": {"enabled": False}},
+    "torch_autocast": {"enabled": False, "dtype": "bfloat16", "lower_precision_safe_modules": []},
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+}
+
+
+def test_the_effective_configuration_names_every_decision(settings_of):
+    settings = settings_of()
+    config = effective_config(settings)
+    assert config.pop("train_batch_size") == settings.batch.global_batch_size
+    assert config.pop("train_micro_batch_size_per_gpu") == settings.batch.micro_batch_size_per_gpu
+    assert config.pop("gradient_accumulation_steps") == settings.batch.grad_accum_steps
+    assert config.pop("zero_optimization")["stage"] == 1
+    assert config == EFFECTIVE
+
+
+@pytest.mark.launches
+def test_deepspeed_takes_no_default_that_waits_for_the_device(settings_of):
+    """Read by DeepSpeed itself: what would synchronise inside a step is off."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    read = DeepSpeedConfig(effective_config(settings_of()))
+    assert not read.timers_config.enabled and not read.wall_clock_breakdown and not read.memory_breakdown
+    assert not read.flops_profiler_config.enabled and not read.comms_config.comms_logger_enabled
+    assert not read.dump_state and read.gradient_predivide_factor == 1.0 and not read.prescale_gradients
+
+
+def test_a_timer_of_deepspeeds_is_refused(settings_of):
+    message = refusal(settings_of, timers={"throughput": {"enabled": True}})
+    assert "'timers'" in message and "inside the step" in message
+
+
 @pytest.mark.parametrize("nothing", ["auto", None, {"device": "auto"}, {"device": None}, {"device": "none"}, {}])
 def test_an_offload_section_that_says_nothing_leaves_it_to_the_flag(settings_of, nothing):
     zero = {"stage": 3, "offload_optimizer": nothing, "offload_param": nothing}

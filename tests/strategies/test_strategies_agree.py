@@ -19,6 +19,7 @@ from support.programs import SEQUENCE, VOCABULARY
 from support.reference import reference_model
 from support.settings import typed
 from support.variants import BF16, VARIANTS, slow_but
+from support.waits import allowed_waits
 
 from testbed.config.run_types import STRATEGIES
 from testbed.model.gpt2 import GPT2, to_transformers
@@ -110,6 +111,13 @@ def test_every_strategy_follows_the_single_process(train, variant, clipping):
     share = max(actual["parameter_bytes"]) / whole
     assert share == pytest.approx(LARGEST_SHARE.get(variant, 1.0), abs=0.02)
     assert sum(actual["parameter_bytes"]) >= whole, "no rank holds what is missing"
+
+
+@pytest.mark.parametrize("variant", slow_but(STRATEGIES, VARIANTS))
+def test_nothing_inside_a_step_waits_for_the_device(train, variant):
+    run_type, ranks, flags, _ = VARIANTS[variant]
+    waits = train(run_type, ranks, flags, "clipping")["waits"]
+    assert waits.keys() <= allowed_waits(variant).keys(), "what the host asks of the device inside a step"
 
 
 # in what is compiled, the calls that are counted would become part of the graph

@@ -23,6 +23,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from support.planted_bugs import making
+from support.waits import counted_waits
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import RunSettings
@@ -132,7 +133,9 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     for step in range(settings.last_step):
         micro_batches = batches.of_step(step)
         # a compiled block is left alone: counting would become part of what is compiled
-        with contextlib.nullcontext(CountedCalls()) if settings.compute.compile else CountedCalls() as calls:
+        counted = contextlib.nullcontext(CountedCalls()) if settings.compute.compile else CountedCalls()
+        is_last = step == settings.last_step - 1
+        with counted as calls, counted_waits() if is_last else contextlib.nullcontext({}) as waits:
             result = strategy.train_step(micro_batches, learning_rate_at(step, settings))
         losses.append(world_step.gather_step(result, StepClock(CPU), CPU).loss)
         norms.append(float(result.grad_norm))
@@ -164,6 +167,7 @@ def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
         "data_world_size": data_world_size,
         "continued": continued,
         "built": built,
+        "waits": waits,
         "block_passes": sum(process_group.gather_objects(calls.number)),
         "mesh": str(settings.plan.mesh),
         "losses": losses,

@@ -32,6 +32,11 @@ VARIANTS = {
         None,
     ),
     "fsdp, compiled": ("fsdp", 2, "--compile --attention flash", None),
+    "ZeRO 0, compiled": ("optimized", 2, "--zero_stage 0 --compile --attention flash", None),
+    "ZeRO 1, compiled": ("optimized", 2, "--zero_stage 1 --compile --attention flash", None),
+    "ZeRO 2, compiled": ("optimized", 2, "--zero_stage 2 --compile --attention flash", None),
+    "pipeline, compiled": ("pipeline", 2, "--compile --attention flash", None),
+    "tensor, compiled": ("tensor", 2, "--compile --attention flash", None),
     "fsdp, weights kept": (
         "fsdp",
         2,

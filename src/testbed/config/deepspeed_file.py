@@ -52,6 +52,7 @@ NOT_DECIDED_HERE = {
     "gradient_predivide_factor": "gradients are averaged, not summed",
     "sparse_gradients": "gradients are averaged whole",
     "compression_training": "it would train another model",
+    "timers": "the testbed times every step itself, and DeepSpeed's timer would wait for the device inside the step",
 }
 # of the zero_optimization section: what rounds weights or gradients on their way, and would be another computation
 QUANTIZING = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")

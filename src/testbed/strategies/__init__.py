@@ -69,6 +69,7 @@ def build_strategy(settings: RunSettings, model: GPT2, device: torch.device) -> 
     """Build the strategy that --run_type names around a model that every rank initialised alike."""
     if settings.compute.compile:
         model.compile_blocks()
+        model.compile_head()
     entry = STRATEGIES[settings.training.run_type]
     strategy_class = getattr(importlib.import_module(f"{__name__}.{entry.module}"), entry.class_name)
     return strategy_class(settings, model, device)

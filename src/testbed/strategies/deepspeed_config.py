@@ -24,6 +24,8 @@ def effective_config(settings: RunSettings) -> dict[str, Any]:
     config["train_micro_batch_size_per_gpu"] = settings.batch.micro_batch_size_per_gpu
     config["gradient_accumulation_steps"] = settings.batch.grad_accum_steps
     config["steps_per_print"] = 2**31  # the run prints its own progress, outside the step clock
+    # DeepSpeed's own throughput timer is on by default and waits for the device twice per micro batch.
+    config["timers"] = {"throughput": {"enabled": False}}
     config["zero_optimization"] = _zero_section(config.get("zero_optimization", {}), settings)
     # DeepSpeed clips by itself unless told 0 (its default is 1.0). Stage 0 sums squares in float32, 3e-5 off at 124M
     # parameters, so there the strategy clips with the float64 norm of the other run types.
