@@ -158,7 +158,7 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     from testbed.distributed.processes import Stop
-    from testbed.sweep.plan import FAILED, check_cells, plan
+    from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
     from testbed.sweep.state import Sweep, take_over
 
@@ -166,6 +166,8 @@ def main() -> int:
     facts = facts_of_machine()
     request = request_from(arguments, facts)
     cells = plan(request)
+    if (note := compile_alike(cells, request.machine)) is not None:
+        say(f"note: {note}")
     settings = check_cells(cells, arguments.allow_mismatch, request.protocol)
     command_line = recorded_command(__file__, arguments.own, arguments.passed_on)
     sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)

@@ -334,3 +334,18 @@ def test_help_loads_no_numpy():
     said = subprocess.run([sys.executable, "-c", code % path], capture_output=True, text=True, check=True)
     assert said.stdout.strip().endswith("[]")
     assert "--allow-mismatch" in said.stdout
+
+
+def test_a_compiled_strategy_against_an_uncompiled_one_has_no_speed_up(tmp_path):
+    """The ratio would be the compiler's. Runs of one strategy may differ in it, as then it is what is compared."""
+    for name, run_type, compiled in (("a", "ddp", True), ("b", "allreduce", False), ("c", "ddp", False)):
+        for number in range(3):
+            config = {"run_type": run_type, "compile": compiled}
+            metrics = example_metrics(training_config=config, step_time_s=0.1, run_id=f"{name}{number}")
+            save(tmp_path / name / str(number), metrics)
+    mixed = run_here("scripts/compare_runs.py", tmp_path / "a", "--against", tmp_path / "b")
+    assert mixed.returncode != 0 and "compile, of unlike run types" in mixed.stdout + mixed.stderr
+    allowed = run_here("scripts/compare_runs.py", tmp_path / "a", "--against", tmp_path / "b", "--allow-mismatch")
+    assert "NOT EQUAL WORK" in allowed.stdout
+    same = run_here("scripts/compare_runs.py", tmp_path / "a", "--against", tmp_path / "c")
+    assert same.returncode == 0 and "NOT EQUAL" not in same.stdout

@@ -16,7 +16,7 @@ from support.programs import (
 )
 from support.settings import settings_of
 
-from testbed.autotune import micro_batch
+from testbed.autotune import choices, micro_batch
 from testbed.autotune.choices import as_decided_before
 from testbed.autotune.memory_model import elements_held, model_state_bytes
 from testbed.autotune.micro_batch import (
@@ -99,7 +99,7 @@ def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(s
     needs = {size: 1_000 * size for size in micro_batch_candidates(settings)}
     monkeypatch.setattr(micro_batch, "predicted_bytes", lambda _, size: needs[size])
     monkeypatch.setattr(micro_batch, "available_bytes", lambda *_: int(8_000 * factor) if fits > 1 else 500)
-    monkeypatch.setattr(micro_batch, "ENOUGH_TOKENS_ON_CPU", 10**9)
+    monkeypatch.setitem(micro_batch.ENOUGH_TOKENS, "cpu", 10**9)
     chosen, words = find_micro_batch(settings, ALONE, CPU)
     assert chosen == fits
     assert words.startswith(f"micro batch {fits}:")
@@ -108,11 +108,79 @@ def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(s
     assert ("whole share" in words) == (fits == 32)
 
 
+def test_a_gpu_gets_the_largest_useful_micro_batch_unless_one_is_given(token_files, monkeypatch):
+    """4 sequences, the CPU's default, cost a GPU a fifth of its speed. Nothing is found out where a flag gives it."""
+
+    def micro_batch_of(*flags: str, ranks: int = 1) -> int:
+        settings = settings_of(token_files, "--attention", "math", "--compile", "off", *flags, world_size=ranks)
+        settings = settings.with_values(device="cuda", precision="bf16")
+        decided, _ = choices.decide(settings, ALONE, torch.device("cuda"))
+        resumed = choices.as_decided_before(settings, decided.as_dict() | {"micro_batch_size_per_gpu": 2})
+        expected = 2 if "micro_batch_size_per_gpu" in decided.origin.chosen else settings.batch.micro_batch_size_per_gpu
+        assert resumed.batch.micro_batch_size_per_gpu == expected, "a resumed run goes on with what was decided"
+        return decided.batch.micro_batch_size_per_gpu
+
+    monkeypatch.setattr(choices, "find_micro_batch", lambda *_: (8, "micro batch 8"))
+    assert micro_batch_of("--run_type", "baseline") == 8
+    assert micro_batch_of("--run_type", "ddp", ranks=2) == 8
+    assert micro_batch_of("--run_type", "baseline", "--micro_batch_size_per_gpu", "2") == 2
+    assert micro_batch_of("--run_type", "baseline", "--grad_accum_steps", "16", "--micro_batch_size_per_gpu", "1") == 1
+    assert micro_batch_of("--run_type", "pipeline", ranks=2) <= 4, "whose schedule wants several"
+
+
+def test_a_micro_batch_on_a_gpu_ends_where_it_gets_no_faster(settings):
+    assert micro_batch.useful_candidates(settings, torch.device("cuda")) == micro_batch_candidates(settings)
+    long = settings.with_values(seq_length=8192)
+    assert micro_batch.useful_candidates(long, torch.device("cuda")) == [1, 2, 4]
+    assert micro_batch.useful_candidates(settings.with_values(seq_length=65536), torch.device("cuda")) == [1]
+
+
+class FakeCuda:
+    """PyTorch's functions of a GPU with 80 GiB, and a step that fails as it is told from the third candidate on."""
+
+    def __init__(self, monkeypatch, error: Exception):
+        self.tried: list[int] = []
+        self.error = error
+        for name in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
+            monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 2**30, 80 * 2**30))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.tried[-1] * 2**30)
+        monkeypatch.setattr(micro_batch.torch, "empty", lambda *size, **options: None)
+        monkeypatch.setattr(micro_batch, "_throw_away", lambda settings, device: None)
+        monkeypatch.setattr(micro_batch, "_step", self.step)
+
+    def step(self, strategy, settings, size: int) -> None:
+        if len(self.tried) == 2:
+            raise self.error
+        self.tried.append(size)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_every_way_to_run_out_of_memory_ends_the_trial(settings, monkeypatch, error):
+    FakeCuda(monkeypatch, error)
+    found = micro_batch._try(settings, torch.device("cuda"), [1, 2, 4, 8])
+    assert (found.micro_batch, found.too_large, found.too_large_needs) == (2, 4, 4 * 2**30) and found.is_tried
+
+
+def test_another_error_of_the_trial_is_no_lack_of_memory(settings, monkeypatch):
+    FakeCuda(monkeypatch, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        micro_batch._try(settings, torch.device("cuda"), [1, 2, 4, 8])
+
+
 def test_on_the_cpu_no_micro_batch_is_larger_than_it_helps(token_files):
     settings = settings_of(token_files, "--micro_batch_size_per_gpu", "auto", "--global_batch_size", "256")
     chosen, words = find_micro_batch(settings, ALONE, CPU)
-    assert chosen * SEQUENCE == micro_batch.ENOUGH_TOKENS_ON_CPU
-    assert "no faster on a CPU" in words
+    assert chosen * SEQUENCE == micro_batch.ENOUGH_TOKENS["cpu"]
+    assert "no faster" in words
 
 
 def test_ranks_take_the_smallest_that_any_of_them_found(settings, monkeypatch):

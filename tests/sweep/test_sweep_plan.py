@@ -16,7 +16,17 @@ from support.programs import REPOSITORY, script, write_token_files
 from support.sweep_cases import NOTHING_GIVEN, SCRIPT, SIX_STEPS, request
 
 from testbed.config.flags import parse_command_line
-from testbed.sweep.plan import COMPLETE, EQUAL_WORK, FAILED, NOT_APPLICABLE, Cell, check_cells, order_of_round, plan
+from testbed.sweep.plan import (
+    COMPLETE,
+    EQUAL_WORK,
+    FAILED,
+    NOT_APPLICABLE,
+    Cell,
+    check_cells,
+    compile_alike,
+    order_of_round,
+    plan,
+)
 from testbed.sweep.request import Machine, parse_numbers, parse_variants, shared_arguments
 from testbed.sweep.runner import Runner, seconds_left
 
@@ -322,3 +332,22 @@ def test_help_answers_before_anything_heavy_is_loaded():
     )
     code = code.replace("sys.path.pop()", repr(str(SCRIPT)))
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("variants", "kind", "is_added"),
+    [
+        ("ddp,optimized:zero_stage=3", "cuda", True),  # ZeRO 3 cannot be compiled
+        ("ddp,fsdp,optimized", "cuda", False),  # auto compiles all of them
+        ("optimized:zero_stage=3", "cuda", False),  # and none of these
+        ("ddp:compile=on,ddp:compile=off,optimized:zero_stage=3", "cuda", False),  # what is typed is what is compared
+        ("ddp,optimized:zero_stage=3", "cpu", False),  # where auto compiles nothing
+    ],
+)
+def test_no_sweep_sets_a_compiled_strategy_against_an_uncompiled_one(in_folder_with_data, variants, kind, is_added):
+    machine = Machine(num_cores=2, cuda_devices=("0", "1") if kind == "cuda" else ())
+    cells = runs_of(plan(request(variants, ranks=(2,), machine=machine, passed_on=["--device", "auto"])))
+    note = compile_alike(cells, machine)
+    assert (note is not None) is is_added
+    assert {"--compile off" in " ".join(cell.command) for cell in cells if "compile" not in cell.variant} == {is_added}
+    check_cells(cells, allow_mismatch=False)

@@ -13,7 +13,7 @@ import torch
 from testbed.autotune.attention import check_backend, fastest_backend
 from testbed.autotune.device import why_nothing_compiles, with_precision_resolved
 from testbed.autotune.micro_batch import find_micro_batch, with_micro_batch
-from testbed.config.compatibility import auto_compile_blocker
+from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH, auto_compile_blocker
 from testbed.config.earlier_flags import upgrade_settings
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
@@ -34,6 +34,7 @@ def decide(settings: RunSettings, launch: Launch, device: torch.device) -> tuple
         ChoiceContradicts: the device lacks the kernel of --attention in the precision that was chosen.
     """
     said: list[str] = []
+    settings = with_micro_batch_left_open(settings)
     left_open = _left_open(settings)
     settings, words = with_precision_resolved(settings, launch, device)
     if words is not None:
@@ -61,11 +62,24 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
     Args:
         recorded: settings in a checkpoint of any version.
     """
+    settings = with_micro_batch_left_open(settings)
     recorded, left_open = upgrade_settings(recorded), _left_open(settings)
     settings = settings.with_values(**{name: recorded[name] for name in left_open & _OPEN.keys() - {"num_workers"}})
     if settings.plan.finds_micro_batch:
         settings = with_micro_batch(settings, recorded["micro_batch_size_per_gpu"])
     return _with_choices(settings, left_open)
+
+
+def with_micro_batch_left_open(settings: RunSettings) -> RunSettings:
+    """Leave a micro batch that no flag gave to the memory of a GPU. On a CPU the default stands.
+
+    A micro batch of 4 sequences costs a GPU a fifth of its speed: weights are cast and gradients accumulated for each.
+    """
+    is_given = {"micro_batch_size_per_gpu", "grad_accum_steps"} & settings.origin.given
+    can_find = settings.training.run_type in WITH_AUTOMATIC_MICRO_BATCH and not settings.training.eval_only
+    if settings.compute.device != "cuda" or is_given or not can_find:
+        return settings
+    return settings.with_values(finds_micro_batch=True)
 
 
 def _left_open(settings: RunSettings) -> frozenset[str]:

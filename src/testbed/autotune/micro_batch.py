@@ -27,6 +27,7 @@ from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
+from testbed.profiling.device_limits import is_out_of_memory
 from testbed.step import MicroBatch
 from testbed.strategies.average import BUCKET_BYTES
 from testbed.strategies.baseline import Baseline
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from testbed.config.settings import RunSettings
 
 MARGIN = 0.05  # of the memory: fragments, the libraries' own, and the step that is a little larger than the first
-ENOUGH_TOKENS_ON_CPU = 2048  # of a micro batch; see docs/automatic_choices.md for what larger ones cost
+# Tokens of a micro batch above which it gets no faster; docs/automatic_choices.md has what larger ones cost on a CPU.
+# On a GPU products fill the device before 32k tokens, whose logits take 6 GiB in fp32 with the vocabulary of GPT-2.
+ENOUGH_TOKENS = {"cpu": 2048, "cuda": 32768}
 TRIED_ON_CUDA = ("baseline", "allreduce", "ddp")
 GIB = 2**30
 
@@ -60,7 +63,7 @@ class Finding:
             return f"micro batch {self.micro_batch}: it may not fit ({how}: {needs}{of})"
         words = f"micro batch {self.micro_batch}: "
         if self.is_enough:
-            return f"{words}larger ones are no faster on a CPU ({how}: {self.needed / GIB:.1f}{of})"
+            return f"{words}larger ones are no faster ({how}: {self.needed / GIB:.1f}{of})"
         words += f"the largest that fits ({how}: {self.needed / GIB:.1f}{of})"
         if self.too_large is None:
             return f"{words}, a rank's whole share"
@@ -73,12 +76,15 @@ def find_micro_batch(settings: RunSettings, launch: Launch, device: torch.device
 
     Weights and random numbers of the run are not touched.
     """
-    candidates = micro_batch_candidates(settings)
+    candidates = useful_candidates(settings, device)
+    is_capped = len(candidates) < len(micro_batch_candidates(settings))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         if device.type == "cuda" and settings.training.run_type in TRIED_ON_CUDA:
             mine = _try(settings, device, candidates)
         else:
-            mine = _predict(settings, candidates, available_bytes(device, launch), is_cpu=device.type == "cpu")
+            mine = _predict(settings, candidates, available_bytes(device, launch))
+    if is_capped and mine.micro_batch == candidates[-1]:
+        mine = dataclasses.replace(mine, is_enough=True)
     findings = process_group.gather_objects(mine)
     finding = min(findings, key=lambda finding: finding.micro_batch)
     return finding.micro_batch, str(finding)
@@ -108,17 +114,13 @@ def _left_in_cgroup(root: Path) -> int:
     return 2**63
 
 
-def _predict(settings: RunSettings, candidates: Sequence[int], available: int, is_cpu: bool) -> Finding:
+def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -> Finding:
     """Search by steps on fake tensors, few of them, as a larger micro batch never needs less."""
     needs = functools.cache(lambda micro_batch: predicted_bytes(settings, micro_batch))
-    useful = [size for size in candidates if not is_cpu or size * settings.data.seq_length <= ENOUGH_TOKENS_ON_CPU] or [
-        1
-    ]
-    num_fitting = bisect.bisect_right(useful, available, key=needs)
-    best = useful[max(0, num_fitting - 1)]
-    bigger = useful[num_fitting] if 0 < num_fitting < len(useful) else None
-    is_enough = num_fitting == len(useful) < len(candidates)
-    return Finding(best, needs(best), available, bigger, needs(bigger) if bigger else None, is_enough=is_enough)
+    num_fitting = bisect.bisect_right(candidates, available, key=needs)
+    best = candidates[max(0, num_fitting - 1)]
+    bigger = candidates[num_fitting] if 0 < num_fitting < len(candidates) else None
+    return Finding(best, needs(best), available, bigger, needs(bigger) if bigger else None)
 
 
 def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
@@ -227,8 +229,9 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
             _step(strategy, settings, micro_batch)
             torch.cuda.synchronize(device)
             peaks[micro_batch] = torch.cuda.max_memory_allocated(device)
-    except torch.OutOfMemoryError:
-        pass
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        if not is_out_of_memory(error):
+            raise
     del ballast, strategy
     gc.collect()  # a step that broke off leaves cycles
     torch.cuda.empty_cache()
@@ -277,6 +280,12 @@ def micro_batch_candidates(settings: RunSettings) -> list[int]:
     """Return every micro batch that divides a rank's share of the global batch, smallest first."""
     share = settings.batch.global_batch_size // settings.plan.data_world_size
     return [size for size in range(1, share + 1) if share % size == 0]
+
+
+def useful_candidates(settings: RunSettings, device: torch.device) -> list[int]:
+    """Return the candidates of at most ENOUGH_TOKENS tokens, or the smallest."""
+    limit = ENOUGH_TOKENS[device.type] // settings.data.seq_length
+    return [size for size in micro_batch_candidates(settings) if size <= limit] or [1]
 
 
 def with_micro_batch(settings: RunSettings, micro_batch: int) -> RunSettings:

@@ -11,10 +11,19 @@ from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 
 WITH_FP8 = ("baseline", "allreduce", "ddp", "fsdp")
+WITH_GLOO_ON_CUDA = ("baseline", "allreduce", "ddp")  # gloo has all-reduce and broadcast for tensors on a GPU
 WITH_AUTOMATIC_MICRO_BATCH = ("baseline", "allreduce", "ddp", "fsdp", "optimized")
 # Run types that --compile auto compiles, and with which --activation_checkpointing: each pair is a case of
 # tests/strategies/test_strategies_agree.py, with a named attention kernel.
-PROVEN_COMPILED = {"baseline": ("none",), "allreduce": ("none",), "ddp": ("none", "block"), "fsdp": ("none",)}
+PROVEN_COMPILED = {
+    "baseline": ("none",),
+    "allreduce": ("none",),
+    "ddp": ("none", "block"),
+    "fsdp": ("none",),
+    "optimized": ("none",),  # ZeRO 0 to 2; stage 3 is refused below
+    "pipeline": ("none",),
+    "tensor": ("none",),
+}
 
 
 def check_combination(values: Mapping[str, Any], mesh: MeshSizes) -> None:
@@ -24,10 +33,16 @@ def check_combination(values: Mapping[str, Any], mesh: MeshSizes) -> None:
         InputError: names the flags, the reason and the way out.
     """
     for check in (
-        *(_check_precision, _check_deepspeed, _check_compile, _check_dropout, _check_tensor),
+        *(_check_backend, _check_precision, _check_deepspeed, _check_compile, _check_dropout, _check_tensor),
         *(_check_pipeline, _check_matmul, _check_micro_batch),
     ):
         check(values, mesh)
+
+
+def _check_backend(values: Mapping[str, Any], mesh: MeshSizes) -> None:
+    """What is wrong on any machine. autotune/device.py checks the rest once the device is known."""
+    if values["backend"] == "nccl" and values["device"] == "cpu":
+        raise InputError("--backend nccl with --device cpu: NCCL moves data between GPUs; use --backend gloo or auto")
 
 
 def _check_precision(values: Mapping[str, Any], mesh: MeshSizes) -> None:

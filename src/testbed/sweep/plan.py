@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.config.check import check_run
+from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.flag import Kind
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
@@ -195,6 +196,39 @@ def settings_of(cell: Cell) -> RunSettings:
     """Return the settings with which gpt2.py would run. Raises InputError as it would refuse."""
     ranks = 1 if not STRATEGIES[cell.run_type].is_distributed else cell.ranks
     return check_run(parse_command_line(cell.gpt2_arguments), Launch(0, 0, ranks, ranks)).settings
+
+
+def compile_alike(cells: Sequence[Cell], machine: Machine) -> str | None:
+    """Give every run the same --compile, so that the compiler is not mistaken for a strategy.
+
+    On CUDA --compile auto compiles what tests have shown to compute the same. Where it would compile some cells and not
+    others, all run uncompiled. A --compile that was typed stays.
+
+    Returns:
+        A sentence if commands were changed, else None.
+    """
+    if machine.kind == "cpu":
+        return None
+    blockers: dict[str, str | None] = {}
+    possible = [cell for cell in cells if cell.status not in (NOT_APPLICABLE, FAILED)]
+    for cell in possible:
+        try:
+            values = settings_of(cell).by_flag()
+        except InputError:
+            continue  # check_cells says why
+        if values["compile"] is not None:
+            return None
+        blockers.setdefault(cell.variant, auto_compile_blocker(values))
+    first = next((variant for variant, blocker in blockers.items() if blocker is not None), None)
+    if first is None or None not in blockers.values():
+        return None
+    for cell in possible:
+        place = cell.command.index("--checkpoint_path")
+        cell.command[place:place] = ["--compile", "off"]
+    return (
+        f"--compile off for every run: {first} is not compiled {blockers[first]}. A compiled run against an uncompiled "
+        "one would measure the compiler"
+    )
 
 
 def check_cells(cells: Sequence[Cell], allow_mismatch: bool, protocol: str = "strong") -> dict[str, RunSettings]:

@@ -1,5 +1,6 @@
 """Say what keeps runs from being comparable, unequal work first of all. An unfair comparison gets words, no number."""
 
+import itertools
 import re
 import statistics
 from collections.abc import Sequence
@@ -34,7 +35,26 @@ class Difference:
 
 def differing_work(runs: Sequence[Run]) -> list[Difference]:
     """Return the fields of equal work that differ or are not in every file. Empty: the runs did equal work."""
-    return _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
+    work = _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
+    return [*work, *compiler_with_strategy(runs)]
+
+
+def compiler_with_strategy(runs: Sequence[Run]) -> list[Difference]:
+    """Return a difference where one strategy was compiled and another was not: their ratio would be the compiler's.
+
+    Runs of one strategy may differ in --compile. Then the compiler is what is compared.
+    """
+    recorded = {number: run.section("training_config") for number, run in enumerate(runs, start=1)}
+    recorded = {number: config for number, config in recorded.items() if config.get("compile") is not None}
+    pairs = itertools.combinations(recorded.values(), 2)
+    if not any(a["compile"] != b["compile"] and _strategy(a) != _strategy(b) for a, b in pairs):
+        return []
+    values = tuple("on" if config["compile"] else "off" for config in recorded.values())
+    return [Difference("compile, of unlike run types", values, tuple(recorded))]
+
+
+def _strategy(config: dict) -> tuple:
+    return config.get("run_type"), config.get("zero_stage")
 
 
 def differing_validation(runs: Sequence[Run]) -> list[Difference]:

@@ -24,7 +24,7 @@ from testbed.analysis.runs.arms import (
     strategies_of,
     without_copies,
 )
-from testbed.analysis.runs.comparability import IN_PROPORTION
+from testbed.analysis.runs.comparability import IN_PROPORTION, compiler_with_strategy
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 
@@ -159,6 +159,9 @@ def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[di
             entry = {"field": name, "baseline": expected, "mismatch": value}
             if entry not in found:
                 found.append(entry)
+        for item in compiler_with_strategy((first, run)):
+            entry = {"field": item.field, "baseline": item.values[0], "mismatch": item.values[1]}
+            found += [entry] if entry not in found else []
     seeds, expected_seeds = ({run.work.get("seed") for run in each.runs} for each in (arm, reference))
     if protocol != "time_to_loss" and not (seeds <= expected_seeds or expected_seeds <= seeds):
         found.append({"field": "seed", "baseline": sorted(expected_seeds, key=str), "mismatch": sorted(seeds, key=str)})
