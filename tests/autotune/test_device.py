@@ -8,18 +8,94 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from support.settings import settings_of
 
+from testbed.autotune import device
 from testbed.autotune.device import keep_to_own_cores
 from testbed.distributed.launch import Launch
+from testbed.errors import InputError
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system cannot bind a process to cores"
+
+@pytest.mark.parametrize(
+    ("devices", "slurm", "index", "local_rank"),
+    [(4, False, 3, "3"), (4, True, 3, "3"), (1, True, 0, "0")],  # the last: Slurm shows each task one GPU
 )
+def test_we_and_deepspeed_take_the_same_gpu(token_files, monkeypatch, devices, slurm, index, local_rank):
+    """DeepSpeed calls set_device(LOCAL_RANK) by itself."""
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(device, "check_backend", lambda settings, device: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("SLURM_PROCID", "3") if slurm else monkeypatch.delenv("SLURM_PROCID", raising=False)
+    settings = settings_of(token_files, "--run_type", "ddp", "--device", "auto", world_size=4)
+    assert device.choose_device(settings, Launch(3, 3, 4, 4)) == torch.device("cuda", index)
+    assert taken == [torch.device("cuda", index)] and os.environ["LOCAL_RANK"] == local_rank
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(device, "check_backend", lambda settings, device: None)
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_ranks_share_a_gpu_with_gloo_alone(token_files):
+    def chosen(run_type: str, *flags: str) -> torch.device:
+        flags = ("--run_type", run_type, "--device", "auto", *flags)
+        return device.choose_device(settings_of(token_files, *flags, world_size=2), Launch(1, 1, 2, 2))
+
+    assert chosen("ddp", "--backend", "gloo") == chosen("allreduce", "--backend", "gloo") == torch.device("cuda", 0)
+    with pytest.raises(InputError, match="--backend gloo, with which ranks share one"):
+        chosen("ddp")
+    with pytest.raises(InputError, match="--backend gloo with --run_type fsdp on CUDA"):
+        chosen("fsdp", "--backend", "gloo")
+
+
+def test_nccl_needs_a_gpu(token_files, monkeypatch):
+    with pytest.raises(InputError, match="--backend nccl with --device cpu"):
+        settings_of(token_files, "--backend", "nccl")
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    settings = settings_of(token_files, "--backend", "nccl", "--device", "auto")
+    with pytest.raises(InputError, match="--backend nccl needs CUDA devices"):
+        device.choose_device(settings, Launch(0, 0, 1, 1))
+
+
+def test_deterministic_kernels_are_asked_of_every_library(monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
+        monkeypatch.setenv(name, "x")  # so that it is put back
+        monkeypatch.delenv(name)
+    try:
+        device.keep_to_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_ALGO"]) == (":4096:8", "Ring")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_more_ranks_than_gpus_are_refused(token_files, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    with pytest.raises(ValueError, match="4 ranks on this node, but PyTorch sees 2 CUDA devices"):
+        device.choose_device(
+            settings_of(token_files, "--run_type", "ddp", "--device", "auto", world_size=4), Launch(3, 3, 4, 4)
+        )
 
 
 @pytest.fixture
 def cores():
     """The cores of this process; every thread has them again afterwards."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system cannot bind a process to cores")
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         pytest.skip("there is one core, so there is nothing to share out")

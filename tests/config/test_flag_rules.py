@@ -26,7 +26,7 @@ FREE = (
 )
 # The same work on other ranks or in other pieces: losses move by rounding.
 SPREAD = (
-    "run_type micro_batch_size_per_gpu grad_accum_steps activation_checkpointing zero_stage offload shard_size "
+    "run_type backend micro_batch_size_per_gpu grad_accum_steps activation_checkpointing zero_stage offload shard_size "
     "reshard_after_forward bucket_cap_mb reduce_bucket_size allgather_bucket_size overlap_comm pipeline_stages "
     "pipeline_schedule stages_per_rank tensor_parallel_size"
 )
@@ -43,8 +43,8 @@ NAMES_AN_ARM = (
     "run_type zero_stage offload overlap_comm reduce_bucket_size allgather_bucket_size deepspeed_config "
     "mixed_precision gradient_compression skip_gradient_sync bucket_cap_mb reshard_after_forward shard_size "
     "pipeline_stages pipeline_schedule stages_per_rank tensor_parallel_size micro_batch_size_per_gpu grad_accum_steps "
-    "activation_checkpointing compile attention matmul num_workers threads_per_rank bind_cores async_mode optimizer "
-    "lr_schedule decay_share muon_learning_rate muon_momentum eval_only"
+    "activation_checkpointing backend deterministic compile attention matmul num_workers threads_per_rank bind_cores "
+    "async_mode optimizer lr_schedule decay_share muon_learning_rate muon_momentum eval_only"
 )
 ONE_START = flags_where(lambda flag: flag.of_one_start or flag.sets is not None or not flag.field)
 

@@ -191,7 +191,7 @@ def test_a_held_folder_is_refused_unless_overwritten(program, baseline_run, toke
 @pytest.mark.slow
 def test_a_resumed_run_continues_bit_for_bit(program, token_files, tmp_path):
     """Dropout on, 3 steps + 4 steps against 7; the rows of both starts stand in one file."""
-    more = ["--run_type", "optimized", "--dropout", "0.1", "--timing_warmup_steps", "1"]
+    more = ["--run_type", "optimized", "--dropout", "0.1", "--timing_warmup_steps", "1", "--deterministic"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert program(flags_of(token_files, whole, *more)).returncode == 0
     first = program(flags_of(token_files, parts, *more, "--stop_at_step", "3"))

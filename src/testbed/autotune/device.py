@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from testbed.autotune.attention import check_backend
+from testbed.config.compatibility import WITH_GLOO_ON_CUDA
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
@@ -70,19 +71,15 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     torch.set_num_threads(settings.compute.threads_per_rank)
     if settings.compute.bind_cores:
         keep_to_own_cores(settings.compute.threads_per_rank, launch)
-    if device_type(settings.compute.device) == "cpu":
-        device = torch.device("cpu")
+    device = torch.device(device_type(settings.compute.device))
+    check_backend_of_device(settings, device)
+    if device.type == "cpu":
         keep_freed_memory()
     else:
-        devices = torch.cuda.device_count()
-        is_one_each = devices == 1 and launch.local_world_size > 1 and "SLURM_PROCID" in os.environ
-        if launch.local_world_size > devices and not is_one_each:
-            raise InputError(
-                f"the launcher started {launch.local_world_size} ranks on this node, but PyTorch sees "
-                f"{devices} CUDA devices; start as many ranks as devices, or use --device cpu"
-            )
-        device = torch.device("cuda", 0 if is_one_each else launch.local_rank)  # Slurm can show each task its own
+        device = _own_gpu(settings, launch)
         torch.cuda.set_device(device)
+    if settings.compute.deterministic:
+        keep_to_deterministic_kernels()
     if settings.training.run_type == "dp" and (device.type == "cpu" or torch.cuda.device_count() < 2):
         found = "there is no CUDA device" if device.type == "cpu" else "there is one CUDA device"
         raise InputError(
@@ -94,6 +91,53 @@ def choose_device(settings: RunSettings, launch: Launch) -> torch.device:
     check_float8(settings, device)
     check_backend(settings, device)
     return device
+
+
+def _own_gpu(settings: RunSettings, launch: Launch) -> torch.device:
+    """Return the GPU of this rank. With --backend gloo ranks may share one.
+
+    Raises:
+        InputError: there are too few.
+    """
+    devices = torch.cuda.device_count()
+    if devices == 1 and launch.local_world_size > 1 and "SLURM_PROCID" in os.environ:  # Slurm shows each task its own
+        os.environ["LOCAL_RANK"] = "0"  # DeepSpeed takes the device of this number; the launch has been read
+        return torch.device("cuda", 0)
+    if launch.local_world_size > devices and settings.compute.backend != "gloo":
+        raise InputError(
+            f"the launcher started {launch.local_world_size} ranks on this node, but PyTorch sees {devices} CUDA "
+            f"device{'s' * (devices > 1)}; start as many ranks as devices, use --device cpu, or --backend gloo, with "
+            "which ranks share one"
+        )
+    return torch.device("cuda", launch.local_rank % devices)
+
+
+def check_backend_of_device(settings: RunSettings, device: torch.device) -> None:
+    """Refuse a --backend that cannot move this run type's data on this device.
+
+    Raises:
+        InputError: names the flag, the reason and the way out.
+    """
+    backend, run_type = settings.compute.backend, settings.training.run_type
+    if backend == "nccl" and device.type == "cpu":
+        raise InputError("--backend nccl needs CUDA devices, and there is none here; use --backend gloo or auto")
+    if backend == "gloo" and device.type == "cuda" and run_type not in WITH_GLOO_ON_CUDA:
+        raise InputError(
+            f"--backend gloo with --run_type {run_type} on CUDA: gloo averages and broadcasts tensors on a GPU, and "
+            f"nothing else; use {', '.join(WITH_GLOO_ON_CUDA)}, or --backend nccl"
+        )
+
+
+def keep_to_deterministic_kernels() -> None:
+    """Let PyTorch use kernels alone that give the same bits every time. Before the first use of CUDA.
+
+    cuBLAS needs a workspace of fixed size for it. NCCL may choose another algorithm, which adds in another order, at
+    every start; a ring adds in the same order each time.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
 def why_nothing_compiles(device: torch.device) -> str | None:

@@ -17,6 +17,14 @@ class Compute:
     device: str = flag(  # compared as hardware
         "auto = CUDA if PyTorch finds it (default: %(default)s)",
         LOOK, choices=["auto", "cpu", "cuda"], default="auto", resume=Resume.CONSENT)
+    backend: str = flag(
+        "moves data between ranks: auto = nccl on CUDA, gloo on the CPU. gloo on CUDA lets allreduce and ddp run "
+        "several ranks on one GPU, to try them out; it is slow (default: %(default)s)",
+        HOW, choices=["auto", "nccl", "gloo"], default="auto", before="auto", resume=Resume.SPREAD)
+    deterministic: bool = flag(
+        "use only kernels that give the same bits every time, so that a resumed run repeats an uninterrupted one "
+        "bit for bit on CUDA too; slower there, and an operation without such a kernel ends the run",
+        HOW, default=False, before=False)
     precision: str = flag(
         "precision of matrix products; weights and optimizer state stay fp32 (fp16 with optimized: DeepSpeed's fp16 "
         "mode). auto = bf16 if a trial shows it is faster, else fp32 (default: %(default)s)",
