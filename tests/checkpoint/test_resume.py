@@ -250,6 +250,20 @@ def test_a_loss_scale_that_a_state_lacks_is_the_default(token_files, tmp_path, k
     assert torch.equal(reader.model.wte.weight, writer.model.wte.weight)
 
 
+def test_the_background_writer_never_waits_for_the_gpu(tmp_path, monkeypatch):
+    """Where CUDA is available PyTorch's writer would wait for the training stream once per tensor, on GPU 0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("current_stream", "stream", "synchronize", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments, name=name: pytest.fail(f"torch.cuda.{name}"))
+    monkeypatch.setattr("testbed.strategies.state_files.torch.cuda.is_initialized", lambda: False)
+    state = {"model": {f"w{number}": torch.full((3, 2), float(number)) for number in range(20)}}
+    state_files.save(state, tmp_path, None, state_files.HostCopy()).result()
+    read = {"model": {name: torch.zeros(3, 2) for name in state["model"]}}
+    monkeypatch.undo()
+    state_files.load(read, tmp_path, None)
+    assert all(torch.equal(read["model"][name], tensor) for name, tensor in state["model"].items())
+
+
 def test_what_is_written_in_the_background_is_a_copy():
     """Of the state at that moment, in memory that the next one uses again."""
     weights, host_copy = torch.zeros(3), state_files.HostCopy()

@@ -49,8 +49,14 @@ def test_a_rank_that_comes_late_is_waited_for(monkeypatch):
 def test_a_store_that_nobody_answers_for_is_named(monkeypatch):
     for name, value in Launch(1, 1, 2, 2).as_variables("127.0.0.1", free_port()).items():
         monkeypatch.setenv(name, value)
+    now_s = [0.0]
+    monkeypatch.setattr(process_group.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(process_group.time, "sleep", lambda seconds: now_s.__setitem__(0, now_s[0] + seconds))
     with pytest.raises(RankMissing, match=r"rank 0 has not come: nobody answered .* MASTER_ADDR"):
-        process_group._store_of_this_start(Launch(1, 1, 2, 2), patience_s=1)
+        process_group._store_of_this_start(Launch(1, 1, 2, 2), patience_s=10)
+    assert 10 <= now_s[0] < 11, "PyTorch's own wait would begin a second time"
+    monkeypatch.setattr(process_group, "_why_no_store", iter(["refused", "refused", None]).__next__)
+    process_group.wait_for_store(patience_s=10)
 
 
 @pytest.mark.parametrize(("by_torchrun", "timeout_s", "expected"), [(False, 4, 27.0), (False, 40, 40), (True, 40, 600)])

@@ -17,7 +17,15 @@ from support.programs import REPOSITORY
 from testbed.distributed.launch import usable_cores
 from testbed.model.flops import flops_per_token_causal, flops_per_token_palm, mfu, peak_from_table
 from testbed.model.shape import MODEL_SIZES
-from testbed.profiling.device_limits import BF16_INSTRUCTIONS, PeakRate, choose_precision, is_bf16_faster, peak_memory
+from testbed.profiling.device_limits import (
+    BF16_INSTRUCTIONS,
+    FIRST_MEASUREMENT,
+    PeakRate,
+    begin_peak_rate,
+    choose_precision,
+    is_bf16_faster,
+    peak_memory,
+)
 from testbed.profiling.step_clock import StepClock, phase
 from testbed.profiling.utilization import UtilizationSampler
 
@@ -36,10 +44,11 @@ def test_flops_per_token_are_the_published_ones(size, palm, causal):
 
 def test_an_unknown_device_has_no_peak_and_no_peak_means_no_mfu():
     assert peak_from_table("NVIDIA H100 80GB HBM3", "bf16")[0] == 989.4e12
-    assert peak_from_table("NVIDIA H100 PCIe", "bf16") is None, "another board, another rate"
+    assert peak_from_table("NVIDIA H100 PCIe", "bf16")[0] == 756.5e12, "another board, another rate"
+    assert peak_from_table("NVIDIA H100 80GB HBM3", "fp8")[0] == 2 * 989.45e12
     assert peak_from_table(None, "bf16") is None
     assert peak_from_table("Tesla T4", "fp32") is None
-    for almost in ("NVIDIA L40S", "NVIDIA RTX A1000", "NVIDIA GH200 480GB", "NVIDIA H200 NVL"):
+    for almost in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
         assert peak_from_table(almost, "bf16") is None, "a name that contains another board's"
     assert mfu(1000.0, 10**9, None, 1) is None
     assert mfu(1000.0, 10**9, 2e12, 2) == pytest.approx(0.25)
@@ -96,6 +105,31 @@ def test_the_range_of_a_step_lasts_until_the_device_is_done(monkeypatch):
     assert step.time_range.elapsed_us() > 100_000
 
 
+def test_a_clock_on_cuda_waits_twice_and_notes_the_second_wait(monkeypatch):
+    """With CUDA's events and waits replaced: two waits per step, on the run's device, none between the marks."""
+    called, device = [], torch.device("cuda", 1)
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            called.append("event")
+            self.number = called.count("event")
+
+        def elapsed_time(self, later):
+            return 1000.0 * (later.number - self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: called.append(f"wait for {device}"))
+    monkeypatch.setattr("testbed.profiling.step_clock.watchdog.enter", called.append)
+    with StepClock(device) as clock, phase("forward"):
+        pass
+    begin = ["wait for cuda:1", "event"]
+    assert called == [*begin, "forward", "event", "event", "event", "device", "wait for cuda:1"]
+    assert clock.phase_s["forward"] == 1.0 and sum(clock.phase_s.values()) == 1.0
+
+
 def test_a_step_that_fails_leaves_no_clock_running():
     clock = StepClock(CPU)
     with pytest.raises(RuntimeError, match="planted"), clock, phase("backward"):
@@ -121,6 +155,25 @@ def test_the_measured_peak_is_a_rate_this_machine_can_have(monkeypatch):
         peak.measure_if_due(1.0)
     assert peak.flops_per_s() == pytest.approx(2 * peak.size**3 * 1e9)
     assert peak.source(2).startswith("measured: best of 3 fp32 products") and "2 ranks" in peak.source(2)
+
+
+def test_a_gpu_is_warm_before_its_peak_is_measured(monkeypatch):
+    """An idle GPU runs at a low clock: the first products are slow and do not count."""
+    monkeypatch.setattr("testbed.profiling.device_limits.peak_from_table", lambda name, precision: None)
+    monkeypatch.setattr("testbed.profiling.device_limits._affordable_size", lambda device, dtype: 16)
+    products = []
+
+    def product(left, right, device):
+        products.append(now_s[0])
+        now_s[0] += 0.1
+        return 0.1
+
+    now_s = [0.0]
+    monkeypatch.setattr("testbed.profiling.device_limits._seconds_of_product", product)
+    monkeypatch.setattr("testbed.profiling.device_limits.time.perf_counter", lambda: now_s[0])
+    monkeypatch.setitem(FIRST_MEASUREMENT, "cpu", FIRST_MEASUREMENT["cuda"])
+    peak = begin_peak_rate(CPU, "fp32")
+    assert len(peak._seconds) == 20 and len(products) > 20 and products[-20] >= 0.3
 
 
 @pytest.mark.alone

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -17,6 +18,7 @@ import pytest
 import torch
 from support.endings import ENDLESS, FAILED, PREEMPTED, ending_of, flags_of, ranks, started, wait_for
 from support.programs import PROGRAM, REPOSITORY
+from support.settings import typed
 
 from testbed.data.token_file import sidecar_path
 from testbed.distributed import process_group, watchdog
@@ -24,7 +26,7 @@ from testbed.distributed.launch import Launch
 from testbed.distributed.store_port import free_port
 from testbed.metrics.file import read_metrics
 from testbed.train import ending as run_ending
-from testbed.train import other_ranks
+from testbed.train import other_ranks, setup
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="signals and process states as Linux has them")
 
@@ -228,3 +230,51 @@ def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path,
     assert found[:7] == [None] * 7 and "rank 1" in found[-1], "it has not run for ten seconds"
     mine.enter("barrier", 4)
     assert watch.look(1.0) is None, "this rank goes on, so it waits for nobody"
+
+
+@pytest.mark.launches
+def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other, monkeypatch):
+    """All ranks live and stand at one place, as they do when a collective hangs. NCCL would leave no mark."""
+    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
+    mine, file = place_of(tmp_path, 0, "forward", 1), place_of(tmp_path, 1, "device", 1, other.pid)
+    watches = [watchdog.Watch(tmp_path, 0, 2, timeout_s=10, on_stuck=print, is_cuda=is_cuda) for is_cuda in (0, 1)]
+
+    def looks(number: int) -> list[list[str | None]]:
+        found = []
+        for _ in range(number):
+            file.beat()
+            found.append([watch.look(1.0) for watch in watches])
+        return found
+
+    assert looks(30) == [[None, None]] * 30, "the first step compiles"
+    for phase, may_last in (("validation", True), ("data_wait", True), ("checkpoint", True), ("device", False)):
+        mine.enter(phase, 2)
+        file.enter(phase, 2)
+        found = looks(30)
+        assert [on_cpu for on_cpu, _ in found] == [None] * 30, "a collective of gloo times out by itself"
+        if may_last:
+            assert [on_gpu for _, on_gpu in found] == [None] * 30, phase
+        else:
+            assert found[7][1] is None and found[8][1].startswith("rank 0 makes no progress and no rank is behind it")
+    file.enter("data_wait", 2)
+    assert looks(1)[0][1].startswith("rank 1 is in reading data of step 2"), "the rank that keeps the others waiting"
+
+
+def test_a_run_on_a_gpu_watches_its_own_device(files, tmp_path, monkeypatch):
+    """From the choice of the device to the thread that watches."""
+    gpu = torch.device("cuda", 0)
+    checked = typed([*flags_of(files, tmp_path, "--run_type", "ddp")], 2)
+    monkeypatch.setattr(setup, "choose_device", lambda settings, launch: gpu)
+    monkeypatch.setattr(setup.process_group, "start_process_group", lambda *_, **__: "nccl")
+    monkeypatch.setattr(setup.resume, "begin", lambda *_: SimpleNamespace(
+        is_complete=False, checkpoint=None, sha256={"train": "", "val": ""}))  # fmt: skip
+    monkeypatch.setattr(setup, "decide", lambda settings, launch, device: (settings, []))
+    watches = []
+    monkeypatch.setattr(run_ending.run_lock, "hold", lambda directory: None)
+    monkeypatch.setattr(run_ending.watchdog, "begin", lambda directory, rank: None)
+    monkeypatch.setattr(run_ending.watchdog, "Watch", lambda *_, is_cuda, **__: watches.append(is_cuda))
+    monkeypatch.setattr(other_ranks.run_lock, "by_handle", lambda directory: directory)
+    ending, _ = waiting_for_rank_1(files, tmp_path, 0)
+    ending.signals, ending.watch_startup = SimpleNamespace(interrupt=lambda: None), lambda: None
+    setup.set_up(checked, Launch(0, 0, 2, 2), ending)
+    assert watches == [True]

@@ -58,7 +58,7 @@ def why_damaged(folder: Path) -> str | None:
 
 
 def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """Return name -> {"bytes", "sha256"}. ValueError: it is no manifest. OSError: it cannot be read."""
+    """Return name -> {"bytes", "sha256"}. InputError: it is no manifest. OSError: it cannot be read."""
     try:
         content = parse_json(read_regular(path), MANIFEST)
     except FileNotFoundError:

@@ -71,8 +71,10 @@ class CheckpointWriter:
         self.directory = Path(settings.checkpointing.checkpoint_path)
         self.folder = self.directory / CHECKPOINTS
         self._in_background = settings.checkpointing.async_mode == "async" and strategy.saves_in_background
-        # made here, by all ranks and before `limit_waiting`: --collective_timeout holds for it as for all others
-        _ = strategy.file_group
+        if settings.checkpointing.save_every is not None or resumed_step is not None:
+            # A network that refuses this group is found before training. A run that saves at a signal alone makes it
+            # then, so that it can be measured where gloo finds no way.
+            _ = strategy.file_group
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future | None = None  # what the thread was given last
         self._pending: tuple[Path, int, dict[str, Any], Future | None] | None = None

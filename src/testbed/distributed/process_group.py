@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -18,21 +19,30 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from testbed.distributed import watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
-from testbed.distributed.rendezvous import no_answer, wait_for_ranks
+from testbed.distributed.rendezvous import LOOK_EVERY_S, no_answer, wait_for_ranks
 from testbed.distributed.store_port import is_held_here, listen, where_ranks_meet
+from testbed.errors import first_line
 
 ASK_EVERY_S = 2.0
 Result = TypeVar("Result")
-START_TIMEOUT = datetime.timedelta(minutes=10)  # of one collective; rendezvous.py finds dead ranks sooner
+NCCL_SPARE_S = 30.0  # its timeout ends a process without a word, so the watchdog must be earlier
+# Of a collective until ranks train; rendezvous.py finds dead ranks of this machine sooner.
+START_TIMEOUT = datetime.timedelta(minutes=10)
+_limit = START_TIMEOUT  # of groups that are made from now on
 
 
 def start_process_group(
-    device: torch.device, launch: Launch, is_needed: bool, patience_s: float = START_TIMEOUT.total_seconds()
+    device: torch.device,
+    launch: Launch,
+    is_needed: bool,
+    patience_s: float = START_TIMEOUT.total_seconds(),
+    backend: str = "auto",
 ) -> str | None:
     """Join the other ranks. A single process that needs a group (DeepSpeed) gets one without a network.
 
     Args:
         patience_s: how long to wait for a rank to come.
+        backend: "auto", "nccl" or "gloo".
 
     Returns:
         The backend, or None where no group was needed.
@@ -42,18 +52,19 @@ def start_process_group(
     """
     if not (launch.is_distributed or is_needed):
         return None
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
     if launch.is_distributed:
-        store, device_id = _store_of_this_start(launch, patience_s), device if backend == "nccl" else None
+        store = _store_of_this_start(launch, patience_s)
         wait_for_ranks(store, launch, patience_s)
     else:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
-        store, device_id = dist.HashStore(), None
+        store = dist.HashStore()
     dist.init_process_group(
         backend,
         store=store,
         timeout=START_TIMEOUT,
-        device_id=device_id,
+        device_id=device if backend == "nccl" else None,
         rank=launch.rank,
         world_size=launch.world_size,
     )
@@ -82,6 +93,8 @@ def _store_of_this_start(launch: Launch, patience_s: float) -> dist.Store:
                 master_listen_fd=listener,
             )
         else:
+            if port is not None:
+                wait_for_store(patience_s)  # PyTorch alone would wait twice as long, and print forty lines of its own
             store, _, _ = next(dist.rendezvous("env://", timeout=patience))
     except dist.DistError as error:
         raise no_answer(str(error).partition("\n")[0], patience_s) from error
@@ -90,26 +103,63 @@ def _store_of_this_start(launch: Launch, patience_s: float) -> dist.Store:
     return dist.PrefixStore(f"start_{start}", store)
 
 
+def wait_for_store(patience_s: float) -> None:
+    """Wait until somebody answers where the store is.
+
+    Raises:
+        RankMissing: nobody did within `patience_s`.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while (trouble := _why_no_store()) is not None:
+        if time.monotonic() > deadline_s:
+            raise no_answer(trouble, patience_s)
+        time.sleep(LOOK_EVERY_S)
+
+
 def is_store_held() -> bool:
     """Return whether a process, or the kernel for it, answers where the store is."""
+    return _why_no_store() is None
+
+
+def _why_no_store() -> str | None:
     address, port = where_ranks_meet()
     try:
         socket.create_connection((address, port or 0), timeout=ASK_EVERY_S).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return f"{address}:{port}: {error.strerror or error}"
+    return None
 
 
 def limit_waiting(timeout_s: float) -> None:
     """Set the timeout of the collectives of every group there is.
 
-    Afterwards gloo raises in the rank that waited, and NCCL's watchdog ends its process
-    (TORCH_NCCL_ASYNC_ERROR_HANDLING, on by default). Groups get their timeout when they are made, and those of meshes,
-    pipelines and DeepSpeed would have PyTorch's own, up to half an hour.
+    Afterwards gloo raises in the rank that waited. NCCL's watchdog ends its process NCCL_SPARE_S later
+    (TORCH_NCCL_ASYNC_ERROR_HANDLING, on by default), when `watchdog.Watch` has left a mark. Groups get their timeout
+    when they are made, and those of meshes, pipelines and DeepSpeed would have PyTorch's own, up to half an hour.
     """
+    global _limit
+    _limit = datetime.timedelta(seconds=timeout_s)
     if dist.is_initialized():
         for group in list(dist.distributed_c10d._world.pg_map):
-            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
+            spare_s = NCCL_SPARE_S if dist.get_backend(group) == "nccl" else 0.0
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s + spare_s), group)
+
+
+def new_gloo_group() -> dist.ProcessGroup | None:
+    """Make a group of all ranks on the CPU. All ranks call it. None in a process without any group.
+
+    Raises:
+        RuntimeError: the ranks do not reach each other over TCP. NCCL finds its way by itself, gloo by the host's name.
+    """
+    if not dist.is_initialized():
+        return None
+    try:
+        return dist.new_group(backend="gloo", timeout=_limit)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the ranks do not reach each other over TCP to agree on files ({first_line(error)}); set "
+            "GLOO_SOCKET_IFNAME to the network interface that the nodes share, such as eth0"
+        ) from error
 
 
 def stop_process_group() -> None:
@@ -153,6 +203,8 @@ def gather_rows(mine: torch.Tensor) -> list[list[float]]:
     """Return every rank's vector of numbers, by rank. All ranks call it."""
     if not dist.is_initialized():
         return [mine.tolist()]
+    if dist.get_backend() == "gloo":  # it gathers in host memory only
+        mine = mine.cpu()
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     return torch.stack(everyone).tolist()

@@ -36,6 +36,7 @@ PHASES = {
     "backward": "backward",
     "synchronise": "gradient synchronisation",
     "optimizer": "the optimizer's update",
+    "device": "waiting for the GPU to finish the step",
     "exchange": "the exchange of the step's numbers",
     "checkpoint": "saving the checkpoint",
     "validation": "validation",
@@ -45,6 +46,9 @@ PHASES = {
 _NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 _NAMES = tuple(PHASES)
 _IN_NO_STEP = ("start", "finish", "ended")
+# Phases that end within --collective_timeout on a GPU unless a collective hangs. Reading data, saving and validation
+# may take longer for reasons of their own.
+_ENDS_SOON = ("barrier", "schedule", "forward", "backward", "synchronise", "optimizer", "device", "exchange")
 _PLACE = struct.Struct("<qQd")  # step, number of the phase, moment by the monotonic clock
 _BEAT = struct.Struct("<q")
 _WHO = struct.Struct("<q64s")  # process, machine
@@ -261,9 +265,22 @@ class Watch:
     or for a group that another library made, so this thread looks too: this rank has been at one place for `timeout_s`,
     and for as long another one is dead or has not run at all. Only time in which this process itself ran counts: a job
     that was suspended as a whole goes on.
+
+    With `is_cuda` this rank's own place is enough. NCCL's own timeout ends the process by SIGABRT, without a mark and
+    without a reason, so it is set later than this one. The first step of a start is left out, because it compiles.
     """
 
-    def __init__(self, directory: Path, rank: int, world_size: int, timeout_s: float, on_stuck: Callable[[str], None]):
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        on_stuck: Callable[[str], None],
+        is_cuda: bool = False,
+    ):
+        self._is_cuda = is_cuda
+        self._first_step: int | None = None
         self._directory, self._rank, self._world_size = directory, rank, world_size
         # a beat before the collectives' own timeout, which begins a little later
         self._patience_s = max(timeout_s - 2 * BEAT_S, timeout_s / 2)
@@ -290,6 +307,8 @@ class Watch:
         if mine is None or mine.phase == "ended":
             return None
         self._count(self._rank, (mine.step, mine.phase, mine.since_s), seconds)
+        if self._first_step is None and mine.phase in _ENDS_SOON:
+            self._first_step = mine.step
         if self._still_s[self._rank] < BEAT_S:  # it goes on: it waits for no rank, and no file need be read
             self._seen = {self._rank: self._seen[self._rank]}
             return None
@@ -301,7 +320,18 @@ class Watch:
             if min(self._still_s[rank], self._still_s[self._rank]) >= self._patience_s:
                 missing = missing_ranks(self._directory, self._world_size, self._rank)
                 return missing or f"rank {rank} shows no sign of life: it is in {_with_seconds(place)}"
-        return None
+        return self._look_at_own_device(mine)
+
+    def _look_at_own_device(self, mine: Place) -> str | None:
+        """Return the sentence about a GPU of this rank that does not finish, or None."""
+        if not self._is_cuda or mine.phase not in _ENDS_SOON:
+            return None
+        if mine.step == self._first_step or self._still_s[self._rank] < self._patience_s:
+            return None
+        return missing_ranks(self._directory, self._world_size, self._rank) or (
+            f"rank {self._rank} makes no progress and no rank is behind it: a collective that not every rank called "
+            "alike, or a kernel that does not end"
+        )
 
     def _count(self, rank: int, state: tuple, seconds: float) -> None:
         is_same = self._seen.get(rank) == state

@@ -20,6 +20,7 @@ from testbed.distributed.launch import usable_cores
 from testbed.inference.cached_model import CachedModel
 from testbed.inference.latency import time_in_turn
 from testbed.model.gpt2 import GPT2
+from testbed.profiling.device_limits import is_out_of_memory
 
 WARMUP, REPEATS = 2, 7
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -45,7 +46,10 @@ def benchmark_generation(
     prompt = [int(token) for token in token_file.tokens[:BENCHMARK_PROMPT_TOKENS]]
     try:
         found = process_group.by_rank_0(lambda: _measure(state_dict, settings, prompt, device))
-    except torch.OutOfMemoryError:  # a model that was trained in shards; the run itself lacks nothing
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # A model that was trained in shards. The run itself lacks nothing.
         return None, f"no inference benchmark: the whole model does not fit onto {device} next to what trained it"
     if found is None:
         return None, ""

@@ -41,7 +41,8 @@ def facts_of_run(
     settings = checked.settings
     commit, is_dirty = environment.commit()
     hardware = environment.hardware(device, launch, backend)
-    peak, peak_source = flops.peak_from_table(hardware["gpu_name"], settings.compute.precision) or (None, None)
+    multiplies_in = "fp8" if settings.compute.matmul == "fp8" else settings.compute.precision
+    peak, peak_source = flops.peak_from_table(hardware["gpu_name"], multiplies_in) or (None, None)
     instruments = [*settings.instruments, *instruments_in(os.environ)]
     instruments += ["wall_clock_breakdown of DeepSpeed"] if _breaks_down_wall_clock(settings) else []
     facts: dict[str, Any] = {

@@ -7,7 +7,16 @@ from testbed.model.shape import ModelShape
 # Dense peak of the matrix units in FLOP/s per device (without sparsity), by the name that the driver reports: whole
 # names, because boards of almost the same name differ. Source: NVIDIA's data sheets. What is not here is measured.
 _PEAK_OF_BOARDS = {
-    ("NVIDIA H200", "NVIDIA H100 80GB HBM3"): {"bf16": 989.4e12, "fp16": 989.4e12},
+    ("NVIDIA B200",): {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12},
+    ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"): {
+        "bf16": 989.4e12,
+        "fp16": 989.4e12,
+        "fp8": 1978.9e12,
+    },
+    ("NVIDIA H200 NVL", "NVIDIA H100 NVL"): {"bf16": 835.5e12, "fp16": 835.5e12, "fp8": 1671e12},
+    ("NVIDIA H100 PCIe",): {"bf16": 756.5e12, "fp16": 756.5e12, "fp8": 1513e12},
+    ("NVIDIA L40S",): {"bf16": 362.05e12, "fp16": 362.05e12, "fp8": 733e12},
+    ("NVIDIA A10",): {"bf16": 125e12, "fp16": 125e12},
     ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"): {
         "bf16": 312e12,
         "fp16": 312e12,

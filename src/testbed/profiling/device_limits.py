@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -18,6 +19,14 @@ from testbed.profiling.step_clock import synchronize
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Names of torch.cpu.get_capabilities(): x86 with AVX-512 or AMX, and Arm. Other CPUs emulate bf16.
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "sve_bf16", "bf16")
+# What PyTorch says on the CPU, and what CUDA, cuBLAS and cuDNN say when they cannot load a kernel or make a handle.
+OUT_OF_MEMORY = (
+    *("can't allocate memory", "not enough memory", "out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED"),
+    *("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_NOT_INITIALIZED"),
+)
+# Before training. A GPU that idles runs at a low clock, and its first product loads the kernel.
+FIRST_MEASUREMENT: dict[str, dict[str, Any]] = {"cpu": {"repeats": 2}, "cuda": {"repeats": 20, "warmup_s": 0.3}}
 BF16_MARGIN = 1.5  # the instructions gain 2 to 16 times, emulation loses
 
 
@@ -30,6 +39,13 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(device) if is_cuda else None,
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(device) if is_cuda else None,
     }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, of the device or of the host. Libraries say so in several ways, NumPy in one."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 class PeakRate:
@@ -48,9 +64,12 @@ class PeakRate:
         self._seconds: list[float] = []
         self._since_s = 0.0
 
-    def measure(self, repeats: int = 1) -> None:
+    def measure(self, repeats: int = 1, warmup_s: float = 0.0) -> None:
         """Multiply. All ranks call it together, outside the step clock."""
         matrix = _random_matrix(self.size, self.device, DTYPES[self.precision])
+        end_s = time.perf_counter() + warmup_s
+        while time.perf_counter() < end_s:
+            _seconds_of_product(matrix, matrix, self.device)
         self._seconds += [_seconds_of_product(matrix, matrix, self.device) for _ in range(repeats)]
         self._since_s = 0.0
 
@@ -182,7 +201,7 @@ def begin_peak_rate(device: torch.device, precision: str) -> PeakRate | None:
     peak = PeakRate(device, precision)
     peak.size = min(process_group.gather_objects(peak.size))
     process_group.wait_for_everyone()
-    peak.measure(repeats=2)
+    peak.measure(**FIRST_MEASUREMENT[device.type])
     if device.type == "cuda":  # its matrices are not the run's memory
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

@@ -35,7 +35,7 @@ def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterat
     directory.mkdir(parents=True, exist_ok=True)
     trace_file(directory, rank).unlink(missing_ok=True)  # of an earlier start, whose steps have other numbers
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
+    if settings.compute.device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     schedule = torch.profiler.schedule(
         wait=max(0, settings.measuring.timing_warmup_steps - 1),

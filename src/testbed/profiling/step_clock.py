@@ -107,6 +107,8 @@ class StepClock:
     ) -> None:
         global _running
         self._mark()
+        if self.device.type == "cuda":  # the host runs ahead: a hung kernel of any phase is waited for here
+            watchdog.enter("device")
         synchronize(self.device)
         self.step_time_s = time.perf_counter() - self._start_s
         self._step_range.__exit__(kind, error, traceback)  # after the device: an earlier end would miss its kernels

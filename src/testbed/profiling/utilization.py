@@ -70,8 +70,10 @@ def _nvml_device(device: torch.device) -> Any:
     """Return NVML's handle of this rank's device; None on the CPU or without NVML."""
     if device.type != "cuda":
         return None
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:
+        return None
     try:
         pynvml.nvmlInit()
         # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for PyTorch, not for NVML

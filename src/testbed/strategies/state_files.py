@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
+from testbed.distributed import process_group
 from testbed.errors import InputError
 from testbed.io import is_within, open_regular, write_text
 from testbed.model.tensor_archive import check_finite, load_tensors
@@ -74,7 +75,7 @@ def put_scaler_back(scaler: torch.amp.GradScaler, state: State) -> None:
 def file_group() -> dist.ProcessGroup | None:
     """Return a group of gloo with all ranks, to agree on files while the steps' own groups are busy; None in a process
     without any group. All ranks call it."""
-    return dist.new_group(backend="gloo") if dist.is_initialized() else None
+    return process_group.new_gloo_group()
 
 
 def save(
@@ -137,18 +138,23 @@ class HostCopy(AsyncStager):
         """Do nothing: the memory goes with the object."""
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        return {
+        copies = {
             section: {name: self._copy(section, name, tensor) for name, tensor in tensors.items()}
             for section, tensors in state_dict.items()
         }
+        if torch.cuda.is_initialized():  # copies into pinned memory may still be under way
+            torch.cuda.synchronize()
+        return copies
 
     def _copy(self, section: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         copies = self._copies.setdefault(section, {})
+        if name not in copies and type(tensor.detach()) is torch.Tensor and tensor.is_cuda:
+            copies[name] = torch.empty_like(tensor.detach(), device="cpu", pin_memory=True)
         if name not in copies:
             copies[name] = tensor.detach().to("cpu", copy=True)
         else:
             for into, piece in zip(_pieces(copies[name]), _pieces(tensor), strict=True):
-                into.copy_(piece)
+                into.copy_(piece, non_blocking=True)
         return copies[name]
 
 
@@ -168,7 +174,9 @@ class _Writer(dcp.FileSystemWriter):
     """Writes tensors as PyTorch does, and their description as JSON in place of a pickle."""
 
     def __init__(self, directory: Path):
-        super().__init__(directory)
+        # Copying ahead would wait for the training stream once per tensor, host copies included, and open a context on
+        # GPU 0 in every rank's thread.
+        super().__init__(directory, per_thread_copy_ahead=0)
         self.fs = _Files()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -25,12 +25,12 @@ from testbed.errors import first_line, say_if_read
 from testbed.metrics import run_directory
 from testbed.metrics.file import read_metrics, write_metrics
 from testbed.metrics.segments import failed_in_its_stead
+from testbed.profiling.device_limits import is_out_of_memory
 from testbed.train.other_ranks import OtherRanks
 from testbed.train.reasons import (
     EXPECTED,
     NO_ROOM,
     is_broken_collective,
-    is_out_of_memory,
     last_checkpoint,
     no_room_advice,
     out_of_memory_advice,
@@ -95,7 +95,7 @@ class RunEnding:
             watch = StartupWatch(self.launch, processes, timeout_s, self._end_for_rank_missing_at_startup)
             self._ranks.startup = watch.begin()
 
-    def claim_directory(self, directory: Path) -> None:
+    def claim_directory(self, directory: Path, is_cuda: bool) -> None:
         """Take the folder for this run: each rank keeps a progress file there, and watches those of the others."""
         self._ranks.directory = directory
         run_lock.hold(directory)
@@ -103,7 +103,9 @@ class RunEnding:
         watchdog.begin(progress_folder, rank)
         if self.launch.is_distributed:
             timeout_s = self.settings.training.collective_timeout
-            watchdog.Watch(progress_folder, rank, self.launch.world_size, timeout_s, self._end_for_stuck_rank)
+            watchdog.Watch(
+                progress_folder, rank, self.launch.world_size, timeout_s, self._end_for_stuck_rank, is_cuda=is_cuda
+            )
 
     def arm_timeouts(self) -> None:
         """Let no rank wait longer for another one than --collective_timeout from now on, whatever that one does."""

@@ -24,15 +24,7 @@ from testbed.train.divergence import TrainingDiverged
 EXPECTED: tuple[type[Exception], ...] = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed)
 EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken, RankMissing)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # PyTorch on the CPU; CUDA's libraries
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out, of the device or of the host. PyTorch says so in three ways, NumPy in a fourth."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def is_broken_collective(error: Exception) -> bool:

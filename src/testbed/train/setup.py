@@ -65,6 +65,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         launch,
         is_needed=STRATEGIES[settings.training.run_type].is_distributed,
         patience_s=patience_s(settings.training.collective_timeout),
+        backend=settings.compute.backend,
     )
     ending.watch_startup()
     if settings.measuring.log_collectives:
@@ -76,7 +77,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         raise Refused(str(error)) from error
     if start.is_complete:
         return Setup(checked, launch, device, backend, start)
-    ending.claim_directory(directory)
+    ending.claim_directory(directory, is_cuda=device.type == "cuda")
     if settings.checkpointing.resume and start.checkpoint is None:
         weights, refusal = initial_weights(settings)
         if refusal is not None:
