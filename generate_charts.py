@@ -187,7 +187,7 @@ def main() -> None:
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
-    """Make the folders to write to. ValueError, one sentence, where a flag names what cannot be written."""
+    """Make the folders to write to. InputError, one sentence, where a flag names what cannot be written."""
     folders = {"--output-dir": arguments.output_dir} if arguments.output_dir else {}
     for flag, path in (("--report", arguments.report), ("--markdown", arguments.markdown)):
         if path and path.is_dir():

@@ -106,7 +106,7 @@ def preprocess(settings: argparse.Namespace) -> None:
 
 
 def check(settings: argparse.Namespace) -> None:
-    """Raise ValueError where flags cannot hold, before anything is read."""
+    """Raise InputError where flags cannot hold, before anything is read."""
     from testbed.data.tokenizer import bpe_vocab_size
 
     if fault := cannot_become_a_folder(settings.output_dir):
@@ -149,7 +149,7 @@ def pairs_of(settings: argparse.Namespace) -> Documents:
 
 
 def check_is_not_written(pairs: Path, output_dir: Path) -> None:
-    """Raise ValueError where the pairs lie in a file that is replaced once they are read."""
+    """Raise InputError where the pairs lie in a file that is replaced once they are read."""
     names = [f"{side}_pairs{suffix}" for side in ("train", "val") for suffix in (".bin", ".json", ".targets.bin")]
     for written in (*(output_dir / name for name in (*names, "val_pairs.jsonl")), *output_dir.glob("bpe_pairs_*.json")):
         if written.exists() and pairs.exists() and written.samefile(pairs):

@@ -202,7 +202,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[str] | None, tuple[str, ...] | None]:
-    """Return peers and sets of precisions that were asked for; None where none were. ValueError for an unknown name."""
+    """Return peers and sets of precisions that were asked for; None where none were. InputError for an unknown name."""
     from testbed.experiments.peers.plan import OURS, SETS
     from testbed.sweep.request import parse_names
 

@@ -120,7 +120,7 @@ def continue_prompt(arguments: argparse.Namespace) -> None:
 
 
 def ids_of_prompt(text: str, tokenizer: Tokenizer, is_of_a_pair: bool) -> list[int]:
-    """Return the prompt's ids. ValueError where it is empty or cannot be text."""
+    """Return the prompt's ids. InputError where it is empty or cannot be text."""
     if not text:
         raise InputError('--prompt is empty; give some text to begin with, for example --prompt "import "')
     try:

@@ -70,7 +70,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON can spell one half alone, 
 
 
 def read_json(path: Path, name: str | None = None) -> Any:
-    """Return whatever a JSON file holds. ValueError, one sentence that begins with `name`, when it cannot be read as
+    """Return whatever a JSON file holds. InputError, one sentence that begins with `name`, when it cannot be read as
     JSON.
 
     Args:
@@ -222,7 +222,7 @@ LONGEST_MESSAGE = 160  # jsonschema prints the value that breaks a rule, however
 
 
 def check_schema(content: Any, schema_file: str) -> None:
-    """Raise ValueError, one sentence that names the place, unless `content` follows the schema and is finite.
+    """Raise InputError, one sentence that names the place, unless `content` follows the schema and is finite.
 
     Args:
         schema_file: its place in this package, such as "inference/inference_metrics.schema.json".
@@ -245,7 +245,7 @@ def check_with(validator: Any, content: Any) -> None:
 
 
 def read_checked(path: Path, check: Callable[[Any], None]) -> Any:
-    """Return a JSON file that passes `check`. ValueError, one sentence that begins with the path, when it cannot be
+    """Return a JSON file that passes `check`. InputError, one sentence that begins with the path, when it cannot be
     read or does not."""
     content = read_json(path)
     try:

@@ -22,7 +22,7 @@ def block_of(page: str, name: str) -> str:
 
 
 def filled(page: str, texts: Mapping[str, str]) -> str:
-    """Return the page with its blocks replaced. ValueError when it lacks a place for one."""
+    """Return the page with its blocks replaced. InputError when it lacks a place for one."""
     for name, text in texts.items():
         start, end = _START.format(name=name), _END.format(name=name)
         pattern = re.compile(re.escape(start) + "(?:.*?)" + re.escape(end), re.DOTALL)

@@ -49,7 +49,7 @@ class Limits:
     max_docs: int | None
 
     def passed_by(self, documents: int, text_bytes: int, num_bytes: int) -> str | None:
-        """Return the limit that one more document of `num_bytes` would pass. ValueError where no document fits."""
+        """Return the limit that one more document of `num_bytes` would pass. InputError where no document fits."""
         if documents == self.max_docs:
             return "max_docs"
         if self.max_bytes is None or text_bytes + num_bytes <= self.max_bytes:

@@ -220,7 +220,7 @@ class TokenFileWriter:
 
 
 def _size_of(path: Path, flag: str) -> int:
-    """Return the bytes of a file. ValueError: it is missing, no file, unreadable, empty, or holds text."""
+    """Return the bytes of a file. InputError: it is missing, no file, unreadable, empty, or holds text."""
     try:
         num_bytes = path.stat().st_size
     except FileNotFoundError:
@@ -286,7 +286,7 @@ def open_token_file(path: Path | str, flag: str = "--train_data_path") -> TokenF
 
 
 def _open_targets(path: Path, num_tokens: int, flag: str) -> DiskArray:
-    """Open the targets of a token file. ValueError: they are missing, unreadable or not one per token."""
+    """Open the targets of a token file. InputError: they are missing, unreadable or not one per token."""
     try:
         num_bytes = path.stat().st_size
         if not path.is_file() or num_bytes != num_tokens:

@@ -75,7 +75,7 @@ class Tokenizer:
         return np.array(lengths, dtype=np.int64)
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of ids; ids cut inside a character give U+FFFD. ValueError: the tokenizer lacks an id."""
+        """Return the text of ids; ids cut inside a character give U+FFFD. InputError: the tokenizer lacks an id."""
         return self.decode_bytes(token_ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, token_ids: Iterable[int]) -> bytes:

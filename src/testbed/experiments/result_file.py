@@ -34,7 +34,7 @@ class ResultFile:
         return result_head(self.version, command_line)
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Return the content of a file, or of the one in a folder. ValueError, one sentence that names the file."""
+        """Return the content of a file, or of the one in a folder. InputError, one sentence that names the file."""
         return read_checked(path / self.name if path.is_dir() else path, self.check)
 
     def write(self, path: Path, content: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class ResultFile:
         write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def check(self, content: Any) -> None:
-        """Raise ValueError, one sentence that names the place, unless `content` is a whole file of this version."""
+        """Raise InputError, one sentence that names the place, unless `content` is a whole file of this version."""
         check_with(_validator(self.fields, self.version), content)
         self.check_rows(content)
 

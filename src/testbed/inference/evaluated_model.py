@@ -95,7 +95,7 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
 
 
 def _output(arguments: argparse.Namespace, folder: Path) -> Path:
-    """Return the file to write. ValueError where it cannot be written, or holds an earlier evaluation."""
+    """Return the file to write. InputError where it cannot be written, or holds an earlier evaluation."""
     out = arguments.out or folder / INFERENCE
     if out.is_dir():
         raise InputError(f"--out {out} is a folder; name a file in it")
@@ -107,7 +107,7 @@ def _output(arguments: argparse.Namespace, folder: Path) -> Path:
 
 
 def _check_use(data: TokenFile, arguments: argparse.Namespace) -> None:
-    """Raise ValueError where a token file is not what the parts that read it need."""
+    """Raise InputError where a token file is not what the parts that read it need."""
     if data.targets is not None and arguments.perplexity:
         raise InputError(
             f"--data_path {data.path} is a file of pairs, and windows would slide over prompts and references "
@@ -128,7 +128,7 @@ def _settle_lengths(arguments: argparse.Namespace, positions: int, trained: int 
 
 
 def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, model: str) -> None:
-    """Raise ValueError where flags contradict each other or the model."""
+    """Raise InputError where flags contradict each other or the model."""
     positions, prompt, new = shape.max_position_embeddings, arguments.prompt_tokens, arguments.new_tokens
     if (arguments.window or 0) > positions:
         raise InputError(f"--window {arguments.window} is longer than the {positions} positions of {model}; shorten it")
@@ -160,7 +160,7 @@ def _check_numbers(arguments: argparse.Namespace, shape: ModelShape, model: str)
 
 
 def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, model: str) -> str:
-    """Return the sha256 of a token file. ValueError where the model cannot read it."""
+    """Return the sha256 of a token file. InputError where the model cannot read it."""
     if data.vocab_size > shape.vocab_size or (None not in (reads, data.tokenizer) and reads != data.tokenizer):
         raise InputError(
             f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
@@ -182,7 +182,7 @@ def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, model: st
 
 
 def _check_tokenizer(tokenizer: Tokenizer, data: TokenFile, model: str) -> None:
-    """Raise ValueError unless the tokenizer is the data's, for bytes of text are counted with it."""
+    """Raise InputError unless the tokenizer is the data's, for bytes of text are counted with it."""
     same = (data.tokenizer, f"bpe:{GPT2_VOCAB_SIZE}") if data.tokenizer == "gpt2" else (data.tokenizer,)
     if tokenizer.vocab_size < data.vocab_size or (data.tokenizer is not None and tokenizer.name not in same):
         raise InputError(

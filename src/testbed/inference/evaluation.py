@@ -136,7 +136,7 @@ class Evaluation:
             self.measure_wrapped(model)
 
     def save(self) -> None:
-        """Replace the file in one move. ValueError when it would not be one that can be read."""
+        """Replace the file in one move. InputError when it would not be one that can be read."""
         check_inference(self.content)
         self.saved = json.dumps(self.content, indent=1) + "\n"
         write_text(self.subject.out, self.saved)

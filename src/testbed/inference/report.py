@@ -42,13 +42,13 @@ WRAPPED = {
 
 
 def read_inference(path: Path) -> dict[str, Any]:
-    """Read an inference_metrics.json, or the one in a folder. ValueError, one sentence naming it, when it is none."""
+    """Read an inference_metrics.json, or the one in a folder. InputError, one sentence naming it, when it is none."""
     path = Path(path)
     return read_checked(path / INFERENCE if path.is_dir() else path, check_inference)
 
 
 def check_inference(content: Any) -> None:
-    """Raise ValueError, one sentence that names the place, unless `content` is an inference_metrics.json."""
+    """Raise InputError, one sentence that names the place, unless `content` is an inference_metrics.json."""
     check_schema(content, "inference/inference_metrics.schema.json")
 
 

@@ -33,7 +33,7 @@ _V1_KEYS = ("train_time_per_epoch", "train_loss_per_epoch")  # v1 carries no ver
 
 
 def metrics_version(metrics: Any) -> str:
-    """Return the version of a loaded file: "1", "2.0", "2.1" or "2.2". ValueError when it is none of them."""
+    """Return the version of a loaded file: "1", "2.0", "2.1" or "2.2". InputError when it is none of them."""
     if isinstance(metrics, dict):
         version = metrics.get("schema_version")
         if version is None and all(key in metrics for key in _V1_KEYS):
@@ -174,7 +174,7 @@ def _check_sections(metrics: dict) -> None:
 
 
 def _raise_first(validator: Any, instance: Any, prefix: tuple) -> None:
-    """Raise ValueError for the shallowest error."""
+    """Raise InputError for the shallowest error."""
     from jsonschema.exceptions import best_match
 
     error = best_match(validator.iter_errors(instance))

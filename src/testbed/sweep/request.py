@@ -136,7 +136,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
-    """Return the positive whole numbers in `1,2,4`. ValueError names the flag."""
+    """Return the positive whole numbers in `1,2,4`. InputError names the flag."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() and int(word) > 0 for word in words):
         raise InputError(f"{flag} {text!r} is not a list of positive whole numbers such as 1,2,4")
@@ -146,7 +146,7 @@ def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
 
 
 def parse_names(text: str, known: Iterable[str], flag: str) -> tuple[str, ...]:
-    """Return the names in `ddp,fsdp`, each once, in the order given. ValueError names the flag."""
+    """Return the names in `ddp,fsdp`, each once, in the order given. InputError names the flag."""
     names = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     known = tuple(known)
     if not names:

@@ -32,7 +32,7 @@ _CUT_AT = 99  # nsys cuts a kernel's name here and adds an ellipsis; its SQLite 
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Read a profile_summary.json, or that of a run's folder. ValueError: there is none, or an earlier tool's."""
+    """Read a profile_summary.json, or that of a run's folder. InputError: there is none, or an earlier tool's."""
     path = Path(path)
     if path.is_dir():
         candidates = [path / PROFILES / SUMMARY_FILE, path / SUMMARY_FILE]
@@ -56,7 +56,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Return what changed from summary `a` to `b`, per rank and step. ValueError when no table is in both."""
+    """Return what changed from summary `a` to `b`, per rank and step. InputError when no table is in both."""
     shared = [report for report in COMPARED if report in a["tables"] and report in b["tables"]]
     if not shared:
         raise InputError(

@@ -126,7 +126,7 @@ class Facts:
 
 
 def read_facts(run_dir: Path) -> Facts:
-    """Read the facts of the run in `run_dir`. ValueError when a file is there but does not read."""
+    """Read the facts of the run in `run_dir`. InputError when a file is there but does not read."""
     metrics = read_metrics(run_dir / _METRICS) if (run_dir / _METRICS).exists() else {}
     launcher: Any = {}
     if (run_dir / _LAUNCHER).exists():

@@ -102,7 +102,7 @@ class Export:
 
 
 def read_export(path: Path) -> Export:
-    """Read an export. ValueError when it is none, or lacks a column of the documented schema."""
+    """Read an export. InputError when it is none, or lacks a column of the documented schema."""
     path = Path(path)
     try:
         with open_regular(path):  # SQLite itself would wait for a FIFO

@@ -78,10 +78,6 @@ class Entry:
         """Return whether it ran without --skip_gradient_sync: a mean over steps of both kinds is of neither."""
         return not self.example.synchronisation
 
-    @property
-    def run_numbers(self) -> list[int]:
-        return [self.first_run + index for index in range(len(self.runs))]
-
     def values(self, name: str) -> list[float]:
         """Return the attribute `name` of every measured run that has it."""
         found = [getattr(run, name) for run in self.measured]
@@ -138,7 +134,7 @@ class Subject:
 
 
 def subject_of(runs: Sequence[Run]) -> Subject:
-    """Group, name and number `runs`, as `load_run` gives them. ValueError without any."""
+    """Group, name and number `runs`, as `load_run` gives them. InputError without any."""
     if not runs:
         raise InputError("a report needs at least one run")
     arms = group_into_arms(runs)

@@ -152,7 +152,7 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """Load the run of a training_metrics.json, or of the directory that holds one. ValueError names file and fault."""
+    """Load the run of a training_metrics.json, or of the directory that holds one. InputError names file and fault."""
     path = Path(path)
     if path.is_dir():
         path = path / METRICS_FILE

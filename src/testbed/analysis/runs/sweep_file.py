@@ -24,7 +24,7 @@ PROTOCOLS = ("strong", "weak", "time_to_loss")
 
 
 def read_sweep(out_dir: Path) -> dict[str, Any]:
-    """Return the sweep.json in `out_dir`; empty where there is none. ValueError when it is not what a sweep writes."""
+    """Return the sweep.json in `out_dir`; empty where there is none. InputError when it is not what a sweep writes."""
     path = Path(out_dir) / SWEEP_FILE
     if not os.path.lexists(path):
         return {}
@@ -45,7 +45,7 @@ def read_sweep(out_dir: Path) -> dict[str, Any]:
 
 
 def sweeps_above(runs: Iterable[Path]) -> dict[Path, dict[str, Any]]:
-    """Return the sweep.json above each of these metrics files, by its folder. ValueError names a file that is none."""
+    """Return the sweep.json above each of these metrics files, by its folder. InputError names a file that is none."""
     folders = {folder for run in runs for folder in list(run.absolute().parents)[:FOLDERS_ABOVE_A_RUN]}
     return {folder: sweep for folder in sorted(folders) if (sweep := read_sweep(folder))}
 

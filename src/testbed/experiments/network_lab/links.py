@@ -80,7 +80,7 @@ class Link:
 
 
 def parse_rate(text: str) -> int | None:
-    """Return `100mbit`, `1gbit`, `unlimited` in bit/s as tc spells them. ValueError says what is understood."""
+    """Return `100mbit`, `1gbit`, `unlimited` in bit/s as tc spells them. InputError says what is understood."""
     if text == "unlimited":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.lower())
