@@ -255,13 +255,3 @@ def test_a_full_disk_ends_the_run_in_one_sentence_with_whole_files(token_files, 
     metrics = read_metrics(directory / "training_metrics.json")
     assert metrics["status"] == "failed" and len(metrics["steps"]) == 3
     assert "step 3" in (directory / "RUN_FAILED.txt").read_text()
-
-
-@pytest.mark.parametrize(("flags", "is_made"), [([], False), (["--save_every", "2"], True)])
-def test_a_run_that_saves_nothing_needs_no_group_for_files(token_files, tmp_path, monkeypatch, flags, is_made):
-    """gloo finds no way in some networks in which NCCL does: a run that is only measured must not fail for it."""
-    made = []
-    monkeypatch.setattr(Weights, "file_group", property(lambda self: made.append(True)))
-    folder = Folder(token_files, tmp_path / "run")
-    folder.train(range(1, 3), set(), *flags)
-    assert bool(made) is is_made

@@ -63,7 +63,7 @@ def build(settings: RunSettings) -> Strategy:
 def what_was_built(strategy: Strategy) -> list[str]:
     """Facts of the strategy itself, not of what was asked for: one that quietly ran as another has other facts."""
     built = [type(strategy).__name__]
-    wrapped = getattr(strategy, "wrapped", None)
+    wrapped = getattr(strategy, "forward_module", None)
     if isinstance(wrapped, FSDPModule):
         groups = [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
         mesh = next(wrapped.parameters()).device_mesh
