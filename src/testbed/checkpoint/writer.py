@@ -72,7 +72,7 @@ class CheckpointWriter:
         self.folder = self.directory / CHECKPOINTS
         self._in_background = settings.checkpointing.async_mode == "async" and strategy.saves_in_background
         # Made here, by all ranks and before `limit_waiting`: --collective_timeout holds for it as for all others.
-        # Not at the first save: a run whose launcher died saves too, and the store for a new group is gone with torchrun.
+        # Not at the first save: a run whose launcher died saves too, and the store for a group is gone with torchrun.
         _ = strategy.file_group
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._last: Future | None = None  # what the thread was given last
