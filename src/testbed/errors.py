@@ -13,7 +13,7 @@ class Failure(Exception):
 
 
 class InputError(ValueError):
-    """What was typed, or a file that it names, cannot be used. One sentence. A program ends with exit code 2.
+    """A flag, or a file that it names, cannot be used. One sentence. A program ends with exit code 2.
 
     Any other ValueError is a mistake in the code.
     """

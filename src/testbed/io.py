@@ -295,7 +295,7 @@ def missing(path: Path) -> str:
 
 
 def cannot_become_a_folder(path: Path) -> str | None:
-    """Why no folder can be made at a path: a file or a broken link is in the way. None where nothing is."""
+    """Return why no folder can be made at a path: a file or a broken link is in the way. None where nothing is."""
     for part in (path, *path.parents):
         if part.is_dir():
             return None

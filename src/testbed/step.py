@@ -1,4 +1,4 @@
-"""What goes into an optimizer step and what comes out of it. No torch at run time."""
+"""Define the input and the result of an optimizer step. No torch at run time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_A_TARGET = -100  # a target with this value is no prediction to score (PyTor
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank sends through the model at once."""
+    """Sequences that one rank sends through the model at once."""
 
     inputs: torch.Tensor  # (B, T) int64 token ids
     targets: torch.Tensor  # (B, T) the same shifted by one; NOT_A_TARGET where nothing is to be predicted
@@ -27,7 +27,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a rank knows after its part of a step. Tensors stay on the device, so nothing waits inside the clock."""
+    """Result of a rank's part of a step. Tensors stay on the device, so nothing waits inside the clock."""
 
     loss_sum: torch.Tensor  # 0-dim: sum of the token losses (nats) that THIS rank computed; 0 where it computes none
     num_target_tokens: int  # tokens in loss_sum

@@ -1,1 +1,1 @@
-"""What is made of the files that training wrote: runs, charts, tables. Never imports torch, never parses a log."""
+"""Make comparisons, charts and tables of the files that training wrote. Never imports torch, never parses a log."""

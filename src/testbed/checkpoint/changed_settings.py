@@ -1,4 +1,4 @@
-"""What a start that goes on from a checkpoint may do otherwise than the start that saved it.
+"""Decide which settings a resumed run may change.
 
 Some settings change nothing, some only spread the same work in another way, and the rest is other work.
 """

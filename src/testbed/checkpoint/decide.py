@@ -69,7 +69,7 @@ def _fresh_start(settings: RunSettings, sha256: dict[str, str], skipped: dict[Pa
         except ValueError as error:
             raise InputError(
                 f"--resume: {directory} holds no whole checkpoint to go on from, and of its run nothing is known "
-                f"({error}); give another --checkpoint_path to begin anew"
+                f"({error}); give another --checkpoint_path to begin a new run"
             ) from None
         # Earlier versions wrote complete runs only. Of damaged checkpoints a run that was stopped begins anew; one that
         # has done all its steps needs none.

@@ -17,7 +17,7 @@ PERHAPS_WHOLE = "perhaps whole, but "  # how the reason for a checkpoint begins 
 
 @dataclass(frozen=True)
 class Found:
-    """What --resume led to."""
+    """Checkpoint that --resume found, if any."""
 
     folder: Path | None  # a whole checkpoint; None: the run begins with its first step
     skipped: dict[Path, str]  # later checkpoints that are not whole, with the reason
@@ -96,7 +96,7 @@ def latest_valid(directory: Path) -> tuple[Path | None, dict[Path, str]]:
         if fault.startswith(PERHAPS_WHOLE):
             raise InputError(
                 f"--resume: no whole checkpoint in {directory}, and {fault.removeprefix(PERHAPS_WHOLE)}; make it "
-                "readable, or give another --checkpoint_path to begin anew"
+                "readable, or give another --checkpoint_path to begin a new run"
             )
     return None, skipped
 

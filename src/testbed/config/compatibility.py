@@ -40,7 +40,7 @@ def check_combination(values: Mapping[str, Any], mesh: MeshSizes) -> None:
 
 
 def _check_backend(values: Mapping[str, Any], mesh: MeshSizes) -> None:
-    """What is wrong on any machine. autotune/device.py checks the rest once the device is known."""
+    """Check what no machine can do. autotune/device.py checks the rest once the device is known."""
     if values["backend"] == "nccl" and values["device"] == "cpu":
         raise InputError("--backend nccl with --device cpu: NCCL moves data between GPUs; use --backend gloo or auto")
 

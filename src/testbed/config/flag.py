@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Kind(Enum):
-    """How a comparison treats a flag in which two runs differ."""
+    """Treatment of a flag in which two compared runs differ."""
 
     WORK = "what is computed: must be equal"
     SPREAD = "how work is spread over ranks: may differ, names the configuration"
@@ -19,7 +19,7 @@ class Kind(Enum):
 
 
 class Resume(Enum):
-    """What a resumed run may do with a flag."""
+    """Freedom of a resumed run to change a flag."""
 
     FREE = "may change"
     SPREAD = "may change: losses move by rounding, and the change is recorded"
@@ -29,7 +29,7 @@ class Resume(Enum):
 
 
 class Filled(Enum):
-    """What the files of a run hold for a flag that was not given."""
+    """Value that the files of a run hold for a flag that was not given."""
 
     KEPT = "the default"
     DERIVED = "null: follows from other flags, again where the file is used"

@@ -73,7 +73,7 @@ class TokenFile:
 
     @functools.cached_property
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each document begins and ends, end-of-text included. Reads the whole file, once."""
+        """Return where each document begins and ends, end-of-text included. Reads the whole file, once."""
         found = [start + np.flatnonzero(chunk == self.end_of_text_id) for start, chunk in self.tokens.chunks()]
         ends = np.concatenate(found) + 1
         return np.append(0, ends)[:-1], ends

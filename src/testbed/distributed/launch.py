@@ -1,4 +1,4 @@
-"""Who launched this process, and how it ends: the only reader of RANK, WORLD_SIZE and LOCAL_RANK. No torch.
+"""Read the launcher's variables, and end a refused start: the only reader of RANK, WORLD_SIZE and LOCAL_RANK. No torch.
 
 Launchers differ in what they forward. `deepspeed` on SIGTERM dies at once and leaves its child and the ranks running;
 `torchrun` on kill -9 leaves the ranks. So every rank watches the processes above it and takes their death for SIGTERM.

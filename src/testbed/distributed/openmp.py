@@ -1,4 +1,4 @@
-"""How threads of OpenMP wait for each other. libgomp, of PyTorch's CPU build, reads it as it loads. No torch."""
+"""Set how OpenMP's threads wait for each other. libgomp, of PyTorch's CPU build, reads it as it loads. No torch."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def wait_for_store(patience_s: float) -> None:
     """Wait until somebody answers where the store is.
 
     Raises:
-        RankMissing: nobody did within `patience_s`.
+        RankMissing: no process did within `patience_s`.
     """
     deadline_s = time.monotonic() + patience_s
     while (trouble := _why_no_store()) is not None:

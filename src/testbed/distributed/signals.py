@@ -81,7 +81,7 @@ def end_deaf() -> None:
 
 
 class StopSignals:
-    """What asks this run to end: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, the death of the launcher. One object per process.
+    """Requests to end this run: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, the death of the launcher. One object per process.
 
     After `interrupt`, while the run starts up, a stop raises RunStopped in the main thread. Before that, and after
     `defer`, it is only noted in `number`, and the loop ends the run after a step on which all ranks agree.

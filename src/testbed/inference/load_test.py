@@ -34,7 +34,7 @@ SHARES_OF_CAPACITY = (0.25, 0.5, 0.75, 0.9, 1.1)  # the rates of an open loop wh
 
 @dataclass(frozen=True)
 class Traffic:
-    """What requests ask for: the same seed makes the same requests in the same order, at every rate and concurrency."""
+    """Kind of requests: the same seed makes the same requests in the same order, at every rate and concurrency."""
 
     tokens: np.ndarray | DiskArray  # to cut prompts from
     prompt_tokens: int  # of the longest prompt

@@ -81,7 +81,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside belongs to the phase `name`, a key of RANGES."""
+        """Count the time inside to the phase `name`, a key of RANGES."""
         with named_range(RANGES[name], self.emits_nvtx):
             self._open.append(name)
             watchdog.enter(name)

@@ -39,7 +39,7 @@ class DDP(Replicated):
             assert isinstance(self.forward_module, DistributedDataParallel)
             return self.forward_module.no_sync()
         # Backward comes last to what was made first: with casts kept from the first micro batch all matrices' gradients
-        # would be there only at its very end, and nothing would be averaged meanwhile. So this one casts anew.
+        # would be there only at its very end, and nothing would be averaged meanwhile. So this one casts again.
         torch.clear_autocast_cache()
         return contextlib.nullcontext()
 
@@ -50,7 +50,7 @@ class DDP(Replicated):
     def _settle_buckets(self) -> None:
         """Go through one backward pass, so that the first step finds the buckets as every later one does.
 
-        DDP lays its buckets out anew after the first backward pass, in the order in which the gradients were ready. A
+        DDP lays its buckets out again after the first backward pass, in the order in which the gradients were ready. A
         sum over three ranks or more depends on where in its bucket a number lies, so a run that went on with DDP's
         first layout would part from the uninterrupted one by a bit. The pass is a step's last micro batch in all but
         its tokens: same shapes, so nothing is compiled for it alone; the random state stays.

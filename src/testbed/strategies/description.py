@@ -90,7 +90,7 @@ def read_description(directory: Path) -> Metadata:
 
 
 class _Wrong(Exception):
-    """What no description of ours says."""
+    """A description that is not one of ours."""
 
 
 def _checked(plain: Any) -> Metadata:

@@ -205,7 +205,7 @@ class _TimedStage(PipelineStage):
 
 
 class _StageModule(nn.Module):
-    """What PipelineStage calls: some layers, in the precision of the run."""
+    """Module that PipelineStage calls: some layers, in the precision of the run."""
 
     def __init__(self, strategy: Pipeline, stage: Stage):
         super().__init__()

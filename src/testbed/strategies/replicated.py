@@ -1,4 +1,4 @@
-"""What the strategies share whose ranks all hold the whole model and read different shares of the batch."""
+"""Base of the strategies whose ranks all hold the whole model and read different shares of the batch."""
 
 from __future__ import annotations
 

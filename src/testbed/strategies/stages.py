@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds: a cut of the model into consecutive pieces of about equal cost. No torch."""
+"""Choose each pipeline stage's layers: a cut of the model into consecutive pieces of about equal cost. No torch."""
 
 from __future__ import annotations
 

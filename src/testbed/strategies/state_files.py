@@ -121,9 +121,9 @@ def load(state: State, source: Path | Reader, group: dist.ProcessGroup | None) -
 
 
 class HostCopy(AsyncStager):
-    """What is written in the background: a copy in host memory that training does not touch.
+    """Copy of the state in host memory, to write in the background while training goes on.
 
-    The memory is kept for the next copy: to get as much anew from the system takes longer than to fill it.
+    The memory is kept for the next copy: to get new memory from the system takes longer than to fill it.
     """
 
     _synchronize_after_execute = False  # the copy is there when `stage` returns

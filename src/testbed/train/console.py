@@ -1,4 +1,4 @@
-"""What rank 0 tells a person: a bar on a terminal, a line now and then elsewhere. Programs read the JSON instead."""
+"""Print rank 0's progress: a bar on a terminal, a line now and then elsewhere. Programs read the JSON instead."""
 
 from __future__ import annotations
 

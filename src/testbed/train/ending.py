@@ -43,7 +43,7 @@ WRITER_PATIENCE_S = 1.0  # a connection breaks a moment before the kernel lets g
 
 
 class Refused(Exception):
-    """What was typed cannot run, and every rank knows it. One sentence."""
+    """The command cannot run as typed, and every rank knows it. One sentence."""
 
 
 class RunPreempted(Exception):

@@ -15,7 +15,7 @@ SURE_WITHIN_S = 3 * watchdog.BEAT_S  # a rank that lives shows it once a second
 
 
 class OtherRanks:
-    """What this rank knows of the others, from their progress files and, until they train, from their processes.
+    """Knowledge of the other ranks, from their progress files and, until they train, from their processes.
 
     Attributes:
         directory: the run's folder, once this start has claimed it.

@@ -30,7 +30,7 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass
 class Setup:
-    """What a start of a run knows before its model is built."""
+    """State of a start before the model is built."""
 
     checked: CheckedRun  # with settings in which nothing is left open
     launch: Launch

@@ -1,4 +1,4 @@
-"""What the audit's rules give: findings, under the names of docs/audit.md."""
+"""Define the findings of the audit's rules. Rules are named as in docs/audit.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Finding:
 
 
 class Audited(ABC):
-    """What a rule looks at. It makes the findings about the runs that `names` names."""
+    """Base of everything a rule checks. It makes the findings about the runs that `names` names."""
 
     @property
     @abstractmethod

@@ -33,7 +33,7 @@ class Side(Audited):
 
 @dataclass(frozen=True)
 class Claim(Audited):
-    """What is compared, and under which protocol (strong, weak, time_to_loss; None: no plan says)."""
+    """Hold the runs that are compared, and the protocol: strong, weak, time_to_loss, or None if no plan says."""
 
     baseline: Side
     other: Side

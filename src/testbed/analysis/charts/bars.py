@@ -100,7 +100,7 @@ def draw_bars(axis: Axes, bars: Sequence[Bar]) -> None:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What bars show: an attribute of a run, the attribute that says what it means, and how it is written.
+    """Describe the quantity that bars show: its attribute of a run, the attribute with its meaning, and its format.
 
     `units`: (name, size, smallest value that is written in it). `dots`: the attribute with the values behind it.
     """

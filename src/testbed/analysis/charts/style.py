@@ -1,4 +1,4 @@
-"""What all pictures have in common: colours, type, a title above, notes and warnings below, numbers as text."""
+"""Style that all pictures share: colours, type, a title above, notes and warnings below, numbers as text."""
 
 import bisect
 import re

@@ -1,4 +1,4 @@
-"""What else than the configuration may explain that two sides of a comparison differ: code, machine, software, order.
+"""Find what else may explain a difference between two sides of a comparison: code, machine, software, order.
 
 One list for everybody who compares: compare_runs and the report warn of each, the audit lets a claim fall where the
 devices differ and notes the rest.

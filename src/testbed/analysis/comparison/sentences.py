@@ -1,4 +1,4 @@
-"""What a comparison of two arms says: the verdict, what these repeats could have shown, and the losses."""
+"""Put a comparison of two arms into sentences: the verdict, its power, and the losses."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Losses:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What two arms show; `a` and `b` hold the runs that count, `not_counted` the others with the reason."""
+    """Result of comparing two arms; `a` and `b` hold the runs that count, `not_counted` the others with the reason."""
 
     name_a: str
     name_b: str

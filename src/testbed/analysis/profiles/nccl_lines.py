@@ -60,7 +60,7 @@ class Connection(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What NCCL took for one collective call. `algorithm` is the kernel where that is all that is said."""
+    """NCCL's choice for one collective call. `algorithm` is the kernel where that is all that is said."""
 
     collective: str | None
     num_bytes: int
@@ -70,7 +70,7 @@ class Choice(NamedTuple):
 
 @dataclass
 class Member:
-    """What one process says of one communicator."""
+    """One process's record of one communicator."""
 
     host: str
     process: int

@@ -86,7 +86,7 @@ class StatsTable:
 
 @dataclass(frozen=True)
 class Stats:
-    """What one file holds. `trace` names the trace it was made from, so that one trace is never counted twice."""
+    """Content of one file. `trace` names the trace it was made from, so that one trace is never counted twice."""
 
     path: Path
     kind: str  # "text", "csv" or "sqlite"

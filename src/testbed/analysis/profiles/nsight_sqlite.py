@@ -90,7 +90,7 @@ class DeviceStep:
 
 @dataclass(frozen=True)
 class Export:
-    """What one export holds; `exclusive_ns` is of the whole trace, `in_steps` inside train/step on its thread."""
+    """Content of one export; `exclusive_ns` is of the whole trace, `in_steps` inside train/step on its thread."""
 
     stats: Stats
     num_ranks: int | None  # processes with train/step ranges

@@ -42,7 +42,7 @@ _WAITS = re.compile(r"poll|epoll_wait|select|.*cond_(timed)?wait|sem_(timed|cloc
 
 @dataclass(frozen=True)
 class Inputs:
-    """What was found in a run's folder and read."""
+    """Evidence that was found in a run's folder and read."""
 
     stats: tuple[Stats, ...]
     exports: tuple[Export, ...]
@@ -51,7 +51,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much training the profile covers: what totals are divided by. None is unknown, with the reason."""
+    """Amount of training that the profile covers. Totals are divided by it. None is unknown, with the reason."""
 
     num_steps: int | None
     steps_source: str

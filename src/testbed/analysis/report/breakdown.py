@@ -1,4 +1,4 @@
-"""Where the time of an optimizer step goes, from a profiler's attribution or else from the clock's cheap phases."""
+"""Break the time of an optimizer step down, from a profiler's attribution or else from the clock's cheap phases."""
 
 from __future__ import annotations
 

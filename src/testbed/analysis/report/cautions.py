@@ -1,4 +1,4 @@
-"""What a reader must know before quoting a number: runs that are unfit, or kept apart by more than their strategy."""
+"""List the cautions about quoting a number: unfit runs, and runs that differ in more than their strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says in sentences: verdicts on pairs of configurations."""
+"""Put verdicts on pairs of configurations into sentences."""
 
 from __future__ import annotations
 

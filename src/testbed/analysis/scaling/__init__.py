@@ -1,1 +1,1 @@
-"""How a strategy scales: speed-up, efficiency, fits, time to a loss, and tables in the shape of earlier studies."""
+"""Scaling of a strategy: speed-up, efficiency, fits, time to a loss, and tables in the shape of earlier studies."""

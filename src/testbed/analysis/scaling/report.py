@@ -1,4 +1,4 @@
-"""How throughput grows with ranks: speed-up, efficiency and the laws fitted to them, in scaling_report.json.
+"""Report how throughput grows with ranks: speed-up, efficiency and the laws fitted to them, in scaling_report.json.
 
 One number per run; an arm's number is the median of its repeats. Speed-up is the ratio of throughputs, so it compares
 only runs that did equal work: strong scaling at equal global batch, weak scaling at equal batch per rank, time to loss

@@ -42,7 +42,7 @@ def time_to_loss(run: Run, target: float) -> TimeToLoss | None:
     """Return step, seconds and tokens at which the validation loss of `run` first reached `target`; None: it never did.
 
     Raises:
-        InputError: the run validated nothing, so that "never" cannot be told from "nobody looked".
+        InputError: the run validated nothing, so "never reached" cannot be told from "not measured".
     """
     points = run.validation_losses
     if not points:
@@ -67,7 +67,7 @@ def time_to_loss(run: Run, target: float) -> TimeToLoss | None:
 def time_to_loss_of_arm(runs: Sequence[Run], target: float, failed: Sequence[Run] = ()) -> dict[str, Any]:
     """Return the time to loss over the repeats of one configuration.
 
-    A run that never reached the target is censored: it would have taken longer, nobody knows how much. It ranks above
+    A run that never reached the target is censored: it would have taken longer, by an unknown amount. It ranks above
     every other, so the median is known as soon as more than half of the runs reached the target, and is None before.
     An interval and a spread would need the missing values: with censored runs they are None.
 
