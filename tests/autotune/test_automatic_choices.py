@@ -109,7 +109,7 @@ def test_the_largest_that_fits_is_chosen_and_the_line_says_what_the_next_needs(s
 
 
 def test_a_gpu_gets_the_largest_useful_micro_batch_unless_one_is_given(token_files, monkeypatch):
-    """4 sequences, the CPU's default, cost a GPU a fifth of its speed. Nothing is found out where a flag gives it."""
+    """The CPU's default is too small there. Nothing is found out where a flag gives it."""
 
     def micro_batch_of(*flags: str, ranks: int = 1) -> int:
         settings = settings_of(token_files, "--attention", "math", "--compile", "off", *flags, world_size=ranks)

@@ -73,7 +73,7 @@ def as_decided_before(settings: RunSettings, recorded: dict[str, Any]) -> RunSet
 def with_micro_batch_left_open(settings: RunSettings) -> RunSettings:
     """Leave a micro batch that no flag gave to the memory of a GPU. On a CPU the default stands.
 
-    A micro batch of 4 sequences costs a GPU a fifth of its speed: weights are cast and gradients accumulated for each.
+    Each micro batch casts weights and adds gradients; 4 sequences would cost a GPU an estimated fifth of its speed.
     """
     is_given = {"micro_batch_size_per_gpu", "grad_accum_steps"} & settings.origin.given
     can_find = settings.training.run_type in WITH_AUTOMATIC_MICRO_BATCH and not settings.training.eval_only
