@@ -101,6 +101,7 @@ def test_a_pickle_in_a_folder_of_weights_is_not_opened(tmp_path, name):
     assert mark.exists(), "the pickle is not the trap that it should be"
 
 
+@pytest.mark.launches
 def test_a_report_of_evil_runs_does_nothing(tmp_path):
     """Names, flags, reasons, tokenizers, devices and folders are text in the page and in its pictures."""
     for number in (1, 2):
