@@ -18,7 +18,6 @@ from support.settings import settings_of
 
 from testbed.autotune import choices, micro_batch
 from testbed.autotune.choices import as_decided_before
-from testbed.autotune.memory_model import elements_held, model_state_bytes
 from testbed.autotune.micro_batch import (
     Finding,
     available_bytes,
@@ -30,6 +29,7 @@ from testbed.autotune.micro_batch import (
 )
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
+from testbed.planner.model_states import elements_held, model_state_bytes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -11,7 +11,7 @@ from support.settings import settings_of, typed
 
 from testbed.config.run_types import STRATEGIES
 from testbed.model.shape import MODEL_SIZES, ModelShape
-from testbed.strategies.stages import balanced_stages, piece_costs
+from testbed.planner.stages import balanced_stages, piece_costs
 
 
 @pytest.mark.parametrize(

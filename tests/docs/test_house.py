@@ -26,8 +26,8 @@ def modules() -> dict[str, Path]:
 
 # The rooms of src/testbed from the ground up: a room imports only from rooms before it.
 ROOMS = (
-    "errors io run_files run_lock step program distributed model data config optim profiling strategies autotune "
-    "metrics checkpoint sweep analysis inference train experiments"
+    "errors io run_files run_lock step program distributed model data config planner optim profiling strategies "
+    "autotune metrics checkpoint sweep analysis inference train experiments"
 ).split()
 MOST_FLAT_MODULES = 6
 
@@ -104,7 +104,7 @@ TORCH_FREE = {"errors", "io", "run_files", "run_lock", "step", "program", "data"
 TORCH_FREE_MODULES = (
     "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
     "profiling.trace metrics.file "
-    "metrics.run_directory checkpoint.manifest autotune.memory_model inference.report inference.charts "
+    "metrics.run_directory checkpoint.manifest planner.model_states inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
     "experiments.fault_drill.drill_file"
 ).split()

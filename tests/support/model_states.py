@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from testbed.autotune.memory_model import UPDATE_COPY, model_state_bytes, published_zero_bytes, update_copy_bytes
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import RunSettings
@@ -30,8 +29,9 @@ from testbed.distributed.signals import StopSignals
 from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import local_tensor
+from testbed.planner.model_states import UPDATE_COPY, model_state_bytes, published_zero_bytes, update_copy_bytes
+from testbed.planner.stages import balanced_stages
 from testbed.strategies import Strategy, build_strategy
-from testbed.strategies.stages import balanced_stages
 from testbed.train.batches import TrainingBatches
 
 SMALLEST_LISTED = 64 * 1024  # bytes; what is smaller and no model state is not worth a line

@@ -21,12 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from testbed.autotune.memory_model import FP32, elements_held, model_state_bytes, update_copy_bytes
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
+from testbed.planner.model_states import FP32, elements_held, model_state_bytes, update_copy_bytes
 from testbed.profiling.device_limits import is_out_of_memory
 from testbed.step import MicroBatch
 from testbed.strategies.average import BUCKET_BYTES

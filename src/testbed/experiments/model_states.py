@@ -1,6 +1,6 @@
-"""Print counts of model states with the formulas of `testbed.autotune.memory_model`, as docs/results has them.
+"""Print counts of model states with the formulas of `testbed.planner.model_states`, as docs/results has them.
 
-tests/autotune/test_memory_model.py makes such counts.
+tests/planner/test_model_states.py makes such counts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from testbed.data.windows import Windows, longest_pair
 from testbed.distributed.launch import Launch, launcher, usable_cores
 from testbed.errors import printable
 from testbed.model.shape import size_name
-from testbed.strategies.stages import balanced_stages
+from testbed.planner.stages import balanced_stages
 
 
 def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Compute the bytes of weights, gradients and optimizer state that a rank must hold. No torch.
 
 Padding of the embedding counts, and the tied head counts once per rank. Activations, communication buckets and host
-memory of --offload do not. tests/autotune/test_memory_model.py compares with live tensors.
+memory of --offload do not. tests/planner/test_model_states.py compares with live tensors.
 
 Symbols: P parameters, C channels, N data ranks.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from testbed.distributed.mesh import MeshSizes
 from testbed.model.shape import ModelShape
-from testbed.strategies.stages import Stage
+from testbed.planner.stages import Stage
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes

@@ -1,0 +1,138 @@
+"""Describe a training run to the formulas: the model, how it is cut over devices, the batch, the devices. No torch.
+
+A dense decoder-only transformer of any width, so that published runs of other models can be predicted too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.model.shape import ModelShape
+from testbed.planner.devices import Device, Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseModel:
+    """A decoder-only transformer. All widths in elements; `vocab` as it lies in memory, padding included."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # inner width of the MLP
+    vocab: int
+    seq_length: int
+    tied: bool = True  # one matrix is both embedding and head
+    mlp: str = "gelu"  # two matrices; "swiglu": three
+    positions: str = "learned"  # or "rope"
+    bias: bool = True
+    norm: str = "layernorm"  # gain and bias; "rmsnorm": gain only
+
+    @classmethod
+    def of_gpt2(cls, shape: ModelShape, seq_length: int) -> DenseModel:
+        """Return what `src/gpt2.py` trains."""
+        return cls(
+            layers=shape.num_layers,
+            hidden=shape.embedding_size,
+            heads=shape.num_heads,
+            kv_heads=shape.num_heads,
+            head_dim=shape.embedding_size // shape.num_heads,
+            ffn=4 * shape.embedding_size,
+            vocab=shape.padded_vocab_size,
+            seq_length=seq_length,
+        )
+
+    @property
+    def block_matrix_parameters(self) -> int:
+        """Elements of the matrices of one block: attention and MLP."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.mlp == "swiglu" else 2) * self.hidden * self.ffn
+
+    @property
+    def head_parameters(self) -> int:
+        """Elements of the matrix that makes logits."""
+        return self.hidden * self.vocab
+
+    @property
+    def parameters(self) -> int:
+        """All trainable elements, a tied head once."""
+        per_norm = self.hidden * (2 if self.norm == "layernorm" else 1)
+        biases = 0
+        if self.bias:
+            biases = self.head_dim * (self.heads + 2 * self.kv_heads) + 2 * self.hidden
+            biases += self.ffn * (2 if self.mlp == "swiglu" else 1)
+        block = self.block_matrix_parameters + biases + 2 * per_norm
+        embeddings = self.head_parameters * (1 if self.tied else 2)
+        positions = self.seq_length * self.hidden if self.positions == "learned" else 0
+        return self.layers * block + embeddings + positions + per_norm
+
+    def flops_per_token(self) -> int:
+        """FLOPs of forward and backward: 6 per element of a matrix that multiplies, and the causal half of attention.
+
+        The convention of the published rows (`checks.flops_per_token`). No recomputation.
+        """
+        matrices = self.layers * self.block_matrix_parameters + self.head_parameters
+        return 6 * matrices + 6 * self.layers * self.heads * self.head_dim * self.seq_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ranks along each axis. data x tensor x pipeline x context is the number of devices."""
+
+    data: int = 1  # shares of the global batch
+    zero_stage: int = 0  # 0: nothing sharded, 1 optimizer, 2 and gradients, 3 and weights (FSDP)
+    shard: int = 1  # data ranks that share one copy of what is sharded
+    tensor: int = 1
+    sequence_parallel: bool = False  # within `tensor`
+    pipeline: int = 1
+    virtual_stages: int = 1  # on each pipeline rank
+    context: int = 1  # ranks that share a sequence
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run: the same global batch, whatever the layout. Batches in sequences."""
+
+    model: DenseModel
+    layout: Layout
+    micro_batch: float
+    accumulation: float  # micro batches per optimizer step and data rank, those of a pipeline too
+    run_type: str | None = None  # of src/gpt2.py; None for a run of another program
+    stack: str = "testbed"  # the program that runs it: its residual factors differ
+    precision: str = "bf16"  # of the large matrix products: fp32, fp16, bf16, fp8, ...
+    has_16_bit_weights: bool = False  # weights and residual stream in 16 bits, not autocast over fp32
+    recompute: str = "none"  # activation checkpointing: none, full, selective_attention, selective_op
+    compiled: bool = False
+    attention: str = "flash"  # or "eager"
+    optimizer: str = "adamw"
+    schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
+    offload: str = "none"
+    dropout: float = 0.0
+
+    @property
+    def global_batch(self) -> float:
+        return self.micro_batch * self.accumulation * self.layout.data
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.global_batch * self.model.seq_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Devices and the links between them."""
+
+    device: Device
+    devices: int
+    per_node: int
+    within_node: Link
+    between_nodes: Link
+
+    def link_of(self, ranks: int) -> Link:
+        """Return the slowest link that a ring of `ranks` neighbouring devices crosses."""
+        return self.within_node if ranks <= self.per_node else self.between_nodes
