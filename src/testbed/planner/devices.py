@@ -14,6 +14,7 @@ class Device:
     memory_bytes: float
     peak_flops: Mapping[str, float]  # dense, per second, by precision
     memory_bytes_per_s: float
+    kind: str = "cuda"  # or "cpu"
     source: str = ""
 
 
