@@ -23,12 +23,16 @@ class Traffic:
     exposed: float = 1.0  # share that nothing hides, of what is not data parallel
     window: float = 1.0  # passes of a micro batch that hide it
 
-    @property
-    def moved(self) -> float:
-        """Bytes that a rank sends, by rings: (n - 1) / n of the message, twice for an all-reduce."""
+    def moved(self, backend: str = "nccl") -> float:
+        """Bytes that a rank sends, by rings: (n - 1) / n of the message, twice for an all-reduce.
+
+        gloo has no reduce-scatter of its own: PyTorch makes it from an all-reduce, so it moves twice as much. ZeRO 1
+        and 2 of two ranks then send 1.5 times what an all-reduce would.
+        """
         if self.kind == "p2p":
             return self.size
-        return (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1) / self.ranks * self.size
+        is_twice = self.kind == "all_reduce" or (self.kind == "reduce_scatter" and backend == "gloo")
+        return (2 if is_twice else 1) * (self.ranks - 1) / self.ranks * self.size
 
     def neighbours(self, machine: Machine) -> int:
         """Return how many of its ranks are in one node."""
@@ -106,9 +110,7 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     buckets = max(1.0, blocks)
 
     def one(kind: str, size: float, times: float, window: float, ranks: int = ranks) -> Traffic:
-        return Traffic(
-            kind=kind, size=size, ranks=ranks, stride=stride, messages=buckets, times=times, window=window
-        )
+        return Traffic(kind=kind, size=size, ranks=ranks, stride=stride, messages=buckets, times=times, window=window)
 
     if layout.zero_stage == 0:
         return [one("all_reduce", gradients, 1.0, 2 / 3)]

@@ -8,8 +8,9 @@ slowest stage of a pipeline, which idles for (p - 1) / v micro batches (Narayana
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
@@ -18,7 +19,6 @@ from testbed.planner.job import Job, Machine
 FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
-WINDOW = 0.8  # of the passes' time, in which collectives can run behind them
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
 FLOOR = 0.05  # of a collective's time that nothing hides: the first and the last bucket
 
@@ -42,6 +42,8 @@ PARTS = (
 
 class Rates(Protocol):
     """How fast a machine is, measured or from its data sheet."""
+
+    window: float  # share of the passes' time in which collectives can run behind them
 
     def product_seconds(self, m: float, n: float, k: float, job: Job) -> tuple[float, float]:
         """Seconds of one matrix product: at the speed of its units, and moving its operands."""
@@ -180,7 +182,7 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, stage: Stage) 
         parts[part] = stage.blocks * (seconds + repeated[part])
     tokens = job.micro_batch * model.seq_length / job.layout.context
     if stage.predicts:
-        dense = replace_precision(job)
+        dense = _as_the_head_computes(job)
         products = rates.product_seconds(tokens, model.vocab / tensor, model.hidden, dense)
         logits = tokens * model.vocab / tensor * (10.0 if job.compiled or job.stack in FUSED else 20.0)
         parts["head"] = 3 * sum(products) + rates.moving_seconds(logits, job)
@@ -198,10 +200,8 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, stage: Stage) 
     return parts
 
 
-def replace_precision(job: Job) -> Job:
-    """Return the job as its head computes: 8- and 4-bit recipes leave the head in bf16."""
-    from dataclasses import replace
-
+def _as_the_head_computes(job: Job) -> Job:
+    """Return the job in the precision of its head: 8- and 4-bit recipes leave that in bf16."""
     return replace(job, precision="bf16") if job.precision.endswith(("fp8", "fp4")) else job
 
 
@@ -218,7 +218,7 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
     parts = {part: passes * seconds for part, seconds in slowest.items()}
     idle = bubble_seconds(job, [sum(by_stage[stage].values()) for stage in stages])
     blocks = max(stage.blocks for stage in stages)
-    hidden = WINDOW * one_pass if job.overlap else 0.0
+    hidden = rates.window * one_pass if job.overlap else 0.0
     for traffic in data_traffic(job, blocks):
         seconds = rates.traffic_seconds(traffic, machine)
         window = hidden * traffic.window
@@ -241,6 +241,4 @@ def bubble_seconds(job: Job, stage_seconds: list[float]) -> float:
 
 def straggling(devices: int) -> float:
     """Return by how many standard deviations the slowest of so many devices lags: about sqrt(2 ln N)."""
-    import math
-
     return math.sqrt(2 * math.log(devices)) if devices > 1 else 0.0

@@ -25,19 +25,20 @@ NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginn
 UNSTATED_PIECES = 2  # virtual stages of a pipeline rank where the row states none: a guess
 TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
 
-# Programs that share their layers and kernels.
+# Programs that share their layers and kernels. pytorch: modules of PyTorch, as they come.
 FRAMEWORKS = {
     "NVIDIA/Megatron-LM": "megatron",
     "NVIDIA-NeMo/Megatron-Bridge": "megatron",
     "MooreThreads/SimuMax": "megatron",
     "calculon-ai/calculon": "megatron",
-    "karpathy/nanoGPT": "nanogpt",
-    "karpathy/build-nanogpt": "nanogpt",
-    "modal-labs/multinode-training-guide": "nanogpt",
+    "karpathy/nanoGPT": "pytorch",
+    "karpathy/build-nanogpt": "pytorch",
+    "modal-labs/multinode-training-guide": "pytorch",
     "karpathy/llm.c": "llm.c",
     "KellerJordan/modded-nanogpt": "llm.c",
     "mosaicml/llm-foundry": "llm-foundry",
     "pytorch/torchtitan": "torchtitan",
+    "testbed": "pytorch",
 }
 
 

@@ -28,6 +28,8 @@ OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for c
 class DataSheetRates:
     """Rates of a device from its data sheet."""
 
+    window = 0.8
+
     def __init__(self, device: Device) -> None:
         self.device = device
 
@@ -58,7 +60,7 @@ class DataSheetRates:
         return link_seconds(traffic, machine)
 
 
-def link_seconds(traffic: Traffic, machine: Machine) -> float:
+def link_seconds(traffic: Traffic, machine: Machine, backend: str = "nccl") -> float:
     """Return seconds of a collective: rings in which every device of a node uses its own way out."""
     near = machine.within_node
     crosses = traffic.crosses_nodes(machine)
@@ -68,7 +70,7 @@ def link_seconds(traffic: Traffic, machine: Machine) -> float:
         speed = min(speed, machine.between_nodes.bytes_per_s * rings)
         latency += machine.between_nodes.latency_s * math.log2(max(2, traffic.ranks / rings))
     messages = max(1.0, traffic.messages)
-    size = traffic.moved / messages
+    size = traffic.moved(backend) / messages
     half = machine.between_nodes.half_size if crosses else near.half_size
     return messages * (latency + (size + (half or HALF_SIZE)) / (LINK_SHARE * speed))
 
