@@ -67,7 +67,7 @@ def _input_bytes(job: Job) -> float:
 def block_tensors(job: Job) -> Iterator[Saved]:
     """Yield what one block keeps without recomputation.
 
-    36 h bytes per token under autocast, 32 h in 16 bits and 64 h in fp32, for GELU and fused attention, with h channels.
+    With h channels 36 h bytes per token under autocast, 32 h in 16 bits and 64 h in fp32, for GELU and fused attention.
     """
     model, product, residual, linear = job.model, product_bytes(job), residual_bytes(job), _input_bytes(job)
     hidden, ffn, queries = model.hidden, model.ffn, model.heads * model.head_dim
@@ -122,14 +122,14 @@ def _score_bytes(job: Job) -> int:
 
 
 def gradients_inside(job: Job) -> float:
-    """Bytes per token of the gradients of what is widest in a block, out of a function and into it, cut as the block."""
+    """Bytes per token of the gradients of what is widest in a block, out of a function and into it. They are cut."""
     model = job.model
     scores = 2 * _score_bytes(job) * model.heads * model.seq_length if job.attention == "eager" else 0
     return max(2 * product_bytes(job) * model.ffn, scores)
 
 
 def _of_llm_c(job: Job) -> Iterator[Saved]:
-    """Yield the buffers of llm.c's train_gpt2.cu: LayerNorms twice, no copy of a GELU, which backward computes again."""
+    """Yield the buffers of llm.c's train_gpt2.cu. No copy of a GELU, which backward computes again."""
     hidden = 2 * job.model.hidden
     for name, channels in (("ln1", 1), ("qkvr", 3), ("atty", 1), ("residual2", 1), ("ln2", 1), ("residual3", 1)):
         yield Saved(name, channels * hidden)
@@ -152,8 +152,8 @@ def kept_tensors(job: Job) -> list[Saved]:
 def _of_expensive_operations(job: Job, tensors: dict[str, Saved]) -> Iterator[Saved]:
     """Yield what torch.utils.checkpoint keeps where outputs of matrix products and of attention are kept.
 
-    src/gpt2.py keeps all of them. torchtitan keeps every second product: queries, values, the gate's and the last, which
-    nothing reads again and which a compiler therefore leaves out.
+    src/gpt2.py keeps all of them. torchtitan keeps every second product: queries, values, the gate's and the last,
+    which nothing reads again and which a compiler therefore leaves out.
     """
     model, product = job.model, product_bytes(job)
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -175,8 +175,8 @@ def _of_expensive_operations(job: Job, tensors: dict[str, Saved]) -> Iterator[Sa
 def head_of(job: Job) -> Head:
     """Return what the logits take, in bytes per token and vocabulary entry.
 
-    PyTorch: logits, their fp32 copy and its log-softmax in the forward pass; log-softmax, its gradient and the loss's in
-    the backward pass. Compiled, no log-softmax is written down; llm.c and fused losses turn the logits into their
+    PyTorch: logits, their fp32 copy and its log-softmax in the forward pass; log-softmax, its gradient and the loss's
+    in the backward pass. Compiled, no log-softmax is written down; llm.c and fused losses turn the logits into their
     gradient in place.
     """
     logits, engine = product_bytes(job), engine_of(job)

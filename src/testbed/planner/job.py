@@ -75,7 +75,7 @@ class DenseModel:
         return (self.max_positions or self.seq_length) * self.hidden if self.positions == "learned" else 0
 
     def block_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of each tensor of a block, matrices as (outputs, inputs), in the order of its forward pass."""
+        """Return the shape of each tensor of a block in the order of its forward pass, matrices as (outputs, inputs)."""
         norm: list[tuple[int, ...]] = [(self.hidden,)] * (2 if self.norm == "layernorm" else 1)
         attention = [(self.head_dim * (self.heads + 2 * self.kv_heads), self.hidden)]
         attention += [(self.hidden, self.head_dim * self.heads)]
@@ -127,6 +127,7 @@ class Job:
     precision: str = "bf16"  # of the large matrix products: fp32, fp16, bf16, fp8, ...
     has_16_bit_weights: bool = False  # weights and residual stream in 16 bits, not autocast over fp32
     recompute: str = "none"  # activation checkpointing: none, full, selective_attention, selective_op
+    recompute_share: float = 1.0  # of the layers that `recompute` concerns
     compiled: bool = False
     attention: str = "flash"  # or "eager"
     optimizer: str = "adamw"
@@ -136,6 +137,8 @@ class Job:
     on_cpu: bool = False  # some operations keep other tensors there
     reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
     bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets
+    overlap: bool = True  # collectives of the data ranks run behind the passes
+    tensor_overlap: bool = False  # collectives of the tensor ranks run behind matrix products
 
     @property
     def global_batch(self) -> float:

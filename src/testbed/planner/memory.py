@@ -7,7 +7,6 @@ works. docs/planner.md has the formulas in one table.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from testbed.planner.activations import (
     block_tensors,
     gradients_inside,
     head_of,
-    keeps_16_bits,
     kept_tensors,
     product_bytes,
     residual_bytes,
@@ -91,7 +89,7 @@ def largest_micro_batch(job: Job, device: Device) -> int:
 def smallest_number_of_devices(
     jobs_on: Callable[[int], Iterable[Job]], device: Device, per_node: int, most: int = 2**16
 ) -> int | None:
-    """Return the smallest number of devices on which a job fits, up to a node each number, then whole nodes by doubling.
+    """Return the smallest number of devices on which a job fits: each number up to a node, then twice as many again.
 
     Args:
         jobs_on: the runs to choose from on a number of devices.
