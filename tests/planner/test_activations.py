@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -22,15 +23,14 @@ BATCH, SEQUENCE, CHANNELS, HEADS = 2, 256, 256, 4
 class GroupedSwiGLU(nn.Module):
     """A block like a Llama's: rotated queries and keys, fewer heads of keys and values, gated MLP."""
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self):
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(CHANNELS), nn.LayerNorm(CHANNELS)
         self.q, self.o = (nn.Linear(CHANNELS, CHANNELS, bias=False) for _ in range(2))
         self.k, self.v = (nn.Linear(CHANNELS, CHANNELS // 2, bias=False) for _ in range(2))
         self.gate, self.up = (nn.Linear(CHANNELS, 3 * CHANNELS, bias=False) for _ in range(2))
         self.down = nn.Linear(3 * CHANNELS, CHANNELS, bias=False)
-        self.rotation = torch.empty(1, 1, SEQUENCE, CHANNELS // HEADS, dtype=dtype)
-        self.to(dtype)
+        self.rotation = torch.empty(1, 1, SEQUENCE, CHANNELS // HEADS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normal = self.norm_1(x)
@@ -44,6 +44,16 @@ class GroupedSwiGLU(nn.Module):
         x = x + self.o(mixed.transpose(1, 2).reshape(x.shape))
         normal = self.norm_2(x)
         return x + self.down(F.silu(self.gate(normal)) * self.up(normal))
+
+
+@contextlib.contextmanager
+def made_in(dtype: torch.dtype) -> Iterator[None]:
+    """Make tensors in a dtype."""
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def saved_bytes(module: nn.Module, x: torch.Tensor, context) -> int:
@@ -80,10 +90,10 @@ def predicted(job: Job) -> float:
 def test_a_block_of_gpt2_keeps_what_the_formula_says(precision, recompute):
     """64, 36 and 32 bytes per token and channel; a block that is computed again, its input alone."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    with FakeTensorMode():
+    with FakeTensorMode(), made_in(dtype):
         checkpointing = "block" if recompute == "full" else "none"
-        block = Block(ModelShape(1, HEADS, CHANNELS, 100, SEQUENCE), 0.0, "auto", checkpointing).to(dtype)
-        x = torch.empty(BATCH, SEQUENCE, CHANNELS, dtype=dtype, requires_grad=True) * 1
+        block = Block(ModelShape(1, HEADS, CHANNELS, 100, SEQUENCE), 0.0, "auto", checkpointing)
+        x = torch.empty(BATCH, SEQUENCE, CHANNELS, requires_grad=True) * 1
         is_autocast = precision == "autocast"
         found = saved_bytes(block, x, torch.autocast("cpu", torch.bfloat16, enabled=is_autocast))
     job = job_for(
@@ -99,9 +109,9 @@ def test_a_block_of_gpt2_keeps_what_the_formula_says(precision, recompute):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_with_a_gate_and_grouped_heads_keeps_what_the_formula_says(dtype):
-    with FakeTensorMode():
-        block = GroupedSwiGLU(dtype)
-        x = torch.empty(BATCH, SEQUENCE, CHANNELS, dtype=dtype, requires_grad=True) * 1
+    with FakeTensorMode(), made_in(dtype):
+        block = GroupedSwiGLU()
+        x = torch.empty(BATCH, SEQUENCE, CHANNELS, requires_grad=True) * 1
         found = saved_bytes(block, x, contextlib.nullcontext())
     model = dataclasses.replace(
         job_for().model, kv_heads=HEADS // 2, ffn=3 * CHANNELS, mlp="swiglu", bias=False
