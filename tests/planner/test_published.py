@@ -78,6 +78,7 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
         ({"model__kv_heads": 5}, "cannot share 5 heads of keys"),
         ({"model__hidden": float("nan")}, "no positive number"),
         ({"batch__global_batch": 4, "batch__grad_accumulation": None}, "some of 8 data ranks without a sequence"),
+        ({"flags": 5}, "the row cannot be read"),
         ({"batch": {}}, "neither a micro batch nor a global batch"),
     ],
 )
@@ -163,3 +164,12 @@ def test_no_row_ends_the_file(changes: list[tuple[tuple[str, str | None], Any]],
     assert len(found) == 3
     assert isinstance(found[1], ImpossibleRow)
     assert isinstance(found[2], Row)
+
+
+def test_suspect_rows_teach_nothing_and_weak_ones_are_not_scored():
+    fitted = {row.id: row.is_fitted for row in own_rows()}
+    scored = {row.id: row.is_scored for row in own_rows()}
+    for raw in RAW:
+        suspect = any(flag.startswith(("suspect_", "tokens_per_step_uncertain")) for flag in raw["flags"])
+        assert fitted[raw["id"]] == (raw["kind"] == "run" and not suspect)
+        assert scored[raw["id"]] == (raw["kind"] == "run" and raw["grade"] != "weak" and not raw["flags"])
