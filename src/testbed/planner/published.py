@@ -6,6 +6,7 @@ guessed as its kind of run has it. A row that cannot be true is an ImpossibleRow
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from testbed.planner.truth import ImpossibleRow, check
 OWN_COPY = Path(__file__).parent / "published_runs.json"
 NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginning
 UNSTATED_PIECES = 2  # virtual stages of a pipeline rank where the row states none: a guess
+DRIVER_LEAVES = 0.985  # of a nominal memory
 TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
 
 # Programs that share their layers and kernels. pytorch: modules of PyTorch, as they come.
@@ -61,12 +63,12 @@ class Row:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether its time may teach the model anything."""
+        """Its time may teach the model something."""
         return self.step_time_s is not None and not any(flag.startswith(NOT_FITTED) for flag in self.flags)
 
     @property
     def is_scored(self) -> bool:
-        """Whether its error counts: neither weak nor flagged."""
+        """Its error counts: it is neither weak nor flagged."""
         return self.is_fitted and self.grade != "weak" and not self.flags
 
     @property
@@ -99,7 +101,7 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
     """Read one row. ImpossibleRow with the reason where it cannot be true."""
     if not isinstance(raw, Mapping):
         raise ImpossibleRow("the row is not an object")
-    part = {key: raw.get(key) if isinstance(raw.get(key), Mapping) else {} for key in PARTS}
+    part: dict[str, Mapping[str, Any]] = {key: _object(raw.get(key)) for key in PARTS}
     model = _model(part["model"])
     layout = _layout(part["strategy"], part["hardware"])
     if part["extra"].get("overlap_param_gather") is not None and not layout.zero_stage:
@@ -129,6 +131,13 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
 
 
 PARTS = ("hardware", "model", "batch", "strategy", "precision", "extra", "measured", "source")
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return an object as it is, and a bare word as its class, as in "precision": "bf16"."""
+    if isinstance(value, Mapping):
+        return value
+    return {"class": value} if isinstance(value, str) else {}
 
 
 def _number(found: Mapping[str, Any], key: str) -> float | None:
@@ -163,6 +172,8 @@ def _model(found: Mapping[str, Any]) -> DenseModel:
     kv_heads = _needed(found, "kv_heads", heads)
     if heads % kv_heads:
         raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+    if found.get("head_dim") is None and hidden % heads:
+        raise ImpossibleRow(f"{heads} heads cannot share a width of {hidden}")
     mlp = str(found.get("mlp") or "gelu")
     return DenseModel(
         layers=_needed(found, "layers"),
@@ -204,7 +215,7 @@ def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
         tensor=tensor,
         sequence_parallel=bool(found.get("sp")),
         pipeline=pipeline,
-        virtual_stages=_needed(found, "vp", UNSTATED_PIECES if pipeline > 1 else 1),
+        virtual_stages=_needed(found, "vp", UNSTATED_PIECES) if pipeline > 1 else 1,
         context=context,
     )
 
@@ -213,20 +224,18 @@ def _batch(found: Mapping[str, Any], layout: Layout, model: DenseModel) -> tuple
     """Return micro batch and accumulation; one that is not stated follows from the others, or is guessed."""
     micro, accumulation = _number(found, "micro_batch"), _number(found, "grad_accumulation")
     whole = _number(found, "global_batch")
-    if micro and accumulation and whole and not math.isclose(micro * accumulation * layout.data, whole, rel_tol=1e-3):
+    is_rounded = accumulation is not None and accumulation != int(accumulation)
+    near = 5e-3 if is_rounded else 1e-9
+    if micro and accumulation and whole and not math.isclose(micro * accumulation * layout.data, whole, rel_tol=near):
         product = f"micro batch {micro:g} x accumulation {accumulation:g} x {layout.data} data ranks"
         raise ImpossibleRow(f"{product} is {micro * accumulation * layout.data:g}, not the global batch {whole:g}")
     if whole is not None and whole < layout.data:
-        raise ImpossibleRow(
-            f"a global batch of {whole:g} sequences leaves some of {layout.data} data ranks without one"
-        )
-    share = whole / layout.data if whole else None
-    if share is None:
-        if micro is None:
-            raise ImpossibleRow("the row states neither a micro batch nor a global batch")
-        return micro, accumulation or 1.0
+        raise ImpossibleRow(f"a global batch of {whole:g} leaves some of {layout.data} data ranks without a sequence")
+    most = 1.0 if layout.pipeline > 1 else max(1.0, TOKENS_OF_A_PASS // model.seq_length)
+    if whole is None:
+        return micro or most, accumulation or 1.0
+    share = whole / layout.data
     if micro is None and accumulation is None:
-        most = 1.0 if layout.pipeline > 1 else max(1.0, TOKENS_OF_A_PASS // model.seq_length)
         micro = share / math.ceil(share / most)
     micro = micro or share / (accumulation or 1.0)
     return micro, accumulation or share / micro
@@ -237,22 +246,19 @@ def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
     name, family = str(found.get("gpu") or ""), str(found.get("gpu_family") or "")
     memory = _number(found, "gpu_memory_gb_nominal")
     words = [word for word in re.split(r"[-_ /]+", name) if word]
-    spellings = [
-        name,
-        f"{family}-{memory:g}" if memory else "",
-        *(" ".join(words[:n]) for n in range(len(words), 0, -1)),
-    ]
+    beginnings = [" ".join(words[:number]) for number in range(len(words), 0, -1)]
+    spellings = [name, f"{family}-{memory:g}" if memory else "", *beginnings]
+    found_devices = []
     for spelling in [*spellings, family]:
-        try:
-            device = device_named(spelling)
-        except InputError:
-            continue
-        if memory and abs(memory * GIB / device.memory_bytes - 1) > 0.15:  # another size of the same kind
-            device = replace(device, memory_bytes=0.985 * memory * GIB)
-        return device, True
+        with contextlib.suppress(InputError):
+            found_devices.append(device_named(spelling))
+    if found_devices:
+        right = [one for one in found_devices if not memory or abs(memory * GIB / one.memory_bytes - 1) < 0.15]
+        other_size = replace(found_devices[0], memory_bytes=DRIVER_LEAVES * (memory or 0.0) * GIB)
+        return right[0] if right else other_size, True
     sized = memory or 80.0
     alike = min(devices().values(), key=lambda device: (abs(math.log(sized * GIB / device.memory_bytes)), device.name))
-    return replace(alike, name=name or "unknown", architecture="", memory_bytes=0.985 * sized * GIB), False
+    return replace(alike, name=name or "unknown", architecture="", memory_bytes=DRIVER_LEAVES * sized * GIB), False
 
 
 def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machine:
@@ -265,8 +271,10 @@ def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machin
     within, between = device.within_node, device.between_nodes
     gbit = _number(stated, "per_gpu_gbit_s")
     of_node = _number(stated, "node_to_node_gbit_s")
-    if gbit or of_node:
-        between = network(f"{gbit or of_node / min(8, device.per_node):.3f}gbit" if of_node or gbit else "")
+    if of_node and not gbit:
+        gbit = of_node / min(8, per_node)
+    if gbit:
+        between = network(f"{gbit:.3f}gbit")
     if "pcie" in str(stated.get("kind") or "").lower() and within and within.bytes_per_s > 60e9:
         within = Link(name="PCIe", latency_s=12e-6, bytes_per_s=25e9)
     assert within and between
