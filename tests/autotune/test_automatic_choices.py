@@ -178,7 +178,8 @@ def test_what_sharding_saves_is_in_the_prediction(token_files):
     """On 8 ranks: an eighth of the model states of a single process and its whole activations."""
 
     def predicted(run_type: str, ranks: int) -> int:
-        flags = ["--run_type", run_type, "--micro_batch_size_per_gpu", "auto", "--device", "cpu", *WIDE]
+        flags = ["--run_type", run_type, "--global_batch_size", str(8 * ranks), "--device", "cpu", *WIDE]
+        flags += ["--micro_batch_size_per_gpu", "auto"]
         settings = settings_of(token_files, *flags, world_size=ranks).with_values(device="cuda")
         return predicted_bytes(settings, 4)
 

@@ -173,7 +173,20 @@ def test_the_largest_micro_batch_and_the_fewest_devices():
     assert smallest_number_of_devices(sharded, device(1), per_node=8, most=64) is None
 
 
-BIG = ["--num_layers", "4", "--num_heads", "8", "--embedding_size", "512", "--precision", "fp32", "--seq_length", "256"]
+BIG = [
+    "--max_position_embeddings",
+    "1024",
+    "--num_layers",
+    "4",
+    "--num_heads",
+    "8",
+    "--embedding_size",
+    "512",
+    "--precision",
+    "fp32",
+    "--seq_length",
+    "256",
+]
 RUN_TYPES = [
     (1, "baseline"),
     (2, "allreduce"),
