@@ -113,9 +113,7 @@ def test_a_block_with_a_gate_and_grouped_heads_keeps_what_the_formula_says(dtype
         block = GroupedSwiGLU()
         x = torch.empty(BATCH, SEQUENCE, CHANNELS, requires_grad=True) * 1
         found = saved_bytes(block, x, contextlib.nullcontext())
-    model = dataclasses.replace(
-        job_for().model, kv_heads=HEADS // 2, ffn=3 * CHANNELS, mlp="swiglu", bias=False
-    )
+    model = dataclasses.replace(job_for().model, kv_heads=HEADS // 2, ffn=3 * CHANNELS, mlp="swiglu", bias=False)
     is_16_bit = dtype == torch.bfloat16
     job = job_for(model=model, precision="bf16" if is_16_bit else "fp32", has_16_bit_weights=is_16_bit)
     rotation = block.rotation.untyped_storage().nbytes()
@@ -132,6 +130,8 @@ def test_selective_attention_keeps_all_but_the_scores_and_a_fused_gate_less():
 
 
 def test_scores_decide_what_is_widest_in_a_block_only_where_they_are_written_down():
-    assert gradients_inside(job_for()) == 2 * 4 * 4 * CHANNELS
-    assert gradients_inside(job_for(attention="eager")) == 2 * 4 * HEADS * SEQUENCE
+    residual = 2 * 4 * CHANNELS
+    assert gradients_inside(job_for()) == 2 * 4 * 4 * CHANNELS + residual
+    longer = job_for(model=dataclasses.replace(job_for().model, seq_length=2 * SEQUENCE), attention="eager")
+    assert gradients_inside(longer) == 2 * 4 * HEADS * 2 * SEQUENCE + residual
     assert Saved("scores", 4 * HEADS * SEQUENCE, is_cut=True) in list(block_tensors(job_for(attention="eager")))

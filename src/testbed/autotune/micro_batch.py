@@ -121,7 +121,7 @@ def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -
 
 
 def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
-    """Return the bytes that a rank needs with a micro batch: on a CPU in its process, on CUDA in PyTorch's allocator."""
+    """Return the bytes that a rank needs: on a CPU in its process, on CUDA in PyTorch's allocator."""
     estimate = memory_of(job_of_settings(with_micro_batch(settings, micro_batch)))
     return int(estimate.resident if settings.compute.device == "cpu" else SPARE * estimate.allocated)
 

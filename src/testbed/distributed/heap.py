@@ -27,7 +27,12 @@ def without_small_caches(program: str, device: str) -> None:
     """
     has_gpu = device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
     is_the_script = any(Path(word).name == Path(program).name for word in sys.orig_argv[1:])
-    if has_gpu or not is_the_script or platform.libc_ver()[0] != "glibc" or "tcache_count" in os.environ.get(VARIABLE, ""):
+    if (
+        has_gpu
+        or not is_the_script
+        or platform.libc_ver()[0] != "glibc"
+        or "tcache_count" in os.environ.get(VARIABLE, "")
+    ):
         return
     others = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = f"{others}:{SETTING}" if others else SETTING

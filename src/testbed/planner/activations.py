@@ -122,10 +122,10 @@ def _score_bytes(job: Job) -> int:
 
 
 def gradients_inside(job: Job) -> float:
-    """Bytes per token of the gradients of what is widest in a block, out of a function and into it. They are cut."""
+    """Bytes per token of the gradients of what is widest in a block, out of a function and into it; and the residual's."""
     model = job.model
     scores = 2 * _score_bytes(job) * model.heads * model.seq_length if job.attention == "eager" else 0
-    return max(2 * product_bytes(job) * model.ffn, scores)
+    return max(2 * product_bytes(job) * model.ffn, scores) + 2 * residual_bytes(job) * model.hidden
 
 
 def _of_llm_c(job: Job) -> Iterator[Saved]:
@@ -193,4 +193,6 @@ def head_of(job: Job) -> Head:
         return Head(3 * logits, 3 * logits, 4 * logits)
     if job.compiled and job.run_type is not None:
         return Head(logits, logits, 2 * logits)
+    if job.run_type == "tensor":  # loss_parallel computes the softmax of sharded logits in several steps
+        return Head(FP32, 4 * FP32, 5 * FP32)
     return Head(FP32, 2 * FP32 + (logits if logits != FP32 else 0), 3 * FP32)

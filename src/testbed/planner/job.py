@@ -75,7 +75,7 @@ class DenseModel:
         return (self.max_positions or self.seq_length) * self.hidden if self.positions == "learned" else 0
 
     def block_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of each tensor of a block in the order of its forward pass, matrices as (outputs, inputs)."""
+        """Return the shape of each tensor of a block in the order of its passes, matrices as (outputs, inputs)."""
         norm: list[tuple[int, ...]] = [(self.hidden,)] * (2 if self.norm == "layernorm" else 1)
         attention = [(self.head_dim * (self.heads + 2 * self.kv_heads), self.hidden)]
         attention += [(self.hidden, self.head_dim * self.heads)]

@@ -29,8 +29,8 @@ from testbed.planner.stages import Stage, even_stages, stages_of, stages_of_rank
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
 WORKSPACE = 32 * 2**20  # cuBLAS's own, from PyTorch's allocator: 8 MiB, on Hopper 32 MiB
-RESERVED = 1.18  # reserved / allocated, PyTorch's caching allocator; published runs: 1.02 to 1.41
-SPARE = 1.03  # of which a device that is nearly full cannot do without: the allocator frees what it cached, and retries
+RESERVED = 1.20  # reserved / allocated, PyTorch's caching allocator; measured on GPUs: 1.02 to 1.41
+SPARE = 1.02  # of which a device that is nearly full cannot do without: the allocator frees what it cached, and retries
 CONTEXT = 1.0e9  # CUDA's context, its kernels, and NCCL's buffers, which no allocator counts
 # On a CPU
 HEAP = 1.05  # of what the heap holds at its largest, for what lies between blocks in use; measured
@@ -205,14 +205,13 @@ def _add_activations(job: Job, rank: int, stages: Sequence[Stage], moments: Mapp
     """Add what blocks keep, and one block's recomputation and gradients while it goes backward."""
     tokens = _tokens(job)
     in_flight = sum(len(stage.blocks) * flying for stage, flying in zip(stages, _in_flight(job, rank), strict=True))
-    # blocks whose activations wait in host memory leave those of one block here, on their way
-    away = 1 - max(0, job.offload_layers - 1) / job.model.layers if job.offload_layers else 1.0
+    here = 1 - (job.offload_layers or 0) / job.model.layers  # the others' activations wait in host memory
     computed_again = job.recompute_share if job.recompute != "none" else 0.0
     for share, tensors in ((computed_again, kept_tensors(job)), (1 - computed_again, list(block_tensors(job)))):
         for tensor in tensors if share else ():
             size = tokens * _on_tensor_rank(job, tensor)
             for name in ("forward end", "loss", "backward"):
-                moments[name].add("activations", share * away * in_flight * size, size)
+                moments[name].add("activations", share * here * in_flight * size, size)
     if in_flight == 0:
         return
     if job.recompute != "none":
@@ -243,11 +242,12 @@ def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
     entries = tokens * job.model.vocab / job.layout.tensor
     inputs = tokens * job.model.hidden * (residual_bytes(job) + product_bytes(job))
     waiting = max(0.0, _in_flight(job, rank)[-1] - 1)
-    # a schedule's stage returns the logits, which are kept with what the loss saved
-    logits = product_bytes(job) if job.schedule else 0
+    logits = product_bytes(job)
+    # torch.distributed.pipelining keeps the logits with what the loss saved, and the last ones while the next are made
+    kept = (waiting + 1 + (job.schedule is not None)) * logits if job.layout.pipeline > 1 and job.run_type else 0
     peaks = {"forward end": head.forward_peak, "loss": head.backward_peak, "backward": product_bytes(job)}
     for name, peak in peaks.items():
-        moments[name].add("logits", waiting * (head.saved + logits) * entries, FP32 * entries)
+        moments[name].add("logits", (waiting * head.saved + kept) * entries, FP32 * entries)
         moments[name].add("logits", peak * entries, FP32 * entries)
         moments[name].add("logits", (waiting + 1) * inputs, inputs / 2)
 

@@ -35,6 +35,11 @@ def engine_of(job: Job) -> str:
     return "deepspeed" if job.layout.zero_stage in (1, 2) and not is_fsdp else "torch"
 
 
+def main_gradient_bytes(job: Job) -> int:
+    """Return the bytes of an element of Megatron's main gradients."""
+    return next(size for name, size in MAIN_GRADIENTS.items() if name in job.stack.lower())
+
+
 def shards_weights(job: Job) -> bool:
     """Return whether weights lie in shards; stage 2 of FSDP (SHARD_GRAD_OP) only keeps them gathered for longer."""
     return job.layout.zero_stage == 3 or (job.layout.zero_stage == 2 and engine_of(job) == "torch")
@@ -65,8 +70,7 @@ def model_state_bytes(
         return _deepspeed_bytes(job, data_rank, persistent)
     if job.has_16_bit_weights and not (engine == "torch" and shards_weights(job)):
         part = part_of(whole, layout.shard if layout.zero_stage else 1)
-        main = next(size for name, size in MAIN_GRADIENTS.items() if name in job.stack.lower())
-        gradient = main if engine == "megatron" else 2
+        gradient = main_gradient_bytes(job) if engine == "megatron" else 2
         weights = 2 * (part if shards_weights(job) else whole)
         gradients = gradient * (part if layout.zero_stage >= 2 else whole)
         return {"parameters": weights, "gradients": gradients, "optimizer": (FP32 + MOMENTS) * part}
