@@ -107,12 +107,15 @@ class Job:
     precision: str = "bf16"  # of the large matrix products: fp32, fp16, bf16, fp8, ...
     has_16_bit_weights: bool = False  # weights and residual stream in 16 bits, not autocast over fp32
     recompute: str = "none"  # activation checkpointing: none, full, selective_attention, selective_op
+    recompute_share: float = 1.0  # of the layers that `recompute` concerns
     compiled: bool = False
     attention: str = "flash"  # or "eager"
     optimizer: str = "adamw"
     schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
     offload: str = "none"
     dropout: float = 0.0
+    overlap: bool = True  # collectives of the data ranks run behind the passes
+    tensor_overlap: bool = False  # collectives of the tensor ranks run behind matrix products
 
     @property
     def global_batch(self) -> float:
