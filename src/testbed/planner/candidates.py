@@ -100,7 +100,7 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
         pipeline=mesh.pipeline,
         virtual_stages=values["stages_per_rank"] or 1,
     )
-    compiles = values["compile"]
+    compiles, on_cpu = values["compile"], machine.device.kind == "cpu"
     if compiles is None:
         compiles = machine.device.kind == "cuda" and auto_compile_blocker(values) is None
     return Job(
@@ -113,11 +113,14 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
         has_16_bit_weights=values["mixed_precision"] == "native" or (run_type == "optimized" and precision == "fp16"),
         recompute=RECOMPUTE[values["activation_checkpointing"]],
         compiled=compiles,
-        attention="eager" if values["attention"] == "math" else "flash",
+        attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
         optimizer=values["optimizer"],
         schedule=values["pipeline_schedule"],
         offload=values["offload"] or "none",
         dropout=values["dropout"],
+        on_cpu=on_cpu,
+        reshards=values["reshard_after_forward"] != "off",
+        bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
     )
 
 
