@@ -189,7 +189,9 @@ def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
         raise ImpossibleRow(f"{gpus} GPUs do not divide by tp {tensor} x pp {pipeline} x cp {context}")
     data = data or (gpus // others if gpus else 1)
     if gpus is not None and data * others != gpus:
-        raise ImpossibleRow(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * others}, not {gpus} GPUs")
+        raise ImpossibleRow(
+            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * others}, not {gpus} GPUs"
+        )
     family = str(found.get("family") or "")
     stage = found.get("zero_stage")
     stage = int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 3 * ("fsdp" in family)
@@ -215,7 +217,9 @@ def _batch(found: Mapping[str, Any], layout: Layout, model: DenseModel) -> tuple
         product = f"micro batch {micro:g} x accumulation {accumulation:g} x {layout.data} data ranks"
         raise ImpossibleRow(f"{product} is {micro * accumulation * layout.data:g}, not the global batch {whole:g}")
     if whole is not None and whole < layout.data:
-        raise ImpossibleRow(f"a global batch of {whole:g} sequences leaves some of {layout.data} data ranks without one")
+        raise ImpossibleRow(
+            f"a global batch of {whole:g} sequences leaves some of {layout.data} data ranks without one"
+        )
     share = whole / layout.data if whole else None
     if share is None:
         if micro is None:
@@ -233,7 +237,11 @@ def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
     name, family = str(found.get("gpu") or ""), str(found.get("gpu_family") or "")
     memory = _number(found, "gpu_memory_gb_nominal")
     words = [word for word in re.split(r"[-_ /]+", name) if word]
-    spellings = [name, f"{family}-{memory:g}" if memory else "", *(" ".join(words[:n]) for n in range(len(words), 0, -1))]
+    spellings = [
+        name,
+        f"{family}-{memory:g}" if memory else "",
+        *(" ".join(words[:n]) for n in range(len(words), 0, -1)),
+    ]
     for spelling in [*spellings, family]:
         try:
             device = device_named(spelling)
@@ -262,9 +270,7 @@ def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machin
     if "pcie" in str(stated.get("kind") or "").lower() and within and within.bytes_per_s > 60e9:
         within = Link(name="PCIe", latency_s=12e-6, bytes_per_s=25e9)
     assert within and between
-    return Machine(
-        device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between
-    )
+    return Machine(device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between)
 
 
 def _job(
