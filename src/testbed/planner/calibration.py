@@ -154,8 +154,9 @@ def read_calibration(path: Path) -> Calibration:
             name: tuple(made(kind, entry) for entry in content.get(name, ())) for name, kind in TABLES.items()
         }
         steps = tuple(_whole_step(entry) for entry in content.get("steps", ()))
-        numbers = {name: _positive(content[name], name) for name in ("launch_s", "overlap") if name in content}
-        texts = {name: content[name] for name in ("backend", "made") if name in content}
+        given = [name for name in ("launch_s", "overlap") if name in content]
+        numbers: dict[str, Any] = {name: _positive(content[name], name) for name in given}
+        texts: dict[str, Any] = {name: content[name] for name in ("backend", "made") if name in content}
         device = made(Device, {**asdict(HERE), **content.get("device", {})}, is_checked=False)
         links = tuple(made(Link, entry, is_checked=False) for entry in content.get("links", ()))
         return Calibration(**tables, **numbers, **texts, device=device, links=links, steps=steps)

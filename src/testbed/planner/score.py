@@ -1,4 +1,4 @@
-"""Score the planner on a file of published runs: errors, coverage, verdicts on memory, next to constant MFU. No torch."""
+"""Score the planner on published runs: errors, coverage, verdicts on memory, next to constant MFU. No torch."""
 
 from __future__ import annotations
 
