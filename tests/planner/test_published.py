@@ -49,7 +49,7 @@ def test_every_own_row_is_read_and_its_arithmetic_is_the_files():
         assert row.device_is_known
         if row.step_time_s:
             done = row.model_flops_per_device / row.step_time_s / 1e12
-            assert done == pytest.approx(checks["model_tflops_per_gpu"], rel=5e-4, abs=0.06)
+            assert done == pytest.approx(checks["model_tflops_per_gpu"], rel=2e-3, abs=0.06)
 
 
 def test_what_a_row_does_not_state_follows_from_the_rest():
