@@ -11,6 +11,7 @@ from support.programs import REPOSITORY, run_here
 
 from testbed.errors import InputError
 from testbed.model.shape import MODEL_SIZES
+from testbed.planner.calibration import Calibration
 from testbed.planner.candidates import candidates
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
@@ -169,6 +170,14 @@ BAD = {
     "predictions to nowhere": (["--predict", "rows.json"], "--out"),
     "no calibration": (["--gpu", "t4", "--calibration", "README.md"], "README.md"),
 }
+
+
+def test_a_calibration_of_another_device_is_refused(tmp_path):
+    path = tmp_path / "calibration.json"
+    Calibration().write(path)
+    done = run_here(PLAN, "--gpu", "t4", "--calibration", path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "was measured on this machine" in done.stderr
 
 
 @pytest.mark.parametrize("name", BAD)
