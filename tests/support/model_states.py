@@ -29,8 +29,9 @@ from testbed.distributed.signals import StopSignals
 from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import local_tensor
+from testbed.planner.candidates import job_of_settings
 from testbed.planner.model_states import UPDATE_COPY, model_state_bytes, published_zero_bytes, update_copy_bytes
-from testbed.planner.stages import balanced_stages
+from testbed.planner.stages import stages_of
 from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches
 
@@ -114,23 +115,20 @@ def live_tensors() -> list[torch.Tensor]:
 
 def with_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) -> dict[str, Any]:
     """Return a rank's counts in rows with their formulas, and what is transient by description."""
-    shape, mesh = settings.shape, settings.plan.mesh
+    mesh, job = settings.plan.mesh, job_of_settings(settings)
     formulas = model_state_bytes(
-        shape,
-        mesh,
-        zero_stage=settings.deepspeed.zero_stage,
-        has_16_bit_weights=settings.compute.mixed_precision == "native",
-        optimizer=settings.optimizer.name,
-        data_rank=rank,  # only ZeRO asks, and there every rank is a data rank
+        job,
         # 1F1B has one stage on each rank, and here all ranks are pipeline ranks
-        stages=[balanced_stages(shape, settings.data.seq_length, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,
+        [stages_of(job.model, mesh.pipeline)[rank]] if mesh.pipeline > 1 else None,
+        data_rank=rank,  # only ZeRO asks, and there every rank is a data rank
+        persistent=0,  # as DEEPSPEED_CONFIG has it
     )
     paper = {}
     if settings.compute.mixed_precision == "native":
-        paper = published_zero_bytes(shape, mesh.data, zero_stage=settings.deepspeed.zero_stage or 3)
+        paper = published_zero_bytes(job.model, mesh.data, zero_stage=settings.deepspeed.zero_stage or 3)
     if settings.deepspeed.zero_stage:
         formulas[UPDATE_COPY], paper[UPDATE_COPY] = (
-            update_copy_bytes(shape, mesh.data, settings.deepspeed.zero_stage),
+            update_copy_bytes(job.model, mesh.data, settings.deepspeed.zero_stage),
             0,
         )
     rows = []

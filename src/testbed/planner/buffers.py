@@ -12,13 +12,16 @@ from testbed.planner.model_states import (
     block_matrix_elements,
     elements_held,
     engine_of,
+    main_gradient_bytes,
     model_state_bytes,
     part_of,
+    shards_weights,
     update_copy_bytes,
 )
 from testbed.planner.stages import Stage
 
 BUCKET = 25 * 2**20  # bytes of the buckets in which the strategies without DDP average over data ranks
+PREFETCH = 5e7  # elements of DeepSpeed's stage3_prefetch_bucket_size
 FORWARD = ("forward end", "loss")
 BACKWARD = ("backward", "backward end")
 
@@ -67,13 +70,13 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
     engine = engine_of(job)
     if engine == "deepspeed":
         yield from _of_deepspeed(job, held)
+    elif shards_weights(job):
+        yield from _of_fsdp(job, held)
     elif engine == "megatron":
         # Transformer Engine and Megatron-LM add gradients of weights into their main gradients and hand autograd an
         # unused tensor for each shape of weight
         unused = 2 * (held.block + held.table)
         yield Buffer("unused gradients", unused, BACKWARD, 2 * held.table)
-    elif job.layout.zero_stage == 3:
-        yield from _of_fsdp(job, held)
     elif _is_ddp(job):
         yield Buffer("ddp buckets", FP32 * held.elements, (*FORWARD, *BACKWARD), BUCKET)
     elif job.layout.data > 1:
@@ -121,7 +124,7 @@ def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
         return
     size = (2 if keeps_16_bits(job) else FP32) * held.table
     is_tied = job.model.tied and held.embeds and held.predicts
-    if held.predicts:
+    if held.predicts and (job.model.tied or not shards_weights(job)):
         yield Buffer("gradient of the head", size, ("backward",), size)
     if held.embeds:
         at_end = (2 if is_tied else 0) + (1 if job.accumulation > 1 else 0)
@@ -131,33 +134,41 @@ def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
 def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     """Yield the units that FSDP gathers, and gradients on their way into shards.
 
-    Embeddings stay gathered. A block's weights are there with the next one's, which are on their way; its gradients
-    lie whole once more, in fp32, while they are reduced.
+    What forward ends with stays gathered, a tied embedding with it. A block's weights are there with the next one's,
+    which are on their way; its gradients lie whole once more, as wide as they are reduced, while they are reduced.
     """
     width = 2 if keeps_16_bits(job) else FP32
+    reduces_in = main_gradient_bytes(job) if engine_of(job) == "megatron" else FP32
     num_blocks = job.model.layers / job.layout.pipeline
-    root = held.elements - num_blocks * held.block
-    blocks = min(num_blocks, 3) if job.reshards else num_blocks
+    root = held.elements - num_blocks * held.block - (0 if job.model.tied else held.table)
+    blocks = min(num_blocks, 3) if job.reshards and job.layout.zero_stage == 3 else num_blocks
     yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
     yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)
-    yield Buffer("reduced blocks", (width + FP32) * held.block, ("backward",), FP32 * held.block)
-    yield Buffer("reduced embeddings", FP32 * root, ("backward end",), FP32 * held.table)
+    yield Buffer("reduced blocks", (width + reduces_in) * held.block, ("backward",), FP32 * held.block)
+    reduced = FP32 * (root + root / max(1, job.layout.shard))  # with the shard that comes out
+    yield Buffer("reduced embeddings", reduced, ("backward end",), FP32 * held.table)
 
 
 def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
-    """Yield the buckets of DeepSpeed, two for each purpose, and what its update converts.
+    """Yield the buckets of DeepSpeed and what its update converts.
 
-    Stage 3 keeps up to max_live_parameters (10^9) of its weights gathered.
+    Buckets are as large as they are said to be, however small the model: two for each backward pass of stages 1 and 2
+    (overlap_comm), one for good in stage 3, which keeps up to max_live_parameters (10^9) of its weights gathered. A
+    process on a CPU has only the part that is written to.
     """
     stage, elements = job.layout.zero_stage, held.elements
     width = 2 if job.has_16_bit_weights else FP32
-    bucket = min(elements, job.bucket_elements)
+    bucket = min(elements, job.bucket_elements) if job.on_cpu or stage == 0 else job.bucket_elements
     if stage == 0:
         if job.layout.data > 1:
-            yield Buffer("averaged buckets", width * bucket, ("update",), width * bucket)
+            yield Buffer("averaged buckets", width * bucket, ("backward end", "update"), width * bucket)
         return
-    yield Buffer("reduce buckets", 2 * width * bucket, BACKWARD, width * bucket)
-    if stage == 3:
+    if stage < 3:
+        yield Buffer("reduce buckets", 2 * width * bucket, ("loss", *BACKWARD), width * job.bucket_elements)
+    else:
+        yield Buffer("reduce bucket", width * bucket, (*FORWARD, *BACKWARD, "update"), width * bucket)
+        copies = min(elements, PREFETCH) + min(elements, job.bucket_elements)
+        yield Buffer("copies of what is gathered and reduced", width * copies, ("backward",), width * bucket)
         yield Buffer("gathered weights", width * min(elements, 10**9), (*FORWARD, "backward"), width * held.table)
     if stage == 1 and job.accumulation > 1:
         mine = model_state_bytes(job)["gradients"]

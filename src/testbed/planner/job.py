@@ -75,7 +75,7 @@ class DenseModel:
         return (self.max_positions or self.seq_length) * self.hidden if self.positions == "learned" else 0
 
     def block_shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of each tensor of a block in the order of its forward pass, matrices as (outputs, inputs)."""
+        """Return the shape of each tensor of a block in the order of its passes, matrices as (outputs, inputs)."""
         norm: list[tuple[int, ...]] = [(self.hidden,)] * (2 if self.norm == "layernorm" else 1)
         attention = [(self.head_dim * (self.heads + 2 * self.kv_heads), self.hidden)]
         attention += [(self.hidden, self.head_dim * self.heads)]
@@ -134,6 +134,7 @@ class Job:
     schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
     offload: str = "none"
     dropout: float = 0.0
+    offload_layers: int | None = None  # with offload "activations": blocks whose activations wait in host memory
     on_cpu: bool = False  # some operations keep other tensors there
     reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
     bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets

@@ -183,7 +183,8 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) 
     ):
         parts[part] = sum(one.exposed * rates.traffic_seconds(one, machine) for one in traffic)
     if job.offload == "activations":
-        kept = 34.0 * model.hidden * tokens * share.blocks / tensor
+        layers = min(share.blocks, job.offload_layers or share.blocks)
+        kept = 34.0 * model.hidden * tokens * layers / tensor
         parts["offload"] = OFFLOAD_EXPOSED * kept / OFFLOAD_SPEED
     kernels = share.blocks * KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
     parts["host"] = max(0.0, rates.launch_seconds(kernels, job) - sum(parts.values()))
