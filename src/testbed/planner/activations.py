@@ -122,7 +122,7 @@ def _score_bytes(job: Job) -> int:
 
 
 def gradients_inside(job: Job) -> float:
-    """Bytes per token of the gradients of what is widest in a block, out of a function and into it; and the residual's."""
+    """Bytes per token of the gradients of a block's widest function, of its output and input; and the residual's."""
     model = job.model
     scores = 2 * _score_bytes(job) * model.heads * model.seq_length if job.attention == "eager" else 0
     return max(2 * product_bytes(job) * model.ffn, scores) + 2 * residual_bytes(job) * model.hidden
