@@ -1,0 +1,205 @@
+"""Build strategies as single ranks of a large mesh would, on one machine: no other rank, no device, no memory.
+
+Process groups send nothing (PyTorch's fake backend) and tensors have shapes but no storage. So settings, groups,
+shards, stages and schedules are those of a real start, and what would end one ends here. No step is made: what a
+kernel, a driver or a network would refuse is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.parallel.distributed as torch_ddp
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.distributed.mesh import MeshSizes
+from testbed.errors import first_line
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import Strategy, build_strategy
+from testbed.strategies.deepspeed_zero import import_deepspeed
+
+# What the first build of a process would import, in seconds for each rank.
+PRELOADED = (
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "torch._dynamo", "torch.distributed.pipelining"),
+    *(f"testbed.strategies.{entry.module}" for entry in STRATEGIES.values()),
+)
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRank:
+    """What one rank was built into, or why it could not be."""
+
+    rank: int
+    fault: str | None = None
+    data_rank: int = 0
+    data_world_size: int = 1
+    group_sizes: tuple[int, ...] = ()  # of the groups that it made
+    parameter_bytes: int = 0  # that it holds
+    seconds: float = 0.0
+
+
+def role_ranks(mesh: MeshSizes) -> list[int]:
+    """Return a rank for each role: every stage, every tensor rank, the first and the last data rank.
+
+    Ranks of one role hold pieces of the same shape and are in groups of the same sizes.
+    """
+    return [
+        (stage * mesh.data + data) * mesh.tensor + tensor
+        for stage in range(mesh.pipeline)
+        for data in sorted({0, mesh.data - 1})
+        for tensor in range(mesh.tensor)
+    ]
+
+
+def build_ranks(
+    jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
+) -> list[list[BuiltRank]]:
+    """Build each job on its ranks, one rank after the other in as many processes as there are cores.
+
+    DeepSpeed's jobs are built in a process for each rank, as it keeps its groups for good.
+
+    Args:
+        jobs: flags of src/gpt2.py, with token files.
+        ranks_of: the ranks of each job.
+    """
+    context = multiprocessing.get_context("forkserver")  # a fork of this process would share its threads' locks
+    context.set_forkserver_preload([__name__, *PRELOADED])
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before DeepSpeed looks for one, and says so
+    with_deepspeed, others = _works(jobs, ranks_of, world_size, per_node)
+    workers = os.cpu_count() or 1
+    shares = [[work] for work in with_deepspeed] + [others[first::workers] for first in range(workers)]
+    made: dict[tuple[int, int], BuiltRank] = {}
+    with ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+        for found in pool.map(_build, filter(None, shares)):
+            made |= found
+    return [[made[number, rank] for rank in ranks] for number, ranks in enumerate(ranks_of)]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Jobs by number that one rank is to be built for."""
+
+    launch: Launch
+    jobs: dict[int, list[str]]
+
+
+def _works(
+    jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
+) -> tuple[list[_Work], list[_Work]]:
+    """Return the work of each rank: DeepSpeed's jobs, and all others."""
+    works: tuple[list[_Work], list[_Work]] = ([], [])
+    has_deepspeed = [parse_command_line(list(job)).values["run_type"] == "optimized" for job in jobs]
+    for rank in sorted({rank for ranks in ranks_of for rank in ranks}):
+        launch = Launch(rank, rank % per_node, world_size, per_node)
+        for kind, found in zip((True, False), works, strict=True):
+            mine = [number for number, ranks in enumerate(ranks_of) if rank in ranks and has_deepspeed[number] is kind]
+            if mine:
+                found.append(_Work(launch, {number: list(jobs[number]) for number in mine}))
+    return works
+
+
+def _build(works: Sequence[_Work]) -> dict[tuple[int, int], BuiltRank]:
+    """Return what was built, by number of the job and rank."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    made: dict[tuple[int, int], BuiltRank] = {}
+    for work in works:
+        launch = work.launch
+        os.environ |= launch.as_variables("localhost", 1)
+        dist.init_process_group("fake", store=FakeStore(), rank=launch.rank, world_size=launch.world_size)
+        made |= {(number, launch.rank): _built(arguments, launch) for number, arguments in work.jobs.items()}
+        dist.destroy_process_group()
+    return made
+
+
+def _built(arguments: list[str], launch: Launch) -> BuiltRank:
+    start_s, before = time.perf_counter(), set(dist.distributed_c10d._world.pg_map)
+    try:
+        settings = check_run(parse_command_line(arguments), launch).settings
+        strategy = build_without_memory(settings)
+    except Exception as error:  # whatever would end the start: it is what was asked for
+        fault = str(error) if isinstance(error, ValueError) else first_line(error)
+        return BuiltRank(rank=launch.rank, fault=fault, seconds=time.perf_counter() - start_s)
+    process_group.limit_waiting(settings.training.collective_timeout)  # as training does before its first step
+    new = set(dist.distributed_c10d._world.pg_map) - before
+    held = {id(tensor): tensor.nbytes for tensor in strategy.model_states()["parameters"]}
+    facts = BuiltRank(
+        rank=launch.rank,
+        data_rank=strategy.data_rank,
+        data_world_size=strategy.data_world_size,
+        group_sizes=tuple(sorted({group.size() for group in new})),
+        parameter_bytes=sum(held.values()),
+        seconds=time.perf_counter() - start_s,
+    )
+    strategy.close()
+    return facts
+
+
+def build_without_memory(settings: RunSettings) -> Strategy:
+    """Return the strategy of this rank around a model without storage."""
+    is_deepspeed = settings.training.run_type == "optimized"
+    device = torch.device("cpu") if is_deepspeed else META
+    with _fake_deepspeed() if is_deepspeed else _meta_torch():
+        with device:
+            model = GPT2(
+                settings.shape,
+                settings.model.dropout,
+                settings.model.attention,
+                settings.compute.activation_checkpointing,
+            )
+        return build_strategy(settings, model, device)
+
+
+@contextlib.contextmanager
+def _meta_torch() -> Iterator[None]:
+    """Let PyTorch's wrappers take tensors of the meta device: what compares or sends values is left out."""
+    with (
+        mock.patch.object(torch_ddp, "_verify_param_shape_across_processes", lambda *_, **__: True),
+        mock.patch.object(torch_ddp, "_sync_module_states", lambda *_, **__: None),
+        mock.patch.object(_fully_shard, "_get_device_from_mesh", lambda _: META),
+        mock.patch.object(_fsdp_param, "_chunk_with_empty", _chunked),
+    ):
+        yield
+
+
+def _chunked(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+    """Return what FSDP's own function does, whose every empty chunk is another tensor: minutes for 4,096 ranks."""
+    chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
+    return chunks + [chunks[0].new_empty(0)] * (num_chunks - len(chunks))
+
+
+@contextlib.contextmanager
+def _fake_deepspeed() -> Iterator[None]:
+    """Let DeepSpeed, which knows no meta device, work on fake tensors that say they are on the CPU."""
+    import_deepspeed(torch.device("cpu"))
+    move = nn.Module.to
+
+    def moved(module: nn.Module, *words, **names) -> nn.Module:
+        """Return the module itself where nothing changes: PyTorch cannot swap fake weights."""
+        device, dtype, *_ = torch._C._nn._parse_to(*words, **names)
+        tensors = [*module.parameters(), *module.buffers()]
+        stays = all(device in (None, each.device) and dtype in (None, each.dtype) for each in tensors)
+        return module if stays else move(module, *words, **names)
+
+    with mock.patch.object(nn.Module, "to", moved), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
