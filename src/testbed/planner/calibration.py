@@ -175,7 +175,7 @@ def made(kind: type[Entry], entry: Mapping[str, Any], is_checked: bool = True) -
 
 def _positive(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} is {value!r}, which is no positive number")
+        raise InputError(f"{name} is {value!r}, which is no positive number")
     return float(value)
 
 
