@@ -80,7 +80,7 @@ class Runner:
         waiting = [cell for cell in self.sweep.cells if cell.status == PENDING]
         for number in range(1, warmup_runs + 1) if waiting else ():
             if self.stop.signal_number is None:
-                self._warm_up(waiting[0], number)
+                self.warm_up(waiting[0], number)
         has_terminal = sys.stderr.isatty()
         with tqdm(
             total=len(waiting),
@@ -93,11 +93,16 @@ class Runner:
                     break
                 bar.set_description(cell.folder, refresh=False)
                 bar.set_postfix_str(self._time_left())
-                self._run_cell(cell, bar)
+                self.make(cell, bar)
                 bar.update()
-                _say(f"[{number}/{len(waiting)}] {cell.folder}: {self._outcome(cell)}; {self._time_left()}")
+                _say(f"[{number}/{len(waiting)}] {cell.folder}: {self.outcome(cell)}; {self._time_left()}")
 
-    def _run_cell(self, cell: Cell, bar: tqdm) -> None:
+    def make(self, cell: Cell, bar: tqdm | None = None) -> None:
+        """Make the run of a cell, which then has its status, and write sweep.json before and after.
+
+        Raises:
+            OSError: sweep.json or a log cannot be written.
+        """
         cell.status, cell.reason, cell.seconds, cell.started_utc = RUNNING, None, None, now_utc()
         self.sweep.write(self.out_dir)
         try:
@@ -108,7 +113,7 @@ class Runner:
         finally:
             self.sweep.write(self.out_dir)
 
-    def _warm_up(self, cell: Cell, number: int) -> None:
+    def warm_up(self, cell: Cell, number: int) -> None:
         """Make a run like the first one and delete it, to fill caches."""
         _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
         started_utc = now_utc()
@@ -157,7 +162,8 @@ class Runner:
             return COMPLETE, None, ended.seconds
         return FAILED, reason_of_failure(folder, log, code), ended.seconds
 
-    def _outcome(self, cell: Cell) -> str:
+    def outcome(self, cell: Cell) -> str:
+        """Return how a run ended, in words."""
         if cell.status != COMPLETE:
             return str(cell.reason) if cell.status == PENDING else f"{cell.status}: {cell.reason}"
         metrics = metrics_of(cell, self.out_dir)
