@@ -48,6 +48,11 @@ class Difference:
     low: float
     high: float
 
+    def as_ratio(self) -> list[float | None]:
+        """Return the ratio and its bounds; None for a bound that the runs do not give."""
+        ratio, low, high = (math.exp(each) if math.isfinite(each) else None for each in vars(self).values())
+        return [ratio, low, high]
+
     def is_within(self, margin: float) -> bool:
         """Return whether the interval lies inside a fraction, such as 0.02, of equal speed on both sides."""
         return max(abs(self.low), abs(self.high)) <= math.log1p(margin)

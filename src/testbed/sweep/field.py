@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import RunSettings
 from testbed.errors import InputError
 from testbed.sweep.plan import PENDING, Cell, cell_of, check_cells, compile_alike, settings_of, why_not_applicable
+from testbed.sweep.prediction import Prediction
 from testbed.sweep.request import Request, Variant, parse_variants
 
 OVER = ("micro_batch", "compile", "zero_stage", "bucket", "recompute", "schedule")
@@ -34,23 +36,13 @@ _ADDED: dict[str, Mapping[str, Sequence[str]]] = {
 MOST_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a micro batch that is tried: a pass is full long before
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What the plan says of a configuration: seconds of an optimizer step with a 90 % interval, and what limits it."""
-
-    seconds: float
-    low: float
-    high: float
-    label: str  # "calibrated ..." or "uncalibrated ..."
-    does_not_fit: str | None = None  # why the memory does not suffice
-
-
 @dataclass
 class Field:
     """Cells of the first round, which race, and those that do not, by name with the reason."""
 
     cells: list[Cell]
     left_out: dict[str, str]
+    settings: dict[str, RunSettings]  # by the name of the configuration
     note: str | None = None  # what was changed to make the runs alike
 
 
@@ -73,9 +65,9 @@ def field_of(request: Request, over: Sequence[str]) -> Field:
     note = compile_alike(cells, request.machine)
     if not cells:
         raise InputError(f"no configuration can race: {next(iter(left_out.values()))}")
-    check_cells(cells, allow_mismatch=False, protocol=request.protocol)
+    settings = check_cells(cells, allow_mismatch=False, protocol=request.protocol)
     left_out |= {cell.name: str(cell.reason) for cell in cells if cell.status != PENDING}
-    return Field([cell for cell in cells if cell.status == PENDING], left_out, note)
+    return Field([cell for cell in cells if cell.status == PENDING], left_out, settings, note)
 
 
 def prune(field: Field, predictions: Mapping[str, Prediction]) -> Field:

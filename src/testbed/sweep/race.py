@@ -19,9 +19,10 @@ from testbed.sweep.elimination import (
     evidence_of_race,
     slower_ones,
 )
-from testbed.sweep.plan import order_of_round
+from testbed.sweep.plan import FAILED, order_of_round
 
 ONE_LEADS, EQUIVALENT, TIME_IS_UP, STOPPED = "one leads", "equivalent", "time is up", "stopped"
+SLOWER_THAN = "slower than "  # how the reason begins of one that left
 BEST_FIRST_ROUND = 2  # far slower ones can leave in it, by the noise of the first few, before their second run
 
 
@@ -70,11 +71,15 @@ class Race:
     def evidence(self) -> Evidence:
         return evidence_of_race(self.runs, len(self.names))
 
-    @property
-    def is_measured(self) -> dict[str, bool]:
-        """Return for each name whether it has a run."""
-        done = {run.name for run in self.runs}
-        return {name: name in done for name in self.names}
+    def first_two(self) -> list[str]:
+        """Return the winner and the runner-up by the runs so far: fewer than two if fewer have run and not failed."""
+        measured = dict.fromkeys(run.name for run in self.runs)
+        if not measured:
+            return []
+        ordered = by_speed(self.evidence(), measured)
+        failed = {name for name, why in self.out.items() if why.startswith(FAILED)}
+        left = [name for name in ordered if name in self.left]
+        return [*left, *(name for name in ordered if name not in left and name not in failed)][:2]
 
     def hold(self, track: Track) -> None:
         """Make rounds until the race has ended; `end` says how."""
@@ -95,7 +100,7 @@ class Race:
             speed = track.run(name, number)
             if isinstance(speed, str):
                 self.left.remove(name)
-                self.out[name] = f"failed: {speed}"
+                self.out[name] = f"{FAILED}: {speed}"
             else:
                 self.runs.append(Measured(name, number, speed))
             if number > 1:
@@ -119,7 +124,7 @@ class Race:
             return
         evidence = self.evidence()
         slower = slower_ones(evidence, self.left)
-        self.out |= {name: f"slower than {other}" for name, other in slower.items()}
+        self.out |= {name: SLOWER_THAN + other for name, other in slower.items()}
         self.left = by_speed(evidence, [name for name in self.left if name not in slower])
         if len(self.left) > 1 and are_equivalent(evidence, self.left, self.equivalent):
             self.end = EQUIVALENT

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from testbed.errors import InputError, say
 from testbed.sweep.elimination import Difference, Evidence, Measured
@@ -19,7 +20,6 @@ from testbed.sweep.race import RunStopped, TimeIsUp
 from testbed.sweep.runner import Runner, in_words, seconds_left
 from testbed.sweep.state import Sweep, metrics_of, read_sweep, take_over
 
-FRESH = "fresh"  # folder of the winner's second measurement
 LEAST_PAIRS, MOST_PAIRS = 3, 10  # runs of winner and runner-up in it; the budget keeps room for the least
 FRESH_ERROR = 0.05  # both sides of the interval of the fresh ratio together
 
@@ -110,6 +110,18 @@ class Fresh:
     pairs: int
     ratio: Difference | None  # None: fewer than two pairs were made
     equivalent: float
+
+    def fastest_first(self) -> Fresh:
+        """Return the same with the pair in the other order if the runner-up is shown to be faster."""
+        if self.ratio is None or self.ratio.high >= 0:
+            return self
+        turned = Difference(-self.ratio.estimate, -self.ratio.high, -self.ratio.low)
+        return dataclasses.replace(self, winner=self.runner_up, runner_up=self.winner, ratio=turned)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the pair and its ratio as choice.json has it."""
+        ratio = None if self.ratio is None else self.ratio.as_ratio()
+        return {"winner": self.winner, "runner_up": self.runner_up, "runs_of_each": self.pairs, "ratio": ratio}
 
     @property
     def is_decided(self) -> bool:

@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from testbed.config.settings import RunSettings
 from testbed.distributed.processes import Stop, run
-from testbed.errors import InputError
+from testbed.errors import InputError, say
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
 from testbed.run_files import FAILED as FAILED_MARK
 from testbed.run_files import PREEMPTED as PREEMPTED_MARK
 from testbed.run_files import TOKENIZER, WEIGHTS
-from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell
+from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell, oversubscription
 from testbed.sweep.request import Machine
 from testbed.sweep.state import Sweep, is_run_of, metrics_of
 
@@ -174,6 +174,20 @@ class Runner:
     def _time_left(self) -> str:
         left_s = seconds_left(self.sweep.cells, self.settings, self.machine)
         return f"about {in_words(left_s)} left" if left_s else "nothing left"
+
+
+def agree_to_oversubscribe(cells: Sequence[Cell], machine: Machine, is_agreed: bool) -> bool:
+    """Return whether to run although a cell has more threads than cores; ask on a terminal."""
+    fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
+    if fact is None or is_agreed:
+        return True
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise InputError(
+            f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
+            "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
+        )
+    say(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machine: Machine) -> float:
