@@ -47,19 +47,19 @@ class Starts:
 
     Attributes:
         first: first run of each configuration, by its name.
-        reserve: seconds of the budget that are for later.
+        reserve: seconds that the budget must keep when a run of a configuration, by name and number, begins.
     """
 
     runner: Runner
     first: Mapping[str, Cell]
     budget: Budget
-    reserve: Callable[[], float] = lambda: 0.0
+    reserve: Callable[[str, int], float] = lambda name, number: 0.0
 
     def run(self, name: str, number: int) -> float | str:
         """Return the tokens/s of a run, made now or found finished, or why it failed. Raises as `Track` says."""
         cell = self.cell(name, number)
         if cell.status != COMPLETE:
-            self.make(cell, self.reserve() if number > 1 else 0.0)
+            self.make(cell, self.reserve(name, number))
         return str(cell.reason) if cell.status == FAILED else self._speed(cell)
 
     def cell(self, name: str, number: int, profiled: bool = False) -> Cell:
@@ -136,12 +136,17 @@ def measure_afresh(starts: Starts, winner: str, runner_up: str, equivalent: floa
 
     Then each runs once more under the profiler, if the budget has room for it. Raises RunStopped after a signal.
     """
+
+    def pair_of(number: int) -> tuple[str, str]:
+        return (winner, runner_up) if number % 2 else (runner_up, winner)
+
     runs: list[Measured] = []
+    # a run is begun if its pair has room too
+    starts.reserve = lambda name, number: 0.0 if name == pair_of(number)[1] else starts.expected_s(starts.first[name])
     fresh = Fresh(winner, runner_up, 0, None, equivalent)
     try:
         for number in range(1, most + 1):
-            pair = (winner, runner_up) if number % 2 else (runner_up, winner)
-            speeds = {name: starts.run(name, number) for name in pair}
+            speeds = {name: starts.run(name, number) for name in pair_of(number)}
             if failed := [speed for speed in speeds.values() if isinstance(speed, str)]:
                 say(f"measuring again: a run failed: {failed[0]}")
                 return fresh
