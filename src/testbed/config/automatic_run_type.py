@@ -70,7 +70,7 @@ def _as_recorded(asked: Asked) -> Taken | None:
             continue
         content = read_json(file, f"--resume: {file}")
         run_type = content.get("run_type") if isinstance(content, dict) else None
-        if run_type not in STRATEGIES:
+        if not isinstance(run_type, str) or run_type not in STRATEGIES:
             raise InputError(f"--resume: {file} names no run type that is known; give --run_type")
         own = STRATEGIES[run_type].options.keys() | (SETS - ALL_OPTIONS)
         flags = {
