@@ -63,6 +63,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         "(default: nothing)")  # fmt: skip
     add("--equivalent", type=percentage, default=0.02, metavar="PERCENT",
         help="difference that does not matter (default: 2%%)")  # fmt: skip
+    add("--calibration", type=Path, metavar="FILE.json",
+        help="what scripts/plan.py --calibrate measured here (default: checkpoint/calibration.json, if it is there)")  # fmt: skip
     add("--batch_size", type=positive, default=32, metavar="N",
         help="sequences per optimizer step of all ranks (default: %(default)s)")  # fmt: skip
     add("--steps", type=positive, metavar="N", help="optimizer steps of a run (default on CPU / CUDA: 30 / 100)")
@@ -92,6 +94,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     from testbed.distributed.processes import Stop
+    from testbed.planner.automatic import constants_here
     from testbed.sweep.field import OVER, field_of, prune
     from testbed.sweep.prediction import predictions_of
     from testbed.sweep.race import Race
@@ -102,7 +105,13 @@ def main() -> int:
     facts = facts_of_machine()
     request = request_from(arguments, facts)
     field = field_of(request, over)
-    predictions = predictions_of(field.cells, field.settings, request.machine)
+    try:
+        predictions = predictions_of(field.cells, field.settings, constants_here(arguments.calibration))
+    except InputError as error:
+        if arguments.calibration is not None:
+            raise
+        predictions = {}
+        say(f"nothing is predicted: {error}")
     field = prune(field, predictions)
     show_field(field, request, predictions, arguments)
     if arguments.dry_run:
@@ -129,13 +138,13 @@ def main() -> int:
 
 def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     """Return the request for the race's runs. InputError for what cannot be run here."""
-    from testbed.sweep.request import Request, machine_here, parse_numbers, parse_variants, shared_arguments
+    from testbed.sweep.request import Request, machine_for, parse_numbers, parse_variants, shared_arguments
 
     given = {name: getattr(arguments, name) for name in ("steps", "seq_length", "dataset_mode")} | {"epochs": None}
     config = arguments.deepspeed_config
     given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
     shared_arguments("strong", "cpu", given, arguments.passed_on)  # says what is wrong after --
-    machine = machine_here(facts["devices"], arguments.passed_on)
+    machine = machine_for(facts["devices"], arguments.passed_on)
     devices = len(machine.cuda_devices) or max(1, machine.num_cores // (machine.threads_per_rank or 1))
     return Request(
         protocol="strong",

@@ -221,7 +221,7 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     from testbed.sweep.request import (
         DEFAULT_BATCH_SIZE,
         Request,
-        machine_here,
+        machine_for,
         parse_numbers,
         parse_variants,
         shared_arguments,
@@ -231,7 +231,7 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
     config = arguments.deepspeed_config
     given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
     shared_arguments(arguments.protocol, "cpu", given, arguments.passed_on)  # says what is wrong after --
-    machine = machine_here(facts["devices"], arguments.passed_on)
+    machine = machine_for(facts["devices"], arguments.passed_on)
     devices = machine.cuda_devices
     if arguments.gpus or arguments.ranks:
         ranks = parse_numbers(arguments.gpus or arguments.ranks, "--gpus" if arguments.gpus else "--ranks")

@@ -90,6 +90,13 @@ def race() -> str:
     return "\n".join(lines)
 
 
+def planner_score() -> str:
+    from testbed.planner.constants import SCORE_FILE
+    from testbed.planner.score_page import page_of
+
+    return page_of(json.loads(SCORE_FILE.read_text(encoding="utf-8")))
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "run types": run_types,
@@ -98,6 +105,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "race": race,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
     "metrics fields": metrics_fields,
+    "planner score": planner_score,
 }
 
 

@@ -26,11 +26,12 @@ DEFAULT_FOLDER = "checkpoint/auto"  # the type is not known before the folder is
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A run type with flags of its own. `why` goes on after its name."""
+    """A run type with flags of its own. `why` goes on after its name; `sha256` is of the file that it is from."""
 
     run_type: str
     flags: Mapping[str, Any]
     why: str
+    sha256: str | None = None
 
 
 Check = Callable[[Asked, Launch], CheckedRun]
@@ -93,7 +94,9 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
         choice = read_choice(path)
         if choice.ranks != launch.world_size and choice.run_type != "dp":
             raise InputError(f"{path} is for ranks {choice.ranks}, not {launch.world_size}")
-        taken = Taken(choice.run_type, choice.flags, f"the fastest by {path} (SHA-256 {choice.sha256[:8]})")
+        taken = Taken(
+            choice.run_type, choice.flags, f"the fastest by {path} (SHA-256 {choice.sha256[:8]})", choice.sha256
+        )
         checked = _checked(taken, asked, launch, check)
         if (fault := misfit(choice, checked.settings, launch.world_size)) is not None:
             raise InputError(f"{path}: {fault}")
@@ -127,7 +130,7 @@ def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> Checke
         checked,
         settings=checked.settings.with_values(chosen=frozenset({"run_type"})),
         notes=(note,),
-        automatic_sha256=hash_of([taken.run_type, dict(taken.flags), taken.why]),
+        automatic_sha256=hash_of([taken.run_type, dict(taken.flags), taken.sha256]),
     )
 
 

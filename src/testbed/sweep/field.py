@@ -78,13 +78,13 @@ def prune(field: Field, predictions: Mapping[str, Prediction]) -> Field:
     """
     left_out = dict(field.left_out)
     fits = {name: each for name, each in predictions.items() if each.does_not_fit is None}
-    best = min((each.high for each in fits.values()), default=float("inf"))
+    best = min((each.high for each in fits.values() if each.is_scored), default=float("inf"))
     cells = []
     for cell in field.cells:
         said = predictions.get(cell.name)
         if said is not None and said.does_not_fit is not None:
             left_out[cell.name] = f"the plan: {said.does_not_fit}"
-        elif said is not None and said.low > best:
+        elif said is not None and said.is_scored and said.low > best:
             left_out[cell.name] = f"the plan: {said.low:.3g} s a step at best, and another one {best:.3g} s at worst"
         else:
             cells.append(cell)

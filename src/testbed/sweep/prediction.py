@@ -6,26 +6,50 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.config.settings import RunSettings
+from testbed.planner.automatic import job_of_settings
+from testbed.planner.constants import Constants
+from testbed.planner.machines import machine_here
+from testbed.planner.memory import fits, memory_of, needs
+from testbed.planner.step_time import step_time
 from testbed.sweep.plan import Cell
-from testbed.sweep.request import Machine
+
+GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of an optimizer step with a 90 % interval."""
+    """Seconds of an optimizer step with a 90 % interval.
+
+    `is_scored`: the interval is of this kind of device. One without is an order to race in, and excludes nothing.
+    """
 
     seconds: float
     low: float
     high: float
     label: str  # "calibrated ..." or "uncalibrated ..."
     does_not_fit: str | None = None  # why the memory does not suffice
+    is_scored: bool = True
 
 
 def predictions_of(
-    cells: Sequence[Cell], settings: Mapping[str, RunSettings], machine: Machine
+    cells: Sequence[Cell], settings: Mapping[str, RunSettings], constants: Constants
 ) -> dict[str, Prediction]:
-    """Return the plan's prediction of each configuration by its name; without a plan none.
+    """Return the plan's prediction of each configuration on this computer, by its name.
 
-    The one place where the race asks the planner.
+    Raises:
+        InputError: the planner does not know the GPU.
     """
-    return {}
+    found = {}
+    for cell in cells:
+        machine = machine_here(cell.ranks, None, None)
+        job = job_of_settings(settings[cell.name], machine)
+        time, memory, has = step_time(job, machine, constants), memory_of(job), machine.device.memory_bytes
+        lack = (
+            None
+            if fits(memory, machine.device)
+            else f"needs {needs(memory, machine.device) / GIB:.1f} GiB of {has / GIB:.1f}"
+        )
+        # the published runs, which widths without a calibration come from, are of GPUs
+        is_scored = constants.calibration is not None or machine.device.kind == "cuda"
+        found[cell.name] = Prediction(time.seconds, time.low, time.high, time.label, lack, is_scored)
+    return found

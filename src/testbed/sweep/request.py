@@ -244,7 +244,7 @@ def facts_of_machine() -> dict:
     return json.loads(said.stdout.strip().splitlines()[-1])
 
 
-def machine_here(num_cuda_devices: int, passed_on: Sequence[str]) -> Machine:
+def machine_for(num_cuda_devices: int, passed_on: Sequence[str]) -> Machine:
     """Return the machine that runs with these flags of gpt2.py use.
 
     Raises:

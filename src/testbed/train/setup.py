@@ -100,8 +100,8 @@ def check_same_choice(mine: str) -> None:
     other = next((rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]), None)
     if other is not None:
         raise Refused(
-            f"--run_type auto: rank {other} took another choice than rank 0, so their choice.json differ "
-            f"(SHA-256 {hashes[other][:8]} and {hashes[0][:8]}); copy one to all machines, or name the run type"
+            f"--run_type auto: rank {other} took another choice than rank 0 (SHA-256 {hashes[other][:8]} and "
+            f"{hashes[0][:8]}): their choice.json or their machines differ; copy one file to all, or name the run type"
         )
 
 
