@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from testbed.planner.question import Question
     from testbed.planner.step_time import StepTime
 
+ANY_DEVICE = "h100-sxm"
 # flags of src/gpt2.py that a plan takes as they are, and passes on to the commands
 OF_THE_MODEL = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout")
 OF_THE_RUN = (
@@ -74,7 +75,7 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
         add_flag(work, name)
     text = "tokens per sequence (default: 1024, on a CPU 128)"
     work.add_argument("--seq_length", type=positive, metavar="TOKENS", help=text)
-    text = "sequences per optimizer step of all ranks (default: 512, as GPT-2 was trained; on a CPU 32)"
+    text = "sequences per optimizer step of all ranks (default: 512, as for GPT-2, or one for each device; on a CPU 32)"
     work.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES", help=text)
     text = "sequences of a forward pass on one rank (default: the fastest that fits)"
     work.add_argument("--micro_batch_size_per_gpu", type=positive, metavar="SEQUENCES", help=text)
@@ -125,7 +126,7 @@ def main() -> int:
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
     """Return what is asked. InputError names the flag that cannot be."""
     from testbed.planner.plan import Budget
-    from testbed.planner.question import machine_asked, question, tokens_of
+    from testbed.planner.question import machine_asked, numbers_of_sweep, question, tokens_of
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
@@ -134,9 +135,13 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
         save_s=arguments.save_seconds,
         restart_s=arguments.restart_seconds,
     )
-    machine = machine_asked(arguments.gpu, arguments.here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    kind = ANY_DEVICE if arguments.check and not arguments.here else None  # the same is built for all of them
+    machine = machine_asked(
+        *(arguments.gpu or kind, arguments.here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    )
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
-    return question(flags, machine, budget, time_of(arguments.calibration))
+    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
+    return question(flags, machine, budget, time_of(arguments.calibration), most)
 
 
 def time_of(calibration: Path | None) -> Callable[[Job, Machine], StepTime]:
@@ -184,7 +189,22 @@ def sweep(question: Question, text: str) -> int:
 
 def check(question: Question) -> int:
     """Build every strategy of the plan as its ranks would, and say what fails."""
-    raise NotImplementedError
+    from testbed.analysis.plan.tables import check_text
+    from testbed.autotune.check_plan import check_jobs
+    from testbed.planner.plan import best_of_each
+
+    runs, refused = question.runs()
+    jobs = list(
+        {
+            (run.job.run_type, run.job.layout.zero_stage, run.job.schedule): run.job for run in best_of_each(runs)[::-1]
+        }.values()
+    )[::-1]
+    if not jobs:
+        raise question.nothing_possible(refused)
+    say(f"building {len(jobs)} strategies for {question.machine.devices} ranks, without devices ...", flush=True)
+    checked = check_jobs(jobs, question.machine, question.work)
+    say(check_text([(each.job, [vars(built) for built in each.ranks], each.faults) for each in checked], refused))
+    return 1 if any(each.faults for each in checked) else 0
 
 
 if __name__ == "__main__":
