@@ -64,7 +64,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--equivalent", type=percentage, default=0.02, metavar="PERCENT",
         help="difference that does not matter (default: 2%%)")  # fmt: skip
     add("--calibration", type=Path, metavar="FILE.json",
-        help="what scripts/plan.py --calibrate measured here (default: checkpoint/calibration.json, if it is there)")  # fmt: skip
+        help="what scripts/plan.py --calibrate measured (default: checkpoint/calibration.json, if there)")  # fmt: skip
     add("--batch_size", type=positive, default=32, metavar="N",
         help="sequences per optimizer step of all ranks (default: %(default)s)")  # fmt: skip
     add("--steps", type=positive, metavar="N", help="optimizer steps of a run (default on CPU / CUDA: 30 / 100)")

@@ -43,13 +43,11 @@ def predictions_of(
     for cell in cells:
         machine = machine_here(cell.ranks, None, None)
         job = job_of_settings(settings[cell.name], machine)
-        time, memory, has = step_time(job, machine, constants), memory_of(job), machine.device.memory_bytes
-        lack = (
-            None
-            if fits(memory, machine.device)
-            else f"needs {needs(memory, machine.device) / GIB:.1f} GiB of {has / GIB:.1f}"
-        )
+        time, memory, device = step_time(job, machine, constants), memory_of(job), machine.device
+        lack = None
+        if not fits(memory, device):
+            lack = f"needs {needs(memory, device) / GIB:.1f} GiB of {device.memory_bytes / GIB:.1f}"
         # the published runs, which widths without a calibration come from, are of GPUs
-        is_scored = constants.calibration is not None or machine.device.kind == "cuda"
+        is_scored = constants.calibration is not None or device.kind == "cuda"
         found[cell.name] = Prediction(time.seconds, time.low, time.high, time.label, lack, is_scored)
     return found
