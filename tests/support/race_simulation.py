@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -88,6 +88,9 @@ class SimulatedTrack:
         self.drift += self.step * float(self.random.standard_normal())
         shared = self.rounds.setdefault(number, self.of_round * float(self.random.standard_normal()))
         return math.exp(self.speeds[name] + shared + self.drift + self.scatter[name] * self.draw(self.random))
+
+    def rounds_left(self, names: Sequence[str], done: int) -> int:
+        return min(self.most_rounds - done, (self.most_runs - self.num_runs) // len(names))
 
 
 @dataclass(frozen=True)

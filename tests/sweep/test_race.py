@@ -17,7 +17,7 @@ from testbed.sweep.elimination import Difference
 from testbed.sweep.field import OVER, again, field_of, prune
 from testbed.sweep.plan import COMPLETE, FAILED, PENDING
 from testbed.sweep.prediction import Prediction
-from testbed.sweep.race import EQUIVALENT, ONE_LEADS, STOPPED, TIME_IS_UP, Race, RunStopped, TimeIsUp
+from testbed.sweep.race import EQUIVALENT, ONE_LEADS, STOPPED, TIME_IS_UP, TOO_CLOSE, Race, RunStopped, TimeIsUp
 from testbed.sweep.race_runs import MOST_PAIRS, Budget, Fresh, Starts, measure_afresh, moved, opened
 from testbed.sweep.request import Machine
 
@@ -32,6 +32,10 @@ class ListedTrack:
     made: list[tuple[str, int]] = field(default_factory=list)
     wobble: float = 0.01
     end: type[Exception] = TimeIsUp
+    rounds: int = 1000
+
+    def rounds_left(self, names, done: int) -> int:
+        return self.rounds - done
 
     def run(self, name: str, number: int) -> float | str:
         if len(self.made) >= self.most_runs:
@@ -62,6 +66,16 @@ def test_later_rounds_take_turns():
     orders = ["".join(name for name, number in track.made if number == turn) for turn in (3, 4, 5)]
     assert len(set(orders)) == 3 and {order[0] for order in orders} == set("abc")
     assert race.end == TIME_IS_UP and set(race.left) == set("abc")
+
+
+def test_a_race_that_the_budget_cannot_decide_ends_early():
+    speeds = {"a": 100, "b": 99.5, "c": 98}
+    short = Race(list("abc"), 0.001)
+    short.hold(track := ListedTrack(speeds, wobble=0.05, rounds=6))
+    assert short.end == TOO_CLOSE and max(number for _, number in track.made) == 3 and short.left
+    longer = Race(list("abc"), 0.001)
+    longer.hold(ListedTrack(speeds, wobble=0.05, rounds=10**6, most_runs=40))
+    assert longer.end == TIME_IS_UP, "with enough rounds it may be told"
 
 
 def test_what_fails_leaves_with_its_reason_and_is_no_runner_up():

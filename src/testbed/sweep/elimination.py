@@ -97,16 +97,29 @@ class Evidence:
         margin = self._margin(per_noise)
         return Difference(estimate, estimate - margin, estimate + margin)
 
-    def _margin(self, per_noise: float) -> float:
+    def difference_after(self, a: str, b: str, rounds: int, freedom: int) -> Difference:
+        """Return the difference that so many more rounds would show if they were like those before.
+
+        Args:
+            freedom: degrees of freedom that these rounds add.
+        """
+        one, other = self._names[a], self._names[b]
+        now = float(self._inverse[one, one] + self._inverse[other, other] - 2 * self._inverse[one, other])
+        margin = self._margin(1 / (1 / now + rounds / 2), self._freedom + freedom)
+        estimate = float(self._effects[one] - self._effects[other])
+        return Difference(estimate, estimate - margin, estimate + margin)
+
+    def _margin(self, per_noise: float, freedom: int | None = None) -> float:
         """Return half the width of the interval of a contrast whose variance is `per_noise` times that of a run."""
+        freedom = self._freedom if freedom is None else freedom
         if not self._freedom:
             return math.inf
         shrunk = MIXTURE / (MIXTURE + 1 / per_noise)
         error = 2 * self._tail  # of both sides
-        power = (error**2 * shrunk) ** (1 / (self._freedom + 1))
+        power = (error**2 * shrunk) ** (1 / (freedom + 1))
         if power <= shrunk:  # so few runs exclude nothing
             return math.inf
-        return math.sqrt(self._variance * per_noise * self._freedom * (1 - power) / (power - shrunk))
+        return math.sqrt(self._variance * per_noise * freedom * (1 - power) / (power - shrunk))
 
 
 def evidence_of_race(runs: Sequence[Measured], num_configurations: int) -> Evidence:
@@ -133,3 +146,11 @@ def are_equivalent(evidence: Evidence, left: Sequence[str], margin: float) -> bo
     """Return whether all that are left are shown to be as fast as each other within a fraction."""
     pairs = ((a, b) for place, a in enumerate(left) for b in left[place + 1 :])
     return all(evidence.difference(a, b).is_within(margin) for a, b in pairs)
+
+
+def may_still_tell(evidence: Evidence, left: Sequence[str], rounds: int, equivalent: float) -> bool:
+    """Return whether so many more rounds would make one leave, or show all to be equivalent, if they were like those
+    before."""
+    pairs = [(a, b) for place, a in enumerate(left) for b in left[place + 1 :]]
+    found = [evidence.difference_after(a, b, rounds, rounds * (len(left) - 1)) for a, b in pairs]
+    return any(each.low > 0 or each.high < 0 for each in found) or all(each.is_within(equivalent) for each in found)

@@ -17,11 +17,14 @@ from testbed.sweep.elimination import (
     are_equivalent,
     by_speed,
     evidence_of_race,
+    may_still_tell,
     slower_ones,
 )
 from testbed.sweep.plan import FAILED, order_of_round
 
 ONE_LEADS, EQUIVALENT, TIME_IS_UP, STOPPED = "one leads", "equivalent", "time is up", "stopped"
+TOO_CLOSE = "too close for the budget"  # what is left of it is for the second measurement
+LEAST_ROUNDS = 3  # before that is said
 SLOWER_THAN = "slower than "  # how the reason begins of one that left
 BEST_FIRST_ROUND = 2  # far slower ones can leave in it, by the noise of the first few, before their second run
 
@@ -44,6 +47,10 @@ class Track(Protocol):
             TimeIsUp: it does not fit into the budget.
             RunStopped: a signal came.
         """
+        ...
+
+    def rounds_left(self, names: Sequence[str], done: int) -> int:
+        """Return how many more rounds of these configurations fit into the budget, after `done` rounds."""
         ...
 
 
@@ -109,6 +116,10 @@ class Race:
                 break
         if self.end is None and len(self.left) <= 1:
             self.end = ONE_LEADS
+        if self.end is None and number >= LEAST_ROUNDS:
+            rounds = track.rounds_left(self.left, number)
+            if not may_still_tell(self.evidence(), self.left, rounds, self.equivalent):
+                self.end = TOO_CLOSE
 
     def _order(self, number: int) -> list[str]:
         """Return the order of a round. From the third on all take turns, so that drift favours none."""

@@ -21,6 +21,7 @@ from testbed.sweep.runner import Runner, in_words, seconds_left
 from testbed.sweep.state import Sweep, metrics_of, read_sweep, take_over
 
 LEAST_PAIRS, MOST_PAIRS = 3, 10  # runs of winner and runner-up in it; the budget keeps room for the least
+ENOUGH_ROUNDS = 1000  # with so many, anything may still be told
 FRESH_ERROR = 0.05  # both sides of the interval of the fresh ratio together
 
 
@@ -61,6 +62,15 @@ class Starts:
         if cell.status != COMPLETE:
             self.make(cell, self.reserve(name, number))
         return str(cell.reason) if cell.status == FAILED else self._speed(cell)
+
+    def rounds_left(self, names: Sequence[str], done: int) -> int:
+        """Return how many more rounds of these configurations fit into the budget, or are there already."""
+        made = [cell.repeat for cell in self.runner.sweep.cells if cell.status == COMPLETE and not cell.profiled]
+        if max(made, default=0) > done:  # a race that goes on
+            return ENOUGH_ROUNDS
+        round_s = sum(self.expected_s(self.first[name]) for name in names)
+        free_s = self.budget.left - self.reserve(names[0], done + 1)
+        return max(0, int(free_s / round_s)) if round_s else 0
 
     def cell(self, name: str, number: int, profiled: bool = False) -> Cell:
         """Return the cell of a run, which is in the plan from then on."""
