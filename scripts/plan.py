@@ -28,7 +28,7 @@ from testbed.config.flag_types import not_negative, not_negative_number, positiv
 from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
 
@@ -112,11 +112,20 @@ def _add_answer(answer: argparse._ArgumentGroup) -> None:
     answer.add_argument("--sweep", metavar="gpus=LIST", help=text)
     text = "build the strategies as every kind of rank would, without devices, and say what would fail"
     answer.add_argument("--check", action="store_true", help=text)
+    text = "predict published runs of this file, each by the others, and print how far off; plans nothing"
+    answer.add_argument("--score", type=Path, metavar="FILE.json", help=text)
+    text = "predict rows in the form of published runs into the file of --out; plans nothing"
+    answer.add_argument("--predict", type=Path, metavar="ROWS.json", help=text)
+    answer.add_argument("--out", type=Path, metavar="FILE.json", help="where --predict writes")
 
 
 @program
 def main() -> int:
     arguments, typed = parse_arguments(sys.argv[1:])
+    if arguments.score:
+        return score(arguments.score)
+    if arguments.predict:
+        return predict(arguments.predict, arguments.out)
     question = question_of(arguments, typed)
     if arguments.check:
         return check(question)
@@ -205,6 +214,26 @@ def check(question: Question) -> int:
     checked = check_jobs(jobs, question.machine, question.work)
     say(check_text([(each.job, [vars(built) for built in each.ranks], each.faults) for each in checked], refused))
     return 1 if any(each.faults for each in checked) else 0
+
+
+def score(path: Path) -> int:
+    """Print how well the planner predicts runs that it did not see."""
+    from testbed.planner.score import score_file
+
+    say(score_file(path)[0])
+    return 0
+
+
+def predict(path: Path, out: Path | None) -> int:
+    """Write a prediction of every row."""
+    from testbed.planner.predict import predict_file
+
+    if out is None:
+        raise InputError(f"--predict {path} needs --out FILE.json, where the predictions go")
+    predictions = predict_file(path, out)
+    rejected = sum("rejected" in each for each in predictions.values())
+    say(f"{len(predictions)} rows, {rejected} of them rejected: {out}")
+    return 0
 
 
 if __name__ == "__main__":

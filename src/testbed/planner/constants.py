@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,16 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from testbed.planner.calibration import Calibration, MeasuredRates, read_calibration
-from testbed.planner.fit import Fit, measured, nominal_of
+from testbed.planner.factors import MEASURED_DEVIATIONS
+from testbed.planner.fit import NOISE, Fit, Measured, Nominal, measured, nominal_of
 from testbed.planner.job import Job, Machine
-from testbed.planner.parts import Rates
 from testbed.planner.published import Row, own_rows
 from testbed.planner.rates import DataSheetRates
 
 SCORE_FILE = Path(__file__).parent / "published_score.json"
-LEAST_SPREAD = 0.03  # of log time of a calibrated machine: no step repeats better
-SHRINK = 0.5  # steps that the mean over all run types counts for, next to a run type's own
 COVERED = 0.9
+NORMAL_WIDTH = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -33,37 +32,30 @@ class Constants:
     """What a step's time is computed with.
 
     Attributes:
-        fit: factors of published runs; without rows all are 1.
-        width: of the interval of log time, in standard deviations of the fit or, calibrated, in itself.
+        fit: factors of published runs, or of a calibrated machine's whole steps; without any all are 1.
+        width: of the 90 % interval of log time, in standard deviations of the fit.
         calibration: measured rates; None: a data sheet's.
-        corrections: of a calibrated machine by run type: logarithm of measured over predicted; "" for all others.
         label: "calibrated ..." or "uncalibrated ...".
     """
 
     fit: Fit = field(default_factory=lambda: Fit([]))
-    width: float = 1.645
+    width: float = NORMAL_WIDTH
     calibration: Calibration | None = None
-    corrections: Mapping[str, float] = field(default_factory=dict)
     label: str = "uncalibrated: data sheet"
 
-    def rates(self, machine: Machine) -> Rates:
+    def nominal(self, job: Job, machine: Machine) -> Nominal:
+        """Return a step before any factor."""
         sheet = DataSheetRates(machine.device)
         if self.calibration is None:
-            return sheet
-        return MeasuredRates(self.calibration, min(machine.devices, machine.per_node), sheet)
-
-    def log_interval(self, job: Job, machine: Machine, log_time: float, deviation: float) -> tuple[float, float]:
-        """Return the middle and half the width of the 90 % interval of log time."""
-        if self.calibration is None:
-            return log_time, self.width * deviation
-        correction = self.corrections.get(job.run_type or "", self.corrections.get("", 0.0))
-        return log_time + correction, self.width
+            return nominal_of(job, machine, sheet)
+        rates = MeasuredRates(self.calibration, min(machine.devices, machine.per_node), sheet)
+        return nominal_of(job, machine, rates, MEASURED_DEVIATIONS)
 
 
 @cache
 def published_constants() -> Constants:
     """Return the constants of a machine that was not calibrated: data sheets and the project's published runs."""
-    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"] if SCORE_FILE.exists() else 1.645
+    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"] if SCORE_FILE.exists() else NORMAL_WIDTH
     return constants_of_rows(own_rows(), width)
 
 
@@ -79,38 +71,26 @@ def calibrated_constants(path: Path) -> Constants:
 
 
 def constants_of_calibration(calibration: Calibration, name: str = "calibration.json") -> Constants:
-    """Correct each run type by what its whole steps took, shrunk towards the mean of all.
+    """Fit the factors of a machine's run types, links and parts to its whole steps.
 
-    The interval is conformal: the 90 % quantile of the steps' residuals, each from the corrections of the others
-    (Vovk et al. 2005, Algorithmic Learning in a Random World; Barber et al. 2021, arXiv:1905.02928, jackknife+).
+    The interval is conformal: the 90 % quantile of what each step is off by without it, in deviations of that fit
+    (Barber et al. 2021, Predictive inference with the jackknife+, arXiv:1905.02928).
     """
     bare = Constants(calibration=calibration)
-    found: list[tuple[str, float]] = []
+    rows = []
     for step in calibration.steps:
         machine = calibration.machine(step.job.layout.devices, step.link)
-        seconds = nominal_of(step.job, machine, bare.rates(machine)).with_idle.sum()
-        found.append((step.job.run_type or "", math.log(step.seconds / seconds)))
-    held_out = [
-        abs(value - _corrections(found[:place] + found[place + 1 :]).get(run_type, 0.0))
-        for place, (run_type, value) in enumerate(found)
-    ]
+        rows.append(Measured(bare.nominal(step.job, machine), math.log(step.seconds), NOISE))
+    scores = []
+    for place, row in enumerate(rows):
+        log_time, deviation = Fit(rows[:place] + rows[place + 1 :]).predict(row.nominal)
+        scores.append(abs(log_time - row.log_time) / deviation)
     return Constants(
+        fit=Fit(rows),
+        width=conformal_quantile(scores) if len(scores) > 1 else NORMAL_WIDTH,
         calibration=calibration,
-        width=max(LEAST_SPREAD, conformal_quantile(held_out)) if held_out else 0.5,
-        corrections=_corrections(found),
-        label=f"calibrated with {name}, {len(found)} whole steps",
+        label=f"calibrated with {name}, {len(rows)} whole steps",
     )
-
-
-def _corrections(found: Sequence[tuple[str, float]]) -> dict[str, float]:
-    if not found:
-        return {}
-    mean = float(np.median([value for _, value in found]))
-    corrections = {"": mean}
-    for run_type in {name for name, _ in found}:
-        own = [value for name, value in found if name == run_type]
-        corrections[run_type] = (sum(own) + SHRINK * mean) / (len(own) + SHRINK)
-    return corrections
 
 
 def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:

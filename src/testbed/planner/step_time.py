@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants
-from testbed.planner.fit import nominal_of
 from testbed.planner.job import Job, Machine
 from testbed.planner.parts import PARTS
 
@@ -47,11 +46,11 @@ class StepTime:
 
 def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     """Predict one step of a job on a machine."""
-    nominal = nominal_of(job, machine, constants.rates(machine))
+    nominal = constants.nominal(job, machine)
     log_time, deviation = constants.fit.predict(nominal)
-    middle, half = constants.log_interval(job, machine, log_time, deviation)
+    half = constants.width * deviation
     by_part = constants.fit.parts(nominal)
-    seconds = math.exp(middle)
+    seconds = math.exp(log_time)
     scale = seconds / float(by_part.sum())
     idle = nominal.idle / (nominal.idle + float(nominal.seconds.sum()))
     parts: dict[str, float] = {}
@@ -61,7 +60,7 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     if idle:
         parts[BUBBLE] = idle * seconds
     kept = {part: took for part, took in parts.items() if took > 0}
-    return StepTime(kept, seconds, math.exp(middle - half), math.exp(middle + half), constants.label)
+    return StepTime(kept, seconds, seconds * math.exp(-half), seconds * math.exp(half), constants.label)
 
 
 def _link_of(part: str, job: Job, machine: Machine) -> str:

@@ -38,8 +38,10 @@ from testbed.strategies import Strategy, build_strategy
 from testbed.strategies.deepspeed_zero import import_deepspeed
 
 # What the first build of a process would import, in seconds for each rank.
-PRELOADED = ("deepspeed.runtime.zero.muon.muon_optimizer", "torch._dynamo", "torch.distributed.pipelining")
-PRELOADED += tuple(f"testbed.strategies.{entry.module}" for entry in STRATEGIES.values())
+PRELOADED = (
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "torch._dynamo", "torch.distributed.pipelining"),
+    *(f"testbed.strategies.{entry.module}" for entry in STRATEGIES.values()),
+)
 META = torch.device("meta")
 
 
