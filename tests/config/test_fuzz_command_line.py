@@ -145,8 +145,8 @@ PROGRAMS = {
     "scripts/audit_runs.py": "= = --baseline=",
     "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
     "scripts/exposed_communication.py": "--dir=",
-    "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= --steps= "
-    "--seq_length= --seed= --warmup_runs= --run_timeout_s=",
+    "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
+    "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",
     "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
     "--allow-mismatch",
     "scripts/verify_run_artifacts.py": "--dir= --metrics_only",
