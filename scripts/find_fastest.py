@@ -270,6 +270,8 @@ def conclude(
     left = [winner, *(name for name in race.left if name != winner and any(run.name == name for run in race.runs))]
     kind, sentence = verdict(fresh, left, names)
     say(f"verdict: {sentence}")
+    if len(pair) > 1 and (fresh is None or fresh.ratio is None):
+        say("not measured again, as the budget has no time for it: the figures are the race's, and flatter the winner")
     why, losses = None, []
     if fresh is not None and fresh.pairs:
         of_pair = (names[fresh.winner], names[fresh.runner_up])

@@ -10,6 +10,7 @@ from support.race_simulation import Case, cases, field_of_run_types, simulate, t
 
 from testbed.sweep.elimination import (
     ERROR,
+    MIXTURE,
     Difference,
     Evidence,
     Measured,
@@ -48,7 +49,7 @@ def test_the_margin_is_that_of_the_sequence():
     evidence = Evidence(runs, tail=0.01)
     found = evidence.difference("a", "b")
     freedom = 12 - (3 + 4 - 1)
-    weight = 0.03 / (0.03 + 2)  # each has 4 runs: the variance of the difference is half that of a run
+    weight = MIXTURE / (MIXTURE + 2)  # each has 4 runs: the variance of the difference is half that of a run
 
     def e_value(hypothesis: float) -> float:
         t = (found.estimate - hypothesis) / (evidence.noise * math.sqrt(0.5))

@@ -11,6 +11,7 @@ from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here, run_program
 
 from testbed.config.choice_file import read_choice
+from testbed.config.flag_types import duration, percentage
 from testbed.sweep import request
 from testbed.sweep.plan import COMPLETE, FAILED
 from testbed.sweep.runner import Runner
@@ -108,9 +109,35 @@ def test_a_budget_that_ends_early_has_a_verdict_too(work, runs, tmp_path):
     done = find(work, tmp_path, "--budget", "20s")
     assert done.returncode == 0, done.stderr
     assert "verdict: no detectable difference between" in done.stdout and len(runs) == 2
-    assert "did not run" in done.stdout
+    assert "did not run" in done.stdout and "flatter the winner" in done.stdout
     done = find(work, tmp_path, "--budget", "5s", "--out_dir", "other")
     assert done.returncode == 1 and "the budget is too small for one run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--budget", "0"), "--budget: '0' is not a time such as 90s, 15m or 2h"),
+        (("--budget", "1d"), "--budget: '1d' is not a time"),
+        (("--equivalent", "100%"), "--equivalent: '100' is not a percentage such as 2%"),
+        (("--over", "colour"), "--over colour: 'colour' is not one of micro_batch, compile"),
+        (("--calibration", "nowhere.json"), "nowhere.json"),
+        (("--run_timeout_s", "0"), "--run_timeout_s 0 is not above 0"),
+    ],
+)
+def test_a_bad_flag_is_one_sentence_and_exit_code_2(work, runs, tmp_path, flags, words):
+    done = find(work, tmp_path, *flags)
+    assert done.returncode == 2 and words in done.stderr and runs == []
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("text, seconds", [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("2H", 7200)])
+def test_a_time_has_a_unit(text, seconds):
+    assert duration(text) == seconds
+
+
+def test_a_percentage_is_a_fraction():
+    assert percentage("2%") == percentage("2") == 0.02
 
 
 def test_a_winner_that_learns_worse_is_no_winner(work, runs, tmp_path, monkeypatch):
