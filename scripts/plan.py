@@ -135,7 +135,7 @@ def main() -> int:
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
     """Return what is asked. InputError names the flag that cannot be."""
     from testbed.planner.plan import Budget
-    from testbed.planner.question import machine_asked, numbers_of_sweep, question, tokens_of
+    from testbed.planner.question import check_device, machine_asked, numbers_of_sweep, question, tokens_of
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
@@ -144,10 +144,11 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
         save_s=arguments.save_seconds,
         restart_s=arguments.restart_seconds,
     )
-    kind = ANY_DEVICE if arguments.check and not arguments.here else None  # the same is built for all of them
-    machine = machine_asked(
-        *(arguments.gpu or kind, arguments.here, arguments.gpus, arguments.gpus_per_node, arguments.network)
-    )
+    here = arguments.here or (arguments.calibration is not None and arguments.gpu is None)
+    kind = ANY_DEVICE if arguments.check and not here else None  # the same is built for all of them
+    machine = machine_asked(arguments.gpu or kind, here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    if arguments.calibration is not None and arguments.gpu is not None:
+        check_device(arguments.calibration, machine.device)
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
     most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
     return question(flags, machine, budget, time_of(arguments.calibration), most)

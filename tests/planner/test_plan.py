@@ -11,6 +11,7 @@ from support.programs import REPOSITORY, run_here
 
 from testbed.errors import InputError
 from testbed.model.shape import MODEL_SIZES
+from testbed.planner.calibration import Calibration
 from testbed.planner.candidates import candidates
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
@@ -39,6 +40,14 @@ def test_what_fits_comes_first_and_the_fastest_of_it(runs):
     needed = [run.needs_bytes for run in runs if not run.fits]
     assert needed == sorted(needed)
     assert runs[0].limited_by != "memory" and runs[-1].limited_by == "memory"
+
+
+def test_nothing_recomputes_that_fits_without(runs):
+    for run in runs:
+        if run.fits and run.job.recompute != "none":
+            without = dataclasses.replace(run.job, recompute="none")
+            assert not fits(memory_of(without), NODE.device)
+    assert any(run.job.recompute != "none" for run in runs if run.fits)
 
 
 def test_a_row_is_a_strategy_with_its_best_settings(runs):
@@ -161,6 +170,14 @@ BAD = {
     "predictions to nowhere": (["--predict", "rows.json"], "--out"),
     "no calibration": (["--gpu", "t4", "--calibration", "README.md"], "README.md"),
 }
+
+
+def test_a_calibration_of_another_device_is_refused(tmp_path):
+    path = tmp_path / "calibration.json"
+    Calibration().write(path)
+    done = run_here(PLAN, "--gpu", "t4", "--calibration", path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "was measured on this machine" in done.stderr
 
 
 @pytest.mark.parametrize("name", BAD)

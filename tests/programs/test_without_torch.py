@@ -77,6 +77,7 @@ def test_charts_comparison_and_audit_need_no_torch(tmp_path):
         ["generate_charts.py", "--runs", f"{RESULTS}/quickstart", f"--output-dir={tmp_path / 'charts'}", *report],
         ["scripts/compare_runs.py", f"{sweep}/fsdp_2ranks_batch32", "--against", f"{sweep}/allreduce_2ranks_batch32"],
         ["scripts/audit_runs.py", f"{RESULTS}/quickstart"],
+        ["scripts/plan.py", "--gpu=h100-sxm", f"--picture={tmp_path / 'plan.png'}", f"--json={tmp_path / 'plan.json'}"],
     ]
     done = subprocess.run(
         [sys.executable, "-c", WITH_PACKAGES_ALONE, json.dumps(blocked), json.dumps(commands)],

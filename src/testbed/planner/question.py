@@ -6,12 +6,15 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from testbed.config.initial_shape import check_shape
 from testbed.errors import InputError
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
+from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
+from testbed.planner.devices import Device
 from testbed.planner.job import Job, Machine
 from testbed.planner.machines import machine_here, machine_named
 from testbed.planner.memory import smallest_number_of_devices
@@ -155,6 +158,20 @@ def machine_asked(gpu: str | None, here: bool, gpus: int | None, per_node: int |
     if gpu is None:
         raise InputError("--gpu is missing; give a kind of device such as --gpu h100-sxm, or --here for this machine")
     return machine_named(gpu, gpus, per_node, link)
+
+
+def check_device(calibration: Path, device: Device) -> None:
+    """Check that a calibration is of the kind of device that --gpu names.
+
+    Raises:
+        InputError: it is another's, or cannot be read.
+    """
+    was = read_calibration(calibration).device.name
+    if was != device.name:
+        raise InputError(
+            f"--calibration {calibration} was measured on {was}, so its times say nothing about --gpu {device.name}; "
+            "leave one of them out"
+        )
 
 
 def tokens_of(text: str) -> float:

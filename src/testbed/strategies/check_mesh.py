@@ -74,37 +74,62 @@ def role_ranks(mesh: MeshSizes) -> list[int]:
 def build_ranks(
     jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
 ) -> list[list[BuiltRank]]:
-    """Build each job on its ranks, in one process for each rank.
+    """Build each job on its ranks, one rank after the other in as many processes as there are cores.
+
+    DeepSpeed's jobs are built in a process for each rank, as it keeps its groups for good.
 
     Args:
         jobs: flags of src/gpt2.py, with token files.
         ranks_of: the ranks of each job.
     """
-    all_ranks = sorted({rank for ranks in ranks_of for rank in ranks})
     context = multiprocessing.get_context("forkserver")  # a fork of this process would share its threads' locks
     context.set_forkserver_preload([__name__, *PRELOADED])
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before DeepSpeed looks for one, and says so
+    with_deepspeed, others = _works(jobs, ranks_of, world_size, per_node)
+    workers = os.cpu_count() or 1
+    shares = [[work] for work in with_deepspeed] + [others[first::workers] for first in range(workers)]
     made: dict[tuple[int, int], BuiltRank] = {}
-    with ProcessPoolExecutor(os.cpu_count(), context, max_tasks_per_child=1) as pool:
-        wanted = {rank: [number for number, ranks in enumerate(ranks_of) if rank in ranks] for rank in all_ranks}
-        futures = {
-            rank: pool.submit(
-                _build_as, Launch(rank, rank % per_node, world_size, per_node), [list(jobs[i]) for i in of]
-            )
-            for rank, of in wanted.items()
-        }
-        for rank, future in futures.items():
-            made |= dict(zip(((number, rank) for number in wanted[rank]), future.result(), strict=True))
+    with ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+        for found in pool.map(_build, filter(None, shares)):
+            made |= found
     return [[made[number, rank] for rank in ranks] for number, ranks in enumerate(ranks_of)]
 
 
-def _build_as(launch: Launch, jobs: Sequence[list[str]]) -> list[BuiltRank]:
-    """Build one job after the other as one rank. A process of its own: DeepSpeed keeps groups for good."""
+@dataclass(frozen=True)
+class _Work:
+    """Jobs by number that one rank is to be built for."""
+
+    launch: Launch
+    jobs: dict[int, list[str]]
+
+
+def _works(
+    jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
+) -> tuple[list[_Work], list[_Work]]:
+    """Return the work of each rank: DeepSpeed's jobs, and all others."""
+    works: tuple[list[_Work], list[_Work]] = ([], [])
+    has_deepspeed = [parse_command_line(list(job)).values["run_type"] == "optimized" for job in jobs]
+    for rank in sorted({rank for ranks in ranks_of for rank in ranks}):
+        launch = Launch(rank, rank % per_node, world_size, per_node)
+        for kind, found in zip((True, False), works, strict=True):
+            mine = [number for number, ranks in enumerate(ranks_of) if rank in ranks and has_deepspeed[number] is kind]
+            if mine:
+                found.append(_Work(launch, {number: list(jobs[number]) for number in mine}))
+    return works
+
+
+def _build(works: Sequence[_Work]) -> dict[tuple[int, int], BuiltRank]:
+    """Return what was built, by number of the job and rank."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    os.environ |= launch.as_variables("localhost", 1)
-    dist.init_process_group("fake", store=FakeStore(), rank=launch.rank, world_size=launch.world_size)
-    return [_built(arguments, launch) for arguments in jobs]
+    made: dict[tuple[int, int], BuiltRank] = {}
+    for work in works:
+        launch = work.launch
+        os.environ |= launch.as_variables("localhost", 1)
+        dist.init_process_group("fake", store=FakeStore(), rank=launch.rank, world_size=launch.world_size)
+        made |= {(number, launch.rank): _built(arguments, launch) for number, arguments in work.jobs.items()}
+        dist.destroy_process_group()
+    return made
 
 
 def _built(arguments: list[str], launch: Launch) -> BuiltRank:
