@@ -160,6 +160,7 @@ def main() -> int:
     from testbed.distributed.processes import Stop
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
+    from testbed.sweep.runner import agree_to_oversubscribe
     from testbed.sweep.state import Sweep, take_over
 
     check_typed(arguments)
@@ -217,29 +218,21 @@ def check_typed(arguments: argparse.Namespace) -> None:
 
 
 def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
-    from testbed.config.flags import parse_command_line
-    from testbed.distributed.launch import read_launch, usable_cores
     from testbed.sweep.request import (
         DEFAULT_BATCH_SIZE,
-        Machine,
         Request,
+        machine_for,
         parse_numbers,
         parse_variants,
         shared_arguments,
-        visible_devices,
     )
 
-    if read_launch().is_distributed:
-        raise InputError("it was started as several ranks; start it once, with python: it starts the ranks of each run")
     given = {name: getattr(arguments, name) for name in ("steps", "epochs", "seq_length", "dataset_mode")}
     config = arguments.deepspeed_config
     given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
     shared_arguments(arguments.protocol, "cpu", given, arguments.passed_on)  # says what is wrong after --
-    passed_on = parse_command_line(arguments.passed_on).values
-    devices = () if passed_on["device"] == "cpu" else visible_devices(facts["devices"])
-    if passed_on["device"] == "cuda" and not devices:
-        raise InputError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or leave it out")
-    machine = Machine(usable_cores(), devices, passed_on["threads_per_rank"])
+    machine = machine_for(facts["devices"], arguments.passed_on)
+    devices = machine.cuda_devices
     if arguments.gpus or arguments.ranks:
         ranks = parse_numbers(arguments.gpus or arguments.ranks, "--gpus" if arguments.gpus else "--ranks")
     else:
@@ -285,22 +278,6 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
     basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
     left = in_words(seconds_left(sweep.cells, settings, request.machine))
     say(f"\n# {len(waiting)} runs to make, and warm-up: about {left} ({basis})")
-
-
-def agree_to_oversubscribe(cells: list[Cell], machine: Machine, is_agreed: bool) -> bool:
-    """Return whether to run although a cell has more threads than cores; ask on a terminal."""
-    from testbed.sweep.plan import PENDING, oversubscription
-
-    fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
-    if fact is None or is_agreed:
-        return True
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise InputError(
-            f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
-            "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
-        )
-    say(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, settings: dict, stop: Stop) -> None:

@@ -145,6 +145,8 @@ PROGRAMS = {
     "scripts/audit_runs.py": "= = --baseline=",
     "scripts/compare_runs.py": "= --against= --allow-mismatch --to_final_loss",
     "scripts/exposed_communication.py": "--dir=",
+    "scripts/find_fastest.py": "--ranks= --budget= --run_types= --over= --equivalent= --calibration= --batch_size= "
+    "--steps= --seq_length= --seed= --warmup_runs= --run_timeout_s=",
     "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
     "--allow-mismatch",
     "scripts/verify_run_artifacts.py": "--dir= --metrics_only",
@@ -169,6 +171,7 @@ ALWAYS = {
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
     "scripts/compare_peers.py": ["--table", "nowhere.json"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
+    "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
     "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}

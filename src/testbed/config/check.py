@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed.config.automatic_run_type import Planner, with_automatic_run_type
 from testbed.config.batch import batch_arithmetic
 from testbed.config.compatibility import check_combination, check_schedule, math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
@@ -51,14 +52,18 @@ from testbed.model.shape import ModelShape
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
 
 
-def check_command_line(arguments: list[str]) -> tuple[CheckedRun, Launch]:
-    """Return the checked run and its launch; --help and errors end the process here, before torch is imported."""
+def check_command_line(arguments: list[str], planner: Planner | None = None) -> tuple[CheckedRun, Launch]:
+    """Return the checked run and its launch; --help and errors end the process here, before torch is imported.
+
+    Args:
+        planner: the plan's best for --run_type auto.
+    """
     end_on_signals()
     wait_briefly()
     launch = None
     try:
         launch = read_launch()
-        checked = check_run(parse_command_line(arguments), launch)
+        checked = check_run(parse_command_line(arguments), launch, planner)
         check_port(launch)
         return checked, launch
     except InputError as error:
@@ -68,13 +73,20 @@ def check_command_line(arguments: list[str]) -> tuple[CheckedRun, Launch]:
         raise SystemExit(refuse(launch, one_line(said))) from None
 
 
-def check_run(asked: Asked, launch: Launch) -> CheckedRun:
+def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> CheckedRun:
     """Fill in the settings and check all that can be checked without a device.
+
+    Args:
+        planner: as in `check_command_line`.
 
     Raises:
         InputError: one sentence for the first rule that is broken.
     """
     try:
+        if asked.values["run_type"] == AUTO:
+            return with_automatic_run_type(asked, launch, _resolve, planner)
+        if asked.values["choice"] is not None:
+            raise InputError("--choice is for --run_type auto, which takes it; give that, or leave --choice out")
         return _resolve(asked, launch)
     except InputError as error:
         origin = origin_of_refused(str(error), asked.values, asked.explicit)

@@ -66,3 +66,17 @@ def fraction(text: str) -> float:
 
 def share(text: str) -> float:
     return _real(text, lambda number: 0 < number <= 1, "above 0 and at most 1")
+
+
+def duration(text: str) -> float:
+    """Return the seconds in 90s, 15m or 2h; a bare number is seconds."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower(), 0)
+    return _real(text[:-1] if unit else text, lambda number: 0 < number < math.inf, "a time such as 90s, 15m or 2h") * (
+        unit or 1
+    )
+
+
+def percentage(text: str) -> float:
+    """Return the fraction in 2%; a bare number is per cent too."""
+    number = _real(text.removesuffix("%"), lambda number: 0 <= number < 100, "a percentage such as 2%")
+    return number / 100

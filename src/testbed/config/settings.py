@@ -139,3 +139,5 @@ class CheckedRun:
     settings: RunSettings
     train_file: TokenFile
     val_file: TokenFile
+    notes: tuple[str, ...] = ()  # to say when the run begins
+    automatic_sha256: str | None = None  # of what --run_type auto took, which all ranks compare

@@ -32,10 +32,15 @@ class Training:
     """run"""
 
     run_type: str = flag(
-        "parallelism strategy: " + "; ".join(f"{name} = {entry.summary}" for name, entry in STRATEGIES.items()) + " (default: %(default)s)",
-        SPREAD, choices=list(STRATEGIES), default="baseline", in_config="run_type")
+        "parallelism strategy: " + "; ".join(f"{name} = {entry.summary}" for name, entry in STRATEGIES.items())
+        + "; auto = what --choice or else the plan says is fastest, see docs/find_fastest.md (default: %(default)s)",
+        SPREAD, choices=[*STRATEGIES, "auto"], default="baseline", in_config="run_type")
     config: ClassVar[Flag] = row(
         "settings from a file, such as a run's effective_config.json; flags win over it (default: none)",
+        LOOK, metavar="FILE.json", of_one_start=True)
+    choice: ClassVar[Flag] = row(
+        "with --run_type auto: what scripts/find_fastest.py wrote; refused if it is for other work, ranks or devices "
+        "(default: checkpoint/fastest/choice.json, passed over if it does not fit)",
         LOOK, metavar="FILE.json", of_one_start=True)
     epochs: int = flag(
         "passes over the training data (default: %(default)s)",

@@ -102,11 +102,11 @@ def plan(request: Request) -> list[Cell]:
                 if reason is None:
                     possible.append((variant, ranks, batch_size))
                     continue
-                cell = _cell(request, variant, ranks, batch_size, repeat=1)
+                cell = cell_of(request, variant, ranks, batch_size, repeat=1)
                 cell.status, cell.reason, cell.oversubscribed = NOT_APPLICABLE, reason, False
                 impossible.append(cell)
     rounds = [
-        _cell(request, *possible[index], repeat=number, profiled=profiled)
+        cell_of(request, *possible[index], repeat=number, profiled=profiled)
         for number in range(1, max(request.repeats, request.profile_runs) + 1)
         for profiled, last in ((False, request.repeats), (True, request.profile_runs))
         if number <= last
@@ -154,7 +154,10 @@ def oversubscription(cells: Sequence[Cell], machine: Machine) -> str | None:
     )
 
 
-def _cell(request: Request, variant: Variant, ranks: int, batch_size: int, repeat: int, profiled: bool = False) -> Cell:
+def cell_of(
+    request: Request, variant: Variant, ranks: int, batch_size: int, repeat: int, profiled: bool = False
+) -> Cell:
+    """Return one run of the plan."""
     name = f"{folder_name(variant.text)}_{ranks}rank{'s' * (ranks > 1)}_batch{batch_size}"
     folder = f"{name}/{'profiled' if profiled else 'run'}_{repeat}"
     seed = request.seed + (repeat - 1 if request.protocol == "time_to_loss" else 0)

@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.config.flags import parse_command_line
 from testbed.config.run_types import STRATEGIES
+from testbed.distributed.launch import read_launch, usable_cores
 from testbed.errors import InputError
 from testbed.io import SOURCE
 
@@ -241,6 +242,21 @@ def facts_of_machine() -> dict:
     if said.returncode:
         raise InputError(f"PyTorch cannot be loaded here: {said.stderr.strip().splitlines()[-1]}")
     return json.loads(said.stdout.strip().splitlines()[-1])
+
+
+def machine_for(num_cuda_devices: int, passed_on: Sequence[str]) -> Machine:
+    """Return the machine that runs with these flags of gpt2.py use.
+
+    Raises:
+        InputError: this program is one of several ranks, or the flags ask for devices that are not there.
+    """
+    if read_launch().is_distributed:
+        raise InputError("it was started as several ranks; start it once, with python: it starts the ranks of each run")
+    values = parse_command_line(list(passed_on)).values
+    devices = () if values["device"] == "cpu" else visible_devices(num_cuda_devices)
+    if values["device"] == "cuda" and not devices:
+        raise InputError("--device cuda, but PyTorch finds no CUDA device here; use --device cpu or leave it out")
+    return Machine(usable_cores(), devices, values["threads_per_rank"])
 
 
 def visible_devices(number: int) -> tuple[str, ...]:

@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from testbed.config.settings import RunSettings
 from testbed.distributed.processes import Stop, run
-from testbed.errors import InputError
+from testbed.errors import InputError, say
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
 from testbed.run_files import FAILED as FAILED_MARK
 from testbed.run_files import PREEMPTED as PREEMPTED_MARK
 from testbed.run_files import TOKENIZER, WEIGHTS
-from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell
+from testbed.sweep.plan import COMPLETE, FAILED, PENDING, RUNNING, Cell, oversubscription
 from testbed.sweep.request import Machine
 from testbed.sweep.state import Sweep, is_run_of, metrics_of
 
@@ -80,7 +80,7 @@ class Runner:
         waiting = [cell for cell in self.sweep.cells if cell.status == PENDING]
         for number in range(1, warmup_runs + 1) if waiting else ():
             if self.stop.signal_number is None:
-                self._warm_up(waiting[0], number)
+                self.warm_up(waiting[0], number)
         has_terminal = sys.stderr.isatty()
         with tqdm(
             total=len(waiting),
@@ -93,11 +93,16 @@ class Runner:
                     break
                 bar.set_description(cell.folder, refresh=False)
                 bar.set_postfix_str(self._time_left())
-                self._run_cell(cell, bar)
+                self.make(cell, bar)
                 bar.update()
-                _say(f"[{number}/{len(waiting)}] {cell.folder}: {self._outcome(cell)}; {self._time_left()}")
+                _say(f"[{number}/{len(waiting)}] {cell.folder}: {self.outcome(cell)}; {self._time_left()}")
 
-    def _run_cell(self, cell: Cell, bar: tqdm) -> None:
+    def make(self, cell: Cell, bar: tqdm | None = None) -> None:
+        """Make the run of a cell, which then has its status, and write sweep.json before and after.
+
+        Raises:
+            OSError: sweep.json or a log cannot be written.
+        """
         cell.status, cell.reason, cell.seconds, cell.started_utc = RUNNING, None, None, now_utc()
         self.sweep.write(self.out_dir)
         try:
@@ -108,7 +113,7 @@ class Runner:
         finally:
             self.sweep.write(self.out_dir)
 
-    def _warm_up(self, cell: Cell, number: int) -> None:
+    def warm_up(self, cell: Cell, number: int) -> None:
         """Make a run like the first one and delete it, to fill caches."""
         _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
         started_utc = now_utc()
@@ -157,7 +162,8 @@ class Runner:
             return COMPLETE, None, ended.seconds
         return FAILED, reason_of_failure(folder, log, code), ended.seconds
 
-    def _outcome(self, cell: Cell) -> str:
+    def outcome(self, cell: Cell) -> str:
+        """Return how a run ended, in words."""
         if cell.status != COMPLETE:
             return str(cell.reason) if cell.status == PENDING else f"{cell.status}: {cell.reason}"
         metrics = metrics_of(cell, self.out_dir)
@@ -168,6 +174,20 @@ class Runner:
     def _time_left(self) -> str:
         left_s = seconds_left(self.sweep.cells, self.settings, self.machine)
         return f"about {in_words(left_s)} left" if left_s else "nothing left"
+
+
+def agree_to_oversubscribe(cells: Sequence[Cell], machine: Machine, is_agreed: bool) -> bool:
+    """Return whether to run although a cell has more threads than cores; ask on a terminal."""
+    fact = oversubscription([cell for cell in cells if cell.status == PENDING], machine)
+    if fact is None or is_agreed:
+        return True
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise InputError(
+            f"{fact}: ranks would wait for each other's core, and the numbers say nothing about the strategy; give "
+            "fewer --ranks or --threads_per_rank, or --yes to run and mark them"
+        )
+    say(f"{fact}; its numbers will be marked as oversubscribed. Run them? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machine: Machine) -> float:

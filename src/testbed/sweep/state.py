@@ -152,7 +152,7 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
 
 def _differing_flags(old: list[str], new: list[str]) -> str:
     """Return in words the flags in which two commands differ; empty if none."""
-    before, now = _by_flag(old), _by_flag(new)
+    before, now = by_flag(old), by_flag(new)
     differing = [flag for flag in {**before, **now} if before.get(flag) != now.get(flag)]
     return ", ".join(
         f"{flag} {before[flag]} (this call: {now.get(flag, 'none')})".replace("  ", " ")
@@ -162,7 +162,7 @@ def _differing_flags(old: list[str], new: list[str]) -> str:
     )
 
 
-def _by_flag(arguments: list[str]) -> dict[str, str]:
+def by_flag(arguments: list[str]) -> dict[str, str]:
     """Return `--steps 7 --profile` as {"--steps": "7", "--profile": ""}; of a repeated flag the last counts."""
     values, flag = {}, ""
     for word in arguments:

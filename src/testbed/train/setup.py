@@ -68,6 +68,8 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         backend=settings.compute.backend,
     )
     ending.watch_startup()
+    if checked.automatic_sha256 is not None:
+        check_same_choice(checked.automatic_sha256)
     if settings.measuring.log_collectives:
         log_collectives(directory, launch, backend)
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
@@ -84,7 +86,23 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
             raise Refused(refusal)
     checked.train_file.data_sha256, checked.val_file.data_sha256 = start.sha256["train"], start.sha256["val"]
     settings, notes = decide(settings_to_go_on(settings, start.checkpoint), launch, device)
+    notes = [*checked.notes, *notes]
     return Setup(dataclasses.replace(checked, settings=settings), launch, device, backend, start, weights, notes)
+
+
+def check_same_choice(mine: str) -> None:
+    """Check that --run_type auto took the same on all ranks, which each read its own file.
+
+    Raises:
+        Refused: on every rank: one took something else.
+    """
+    hashes = process_group.gather_objects(mine)
+    other = next((rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]), None)
+    if other is not None:
+        raise Refused(
+            f"--run_type auto: rank {other} took another choice than rank 0 (SHA-256 {hashes[other][:8]} and "
+            f"{hashes[0][:8]}): their choice.json or their machines differ; copy one file to all, or name the run type"
+        )
 
 
 def check_data(checked: CheckedRun) -> dict[str, str]:

@@ -31,6 +31,7 @@ class Mesh(TypedDict):
 
 
 class AutomaticChoices(TypedDict):
+    run_type: NotRequired[Name]
     precision: NotRequired[Literal["fp32", "bf16", "fp16"]]
     attention: NotRequired[Name]
     compile: NotRequired[bool]

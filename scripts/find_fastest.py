@@ -1,0 +1,344 @@
+#!/usr/bin/env python3
+"""Find the fastest way to train on this machine by a race, and write it to a file that --run_type auto takes.
+
+    python scripts/find_fastest.py --ranks 1,2 --budget 15m --dry_run     # the field, and the time of its first round
+    python scripts/find_fastest.py --ranks 1,2 --budget 15m
+    python scripts/find_fastest.py --ranks 2 --run_types ddp,optimized --over zero_stage,bucket -- --model gpt2
+    torchrun --nproc-per-node 2 src/gpt2.py --run_type auto               # takes checkpoint/fastest/choice.json
+
+Every configuration runs once in each round. It leaves when it is shown to be slower than another one. The winner is
+then measured again, in turn with the runner-up. What follows `--` goes to every src/gpt2.py as it stands; without it
+the work is that of scripts/run_scaling_benchmarks.py. docs/find_fastest.md says what the figures mean.
+
+The same command goes on where it was stopped, and with a larger --budget. Files: DIR/choice.json, DIR/sweep.json,
+DIR/<configuration>/run_<k>/ with training_metrics.json, and DIR/fresh/ with the second measurement.
+
+Exit code: 0 there is a verdict, 1 there is none, 2 what was typed cannot be run, 130 or 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import duration, not_negative, percentage, positive
+from testbed.config.run_types import STRATEGIES
+from testbed.errors import Failure, InputError, say
+from testbed.io import cannot_become_a_folder
+from testbed.program import program, recorded_command
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CHOICE, FRESH = "choice.json", "fresh"
+OF_A_SHORT_RUN = ("max_train_steps", "epochs", "warmup_steps", "max_val_steps", "sample_tokens", "seed", "overwrite")
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+    from testbed.distributed.processes import Stop
+    from testbed.sweep.field import Field
+    from testbed.sweep.plan import Cell
+    from testbed.sweep.prediction import Prediction
+    from testbed.sweep.race import Race
+    from testbed.sweep.race_runs import Fresh, Starts
+    from testbed.sweep.request import Request
+
+
+def parse_arguments(words: list[str]) -> argparse.Namespace:
+    """Return the program's own flags as `own`, and what follows `--` as `passed_on`."""
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("--ranks", metavar="LIST", help="numbers of ranks (default: 1, and as many as there are devices or cores)")
+    add("--budget", type=duration, default=900.0, metavar="TIME", help="time for all runs: 90s, 15m, 2h (default: 15m)")
+    add("--run_types", default=",".join(STRATEGIES), metavar="LIST",
+        help="run types, with flags as in scripts/run_scaling_benchmarks.py (default: all)")  # fmt: skip
+    add("--over", metavar="LIST",
+        help="what else may vary, one flag at a time: micro_batch, compile, zero_stage, bucket, recompute, schedule "
+        "(default: nothing)")  # fmt: skip
+    add("--equivalent", type=percentage, default=0.02, metavar="PERCENT",
+        help="difference that does not matter (default: 2%%)")  # fmt: skip
+    add("--calibration", type=Path, metavar="FILE.json",
+        help="what scripts/plan.py --calibrate measured (default: checkpoint/calibration.json, if there)")  # fmt: skip
+    add("--batch_size", type=positive, default=32, metavar="N",
+        help="sequences per optimizer step of all ranks (default: %(default)s)")  # fmt: skip
+    add("--steps", type=positive, metavar="N", help="optimizer steps of a run (default on CPU / CUDA: 30 / 100)")
+    add("--seq_length", type=positive, metavar="TOKENS", help="(default on CPU / CUDA: 128 / 1024)")
+    add("--dataset_mode", choices=["small", "full"], help="train_small.bin or train.bin (default: small)")
+    add("--deepspeed_config", metavar="FILE.json", help="of every run (default: gpt2.py's)")
+    add("--seed", type=not_negative, default=42, metavar="N", help="of every run (default: %(default)s)")
+    add("--out_dir", type=Path, default=Path("checkpoint/fastest"), metavar="DIR", help="(default: %(default)s)")
+    add("--warmup_runs", type=not_negative, default=1, metavar="N",
+        help="unmeasured runs before the first (default: %(default)s)")  # fmt: skip
+    add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
+    add("--allow_mismatch", action="store_true", help="go on with runs that another commit made")
+    add("--dry_run", action="store_true", help="print the field and an estimate of the time; write nothing")
+    add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
+    end = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:end])
+    arguments.own, arguments.passed_on = words[:end], words[end + 1 :]
+    arguments.out_dir = Path(os.path.relpath(arguments.out_dir))  # a record should not name a home folder
+    if fault := cannot_become_a_folder(arguments.out_dir):
+        raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the race")
+    if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
+        raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
+    return arguments
+
+
+@program
+def main() -> int:
+    arguments = parse_arguments(sys.argv[1:])
+    from testbed.distributed.processes import Stop
+    from testbed.planner.automatic import constants_here
+    from testbed.sweep.field import OVER, field_of, prune
+    from testbed.sweep.prediction import predictions_of
+    from testbed.sweep.race import Race
+    from testbed.sweep.request import facts_of_machine, parse_names
+    from testbed.sweep.runner import agree_to_oversubscribe
+
+    over = parse_names(arguments.over, OVER, "--over") if arguments.over is not None else ()
+    facts = facts_of_machine()
+    request = request_from(arguments, facts)
+    field = field_of(request, over)
+    try:
+        predictions = predictions_of(field.cells, field.settings, constants_here(arguments.calibration))
+    except InputError as error:
+        if arguments.calibration is not None:
+            raise
+        predictions = {}
+        say(f"nothing is predicted: {error}")
+    field = prune(field, predictions)
+    show_field(field, request, predictions, arguments)
+    if arguments.dry_run:
+        return 0
+    if not agree_to_oversubscribe(field.cells, request.machine, arguments.yes):
+        return 2
+    race = Race([cell.name for cell in field.cells], arguments.equivalent)
+    try:
+        with Stop() as stop:  # up to here and after it, Ctrl-C ends the program as it ends any
+            fresh = make_runs(arguments, request, field, race, facts, stop)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(
+            f"{error.filename or arguments.out_dir} cannot be written ({error.strerror or error}); free space or give "
+            "another --out_dir, and call again: finished runs are kept"
+        ) from None
+    if stop.exit_code is not None:
+        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
+        return stop.exit_code
+    conclude(arguments, request, field, race, fresh, predictions, facts["commit"])
+    return 0
+
+
+def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
+    """Return the request for the race's runs. InputError for what cannot be run here."""
+    from testbed.sweep.request import Request, machine_for, parse_numbers, parse_variants, shared_arguments
+
+    given = {name: getattr(arguments, name) for name in ("steps", "seq_length", "dataset_mode")} | {"epochs": None}
+    config = arguments.deepspeed_config
+    given["deepspeed_config"] = os.path.relpath(config) if config else None  # a record should not name a home folder
+    shared_arguments("strong", "cpu", given, arguments.passed_on)  # says what is wrong after --
+    machine = machine_for(facts["devices"], arguments.passed_on)
+    devices = len(machine.cuda_devices) or max(1, machine.num_cores // (machine.threads_per_rank or 1))
+    return Request(
+        protocol="strong",
+        variants=parse_variants(arguments.run_types),
+        ranks=parse_numbers(arguments.ranks, "--ranks") if arguments.ranks else tuple(sorted({1, devices})),
+        batch_sizes=(arguments.batch_size,),
+        repeats=1,
+        seed=arguments.seed,
+        shared=shared_arguments("strong", machine.kind, given, arguments.passed_on),
+        machine=machine,
+        folder=str(arguments.out_dir),
+        program=os.path.relpath(REPOSITORY / "src" / "gpt2.py"),
+    )
+
+
+def show_field(
+    field: Field, request: Request, predictions: Mapping[str, Prediction], arguments: argparse.Namespace
+) -> None:
+    """Print what races, what does not and why, and the time of one round."""
+    from testbed.sweep.runner import in_words, seconds_left
+
+    for cell in field.cells:
+        said = predictions.get(cell.name)
+        step = "" if said is None else f"; predicted {said.seconds:.3g} s a step [{said.low:.3g}, {said.high:.3g}]"
+        say(f"races: {in_plain_words(cell)}{step}")
+        if arguments.dry_run:
+            say(f"  {shlex.join(cell.command)}")
+    for name, reason in field.left_out.items():
+        say(f"does not race: {name}: {reason}")
+    if field.note is not None:
+        say(f"note: {field.note}")
+    round_s = seconds_left(field.cells, field.settings, request.machine)
+    say(
+        f"{len(field.cells)} configurations; a first round of about {in_words(round_s)} (a guess from FLOPs), "
+        f"a budget of {in_words(arguments.budget)}"
+    )
+
+
+def in_plain_words(cell: Cell) -> str:
+    return f"{cell.variant} on {cell.ranks} rank{'s' * (cell.ranks > 1)}"
+
+
+def make_runs(
+    arguments: argparse.Namespace, request: Request, field: Field, race: Race, facts: dict, stop: Stop
+) -> Fresh | None:
+    """Hold the race and measure its winner again; None where there was no time for that, or a signal came."""
+    from testbed.sweep.race import STOPPED, RunStopped
+    from testbed.sweep.race_runs import LEAST_PAIRS, Budget, Starts, measure_afresh, moved, opened
+    from testbed.sweep.runner import Runner, only_sweep_in
+    from testbed.sweep.state import Sweep
+
+    budget = Budget(arguments.budget)
+    command = recorded_command(__file__, arguments.own, arguments.passed_on)
+
+    def starts_in(out_dir: Path, first: dict[str, Cell], planned: list[Cell], lock: int) -> Starts:
+        sweep = Sweep(request.protocol, command, facts["commit"], planned, git_dirty=facts["is_dirty"])
+        summary = opened(sweep, first, out_dir, arguments.allow_mismatch)
+        say(summary, flush=True)
+        sweep.write(out_dir)
+        budget.sweeps.append(sweep)
+        runner = Runner(sweep, out_dir, request.machine, field.settings, stop, lock, arguments.run_timeout_s)
+        return Starts(runner, first, budget)
+
+    with only_sweep_in(arguments.out_dir) as lock:
+        starts = starts_in(arguments.out_dir, {cell.name: cell for cell in field.cells}, list(field.cells), lock)
+        for number in range(1, arguments.warmup_runs + 1 - len(starts.runner.sweep.warmup_runs)):
+            if stop.signal_number is None:
+                starts.runner.warm_up(field.cells[0], number)
+        starts.reserve = lambda name, number: (  # each is to run once, whatever is left for the second measurement
+            0.0
+            if number == 1
+            else LEAST_PAIRS * sum(starts.expected_s(starts.first[each]) for each in race.first_two())
+        )
+        race.hold(starts)
+        if race.end == STOPPED:
+            return None
+        pair = race.first_two()
+        if len(pair) < 2:
+            return None
+        fresh_dir = fresh_folder(arguments.out_dir, pair)
+        fresh_dir.mkdir(parents=True, exist_ok=True)
+        cells = [cell for cell in field.cells if cell.name in pair]
+        try:
+            again = starts_in(fresh_dir, moved(cells, str(fresh_dir)), [], lock)
+            return measure_afresh(again, pair[0], pair[1], arguments.equivalent)
+        except RunStopped:
+            return None
+
+
+def conclude(
+    arguments: argparse.Namespace,
+    request: Request,
+    field: Field,
+    race: Race,
+    fresh: Fresh | None,
+    predictions: Mapping[str, Prediction],
+    commit: str,
+) -> None:
+    """Print table, verdict, reason and command, and write choice.json. Failure if nothing ran."""
+    from testbed.analysis.comparison.fastest import (
+        compared,
+        predicted_and_measured,
+        reason,
+        standings,
+        standings_table,
+        verdict,
+    )
+    from testbed.analysis.comparison.sentences import about_losses
+    from testbed.io import now_utc, write_json
+
+    pair = race.first_two()
+    if not pair:
+        raise Failure(f"no configuration ran: {'; '.join(race.out.values()) or 'the budget is too small for one run'}")
+    fresh = fresh.fastest_first() if fresh is not None else None
+    winner = fresh.winner if fresh is not None else pair[0]
+    cells = {cell.name: cell for cell in field.cells}
+    names = {name: in_plain_words(cell) for name, cell in cells.items()}
+    tokens = {name: field.settings[name].tokens_per_step for name in cells}
+    rows = standings(race, winner, tokens, predictions)
+    say(f"\n{standings_table(rows, names)}\n")
+    noise = race.evidence().noise
+    say(f"{len(race.runs)} runs, {race.end}" + ("" if noise is None else f"; runs scatter by {noise:.1%}"))
+    left = [winner, *(name for name in race.left if name != winner and any(run.name == name for run in race.runs))]
+    kind, sentence = verdict(fresh, left, names)
+    say(f"verdict: {sentence}")
+    if len(pair) > 1 and (fresh is None or fresh.ratio is None):
+        say("not measured again, as the budget has no time for it: the figures are the race's, and flatter the winner")
+    why, losses = None, []
+    if fresh is not None and fresh.pairs:
+        of_pair = (names[fresh.winner], names[fresh.runner_up])
+        folder = fresh_folder(arguments.out_dir, pair)
+        folders = (folder / fresh.winner, folder / fresh.runner_up)
+        comparison = compared(folders, of_pair)
+        losses = about_losses(comparison)
+        if comparison.worse_side == "a":
+            raise Failure(f"{of_pair[0]} is faster but learns worse, so it is not faster: {' '.join(losses)}")
+        why = reason(folders, of_pair)
+    for line in (f"why: {why}" if why else "", *losses, predicted_and_measured(rows, winner)):
+        say(line, end="\n" if line else "")
+    commands = start_commands(cells[winner])
+    record = choice_record(cells[winner], field.settings[winner], commit)
+    record |= {
+        "made_by": recorded_command(__file__, arguments.own, arguments.passed_on),
+        "created_utc": now_utc(),
+        "verdict": {"kind": kind, "sentence": sentence, "equivalent": arguments.equivalent, "ended": race.end},
+        "fresh": None if fresh is None else fresh.as_json(),
+        "reason": why,
+        "losses": losses,
+        "arms": [row.as_json() for row in rows],
+        "did_not_race": field.left_out,
+        "command": commands[0],
+    }
+    path = arguments.out_dir / CHOICE
+    write_json(path, record, str(path))
+    say(f"command: {commands[0]}\n     or: {commands[1]}")
+    say(f"choice:  {path}\nruns:    {arguments.out_dir}/<configuration>/run_<k>/training_metrics.json")
+    say(f"report:  python generate_charts.py --runs {shlex.quote(str(arguments.out_dir))} --report report.html")
+
+
+def choice_record(cell: Cell, settings: RunSettings, commit: str) -> dict:
+    """Return what choice.json says of a configuration, with the flags that its runs were given."""
+    from testbed.config.choice_file import SETS, content_of
+    from testbed.config.flags import parse_command_line
+
+    asked = parse_command_line(cell.gpt2_arguments)
+    flags = {name: asked.values[name] for name in sorted(asked.explicit & SETS) if asked.values[name] is not None}
+    return content_of(cell.run_type, flags, cell.ranks, settings, commit)
+
+
+def start_commands(cell: Cell) -> list[str]:
+    """Return the command that trains with a configuration, and the one that takes it from choice.json."""
+    from testbed.config.choice_file import DEFAULT_CHOICE, SETS
+    from testbed.sweep.state import by_flag
+
+    given = {
+        flag: value
+        for flag, value in by_flag(cell.gpt2_arguments).items()
+        if flag.removeprefix("--") not in OF_A_SHORT_RUN
+    }
+    is_launched = "torch.distributed.run" in cell.command
+    start = ["torchrun", f"--nproc-per-node={cell.ranks}"] if is_launched else ["python"]
+    program = next(word for word in cell.command if word.endswith("gpt2.py"))
+    choice = Path(cell.command[cell.command.index("--checkpoint_path") + 1]).parents[1] / CHOICE
+    typed_choice = {} if str(choice) == DEFAULT_CHOICE else {"--choice": str(choice)}
+    by_choice = {flag: value for flag, value in given.items() if flag.removeprefix("--") not in SETS}
+    both = (given, by_choice | {"--run_type": "auto"} | typed_choice)
+    return [
+        shlex.join([*start, program, *(word for item in each.items() for word in item if word != "")]) for each in both
+    ]
+
+
+def fresh_folder(out_dir: Path, pair: Sequence[str]) -> Path:
+    return out_dir / FRESH / "-".join(sorted(pair))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Settle `--run_type auto`: as recorded where a run is resumed, else choice.json, else the plan. No torch.
+
+A flag that was given wins over the choice, as it does over a --config file, and a sentence says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed.config.choice_file import DEFAULT_CHOICE, SETS, hash_of, misfit, read_choice, spelled
+from testbed.config.flag_types import AUTO
+from testbed.config.flags import Asked, checked_like_a_flag
+from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
+from testbed.config.settings import CheckedRun
+from testbed.config.table import FLAGS
+from testbed.distributed.launch import Launch
+from testbed.errors import InputError, value_text
+from testbed.io import read_json
+from testbed.run_files import EFFECTIVE_CONFIG
+
+DEFAULT_FOLDER = "checkpoint/auto"  # the type is not known before the folder is looked at
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """A run type with flags of its own. `why` goes on after its name; `sha256` is of the file that it is from."""
+
+    run_type: str
+    flags: Mapping[str, Any]
+    why: str
+    sha256: str | None = None
+
+
+Check = Callable[[Asked, Launch], CheckedRun]
+Planner = Callable[[Asked, Launch], Taken | None]
+
+
+def with_automatic_run_type(asked: Asked, launch: Launch, check: Check, planner: Planner | None) -> CheckedRun:
+    """Return the checked run with the run type that is taken, and the sentence about it in `notes`.
+
+    Args:
+        check: fills in and checks settings with a known run type.
+        planner: returns the plan's best for these ranks; None where it has none.
+
+    Raises:
+        InputError: the settings break a rule, or a --choice that was given does not fit.
+    """
+    asked = asked.having({"checkpoint_path": asked.values["checkpoint_path"] or DEFAULT_FOLDER})
+    recorded = _as_recorded(asked)
+    if recorded is not None:
+        return _checked(recorded, asked, launch, check)
+    found = _by_choice(asked, launch, check)
+    if isinstance(found, CheckedRun):
+        return found
+    planned = (planner(asked, launch) if planner is not None else None) or _without_plan(launch)
+    return _checked(dataclasses.replace(planned, why=f"{planned.why}; {found}"), asked, launch, check)
+
+
+def _as_recorded(asked: Asked) -> Taken | None:
+    """Return what the run that is resumed recorded; None: it has not begun."""
+    resume = asked.values["resume"]
+    if resume is None:
+        return None
+    path = Path(asked.values["checkpoint_path"] if resume == AUTO else resume)
+    for folder in (path, path.absolute().parent.parent):  # a run, or one of its checkpoints
+        file = folder / EFFECTIVE_CONFIG
+        if not file.is_file():
+            continue
+        content = read_json(file, f"--resume: {file}")
+        run_type = content.get("run_type") if isinstance(content, dict) else None
+        if not isinstance(run_type, str) or run_type not in STRATEGIES:
+            raise InputError(f"--resume: {file} names no run type that is known; give --run_type")
+        own = STRATEGIES[run_type].options.keys() | (SETS - ALL_OPTIONS)
+        flags = {
+            name: checked_like_a_flag(FLAGS[name], content[name], f"--resume: {file}: {name}")
+            for name in sorted(SETS & own)
+            if content.get(name) is not None
+        }
+        return Taken(run_type, flags, f"as the run that is resumed recorded in {file}")
+    return None
+
+
+def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
+    """Return the run with the type of choice.json, or why that is not taken.
+
+    Raises:
+        InputError: a --choice that was given is not taken.
+    """
+    path, is_given = Path(asked.values["choice"] or DEFAULT_CHOICE), asked.values["choice"] is not None
+    try:
+        choice = read_choice(path)
+        if choice.ranks != launch.world_size and choice.run_type != "dp":
+            raise InputError(f"{path} is for ranks {choice.ranks}, not {launch.world_size}")
+        taken = Taken(
+            choice.run_type, choice.flags, f"the fastest by {path} (SHA-256 {choice.sha256[:8]})", choice.sha256
+        )
+        checked = _checked(taken, asked, launch, check)
+        if (fault := misfit(choice, checked.settings, launch.world_size)) is not None:
+            raise InputError(f"{path}: {fault}")
+    except InputError as error:
+        if is_given:
+            raise InputError(
+                f"--choice {path}: {str(error).removeprefix(f'{path}: ')}; measure again with "
+                "scripts/find_fastest.py, or leave --choice out"
+            ) from None
+        return f"no choice was taken: {error}"
+    return checked
+
+
+def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> CheckedRun:
+    """Return the run with what is taken, as if a --config file had it."""
+    flags = {name: value for name, value in taken.flags.items() if name not in asked.explicit}
+    kept = {name: asked.values[name] for name in taken.flags.keys() & asked.explicit}
+    kept = {name: value for name, value in kept.items() if value != taken.flags[name]}
+    asked = dataclasses.replace(
+        asked.having({**flags, "run_type": taken.run_type}), configured=asked.configured | flags.keys()
+    )
+    try:
+        checked = check(asked, launch)
+    except InputError as error:
+        raise InputError(f"{error} (--run_type auto took {taken.run_type}, {taken.why})") from None
+    name = spelled(taken.run_type, taken.flags)
+    note = f"--run_type auto: {name}, {taken.why}" + "".join(
+        f"; --{flag} {value_text(value)} stays, as it was given" for flag, value in sorted(kept.items())
+    )
+    return dataclasses.replace(
+        checked,
+        settings=checked.settings.with_values(chosen=frozenset({"run_type"})),
+        notes=(note,),
+        automatic_sha256=hash_of([taken.run_type, dict(taken.flags), taken.sha256]),
+    )
+
+
+def _without_plan(launch: Launch) -> Taken:
+    """Return the plain run type for a number of ranks."""
+    if launch.is_distributed:
+        return Taken("ddp", {}, "the plain data-parallel one, as there is no plan for this device")
+    return Taken("baseline", {}, "as there is one rank")

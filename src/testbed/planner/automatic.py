@@ -1,0 +1,85 @@
+"""Take the plan's best run for the ranks of a start, for `--run_type auto`. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from testbed.config.automatic_run_type import Taken
+from testbed.config.check import check_run
+from testbed.config.choice_file import SETS
+from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
+from testbed.config.flags import Asked, parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed.launch import Launch
+from testbed.errors import InputError
+from testbed.planner.candidates import job_of, possible, precision_of
+from testbed.planner.command import arguments_of
+from testbed.planner.constants import Constants, calibrated_constants, published_constants
+from testbed.planner.job import Job, Machine
+from testbed.planner.machines import machine_here
+from testbed.planner.plan import plan, three
+from testbed.planner.step_time import step_time
+
+CALIBRATION = Path("checkpoint/calibration.json")  # where scripts/plan.py --calibrate writes it
+# what all candidates share, as it was given
+_GIVEN = SETS | {"precision", "optimizer", "dropout", "attention", "matmul"}
+
+
+def constants_here(calibration: Path | None = None) -> Constants:
+    """Return the constants of this machine: its calibration where there is one.
+
+    Args:
+        calibration: a file that was named (default: `CALIBRATION`, if it is there).
+
+    Raises:
+        InputError: the file is no calibration.
+    """
+    if calibration is None and not CALIBRATION.is_file():
+        return published_constants()
+    return calibrated_constants(calibration or CALIBRATION)
+
+
+def job_of_settings(settings: RunSettings, machine: Machine) -> Job:
+    """Return a run of src/gpt2.py as the formulas see it."""
+    values = settings.by_flag()
+    values |= {"precision": precision_of(values["precision"], machine.device)}
+    return job_of(values, settings.plan.mesh, settings.shape, machine)
+
+
+def best_plan(asked: Asked, launch: Launch) -> Taken | None:
+    """Return the fastest run that fits on the ranks of this start; None if nothing can be planned here."""
+    plain = "ddp" if launch.is_distributed else "baseline"
+    own = {name: asked.values[name] for name in asked.explicit & _GIVEN if asked.values[name] is not None}
+    known = dict.fromkeys(asked.explicit & SETS)  # a plain run, for its shape and batch alone
+    settings = check_run(_without(asked, known, plain), launch).settings
+    try:
+        machine = machine_here(launch.world_size, launch.local_world_size, None)
+        constants = constants_here()
+    except InputError:
+        return None
+    jobs, _ = possible(settings.shape, settings.data.seq_length, settings.batch.global_batch_size, machine, own)
+    runs = [run for run in plan(jobs, machine, lambda job: step_time(job, machine, constants)) if run.fits]
+    if not runs:
+        return None
+    best, time = runs[0].job, runs[0].time
+    typed = parse_command_line(arguments_of(best, machine)).explicit
+    values = parse_command_line(arguments_of(best, machine)).values
+    flags: dict[str, Any] = {name: values[name] for name in sorted(typed & SETS)}
+    if machine.device.kind == "cuda" and best.run_type in WITH_AUTOMATIC_MICRO_BATCH:
+        flags.pop("micro_batch_size_per_gpu", None)  # found on the device, where memory is known
+    assert best.run_type is not None
+    interval = f"{three(time.low)} to {three(time.high)}"
+    why = f"the plan's fastest of {len(runs)} that fit, {three(time.seconds)} s a step ({interval}, {time.label})"
+    return Taken(best.run_type, flags, why)
+
+
+def _without(asked: Asked, names: dict[str, None], run_type: str) -> Asked:
+    """Return what was asked, for a run type and without flags that others have."""
+    given = frozenset(names)
+    return Asked(
+        {**asked.values, **names, "run_type": run_type, "choice": None, "resume": None},
+        asked.typed - given - {"choice"},
+        asked.configured - given,
+        asked.from_deepspeed,
+    )

@@ -1,0 +1,168 @@
+"""The field of a race: the run types of the registry on each number of ranks, and what of them may vary. No torch.
+
+A configuration that cannot run here, or that the plan says cannot win, is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import RunSettings
+from testbed.errors import InputError
+from testbed.sweep.plan import PENDING, Cell, cell_of, check_cells, compile_alike, settings_of, why_not_applicable
+from testbed.sweep.prediction import Prediction
+from testbed.sweep.request import Request, Variant, parse_variants
+
+OVER = ("micro_batch", "compile", "zero_stage", "bucket", "recompute", "schedule")
+# what --over adds to a run type, one flag at a time; a value that is the default is no other configuration
+_ADDED: dict[str, Mapping[str, Sequence[str]]] = {
+    "zero_stage": {"optimized": ("zero_stage=0", "zero_stage=2", "zero_stage=3")},
+    "bucket": {
+        "ddp": ("bucket_cap_mb=5", "bucket_cap_mb=100"),
+        "optimized": ("reduce_bucket_size=5000000", "reduce_bucket_size=50000000"),
+    },
+    "schedule": {
+        "pipeline": (
+            "pipeline_schedule=gpipe",
+            "pipeline_schedule=interleaved_1f1b",
+            "pipeline_schedule=zero_bubble",
+        )
+    },
+    "recompute": dict.fromkeys(STRATEGIES, ("activation_checkpointing=selective", "activation_checkpointing=block")),
+}
+MOST_TOKENS = {"cpu": 16_384, "cuda": 131_072}  # of a micro batch that is tried: a pass is full long before
+
+
+@dataclass
+class Field:
+    """Cells of the first round, which race, and those that do not, by name with the reason."""
+
+    cells: list[Cell]
+    left_out: dict[str, str]
+    settings: dict[str, RunSettings]  # by the name of the configuration
+    note: str | None = None  # what was changed to make the runs alike
+
+
+def field_of(request: Request, over: Sequence[str]) -> Field:
+    """Return the field of a race: every variant of the request on every number of ranks, checked as in a sweep.
+
+    Raises:
+        InputError: none of them can run, or their work is not equal.
+    """
+    cells, left_out = [], {}
+    for batch_size in request.batch_sizes:
+        for ranks in request.ranks:
+            for variant in request.variants:
+                if (reason := _why_not(variant, ranks, request)) is not None:
+                    left_out[f"{variant.text} on {ranks} ranks" if ranks > 1 else f"{variant.text} on 1 rank"] = reason
+                    continue
+                for each in _variants(variant, ranks, batch_size, over, request):
+                    cells.append(cell_of(request, each, ranks, batch_size, repeat=1))
+    cells = list({cell.name: cell for cell in cells}.values())
+    note = compile_alike(cells, request.machine)
+    if not cells:
+        raise InputError(f"no configuration can race: {next(iter(left_out.values()))}")
+    settings = check_cells(cells, allow_mismatch=False, protocol=request.protocol)
+    left_out |= {cell.name: str(cell.reason) for cell in cells if cell.status != PENDING}
+    return Field([cell for cell in cells if cell.status == PENDING], left_out, settings, note)
+
+
+def prune(field: Field, predictions: Mapping[str, Prediction]) -> Field:
+    """Return the field in the order of predicted time, without what does not fit and what cannot win.
+
+    A configuration cannot win whose whole interval lies above the interval of another one that fits. One without a
+    prediction races, after the others.
+    """
+    left_out = dict(field.left_out)
+    fits = {name: each for name, each in predictions.items() if each.does_not_fit is None}
+    best = min((each.high for each in fits.values() if each.is_scored), default=float("inf"))
+    cells = []
+    for cell in field.cells:
+        said = predictions.get(cell.name)
+        if said is not None and said.does_not_fit is not None:
+            left_out[cell.name] = f"the plan: {said.does_not_fit}"
+        elif said is not None and said.is_scored and said.low > best:
+            left_out[cell.name] = f"the plan: {said.low:.3g} s a step at best, and another one {best:.3g} s at worst"
+        else:
+            cells.append(cell)
+    if not cells:
+        raise InputError(f"no configuration can race: {next(iter(left_out.values()))}")
+    order = {name: each.seconds for name, each in fits.items()}
+    cells.sort(key=lambda cell: order.get(cell.name, float("inf")))
+    return dataclasses.replace(field, cells=cells, left_out=left_out)
+
+
+def again(cell: Cell, repeat: int, parent: str | None = None, profiled: bool = False) -> Cell:
+    """Return another run of a configuration.
+
+    Args:
+        parent: folder of the sweep that it belongs to, if another one.
+    """
+    place = cell.command.index("--checkpoint_path") + 1
+    folder = f"{cell.name}/{'profiled' if profiled else 'run'}_{repeat}"
+    base = parent if parent is not None else cell.command[place].removesuffix(cell.folder).rstrip("/")
+    command = [*cell.command[:place], f"{base}/{folder}", *cell.command[place + 1 :]]
+    if profiled:
+        command[place - 1 : place - 1] = ["--profile"]
+    return dataclasses.replace(
+        cell, repeat=repeat, folder=folder, command=command, profiled=profiled,
+        status=PENDING, reason=None, seconds=None, started_utc=None,
+    )  # fmt: skip
+
+
+def _why_not(variant: Variant, ranks: int, request: Request) -> str | None:
+    reason = why_not_applicable(variant, ranks, request.machine)
+    if reason is None and ranks == 1 and not variant.is_one_process and not variant.arguments:
+        return "on one rank it is the baseline with more work around it"
+    return reason
+
+
+def _variants(
+    variant: Variant, ranks: int, batch_size: int, over: Sequence[str], request: Request
+) -> Iterator[Variant]:
+    """Yield a variant with the cores of its ranks, and what `over` makes of it, one flag at a time."""
+    base = _with(variant, *_threads(variant, ranks, request))
+    if "compile" in over:
+        yield _with(base, "compile=on")
+        base = _with(base, "compile=off")
+    yield base
+    set_already = {word.removeprefix("--") for word in variant.arguments if word.startswith("--")}
+    for name in over:
+        settings = _ADDED.get(name, {}).get(variant.run_type, ())
+        if name == "micro_batch":
+            settings = _micro_batches(base, ranks, batch_size, request)
+        for setting in settings:
+            if setting.partition("=")[0] not in set_already:
+                yield _with(base, setting)
+
+
+def _threads(variant: Variant, ranks: int, request: Request) -> list[str]:
+    """Return the flag with which the ranks of a CPU share all cores."""
+    machine = request.machine
+    threads = machine.num_cores // ranks
+    is_open = machine.kind == "cpu" and machine.threads_per_rank is None and variant.threads_per_rank is None
+    return [f"threads_per_rank={threads}"] if is_open and threads > 1 else []
+
+
+def _micro_batches(variant: Variant, ranks: int, batch_size: int, request: Request) -> list[str]:
+    """Return every power of two that divides a rank's share of the batch, but for the default."""
+    try:
+        settings = settings_of(cell_of(request, variant, ranks, batch_size, repeat=1))
+    except ValueError:
+        return []  # check_cells says why
+    share = settings.batch.global_batch_size // settings.plan.data_world_size
+    most = min(share, MOST_TOKENS[request.machine.kind] // settings.data.seq_length)
+    sizes = [2**power for power in range(most.bit_length()) if 2**power <= most and share % 2**power == 0]
+    default = settings.batch.micro_batch_size_per_gpu
+    return [f"micro_batch_size_per_gpu={size}" for size in sizes if size != default]
+
+
+def _with(variant: Variant, *settings: str) -> Variant:
+    """Return a variant with more settings, as --run_types has it."""
+    if not settings:
+        return variant
+    text = variant.text + ("+" if ":" in variant.text else ":") + "+".join(settings)
+    return parse_variants(text)[0]

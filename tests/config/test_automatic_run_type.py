@@ -1,0 +1,237 @@
+"""--run_type auto: choice.json where it fits, the run's own type on resume, else the plan; and hostile files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fuzz import READ, REFUSED, Fuzz, Refused, gpt2_accepts
+from support.mutations import broken_json
+from support.programs import TINY_RUN, data_flags, run_program, torchrun_command
+from support.settings import checked_run, launch, refusal, settings_of
+
+from testbed.config.automatic_run_type import Taken
+from testbed.config.check import check_run
+from testbed.config.choice_file import DEFAULT_CHOICE, content_of, hash_of, read_choice
+from testbed.config.flags import parse_command_line
+from testbed.config.settings import CheckedRun
+from testbed.errors import InputError
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """An empty current folder, whose default choice.json does not exist."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def choice_content(token_files, run_type="optimized", flags=None, ranks=2, **changes) -> dict[str, Any]:
+    settings = settings_of(token_files, "--run_type", run_type, world_size=ranks)
+    return content_of(run_type, {"zero_stage": 2} if flags is None else flags, ranks, settings, "c" * 40) | changes
+
+
+def write_choice(content: object, path: str = DEFAULT_CHOICE) -> Path:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, bytes):
+        content = (content if isinstance(content, str) else json.dumps(content)).encode()
+    Path(path).write_bytes(content)
+    return Path(path)
+
+
+def auto(token_files, *flags: str, ranks: int = 2) -> CheckedRun:
+    return checked_run(token_files, "--run_type", "auto", *flags, world_size=ranks)
+
+
+def test_a_choice_that_fits_is_taken_with_its_flags(place, token_files):
+    write_choice(choice_content(token_files, flags={"zero_stage": 2, "micro_batch_size_per_gpu": 8}))
+    checked = auto(token_files)
+    settings = checked.settings
+    assert settings.training.run_type == "optimized" and settings.deepspeed.zero_stage == 2
+    assert settings.batch.micro_batch_size_per_gpu == 8
+    (note,) = checked.notes
+    assert "optimized:zero_stage=2+micro_batch_size_per_gpu=8, the fastest by checkpoint/fastest/choice.json" in note
+    assert settings.origin.chosen == {"run_type"}, "recorded as every automatic choice"
+    assert settings.checkpointing.checkpoint_path == "checkpoint/auto"
+    named = settings_of(token_files, "--run_type", "optimized", "--zero_stage", "2", "--micro_batch_size_per_gpu", "8",
+                        "--checkpoint_path", "checkpoint/auto", world_size=2)  # fmt: skip
+    assert settings == named, "the run is the one that could have been typed"
+
+
+def test_what_was_typed_wins_and_is_said(place, token_files):
+    write_choice(choice_content(token_files))
+    checked = auto(token_files, "--zero_stage", "3")
+    assert checked.settings.deepspeed.zero_stage == 3
+    assert checked.notes[0].endswith("; --zero_stage 3 stays, as it was given")
+
+
+def test_a_typed_flag_of_another_run_type_makes_the_choice_pass_over(place, token_files):
+    path = write_choice(choice_content(token_files))
+    checked = auto(token_files, "--bucket_cap_mb", "5")
+    assert checked.settings.training.run_type == "ddp" and "--bucket_cap_mb belongs to" in checked.notes[0]
+    said = refusal(token_files, "--run_type", "auto", "--bucket_cap_mb", "5", "--choice", str(path), world_size=2)
+    assert "--bucket_cap_mb belongs to --run_type ddp, not to optimized" in said and "--choice" in said
+
+
+MISFITS = {
+    "ranks": ({"ranks": 4}, (), "for ranks 4, not 2"),
+    "device": ({"device": "NVIDIA H100"}, (), "for the device NVIDIA H100, not "),
+    "torch": ({"torch": "1.13.1"}, (), "for PyTorch 1.13.1, not "),
+    "batch": ({}, ("--global_batch_size", "16"), "for --global_batch_size 32, not 16"),
+    "model": ({}, ("--num_layers", "3"), "for --num_layers 2, not 3"),
+    "length": ({}, ("--seq_length", "16"), "for --seq_length 32, not 16"),
+    "precision": ({}, ("--precision", "bf16"), "for --precision fp32, not bf16"),
+    "schema": ({"schema": 2}, (), "not a choice of find_fastest.py with schema 1"),
+    "run type": ({"choice": {"run_type": "magic", "flags": {}}}, (), "'magic' is no run type"),
+    "flag": ({"choice": {"run_type": "ddp", "flags": {"zero_stage": 1}}}, (), "which is not for a choice of ddp"),
+    "other flag": ({"choice": {"run_type": "ddp", "flags": {"learning_rate": 1}}}, (), "'learning_rate'"),
+    "value": (
+        {"choice": {"run_type": "optimized", "flags": {"zero_stage": 9}}},
+        (),
+        "zero_stage 9 is not one of 0, 1, 2, 3",
+    ),
+    "by hand": ({"work_sha256": "0" * 64}, (), "changed by hand"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_stale_or_foreign_choice_is_passed_over_with_the_reason_and_refused_if_typed(place, token_files, name):
+    changes, flags, words = MISFITS[name]
+    path = write_choice(choice_content(token_files) | changes)
+    checked = auto(token_files, *flags)
+    assert checked.settings.training.run_type == "ddp"
+    assert words in checked.notes[0] and str(path) in checked.notes[0]
+    said = refusal(token_files, "--run_type", "auto", "--choice", str(path), *flags, world_size=2)
+    assert said.startswith(f"--choice {path}: ") and said.endswith("or leave --choice out")
+
+
+def test_without_a_choice_the_plan_says(place, token_files):
+    arguments = parse_command_line([*TINY_RUN, *data_flags(token_files), "--run_type", "auto"])
+    asked = []
+
+    def planner(asked_flags, started):
+        asked.append((asked_flags.values["seq_length"], started.world_size))
+        return Taken("fsdp", {"reshard_after_forward": "off"}, "the plan's fastest of 12")
+
+    checked = check_run(arguments, launch(2), planner)
+    assert asked == [(32, 2)] and checked.settings.data_parallel.reshard_after_forward == "off"
+    assert "fsdp:reshard_after_forward=off, the plan's fastest of 12; no choice was taken: " in checked.notes[0]
+    assert "checkpoint/fastest/choice.json" in checked.notes[0]
+
+
+@pytest.mark.parametrize("ranks, run_type", [(1, "baseline"), (2, "ddp")])
+def test_without_choice_and_plan_the_plain_type_runs(place, token_files, ranks, run_type):
+    assert auto(token_files, ranks=ranks).settings.training.run_type == run_type
+
+
+def test_a_choice_without_auto_is_refused(place, token_files):
+    assert "--choice is for --run_type auto" in refusal(token_files, "--choice", "choice.json")
+    said = refusal(token_files, "--run_type", "auto", "--choice", "nowhere.json")
+    assert said.startswith("--choice nowhere.json: ") and "does not exist" in said
+
+
+def test_a_resumed_run_keeps_the_type_that_it_recorded(place, token_files):
+    folder = Path("checkpoint/auto")
+    folder.mkdir(parents=True)
+    recorded = settings_of(token_files, "--run_type", "optimized", "--zero_stage", "3", world_size=2)
+    (folder / "effective_config.json").write_text(json.dumps(recorded.as_config()))
+    write_choice(choice_content(token_files, run_type="ddp", flags={}))
+    checked = auto(token_files, "--resume")
+    assert (checked.settings.training.run_type, checked.settings.deepspeed.zero_stage) == ("optimized", 3)
+    assert "as the run that is resumed recorded" in checked.notes[0]
+    step = folder / "checkpoints" / "step_000020"
+    step.mkdir(parents=True)
+    named = auto(token_files, "--resume", str(step), "--checkpoint_path", "elsewhere")
+    assert named.settings.training.run_type == "optimized"
+    assert auto(token_files, "--resume", "--checkpoint_path", "new").settings.training.run_type == "ddp", "not begun"
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"run_type": ["ddp"]}', '{"run_type": "ddp", "bucket_cap_mb": {}}', "x"]
+)
+def test_a_broken_record_of_a_resumed_run_is_one_sentence(place, token_files, content):
+    Path("run").mkdir()
+    (Path("run") / "effective_config.json").write_text(content)
+    said = refusal(token_files, "--run_type", "auto", "--resume", "--checkpoint_path", "run", world_size=2)
+    assert "run/effective_config.json" in said
+
+
+def test_ranks_that_take_different_choices_have_different_hashes(place, token_files):
+    one = auto(token_files, "--choice", str(write_choice(choice_content(token_files), "one.json")))
+    same = auto(token_files, "--choice", "one.json")
+    other = choice_content(token_files, flags={"zero_stage": 1})
+    two = auto(token_files, "--choice", str(write_choice(other, "one.json")))
+    assert one.automatic_sha256 == same.automatic_sha256 != two.automatic_sha256
+
+
+def test_the_hash_is_of_the_content(place, token_files):
+    content = choice_content(token_files)
+    path = write_choice(json.dumps(content, indent=4))
+    assert read_choice(path).sha256 == hash_of(content) == read_choice(write_choice(content)).sha256
+
+
+ODD = [None, True, 0, -1, 10**30, 1e308, "", "x" * 300, "a\nb", "\x00", "\ud800", [], {}, [[]], {"a": 1}, "汉"]
+
+
+def test_no_choice_file_breaks_a_start(place, token_files):
+    fuzz = Fuzz("choice.json", (Refused,), place / "data")
+    good = choice_content(token_files)
+    texts: list[str] = [json.dumps(good)]
+    for name in good:
+        texts += [json.dumps(good | {name: odd}) for odd in ODD]
+        texts.append(json.dumps({key: value for key, value in good.items() if key != name}))
+    for odd in ODD:
+        texts.append(json.dumps(good | {"choice": {"run_type": odd, "flags": {}}}))
+        for name in ("bucket_cap_mb", "compile", "x", "threads_per_rank"):
+            texts.append(json.dumps(good | {"choice": {"run_type": "ddp", "flags": {name: odd}}}))
+        work = good["work"] | {"num_layers": odd}
+        texts.append(json.dumps(good | {"work": work, "work_sha256": hash_of(work)}))
+        texts.append(json.dumps(odd))
+    words = [*data_flags(token_files), *TINY_RUN, "--run_type", "auto", "--choice", "choice.json"]
+
+    def start(text: str | bytes) -> None:
+        write_choice(text, "choice.json")
+        fuzz.case(lambda: gpt2_accepts(words, 2), text)
+
+    for text in texts:
+        start(text)
+    fuzz.draw(broken_json(good), 300, start)
+    fuzz.check(READ, REFUSED)
+
+
+@pytest.mark.launches
+def test_two_ranks_train_with_the_choice_and_record_it(place, token_files):
+    write_choice(choice_content(token_files, run_type="ddp", flags={"bucket_cap_mb": 5.0}))
+    words = [
+        *TINY_RUN,
+        *data_flags(token_files),
+        "--run_type",
+        "auto",
+        "--max_train_steps",
+        "6",
+        "--sample_tokens",
+        "0",
+    ]
+    done = run_program([*torchrun_command(2), *words], cwd=place)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "--run_type auto: ddp:bucket_cap_mb=5.0, the fastest by checkpoint/fastest/choice.json" in done.stdout
+    metrics = json.loads((place / "checkpoint/auto/training_metrics.json").read_text())
+    assert metrics["training_config"]["automatic_choices"]["run_type"] == "ddp"
+    assert metrics["settings"]["run_type"] == "ddp" and metrics["settings"]["bucket_cap_mb"] == 5.0
+
+
+def test_ranks_with_other_choices_are_refused_on_every_rank(monkeypatch):
+    from testbed.train import setup
+
+    monkeypatch.setattr(setup.process_group, "gather_objects", lambda mine: ["a" * 64, "a" * 64, "b" * 64])
+    with pytest.raises(setup.Refused, match="rank 2 took another choice than rank 0"):
+        setup.check_same_choice("a" * 64)
+    monkeypatch.setattr(setup.process_group, "gather_objects", lambda mine: [mine, mine])
+    setup.check_same_choice("a" * 64)
+
+
+def test_an_odd_file_is_named(place):
+    Path("folder").mkdir()
+    with pytest.raises(InputError, match="folder is a folder"):
+        read_choice(Path("folder"))

@@ -1,0 +1,186 @@
+"""scripts/find_fastest.py: what it prints and writes, with runs from a list and with two tiny real ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+
+import pytest
+from support.metrics_examples import example_metrics, save
+from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here, run_program
+
+from testbed.config.choice_file import read_choice
+from testbed.config.flag_types import duration, percentage
+from testbed.sweep import request
+from testbed.sweep.plan import COMPLETE, FAILED
+from testbed.sweep.runner import Runner
+
+PROGRAM = REPOSITORY / "scripts" / "find_fastest.py"
+SPEEDS = {"ddp": 1000.0, "fsdp": 900.0, "tensor": 300.0, "baseline": 500.0}
+
+
+@pytest.fixture
+def work(token_files, tmp_path, monkeypatch) -> list[str]:
+    """Flags after `--` for a tiny run; the current folder is empty, and nothing is started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(request, "facts_of_machine", lambda: {"devices": 0, "commit": "c" * 40, "is_dirty": False})
+    return ["--", *TINY_RUN, *data_flags(token_files), "--timing_warmup_steps", "2"]
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[str]:
+    """Folders of the runs that were made, in order. They appear with the speeds of `SPEEDS`; of fsdp the loss too."""
+    made: list[str] = []
+
+    def make(self, cell, bar=None) -> None:
+        made.append(f"{self.out_dir.name}/{cell.folder}")
+        command = shlex.join(["src/gpt2.py", *cell.gpt2_arguments, "--checkpoint_path", "x"])
+        metrics = example_metrics(
+            world_size=cell.ranks, command_line=command, hardware={"num_devices": cell.ranks}, git_commit="c" * 40,
+            git_dirty=False, run_id=f"{self.out_dir}/{cell.folder}",
+        )  # fmt: skip
+        wobble = 0.01 * math.cos(7.0 * cell.repeat + len(cell.run_type) + len(self.out_dir.parts))
+        metrics["summary"]["mean_tokens_per_sec_global"] = SPEEDS[cell.run_type] * math.exp(wobble)
+        save(self.out_dir / cell.folder, metrics)
+        cell.status, cell.seconds = COMPLETE, 10.0
+        self.sweep.write(self.out_dir)
+
+    monkeypatch.setattr(Runner, "make", make)
+    monkeypatch.setattr(Runner, "warm_up", lambda self, cell, number: None)
+    monkeypatch.setattr("testbed.sweep.race_runs.seconds_left", lambda cells, settings, machine: 10.0)
+    return made
+
+
+def find(work: list[str], tmp_path, *flags: str):
+    return run_here(
+        PROGRAM,
+        "--ranks",
+        "1,2",
+        "--run_types",
+        "baseline,ddp,fsdp,tensor",
+        "--steps",
+        "8",
+        *flags,
+        *work,
+        cwd=tmp_path,
+    )
+
+
+def test_a_race_ends_with_a_verdict_a_command_and_a_choice_that_auto_takes(work, runs, tmp_path):
+    done = find(work, tmp_path, "--budget", "1h")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "verdict: ddp on 2 ranks is the fastest: " in said and "faster than fsdp on 2 ranks (" in said
+    assert "fresh runs of each" in said and "command: torchrun --nproc-per-node=2 " in said
+    assert any(folder.startswith("ddp") or "/ddp" in folder for folder in runs)
+    content = json.loads((tmp_path / "checkpoint/fastest/choice.json").read_text())
+    assert content["verdict"]["kind"] == "fastest" and content["verdict"]["ended"] == "one leads"
+    ratio, low, high = content["fresh"]["ratio"]
+    assert 1 < low < ratio < high and ratio == pytest.approx(1000 / 900, rel=0.03)
+    arms = {arm["name"].split("_2")[0].split("_1")[0]: arm for arm in content["arms"]}
+    assert len(arms) == 4 and content["arms"][0]["name"].startswith("ddp")
+    assert all(arm["predicted_seconds_per_step"] for arm in content["arms"])
+    choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
+    assert (choice.run_type, choice.ranks, choice.commit) == ("ddp", 2, "c" * 40)
+    assert "ddp on 1 rank" in content["did_not_race"]
+    words = shlex.split(content["command"])
+    assert (
+        words[words.index("--run_type") + 1] == "ddp"
+        and "--max_train_steps" not in words
+        and "--overwrite" not in words
+    )
+    (auto,) = (line.split("or: ", 1)[1] for line in said.splitlines() if line.startswith("     or: "))
+    accepted = run_here(REPOSITORY / "src" / "gpt2.py", *shlex.split(auto)[3:], "--precision", "fp99", cwd=tmp_path)
+    assert "fp99" in accepted.stderr, "the rest of the command is read"
+
+
+def test_it_goes_on_where_it_was_and_makes_no_run_twice(work, runs, tmp_path):
+    assert find(work, tmp_path, "--budget", "60s").returncode == 0
+    first = list(runs)
+    done = find(work, tmp_path, "--budget", "1h")
+    assert done.returncode == 0, done.stderr
+    assert len(first) == 6 and len(set(runs)) == len(runs) > len(first)
+    again = find(work, tmp_path, "--budget", "1h")
+    assert again.returncode == 0 and again.stdout.count("; ") and len(set(runs)) == len(runs)
+
+
+def test_a_budget_that_ends_early_has_a_verdict_too(work, runs, tmp_path):
+    done = find(work, tmp_path, "--budget", "20s")
+    assert done.returncode == 0, done.stderr
+    assert "verdict: no detectable difference between" in done.stdout and len(runs) == 2
+    assert "did not run" in done.stdout and "flatter the winner" in done.stdout
+    done = find(work, tmp_path, "--budget", "5s", "--out_dir", "other")
+    assert done.returncode == 1 and "the budget is too small for one run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--budget", "0"), "--budget: '0' is not a time such as 90s, 15m or 2h"),
+        (("--budget", "1d"), "--budget: '1d' is not a time"),
+        (("--equivalent", "100%"), "--equivalent: '100' is not a percentage such as 2%"),
+        (("--over", "colour"), "--over colour: 'colour' is not one of micro_batch, compile"),
+        (("--calibration", "nowhere.json"), "nowhere.json"),
+        (("--run_timeout_s", "0"), "--run_timeout_s 0 is not above 0"),
+    ],
+)
+def test_a_bad_flag_is_one_sentence_and_exit_code_2(work, runs, tmp_path, flags, words):
+    done = find(work, tmp_path, *flags)
+    assert done.returncode == 2 and words in done.stderr and runs == []
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("text, seconds", [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("2H", 7200)])
+def test_a_time_has_a_unit(text, seconds):
+    assert duration(text) == seconds
+
+
+def test_a_percentage_is_a_fraction():
+    assert percentage("2%") == percentage("2") == 0.02
+
+
+def test_a_winner_that_learns_worse_is_no_winner(work, runs, tmp_path, monkeypatch):
+    make = Runner.make
+
+    def worse(self, cell, bar=None) -> None:
+        make(self, cell, bar)
+        file = self.out_dir / cell.folder / "training_metrics.json"
+        metrics = json.loads(file.read_text())
+        if cell.run_type == "ddp":
+            for step in metrics["steps"]:
+                step["loss"] += 1.0
+        file.write_text(json.dumps(metrics))
+
+    monkeypatch.setattr(Runner, "make", worse)
+    done = find(work, tmp_path, "--budget", "1h")
+    assert done.returncode == 1 and "faster but learns worse" in done.stderr
+    assert not (tmp_path / "checkpoint/fastest/choice.json").exists()
+
+
+def test_runs_that_all_fail_are_exit_code_1_with_the_reason(work, runs, tmp_path, monkeypatch):
+    def fail(self, cell, bar=None) -> None:
+        cell.status, cell.reason, cell.seconds = FAILED, "out of memory", 1.0
+
+    monkeypatch.setattr(Runner, "make", fail)
+    done = find(work, tmp_path, "--budget", "1h")
+    assert done.returncode == 1 and "no configuration ran: failed: out of memory" in done.stderr
+
+
+def test_a_dry_run_writes_nothing(work, runs, tmp_path):
+    done = find(work, tmp_path, "--dry_run", "--over", "bucket")
+    assert done.returncode == 0 and runs == [] and not (tmp_path / "checkpoint").exists()
+    assert "races: ddp:bucket_cap_mb=5 on 2 ranks; predicted " in done.stdout and "does not race: " in done.stdout
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_two_tiny_configurations_race(token_files, tmp_path):
+    words = ["--ranks", "2", "--run_types", "ddp,tensor", "--steps", "6", "--batch_size", "4"]
+    command = ["python", str(PROGRAM), *words, "--budget", "150s", "--warmup_runs", "0", "--equivalent", "50%"]
+    command += ["--", *TINY_RUN, *data_flags(token_files), "--timing_warmup_steps", "2"]
+    done = run_program(command, timeout_s=400, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
+    assert choice.ranks == 2 and choice.run_type in ("ddp", "tensor") and "verdict: " in done.stdout
+    assert len(list((tmp_path / "checkpoint/fastest").rglob("training_metrics.json"))) >= 2
