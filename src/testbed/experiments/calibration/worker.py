@@ -1,0 +1,134 @@
+"""One rank of a calibration: `python -m testbed.experiments.calibration.worker FILE.json`, alone or by a launcher.
+
+FILE.json says what to measure (`Work`) and where rank 0 writes the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from testbed.autotune.device import keep_freed_memory
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch, read_launch
+from testbed.distributed.openmp import wait_briefly
+from testbed.experiments.calibration import collectives, operations
+from testbed.experiments.calibration.sizes import Sizes
+from testbed.experiments.calibration.whole_steps import Setting, check_setting, time_steps
+from testbed.experiments.calibration.work import Work
+from testbed.io import write_text
+from testbed.metrics import environment
+
+
+def measure(work: Work, launch: Launch) -> dict[str, Any]:
+    """Return what this start contributes to calibration.json. All ranks call it, with a process group."""
+    started_s = time.perf_counter()
+    device = device_of(work.device, launch)
+    watch = operations.Stopwatch(device, work.precision, work.blocks)
+    answer: dict[str, Any] = {
+        "ranks": launch.world_size,
+        "machine": facts(device, launch),
+        "commit": environment.commit()[0],
+        "memory": {"plain": held_bytes(device)},
+    }
+    if work.sizes is not None:
+        answer["compute"] = operations_of(watch, Sizes(**work.sizes), launch.world_size)
+    if work.message_bytes and launch.is_distributed:
+        answer["link"] = link_of(watch, work, launch)
+    settings = [Setting(**each) for each in work.settings]
+    data = Path(work.data)
+    tasks = [(kind, setting) for setting in settings for kind in work.kinds]
+    tasks = [task for task in tasks if check_setting(*task, launch.world_size, data) is None]
+    common = {"data": data, "precision": work.precision, "steps": work.steps}
+    deadline_s = started_s + work.seconds
+    answer["whole_steps"] = time_steps(tasks, launch, device, common, work.rounds, deadline_s)
+    if "deepspeed" in sys.modules:
+        answer["memory"]["deepspeed"] = held_bytes(device)
+    return answer
+
+
+def facts(device: torch.device, launch: Launch) -> dict[str, Any]:
+    """Return what says whether a plan is made for this machine."""
+    hardware = environment.hardware(device, launch, None)
+    return {
+        "device": hardware["gpu_name"] or "cpu",
+        "cpu": hardware["cpu_name"],
+        "cores": hardware["cpu_cores_visible"],
+        "devices": hardware["gpu_count_visible"] or hardware["cpu_cores_visible"],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "host": platform.node(),
+    }
+
+
+def device_of(kind: str, launch: Launch) -> torch.device:
+    """Return this rank's device, after what gpt2.py does to a process on a CPU."""
+    if kind == "cuda":
+        device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    keep_freed_memory()
+    return torch.device("cpu")
+
+
+def held_bytes(device: torch.device) -> int:
+    """Return the memory that this process holds without a model: resident, on CUDA the device's that PyTorch does not
+    count as allocated."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free - torch.cuda.memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def operations_of(watch: operations.Stopwatch, sizes: Sizes, ranks: int) -> dict[str, Any]:
+    """Return the content of ComputeTimes."""
+    return {
+        "ranks": ranks,
+        "products": operations.products(watch, sizes.products),
+        "attention": operations.attention(watch, sizes.attention),
+        "layer_norm": operations.elementwise(watch, "layer_norm", sizes.elementwise),
+        "gelu": operations.elementwise(watch, "gelu", sizes.elementwise),
+        "add": operations.elementwise(watch, "add", sizes.elementwise),
+        "cross_entropy": operations.cross_entropy(watch, sizes.logits),
+        "update": operations.update(watch, sizes.shapes),
+        "copy": operations.copy(watch, sizes.copies),
+        "small_step": operations.small_steps(watch, sizes.small_layers),
+    }
+
+
+def link_of(watch: operations.Stopwatch, work: Work, launch: Launch) -> dict[str, Any]:
+    """Return the content of LinkTimes."""
+    sizes = work.message_bytes
+    side = 4096 if work.device == "cuda" else 256
+    return {
+        "ranks": launch.world_size,
+        "backend": "nccl" if work.device == "cuda" else "gloo",
+        "collectives": collectives.collectives(watch, sizes),
+        "overlap": collectives.overlap(watch, sizes[len(sizes) // 2], side),
+    }
+
+
+def main(file: Path) -> None:
+    wait_briefly()
+    work = Work.read(file)
+    launch = read_launch()
+    device = torch.device("cuda", launch.local_rank) if work.device == "cuda" else torch.device("cpu")
+    process_group.start_process_group(device, launch, is_needed=True)
+    try:
+        answer = measure(work, launch)
+        if launch.rank == 0:
+            write_text(Path(work.out), json.dumps(answer))
+        process_group.wait_for_everyone()
+    finally:
+        process_group.stop_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

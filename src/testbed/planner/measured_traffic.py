@@ -1,0 +1,136 @@
+"""Messages of a step of each run type, and what they take by a calibration and the rate of a link. No torch.
+
+How many bytes gloo really moves was counted on a machine's interfaces: its reduce-scatter moves those of an all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.planner.calibration import LinkTimes
+from testbed.planner.devices import Link
+from testbed.planner.job import Job
+from testbed.planner.measured_compute import along
+
+FP32 = 4
+DDP_BUCKET = 25 * 2**20  # bytes, its default
+BACKWARD = 2 / 3  # of a step's computing
+HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
+PARAMETERS_OF_BLOCK = 12  # tensors: four matrices with biases, two LayerNorms
+
+
+@dataclass(frozen=True)
+class Message:
+    """`count` collectives of one kind and size.
+
+    Attributes:
+        is_spread: they lie between computing, not one after the other.
+        is_covered: they travel while backward computes.
+        lanes: 2 where half of them travel the other way at the same time.
+    """
+
+    kind: str
+    bytes: float
+    count: float
+    ranks: int
+    is_spread: bool = False
+    is_covered: bool = False
+    lanes: int = 1
+
+
+def messages(job: Job) -> list[Message]:
+    """Return what a rank exchanges in one optimizer step."""
+    found = list(_of_passes(job))
+    if job.layout.data > 1 and job.run_type not in (None, "baseline", "dp"):
+        found += _of_gradients(job)
+    return found
+
+
+def _of_gradients(job: Job) -> Iterator[Message]:
+    """Yield what the data ranks exchange."""
+    layout, micro = job.layout, job.accumulation
+    ranks, held = layout.data, job.model.parameters / (layout.tensor * layout.pipeline)
+    whole, blocks = FP32 * held, FP32 * job.model.layers * job.model.block_matrix_parameters
+    layers = job.model.layers
+    match job.run_type:
+        case "allreduce":
+            tensors = layers * PARAMETERS_OF_BLOCK + 4
+            yield Message("all_reduce", whole / tensors, tensors, ranks)
+        case "fsdp":
+            root = whole - blocks
+            yield Message("all_gather", root, micro, ranks, True)
+            yield Message("all_gather", blocks / layers, 2 * layers * micro, ranks, True)
+            yield Message("reduce_scatter", root, micro, ranks, True)
+            yield Message("reduce_scatter", blocks / layers, layers * micro, ranks, True)
+        case "optimized" if layout.zero_stage == 3:
+            tensors = 2 * layers * PARAMETERS_OF_BLOCK + 5
+            yield Message("all_gather", 2 * whole / tensors, tensors * micro, ranks, True)
+            yield Message("zero3_reduce_scatter", whole, micro, ranks, True)
+        case "optimized" if layout.zero_stage:
+            times = micro if layout.zero_stage == 2 else 1
+            yield Message("all_reduce", whole, times, ranks, times > 1)
+            yield Message("all_gather", whole, 1, ranks)
+        case "ddp":
+            buckets = max(1, round(whole / DDP_BUCKET))
+            last = max(whole / buckets, FP32 * job.model.head_parameters)  # the tied embedding is ready last
+            if buckets > 1:
+                early = max(whole - last, 0.0) / (buckets - 1)
+                yield Message("all_reduce", early, buckets - 1, ranks, is_covered=True)
+            yield Message("all_reduce", min(last, whole), 1, ranks)
+        case _:  # ZeRO 0, and the data ranks of pipelines and tensor ranks, after backward
+            yield Message("all_reduce", whole, 1, ranks)
+
+
+def _of_passes(job: Job) -> Iterator[Message]:
+    """Yield what passes between pipeline stages, and between tensor ranks."""
+    model, layout, micro = job.model, job.layout, job.accumulation
+    activations = FP32 * job.micro_batch * model.seq_length * model.hidden
+    if layout.tensor > 1:
+        count = micro * (4 * model.layers / layout.pipeline + 2)  # 2: embedding, and the gradient of the head's input
+        yield Message("all_reduce", activations, count, layout.tensor, True)
+    if layout.pipeline > 1:
+        crossings = layout.pipeline - 1
+        if job.schedule == "interleaved_1f1b":
+            crossings = 2 * layout.pipeline - 1
+        elif job.schedule == "zero_bubble":
+            crossings = 2 * layout.pipeline - 2
+        count = 2 * micro * crossings / (layout.pipeline - 1)  # there and back over one boundary between ranks
+        yield Message("p2p", activations, count, 2, is_spread=True, lanes=1 if job.schedule is None else 2)
+        if job.schedule != "zero_bubble":  # whose first rank has both ends; else the tied embedding's gradient is added
+            yield Message("all_reduce", FP32 * model.head_parameters / layout.tensor, 1, 2)
+
+
+def traffic_s(found: Sequence[Message], link: Link, measured: LinkTimes, computing_s: float) -> tuple[float, float]:
+    """Return seconds that messages take: what the ranks work for them, and what more the link makes them wait.
+
+    A token bucket (`link.burst_bytes`) fills while a rank computes, and lets as much through at once.
+
+    Args:
+        computing_s: of the step, in which the spread messages lie.
+    """
+    work_s = wait_s = 0.0
+    rate = link.bytes_per_s * HEADERS
+    for message in found:
+        own_s = message.count * along(measured.collectives[_table_of(message.kind)], "bytes", message.bytes)
+        own_s *= share_sent(message.kind, message.ranks) / share_sent(message.kind, measured.ranks)
+        sent = message.bytes * share_sent(message.kind, message.ranks)
+        link_s = message.count * (sent / rate + link.latency_s) / message.lanes
+        gaps = max(message.count / message.lanes if message.is_spread else 1.0, 1e-9)
+        free_s = gaps * min(link.burst_bytes / rate, computing_s / gaps)
+        if message.is_covered:
+            free_s = max(free_s, BACKWARD * computing_s)
+        work_s += own_s
+        wait_s += max(link_s - free_s - own_s, 0.0)
+    return work_s, wait_s
+
+
+def share_sent(kind: str, ranks: int) -> float:
+    """Return the bytes that each rank sends, over those of the whole tensor."""
+    if kind == "p2p":
+        return 1.0
+    return (2 if kind in ("all_reduce", "reduce_scatter") else 1) * (ranks - 1) / ranks
+
+
+def _table_of(kind: str) -> str:
+    return "reduce_scatter" if kind == "zero3_reduce_scatter" else kind

@@ -1,0 +1,141 @@
+"""Residual factors: what whole steps of a run type take over the sum of their measured parts. No torch.
+
+The factors of a run type on some ranks are the least squares of relative errors over its whole steps, drawn towards
+those of the plain program (ridge, Hoerl and Kennard 1970, Technometrics 12, 55): four steps cannot fix five numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.model.shape import VOCABULARY_MULTIPLE
+from testbed.planner.calibration import Calibration, WholeStep
+from testbed.planner.job import DenseModel, Job, Layout
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
+FLAGS_OF_KIND = {
+    **{name: ("--run_type", name) for name in ("baseline", "allreduce", "ddp", "fsdp")},
+    **{f"optimized {stage}": ("--run_type", "optimized", "--zero_stage", str(stage)) for stage in range(4)},
+    "model_parallel": ("--run_type", "model_parallel"),
+    **{f"pipeline {name}": ("--run_type", "pipeline", "--pipeline_schedule", name) for name in SCHEDULES},
+    "tensor": ("--run_type", "tensor"),
+}
+# Group of a step's parts -> factor and its spread before any whole step was seen. The host's work is partly in the
+# measured operations, which were called by it too.
+GROUPS = {
+    "compute": (1.1, 0.15),
+    "elementwise": (1.1, 0.3),
+    "optimizer": (1.0, 0.3),
+    "host": (0.7, 1.0),
+    "communication": (1.0, 0.4),
+}
+SPREADS_OF_OTHERS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
+STEP_NOISE = 0.03  # relative error of a whole step's median
+COVERED = 0.9  # of the interval
+FEWEST_FOR_INTERVAL = 10
+Grouped = Callable[[Job, int], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Factors by (kind, ranks) and group, and the errors of steps that were predicted without themselves."""
+
+    factors: dict[tuple[str, int], dict[str, float]]
+    errors: tuple[float, ...]  # log(measured / predicted)
+
+    def of(self, kind: str, ranks: int) -> dict[str, float]:
+        """Return the factors of a kind on the nearest number of ranks; those of the plain program where none is known."""
+        known = [each for each in self.factors if each[0] == kind] or [("baseline", 1)]
+        return self.factors[min(known, key=lambda each: abs(math.log(each[1] / ranks)))]
+
+    def interval(self) -> tuple[float, float]:
+        """Return factors to the ends of the 90 % interval: conformal (Vovk et al. 2005), the errors pooled."""
+        errors = sorted(self.errors)
+        if len(errors) < FEWEST_FOR_INTERVAL:
+            return 0.7, 1.4
+        rank = math.ceil((1 - COVERED) / 2 * (len(errors) + 1)) - 1
+        low, high = errors[max(rank, 0)], errors[min(len(errors) - 1 - rank, len(errors) - 1)]
+        return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
+
+
+def kind_of(job: Job) -> str:
+    """Return the run type, with what else makes it another program: ZeRO's stage, the schedule."""
+    if job.run_type == "optimized":
+        return f"optimized {job.layout.zero_stage}"
+    return f"pipeline {job.schedule}" if job.run_type == "pipeline" else str(job.run_type)
+
+
+def job_of_step(step: WholeStep, precision: str) -> Job:
+    """Return the run whose step was measured."""
+    run_type, _, variant = step.kind.partition(" ")
+    is_cut, is_tensor = run_type in ("pipeline", "model_parallel"), run_type == "tensor"
+    data = 1 if is_cut or is_tensor else step.ranks
+    stage = {"optimized": int(variant or 0) if run_type == "optimized" else 0, "fsdp": 3}.get(run_type, 0)
+    layout = Layout(
+        data=data,
+        zero_stage=stage,
+        shard=data if run_type == "fsdp" else 1,
+        tensor=step.ranks if is_tensor else 1,
+        pipeline=step.ranks if is_cut else 1,
+        virtual_stages=2 if variant in ("interleaved_1f1b", "zero_bubble") else 1,
+    )
+    model = DenseModel(
+        layers=step.layers,
+        hidden=step.hidden,
+        heads=step.heads,
+        kv_heads=step.heads,
+        head_dim=step.hidden // step.heads,
+        ffn=4 * step.hidden,
+        vocab=-(-step.vocab // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
+        seq_length=step.seq_length,
+    )
+    return Job(
+        model=model,
+        layout=layout,
+        micro_batch=step.micro_batch,
+        accumulation=step.accumulation,
+        run_type=run_type,
+        precision=precision,
+        schedule=variant if run_type == "pipeline" else None,
+    )
+
+
+def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
+    """Fit the factors of every kind, and predict each of its steps from the others.
+
+    Args:
+        grouped: seconds of a job on some ranks by group, before any factor.
+    """
+    seen: dict[tuple[str, int], list[tuple[np.ndarray, float]]] = {}
+    for step in calibration.whole_steps:
+        parts = grouped(job_of_step(step, calibration.precision), step.ranks)
+        row = np.array([parts[name] for name in GROUPS])
+        seen.setdefault((step.kind, step.ranks), []).append((row, step.seconds))
+    means = np.array([mean for mean, _ in GROUPS.values()])
+    spreads = np.array([spread for _, spread in GROUPS.values()])
+    plain = ("baseline", 1)
+    factors, errors = {}, []
+    of_others = np.array([SPREADS_OF_OTHERS[name] for name in GROUPS])
+    for key in sorted(seen, key=lambda each: each != plain):
+        rows = seen[key]
+        if key != plain and plain in factors:
+            means, spreads = np.array(list(factors[plain].values())), of_others
+        factors[key] = dict(zip(GROUPS, map(float, _ridge(rows, means, spreads)), strict=True))
+        for left_out in range(len(rows) if len(rows) > 1 else 0):
+            others = rows[:left_out] + rows[left_out + 1 :]
+            row, seconds = rows[left_out]
+            errors.append(float(math.log(seconds / float(row @ _ridge(others, means, spreads)))))
+    return Residuals(factors, tuple(errors))
+
+
+def _ridge(rows: Sequence[tuple[np.ndarray, float]], means: np.ndarray, spreads: np.ndarray) -> np.ndarray:
+    """Return the factors, none below a tenth of where they began."""
+    left = [row / seconds / STEP_NOISE for row, seconds in rows]
+    right = [1 / STEP_NOISE] * len(rows)
+    system = np.vstack([*left, np.diag(1 / spreads)])
+    found = np.linalg.lstsq(system, np.concatenate([right, means / spreads]), rcond=None)[0]
+    return np.maximum(found, means / 10)
