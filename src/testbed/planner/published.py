@@ -1,0 +1,320 @@
+"""Read published training runs: rows in the form of published_runs.json, into jobs and machines. No torch.
+
+A row may leave anything unknown (null). What follows from the rest by arithmetic is computed, and what does not is
+guessed as its kind of run has it. A row that cannot be true is an ImpossibleRow, and the file goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import InputError
+from testbed.io import read_json
+from testbed.planner.devices import GIB, Device, Link, device_named, devices, network
+from testbed.planner.job import DenseModel, Job, Layout, Machine
+from testbed.planner.truth import ImpossibleRow, check
+
+OWN_COPY = Path(__file__).parent / "published_runs.json"
+NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginning
+UNSTATED_PIECES = 2  # virtual stages of a pipeline rank where the row states none: a guess
+TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
+
+# Programs that share their layers and kernels. pytorch: modules of PyTorch, as they come.
+FRAMEWORKS = {
+    "NVIDIA/Megatron-LM": "megatron",
+    "NVIDIA-NeMo/Megatron-Bridge": "megatron",
+    "MooreThreads/SimuMax": "megatron",
+    "calculon-ai/calculon": "megatron",
+    "karpathy/nanoGPT": "pytorch",
+    "karpathy/build-nanogpt": "pytorch",
+    "modal-labs/multinode-training-guide": "pytorch",
+    "karpathy/llm.c": "llm.c",
+    "KellerJordan/modded-nanogpt": "llm.c",
+    "mosaicml/llm-foundry": "llm-foundry",
+    "pytorch/torchtitan": "torchtitan",
+    "testbed": "pytorch",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A published run that can be true."""
+
+    id: str
+    job: Job
+    machine: Machine
+    device_is_known: bool  # in devices.json; else it was made from what the row states
+    family: str  # of the strategy, as the row names it
+    step_time_s: float | None  # measured
+    memory: Mapping[str, float] = field(default_factory=dict)  # measured, GiB by kind
+    memory_kind: str | None = None
+    block: str = ""
+    sub_block: str = ""
+    grade: str = "medium"
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether its time may teach the model anything."""
+        return self.step_time_s is not None and not any(flag.startswith(NOT_FITTED) for flag in self.flags)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its error counts: neither weak nor flagged."""
+        return self.is_fitted and self.grade != "weak" and not self.flags
+
+    @property
+    def model_flops_per_device(self) -> float:
+        """FLOPs of one step on one device, without recomputation."""
+        return self.job.model.flops_per_token() * self.job.tokens_per_step / self.machine.devices
+
+
+@cache
+def own_rows() -> tuple[Row, ...]:
+    """Return the rows of the project's own copy."""
+    return tuple(one for one in rows_of(read_json(OWN_COPY)["rows"]) if isinstance(one, Row))
+
+
+def rows_of(raw_rows: Any) -> Iterator[Row | ImpossibleRow]:
+    """Read each row; one that cannot be read or be true comes back as the reason."""
+    if not isinstance(raw_rows, list):
+        raise InputError('the file of rows needs a list under "rows"')
+    for number, raw in enumerate(raw_rows):
+        name = str(raw.get("id")) if isinstance(raw, dict) and raw.get("id") is not None else f"row {number}"
+        try:
+            yield row_of(raw, name)
+        except ImpossibleRow as error:
+            yield ImpossibleRow(error.reason, name)
+        except (InputError, ValueError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError) as error:
+            yield ImpossibleRow(f"the row cannot be read: {error}", name)
+
+
+def row_of(raw: Mapping[str, Any], name: str) -> Row:
+    """Read one row. ImpossibleRow with the reason where it cannot be true."""
+    if not isinstance(raw, Mapping):
+        raise ImpossibleRow("the row is not an object")
+    part = {key: raw.get(key) if isinstance(raw.get(key), Mapping) else {} for key in PARTS}
+    model = _model(part["model"])
+    layout = _layout(part["strategy"], part["hardware"])
+    if part["extra"].get("overlap_param_gather") is not None and not layout.zero_stage:
+        layout = replace(layout, zero_stage=1, shard=layout.data)  # only a sharded optimizer gathers weights
+    micro_batch, accumulation = _batch(part["batch"], layout, model)
+    device, is_known = _device(part["hardware"])
+    job = _job(raw, part, model, layout, micro_batch, accumulation)
+    machine = _machine(part["hardware"], device, layout)
+    measured = part["measured"]
+    kinds = ("peak_memory_gib", "peak_reserved_gib", "steady_memory_gib")
+    row = Row(
+        id=name,
+        job=job,
+        machine=machine,
+        device_is_known=is_known,
+        family=str(part["strategy"].get("family") or "unknown"),
+        step_time_s=_number(measured, "step_time_s") if raw.get("kind") != "memory_only" else None,
+        memory={kind: value for kind in kinds if (value := _number(measured, kind)) is not None},
+        memory_kind=measured.get("memory_kind") or raw.get("memory_kind"),
+        block=str(raw.get("block") or ""),
+        sub_block=str(raw.get("sub_block") or ""),
+        grade=str(raw.get("grade") or "medium"),
+        flags=tuple(str(flag) for flag in raw.get("flags") or ()),
+    )
+    check(raw, job, device)
+    return row
+
+
+PARTS = ("hardware", "model", "batch", "strategy", "precision", "extra", "measured", "source")
+
+
+def _number(found: Mapping[str, Any], key: str) -> float | None:
+    """Return a positive finite number, or None for null. ImpossibleRow for anything else."""
+    value = found.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ImpossibleRow(f"{key} is {value!r}, which is no positive number")
+    return float(value)
+
+
+def _count(found: Mapping[str, Any], key: str, default: int | None = 1) -> int | None:
+    value = _number(found, key)
+    if value is None:
+        return default
+    if value != int(value):
+        raise ImpossibleRow(f"{key} is {value:g}, which is no whole number")
+    return int(value)
+
+
+def _needed(found: Mapping[str, Any], key: str, fallback: int | None = None) -> int:
+    value = _count(found, key, fallback)
+    if value is None:
+        raise ImpossibleRow(f"the row states no {key}, without which nothing can be predicted")
+    return value
+
+
+def _model(found: Mapping[str, Any]) -> DenseModel:
+    hidden = _needed(found, "hidden")
+    heads = _needed(found, "heads", max(1, hidden // 128))
+    kv_heads = _needed(found, "kv_heads", heads)
+    if heads % kv_heads:
+        raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+    mlp = str(found.get("mlp") or "gelu")
+    return DenseModel(
+        layers=_needed(found, "layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_needed(found, "head_dim", max(1, hidden // heads)),
+        ffn=_needed(found, "ffn", 4 * hidden),
+        vocab=_needed(found, "vocab", 50304),
+        seq_length=_needed(found, "seq_len", _count(found, "seq_length", None)),
+        tied=bool(found.get("tied", True)),
+        mlp="swiglu" if "glu" in mlp else mlp,
+        positions=str(found.get("positions") or "learned"),
+        bias=bool(found.get("bias", True)),
+        norm=str(found.get("norm") or "layernorm"),
+    )
+
+
+def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
+    tensor, pipeline, context = (_needed(found, key, 1) for key in ("tp", "pp", "cp"))
+    others = tensor * pipeline * context
+    gpus, data = _count(hardware, "gpus", None), _count(found, "dp", None)
+    if gpus is not None and gpus % others:
+        raise ImpossibleRow(f"{gpus} GPUs do not divide by tp {tensor} x pp {pipeline} x cp {context}")
+    data = data or (gpus // others if gpus else 1)
+    if gpus is not None and data * others != gpus:
+        raise ImpossibleRow(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * others}, not {gpus} GPUs")
+    family = str(found.get("family") or "")
+    stage = found.get("zero_stage")
+    stage = int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 3 * ("fsdp" in family)
+    in_node = "HYBRID" in str(found.get("fsdp") or "")
+    shard = min(data, 8) if in_node else data * context
+    return Layout(
+        data=data,
+        zero_stage=stage,
+        shard=shard if stage else 1,
+        tensor=tensor,
+        sequence_parallel=bool(found.get("sp")),
+        pipeline=pipeline,
+        virtual_stages=_needed(found, "vp", UNSTATED_PIECES if pipeline > 1 else 1),
+        context=context,
+    )
+
+
+def _batch(found: Mapping[str, Any], layout: Layout, model: DenseModel) -> tuple[float, float]:
+    """Return micro batch and accumulation; one that is not stated follows from the others, or is guessed."""
+    micro, accumulation = _number(found, "micro_batch"), _number(found, "grad_accumulation")
+    whole = _number(found, "global_batch")
+    if micro and accumulation and whole and not math.isclose(micro * accumulation * layout.data, whole, rel_tol=1e-3):
+        product = f"micro batch {micro:g} x accumulation {accumulation:g} x {layout.data} data ranks"
+        raise ImpossibleRow(f"{product} is {micro * accumulation * layout.data:g}, not the global batch {whole:g}")
+    if whole is not None and whole < layout.data:
+        raise ImpossibleRow(f"a global batch of {whole:g} sequences leaves some of {layout.data} data ranks without one")
+    share = whole / layout.data if whole else None
+    if share is None:
+        if micro is None:
+            raise ImpossibleRow("the row states neither a micro batch nor a global batch")
+        return micro, accumulation or 1.0
+    if micro is None and accumulation is None:
+        most = 1.0 if layout.pipeline > 1 else max(1.0, TOKENS_OF_A_PASS // model.seq_length)
+        micro = share / math.ceil(share / most)
+    micro = micro or share / (accumulation or 1.0)
+    return micro, accumulation or share / micro
+
+
+def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
+    """Return the row's device, and whether devices.json has its kind."""
+    name, family = str(found.get("gpu") or ""), str(found.get("gpu_family") or "")
+    memory = _number(found, "gpu_memory_gb_nominal")
+    words = [word for word in re.split(r"[-_ /]+", name) if word]
+    spellings = [name, f"{family}-{memory:g}" if memory else "", *(" ".join(words[:n]) for n in range(len(words), 0, -1))]
+    for spelling in [*spellings, family]:
+        try:
+            device = device_named(spelling)
+        except InputError:
+            continue
+        if memory and abs(memory * GIB / device.memory_bytes - 1) > 0.15:  # another size of the same kind
+            device = replace(device, memory_bytes=0.985 * memory * GIB)
+        return device, True
+    sized = memory or 80.0
+    alike = min(devices().values(), key=lambda device: (abs(math.log(sized * GIB / device.memory_bytes)), device.name))
+    return replace(alike, name=name or "unknown", architecture="", memory_bytes=0.985 * sized * GIB), False
+
+
+def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machine:
+    nodes = _count(found, "nodes", None)
+    per_node = device.per_node
+    if nodes and per_node <= 16 and layout.devices % nodes == 0:
+        per_node = max(1, layout.devices // nodes)
+    stated = found.get("interconnect")
+    stated = stated if isinstance(stated, Mapping) else {}
+    within, between = device.within_node, device.between_nodes
+    gbit = _number(stated, "per_gpu_gbit_s")
+    of_node = _number(stated, "node_to_node_gbit_s")
+    if gbit or of_node:
+        between = network(f"{gbit or of_node / min(8, device.per_node):.3f}gbit" if of_node or gbit else "")
+    if "pcie" in str(stated.get("kind") or "").lower() and within and within.bytes_per_s > 60e9:
+        within = Link(name="PCIe", latency_s=12e-6, bytes_per_s=25e9)
+    assert within and between
+    return Machine(
+        device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between
+    )
+
+
+def _job(
+    raw: Mapping[str, Any],
+    part: Mapping[str, Any],
+    model: DenseModel,
+    layout: Layout,
+    micro_batch: float,
+    accumulation: float,
+) -> Job:
+    strategy, extra = part["strategy"], part["extra"]
+    detail = str(part["precision"].get("detail") or "").lower()
+    precision = str(part["precision"].get("class") or "bf16").lower()
+    recompute, share = _recompute(raw.get("activation_checkpointing"))
+    schedule = str(strategy.get("schedule") or "").lower()
+    is_behind = [extra.get(key) for key in ("overlap_grad_reduce", "overlap_param_gather")]
+    return Job(
+        model=model,
+        layout=layout,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        stack=str(part["source"].get("repo") or "unknown"),
+        precision=precision,
+        has_16_bit_weights=precision not in ("fp32", "tf32") and not re.search("autocast|default|amp_", detail),
+        recompute=recompute,
+        recompute_share=share,
+        compiled=bool(raw.get("compile")),
+        attention="eager" if "eager" in str(raw.get("attention") or "").lower() else "flash",
+        schedule=_schedule(schedule, layout),
+        offload="activations" if _number(extra, "activation_cpu_offload_layers") else "none",
+        dropout=float(extra.get("dropout") or 0.0),
+        overlap=False not in is_behind,
+        tensor_overlap=bool(extra.get("tp_comm_overlap") or extra.get("async_tp")),
+    )
+
+
+def _recompute(stated: Any) -> tuple[str, float]:
+    """Return the kind of activation checkpointing and the share of the layers that it concerns."""
+    text = str(stated or "none").lower()
+    kinds = ("selective_attention", "selective_op", "full")
+    kind = next((kind for kind in kinds if kind in text), "selective_attention" if "select" in text else "none")
+    part = re.search(r"(\d+) of (\d+)", text)
+    return kind, min(1.0, int(part[1]) / max(1, int(part[2]))) if part else 1.0
+
+
+def _schedule(text: str, layout: Layout) -> str | None:
+    if layout.pipeline == 1:
+        return None
+    if "gpipe" in text:
+        return "gpipe"
+    if "zero" in text or text.startswith("zb"):
+        return "zero_bubble"
+    return "interleaved_1f1b" if layout.virtual_stages > 1 or "interleaved" in text else "1f1b"

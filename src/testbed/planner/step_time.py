@@ -1,0 +1,76 @@
+"""Predict the time of an optimizer step, what it is made of, and how sure that is. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
+from testbed.planner.constants import Constants
+from testbed.planner.fit import nominal_of
+from testbed.planner.job import Job, Machine
+from testbed.planner.parts import PARTS
+
+WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
+SHOWN = {  # under which name a part is shown; "... links" are named by the link that they cross
+    "products": "matrix products",
+    "operands": "matrix products",
+    "attention": "attention",
+    "elementwise": "elementwise",
+    "quantization": "elementwise",
+    "head": "head",
+    "optimizer": "optimizer",
+    "offload": "offload",
+    "stragglers": "stragglers",
+    "host": "host",
+}
+BUBBLE = "bubble"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step of the whole job.
+
+    Attributes:
+        parts: seconds by part; they add up to `seconds`.
+        low, high: the 90 % interval.
+        label: "calibrated ..." or "uncalibrated ...".
+    """
+
+    parts: Mapping[str, float]
+    seconds: float
+    low: float
+    high: float
+    label: str
+
+
+def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
+    """Predict one step of a job on a machine."""
+    nominal = nominal_of(job, machine, constants.rates(machine))
+    log_time, deviation = constants.fit.predict(nominal)
+    middle, half = constants.log_interval(job, machine, log_time, deviation)
+    by_part = constants.fit.parts(nominal)
+    seconds = math.exp(middle)
+    scale = seconds / by_part.sum()
+    idle = nominal.idle / (nominal.idle + nominal.seconds.sum())
+    parts: dict[str, float] = {}
+    for part, took in zip(PARTS, by_part, strict=True):
+        shown = SHOWN.get(part) or _link_of(part, job, machine)
+        parts[shown] = parts.get(shown, 0.0) + float(took) * scale * (1 - idle)
+    if idle:
+        parts[BUBBLE] = idle * seconds
+    kept = {part: took for part, took in parts.items() if took > 0}
+    return StepTime(kept, seconds, math.exp(middle - half), math.exp(middle + half), constants.label)
+
+
+def _link_of(part: str, job: Job, machine: Machine) -> str:
+    """Return the link that the ranks of an axis reach each other by."""
+    blocks = job.model.layers / job.layout.pipeline
+    traffic: list[Traffic] = {
+        "tensor links": lambda: tensor_traffic(job, blocks),
+        "context links": lambda: context_traffic(job, blocks),
+        "pipeline links": lambda: pipeline_traffic(job),
+        "data links": lambda: data_traffic(job, blocks),
+    }[part]()
+    return BETWEEN if any(one.crosses_nodes(machine) for one in traffic) else WITHIN
