@@ -12,18 +12,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.model.shape import ModelShape
-from testbed.planner.calibration import BETWEEN, WITHIN, Calibration, ComputeTimes
+from testbed.planner.calibration import Calibration
 from testbed.planner.devices import Link
 from testbed.planner.job import Job, Machine
-from testbed.planner.measured_compute import along, block_parts, embedding_s, head_s, host_s
-from testbed.planner.measured_traffic import messages, traffic_s
+from testbed.planner.measured_compute import Tables, along, block_parts, embedding_s, head_s
+from testbed.planner.measured_traffic import Collectives, messages, traffic_s
 from testbed.planner.model_states import elements_held
 from testbed.planner.residuals import Residuals, fitted, kind_of
 from testbed.planner.stages import Stage, balanced_stages
-from testbed.planner.step_time import StepTime
 
+WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
 UNLIMITED = Link(name="as measured", latency_s=0.0, bytes_per_s=math.inf)
 ZERO_BUBBLE_LEFT = 1 / 3  # of 1F1B's bubble: weight gradients fill the rest (Qi et al. 2024, arXiv:2401.10241)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds by part; the 90 % interval of their sum."""
+
+    parts: Mapping[str, float]
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -35,30 +44,34 @@ class Predictor:
 
     @classmethod
     def of(cls, calibration: Calibration) -> Predictor:
-        def grouped(job: Job, ranks: int) -> dict[str, float]:
-            parts = _parts(job, calibration, ranks)
-            work_s, _ = _traffic(job, calibration, UNLIMITED, WITHIN, sum(parts.values()))
+        """Fit the factors. InputError where the calibration lacks a table."""
+
+        def grouped(job: Job) -> dict[str, float]:
+            parts = _parts(job, calibration, job.layout.devices)
+            work_s, _ = _traffic(job, calibration, UNLIMITED, _within(calibration), 0.0)
             return {**_grouped(parts), "communication": work_s}
 
         return cls(calibration, fitted(calibration, grouped))
 
-    def step_time(self, job: Job, machine: Machine) -> StepTime:
-        """Return the predicted step of a job whose ranks are all of the machine's devices."""
-        ranks = min(job.layout.devices, machine.per_node)
+    def predict(self, job: Job, machine: Machine) -> Prediction:
+        """Return the step of a job on all devices of a machine: this one, or several of them joined by a link."""
         factors = self.residuals.of(kind_of(job), job.layout.devices)
-        parts = {name: factors[GROUP_OF[name]] * seconds for name, seconds in _parts(job, self.calibration, ranks).items()}
+        found = _parts(job, self.calibration, min(job.layout.devices, machine.per_node))
+        parts = {name: factors[GROUP_OF[name]] * seconds for name, seconds in found.items()}
         crosses = job.layout.devices > machine.per_node
-        is_measured = crosses and BETWEEN in self.calibration.links
+        names = {each.link for each in self.calibration.collectives}
+        is_measured = crosses and machine.between_nodes.name in names
+        where = machine.between_nodes.name if is_measured else _within(self.calibration)
         link = machine.between_nodes if crosses and not is_measured else UNLIMITED
-        where = BETWEEN if is_measured else WITHIN
         work_s, wait_s = _traffic(job, self.calibration, link, where, sum(parts.values()))
-        name = f"exposed communication {'between nodes' if crosses else 'within a node'}"
-        parts[name] = factors["communication"] * work_s + wait_s
+        parts[BETWEEN if crosses else WITHIN] = factors["communication"] * work_s + wait_s
         seconds = sum(parts.values())
         low, high = self.residuals.interval()
-        words = f"calibrated on {self.calibration.machine.get('host', 'this machine')}, {self.calibration.date_utc[:10]}"
-        return StepTime(parts=parts, seconds=seconds, low=low * seconds, high=high * seconds, label=words)
+        return Prediction({name: took for name, took in parts.items() if took}, low * seconds, high * seconds)
 
+
+def _within(calibration: Calibration) -> str:
+    return calibration.links[0].name if calibration.links else ""
 
 
 GROUP_OF = {
@@ -86,9 +99,9 @@ def _parts(job: Job, calibration: Calibration, ranks: int) -> dict[str, float]:
         ranks: of one node, which share its memory.
     """
     works_alone = job.layout.pipeline == ranks and job.run_type == "model_parallel"
-    times = calibration.compute_of(1 if works_alone else ranks)
+    tables = Tables(calibration, 1 if works_alone else ranks)
     stages = _stages(job)
-    of_stage = [_stage_parts(job, times, stage) for stage in stages]
+    of_stage = [_stage_parts(job, tables, stage) for stage in stages]
     by_rank = [
         _sum(of_stage[number] for number in range(len(stages)) if _holder(job, number, len(stages)) == rank)
         for rank in range(job.layout.pipeline)
@@ -97,7 +110,7 @@ def _parts(job: Job, calibration: Calibration, ranks: int) -> dict[str, float]:
     parts = {name: job.accumulation * seconds for name, seconds in slowest.items()}
     waits = sum(sum(each.values()) for each in by_rank) - sum(slowest.values())
     parts["bubble"] = waits * _rounds_of_waiting(job)
-    parts["optimizer"] = along(times.update, "parameters", _updated(job, stages))
+    parts["optimizer"] = along(tables.updates, _updated(job, stages))
     return parts
 
 
@@ -115,12 +128,12 @@ def _holder(job: Job, number: int, stages: int) -> int:
     return stages - 1 - number if job.schedule == "zero_bubble" and number >= ranks else number % ranks
 
 
-def _stage_parts(job: Job, times: ComputeTimes, stage: Stage) -> dict[str, float]:
+def _stage_parts(job: Job, tables: Tables, stage: Stage) -> dict[str, float]:
     """Return the seconds of one micro batch in one stage, forward and backward."""
-    of_block, (host_of_block, host_of_rest) = block_parts(job, times), host_s(times)
+    of_block, (host_of_block, host_of_rest) = block_parts(job, tables), tables.host_s()
     parts = {name: len(stage.blocks) * seconds for name, seconds in of_block.items()}
-    parts["elementwise"] += embedding_s(job, times) * stage.embeds
-    parts["head"] = head_s(job, times) * stage.predicts
+    parts["elementwise"] += embedding_s(job, tables) * stage.embeds
+    parts["head"] = head_s(job, tables) * stage.predicts
     parts["host"] = len(stage.blocks) * host_of_block + host_of_rest
     return parts
 
@@ -148,10 +161,10 @@ def _updated(job: Job, stages: Sequence[Stage]) -> float:
 
 
 def _traffic(job: Job, calibration: Calibration, link: Link, where: str, computing_s: float) -> tuple[float, float]:
-    found = messages(job)
-    if not found or where not in calibration.links:
+    found, measured = messages(job), Collectives(calibration, where)
+    if not found or not measured.known:
         return 0.0, 0.0
-    return traffic_s(found, link, calibration.links[where], computing_s)
+    return traffic_s(found, link, measured, computing_s)
 
 
 def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

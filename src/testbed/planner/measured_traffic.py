@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from testbed.planner.calibration import LinkTimes
+from testbed.planner.calibration import Calibration
 from testbed.planner.devices import Link
 from testbed.planner.job import Job
 from testbed.planner.measured_compute import along
 
 FP32 = 4
 DDP_BUCKET = 25 * 2**20  # bytes, its default
+PERSISTS = 100_000  # elements, DeepSpeed's stage3_param_persistence_threshold
 BACKWARD = 2 / 3  # of a step's computing
 HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
 PARAMETERS_OF_BLOCK = 12  # tensors: four matrices with biases, two LayerNorms
@@ -64,9 +65,7 @@ def _of_gradients(job: Job) -> Iterator[Message]:
             yield Message("reduce_scatter", root, micro, ranks, True)
             yield Message("reduce_scatter", blocks / layers, layers * micro, ranks, True)
         case "optimized" if layout.zero_stage == 3:
-            tensors = 2 * layers * PARAMETERS_OF_BLOCK + 5
-            yield Message("all_gather", 2 * whole / tensors, tensors * micro, ranks, True)
-            yield Message("zero3_reduce_scatter", whole, micro, ranks, True)
+            yield from _of_zero_3(job, whole, ranks)
         case "optimized" if layout.zero_stage:
             times = micro if layout.zero_stage == 2 else 1
             yield Message("all_reduce", whole, times, ranks, times > 1)
@@ -80,6 +79,23 @@ def _of_gradients(job: Job) -> Iterator[Message]:
             yield Message("all_reduce", min(last, whole), 1, ranks)
         case _:  # ZeRO 0, and the data ranks of pipelines and tensor ranks, after backward
             yield Message("all_reduce", whole, 1, ranks)
+
+
+def _of_zero_3(job: Job, whole: float, ranks: int) -> Iterator[Message]:
+    """Yield what DeepSpeed's stage 3 moves.
+
+    Tensors below PERSISTS stay whole and are gathered once, after the update; the others before each pass that reads
+    them. The tied embedding is read last in forward and first in backward, so it is gathered once in a micro batch.
+    """
+    model, micro = job.model, job.accumulation
+    hidden = model.hidden
+    sizes = [model.head_parameters, model.seq_length * hidden]
+    matrices = [3 * hidden**2, hidden**2, hidden * model.ffn, hidden * model.ffn]
+    for size, passes, count in [(sizes[0], 1, 1), (sizes[1], 1, 1), *((size, 2, model.layers) for size in matrices)]:
+        is_whole = size < PERSISTS
+        yield Message("all_gather", FP32 * size, count * (1 if is_whole else passes * micro), ranks, not is_whole)
+    yield Message("all_gather", FP32 * hidden, 8 * model.layers, ranks)  # biases and LayerNorms
+    yield Message("reduce_scatter", whole, micro, ranks, True)
 
 
 def _of_passes(job: Job) -> Iterator[Message]:
@@ -101,7 +117,25 @@ def _of_passes(job: Job) -> Iterator[Message]:
             yield Message("all_reduce", FP32 * model.head_parameters / layout.tensor, 1, 2)
 
 
-def traffic_s(found: Sequence[Message], link: Link, measured: LinkTimes, computing_s: float) -> tuple[float, float]:
+class Collectives:
+    """Seconds of the collectives that were measured over one link."""
+
+    def __init__(self, calibration: Calibration, link: str) -> None:
+        rows = [each for each in calibration.collectives if each.link == link]
+        most = max((each.ranks for each in rows), default=0)
+        self.ranks = most
+        self.known: dict[str, list[tuple[float, float]]] = {}
+        for each in sorted(rows, key=lambda each: each.num_bytes):
+            if each.ranks == most:
+                self.known.setdefault(each.kind, []).append((each.num_bytes, each.seconds))
+
+    def seconds(self, message: Message) -> float:
+        """Return the seconds of all of a message's collectives, by the bytes moved where other numbers of ranks were."""
+        scale = share_sent(message.kind, message.ranks) / share_sent(message.kind, self.ranks)
+        return message.count * scale * along(self.known[message.kind], message.bytes)
+
+
+def traffic_s(found: Sequence[Message], link: Link, measured: Collectives, computing_s: float) -> tuple[float, float]:
     """Return seconds that messages take: what the ranks work for them, and what more the link makes them wait.
 
     A token bucket (`link.burst_bytes`) fills while a rank computes, and lets as much through at once.
@@ -112,8 +146,7 @@ def traffic_s(found: Sequence[Message], link: Link, measured: LinkTimes, computi
     work_s = wait_s = 0.0
     rate = link.bytes_per_s * HEADERS
     for message in found:
-        own_s = message.count * along(measured.collectives[_table_of(message.kind)], "bytes", message.bytes)
-        own_s *= share_sent(message.kind, message.ranks) / share_sent(message.kind, measured.ranks)
+        own_s = measured.seconds(message)
         sent = message.bytes * share_sent(message.kind, message.ranks)
         link_s = message.count * (sent / rate + link.latency_s) / message.lanes
         gaps = max(message.count / message.lanes if message.is_spread else 1.0, 1e-9)
@@ -131,6 +164,3 @@ def share_sent(kind: str, ranks: int) -> float:
         return 1.0
     return (2 if kind in ("all_reduce", "reduce_scatter") else 1) * (ranks - 1) / ranks
 
-
-def _table_of(kind: str) -> str:
-    return "reduce_scatter" if kind == "zero3_reduce_scatter" else kind

@@ -12,18 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.model.shape import VOCABULARY_MULTIPLE
-from testbed.planner.calibration import Calibration, WholeStep
-from testbed.planner.job import DenseModel, Job, Layout
+from testbed.planner.calibration import Calibration
+from testbed.planner.job import Job
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
-FLAGS_OF_KIND = {
-    **{name: ("--run_type", name) for name in ("baseline", "allreduce", "ddp", "fsdp")},
-    **{f"optimized {stage}": ("--run_type", "optimized", "--zero_stage", str(stage)) for stage in range(4)},
-    "model_parallel": ("--run_type", "model_parallel"),
-    **{f"pipeline {name}": ("--run_type", "pipeline", "--pipeline_schedule", name) for name in SCHEDULES},
-    "tensor": ("--run_type", "tensor"),
-}
 # Group of a step's parts -> factor and its spread before any whole step was seen. The host's work is partly in the
 # measured operations, which were called by it too.
 GROUPS = {
@@ -35,9 +26,10 @@ GROUPS = {
 }
 SPREADS_OF_OTHERS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
 STEP_NOISE = 0.03  # relative error of a whole step's median
+LEAST, SWEEPS = 0.1, 300
 COVERED = 0.9  # of the interval
 FEWEST_FOR_INTERVAL = 10
-Grouped = Callable[[Job, int], dict[str, float]]
+Grouped = Callable[[Job], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -69,52 +61,17 @@ def kind_of(job: Job) -> str:
     return f"pipeline {job.schedule}" if job.run_type == "pipeline" else str(job.run_type)
 
 
-def job_of_step(step: WholeStep, precision: str) -> Job:
-    """Return the run whose step was measured."""
-    run_type, _, variant = step.kind.partition(" ")
-    is_cut, is_tensor = run_type in ("pipeline", "model_parallel"), run_type == "tensor"
-    data = 1 if is_cut or is_tensor else step.ranks
-    stage = {"optimized": int(variant or 0) if run_type == "optimized" else 0, "fsdp": 3}.get(run_type, 0)
-    layout = Layout(
-        data=data,
-        zero_stage=stage,
-        shard=data if run_type == "fsdp" else 1,
-        tensor=step.ranks if is_tensor else 1,
-        pipeline=step.ranks if is_cut else 1,
-        virtual_stages=2 if variant in ("interleaved_1f1b", "zero_bubble") else 1,
-    )
-    model = DenseModel(
-        layers=step.layers,
-        hidden=step.hidden,
-        heads=step.heads,
-        kv_heads=step.heads,
-        head_dim=step.hidden // step.heads,
-        ffn=4 * step.hidden,
-        vocab=-(-step.vocab // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
-        seq_length=step.seq_length,
-    )
-    return Job(
-        model=model,
-        layout=layout,
-        micro_batch=step.micro_batch,
-        accumulation=step.accumulation,
-        run_type=run_type,
-        precision=precision,
-        schedule=variant if run_type == "pipeline" else None,
-    )
-
-
 def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
     """Fit the factors of every kind, and predict each of its steps from the others.
 
     Args:
-        grouped: seconds of a job on some ranks by group, before any factor.
+        grouped: seconds of a job by group, before any factor.
     """
     seen: dict[tuple[str, int], list[tuple[np.ndarray, float]]] = {}
-    for step in calibration.whole_steps:
-        parts = grouped(job_of_step(step, calibration.precision), step.ranks)
+    for step in calibration.steps:
+        parts = grouped(step.job)
         row = np.array([parts[name] for name in GROUPS])
-        seen.setdefault((step.kind, step.ranks), []).append((row, step.seconds))
+        seen.setdefault((kind_of(step.job), step.job.layout.devices), []).append((row, step.seconds))
     means = np.array([mean for mean, _ in GROUPS.values()])
     spreads = np.array([spread for _, spread in GROUPS.values()])
     plain = ("baseline", 1)
@@ -133,9 +90,12 @@ def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
 
 
 def _ridge(rows: Sequence[tuple[np.ndarray, float]], means: np.ndarray, spreads: np.ndarray) -> np.ndarray:
-    """Return the factors, none below a tenth of where they began."""
-    left = [row / seconds / STEP_NOISE for row, seconds in rows]
-    right = [1 / STEP_NOISE] * len(rows)
-    system = np.vstack([*left, np.diag(1 / spreads)])
-    found = np.linalg.lstsq(system, np.concatenate([right, means / spreads]), rcond=None)[0]
-    return np.maximum(found, means / 10)
+    """Return the factors, none below LEAST of where they began: least squares with bounds, one factor after the other."""
+    system = np.vstack([*(row / seconds / STEP_NOISE for row, seconds in rows), np.diag(1 / spreads)])
+    target = np.concatenate([np.full(len(rows), 1 / STEP_NOISE), means / spreads])
+    found = means.copy()
+    for _ in range(SWEEPS):
+        for place, column in enumerate(system.T):
+            rest = target - system @ found + column * found[place]
+            found[place] = max(float(column @ rest / (column @ column)), LEAST * means[place])
+    return found

@@ -11,6 +11,7 @@ from testbed.planner.constants import Constants
 from testbed.planner.fit import nominal_of
 from testbed.planner.job import Job, Machine
 from testbed.planner.parts import PARTS
+from testbed.planner.rates import DataSheetRates
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
 SHOWN = {  # under which name a part is shown; "... links" are named by the link that they cross
@@ -47,11 +48,14 @@ class StepTime:
 
 def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     """Predict one step of a job on a machine."""
-    nominal = nominal_of(job, machine, constants.rates(machine))
+    if constants.predictor is not None:
+        found = constants.predictor.predict(job, machine)
+        return StepTime(found.parts, sum(found.parts.values()), found.low, found.high, constants.label)
+    nominal = nominal_of(job, machine, DataSheetRates(machine.device))
     log_time, deviation = constants.fit.predict(nominal)
-    middle, half = constants.log_interval(job, machine, log_time, deviation)
+    half = constants.width * deviation
     by_part = constants.fit.parts(nominal)
-    seconds = math.exp(middle)
+    seconds = math.exp(log_time)
     scale = seconds / by_part.sum()
     idle = nominal.idle / (nominal.idle + nominal.seconds.sum())
     parts: dict[str, float] = {}
@@ -61,7 +65,7 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     if idle:
         parts[BUBBLE] = idle * seconds
     kept = {part: took for part, took in parts.items() if took > 0}
-    return StepTime(kept, seconds, math.exp(middle - half), math.exp(middle + half), constants.label)
+    return StepTime(kept, seconds, math.exp(log_time - half), math.exp(log_time + half), constants.label)
 
 
 def _link_of(part: str, job: Job, machine: Machine) -> str:

@@ -17,20 +17,11 @@ from testbed.distributed.launch import usable_cores
 from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
 from testbed.experiments.calibration import sizes
-from testbed.experiments.calibration.work import Work
+from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Work
 from testbed.experiments.fault_drill.work import write_made_up_tokens
 from testbed.io import SOURCE, now_utc
-from testbed.planner.calibration import (
-    BETWEEN,
-    WITHIN,
-    Calibration,
-    ComputeTimes,
-    LinkTimes,
-    WholeStep,
-    read_calibration,
-    write_calibration,
-)
-from testbed.planner.residuals import FLAGS_OF_KIND
+from testbed.planner.calibration import TABLES, Calibration, Collective, from_json, made
+from testbed.planner.devices import Device, Link
 from testbed.sweep.runner import reason_of_failure
 
 WORKER = "testbed.experiments.calibration.worker"
@@ -119,22 +110,42 @@ def _answer(work: Work, folder: Path, ranks: int, stop: Stop) -> dict[str, Any]:
 
 def together(asked: Asked, answers: Sequence[dict[str, Any]], seconds: float) -> Calibration:
     """Put the answers of all starts into one calibration."""
-    links = [answer["link"] for answer in answers if "link" in answer]
     memory: dict[str, float] = {}
     for answer in answers:
         memory |= {name: max(found, memory.get(name, 0.0)) for name, found in answer["memory"].items()}
-    first = answers[0]
-    return Calibration(
-        machine=first["machine"],
-        precision=asked.precision,
-        date_utc=now_utc(),
-        commit=first["commit"],
-        seconds=seconds,
-        compute=tuple(ComputeTimes(**answer["compute"]) for answer in answers),
-        links={WITHIN: LinkTimes(**links[-1])} if links else {},
-        whole_steps=tuple(WholeStep(**step) for answer in answers for step in answer["whole_steps"]),
-        memory=memory,
+    facts = answers[0]["machine"]
+    whole = from_json(
+        {
+            **{name: [row for answer in answers for row in answer.get(name, ())] for name in (*TABLES, "steps")},
+            "backend": "nccl" if asked.device == "cuda" else "gloo",
+            "overlap": answers[-1].get("overlap", 1.0),
+            "memory": memory,
+            "machine_facts": facts,
+            "made": {"date_utc": now_utc(), "commit": answers[0]["commit"], "seconds": round(seconds)},
+        }
     )
+    links = (link_of(whole),) if whole.collectives else ()
+    return dataclasses.replace(whole, device=device_of(asked, whole, facts), links=links)
+
+
+def device_of(asked: Asked, measured: Calibration, facts: dict[str, Any]) -> Device:
+    """Return one rank's share of the machine, at the best rates that were measured."""
+    peak = max(2 * each.m * each.n * each.k / each.seconds for each in measured.products)
+    copied = max(2 * each.num_bytes / each.seconds for each in measured.moving if each.kind == "copy")
+    return Device(
+        name=facts["device"],
+        memory_bytes=facts["memory_bytes"] / (asked.devices if asked.device == "cpu" else 1),
+        peak_flops={asked.precision: peak},
+        memory_bytes_per_s=copied,
+        source="measured by scripts/plan.py --calibrate",
+    )
+
+
+def link_of(measured: Calibration) -> Link:
+    """Return the link within the machine, by its fastest and its smallest all-reduce."""
+    rows = [each for each in measured.collectives if each.kind == "all_reduce"]
+    rate = max(2 * (each.ranks - 1) / each.ranks * each.num_bytes / each.seconds for each in rows)
+    return Link(name=WITHIN, latency_s=min(each.seconds for each in rows), bytes_per_s=rate, source="measured")
 
 
 def devices_here() -> tuple[str, int]:
@@ -145,9 +156,9 @@ def devices_here() -> tuple[str, int]:
     return ("cuda", number) if number else ("cpu", usable_cores())
 
 
-def add_link_between_nodes(path: Path, link: dict[str, Any]) -> Calibration:
-    """Put collectives that were measured between nodes into an existing file, and return its content."""
-    before = read_calibration(path)
-    after = dataclasses.replace(before, links={**before.links, BETWEEN: LinkTimes(**link)})
-    write_calibration(path, after)
-    return after
+def with_link(calibration: Calibration, answer: dict[str, Any], link: Link) -> Calibration:
+    """Return a calibration with collectives over one more link, which were measured between nodes."""
+    rows = tuple(made(Collective, row) for row in answer["collectives"])
+    kept = tuple(row for row in calibration.collectives if row.link != link.name)
+    links = (*(each for each in calibration.links if each.name != link.name), link)
+    return dataclasses.replace(calibration, collectives=(*kept, *rows), links=links)

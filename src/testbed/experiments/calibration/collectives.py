@@ -7,20 +7,23 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
-from testbed.experiments.calibration.operations import Row, Stopwatch
+from testbed.experiments.calibration.operations import Stopwatch
+from testbed.planner.calibration import Collective
 from testbed.profiling.step_clock import synchronize
 
+LEAST_SHARE = 0.01  # cores that compute and send at once hide nothing
 
-def collectives(watch: Stopwatch, sizes: Iterable[int]) -> dict[str, list[Row]]:
+
+def collectives(watch: Stopwatch, sizes: Iterable[int], link: str) -> list[Collective]:
     """Time all_reduce, all_gather, reduce_scatter and p2p by the bytes of the whole tensor.
 
     p2p is a message and one of the same size back, halved: what one stage of a pipeline waits for.
     """
-    found: dict[str, list[Row]] = {"all_reduce": [], "all_gather": [], "reduce_scatter": [], "p2p": []}
+    found = []
     for size in sizes:
         for name, call in _calls(size, watch.device).items():
-            seconds = watch.seconds_of(call)
-            found[name].append({"bytes": size, "seconds": seconds / 2 if name == "p2p" else seconds})
+            seconds = watch.seconds_of(call) / (2 if name == "p2p" else 1)
+            found.append(Collective(kind=name, link=link, ranks=watch.ranks, num_bytes=size, seconds=seconds))
     return found
 
 
@@ -48,8 +51,8 @@ def _there_and_back(tensor: torch.Tensor, rank: int, ranks: int) -> None:
             dist.recv(tensor, other)
 
 
-def overlap(watch: Stopwatch, size: int, side: int) -> Row:
-    """Time an all-reduce of `size` bytes, square products that take about as long, and the two at once."""
+def overlap(watch: Stopwatch, size: int, side: int) -> float:
+    """Return the share of an all-reduce of `size` bytes that ran behind square products that take about as long."""
     whole = torch.zeros(size // 4, device=watch.device)
     matrix = watch.random(side, side)
     collective_s = watch.seconds_of(lambda: dist.all_reduce(whole))
@@ -66,8 +69,5 @@ def overlap(watch: Stopwatch, size: int, side: int) -> Row:
         work.wait()
         synchronize(watch.device)
 
-    return {
-        "collective_s": collective_s,
-        "product_s": watch.seconds_of(compute),
-        "both_s": watch.seconds_of(both),
-    }
+    hidden_s = collective_s + watch.seconds_of(compute) - watch.seconds_of(both)
+    return min(1.0, max(LEAST_SHARE, hidden_s / collective_s))

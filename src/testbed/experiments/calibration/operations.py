@@ -14,19 +14,21 @@ from testbed.distributed import process_group
 from testbed.model.gpt2 import GPT2, token_loss_sum
 from testbed.model.shape import ModelShape
 from testbed.optim.optimizer import clip_gradients_, global_grad_norm, gradient_of
+from testbed.planner.calibration import AttentionTime, Moving, Product, SmallStep, Update
 from testbed.profiling.device_limits import DTYPES
 from testbed.profiling.step_clock import synchronize
 
 SHORTEST_S = 0.004  # of a block of calls that is timed at once
 BLOCKS = 7
-Row = dict[str, float]
+FP32 = 4  # bytes
 
 
 class Stopwatch:
     """Times calls on one device; the ranks begin each measurement together, and the slowest one counts."""
 
-    def __init__(self, device: torch.device, precision: str, blocks: int = BLOCKS):
-        self.device, self.dtype, self.blocks = device, DTYPES[precision], blocks
+    def __init__(self, device: torch.device, precision: str, ranks: int, blocks: int = BLOCKS):
+        self.device, self.precision, self.ranks, self.blocks = device, precision, ranks, blocks
+        self.dtype = DTYPES[precision]
 
     def seconds_of(self, call: Callable[[], object]) -> float:
         """Return the median seconds of a call, over blocks of calls that take SHORTEST_S or more."""
@@ -49,26 +51,26 @@ class Stopwatch:
         return torch.randn(size, device=self.device).to(self.dtype).requires_grad_(is_leaf)
 
 
-def products(watch: Stopwatch, layers: Iterable[tuple[int, int, int]]) -> list[Row]:
+def products(watch: Stopwatch, layers: Iterable[tuple[int, int, int]]) -> list[Product]:
     """Time a linear layer's three products by (tokens, inputs, outputs)."""
-    rows = []
+    found = []
     for tokens, inputs, outputs in layers:
         x, weight, gradient = watch.random(tokens, inputs), watch.random(outputs, inputs), watch.random(tokens, outputs)
         bias = watch.random(outputs)
-        rows.append(
-            {
-                "tokens": tokens,
-                "inputs": inputs,
-                "outputs": outputs,
-                "forward_s": watch.seconds_of(lambda x=x, w=weight, b=bias: F.linear(x, w, b)),
-                "input_gradient_s": watch.seconds_of(lambda g=gradient, w=weight: g @ w),
-                "weight_gradient_s": watch.seconds_of(lambda g=gradient, x=x: g.t() @ x),
-            }
-        )
-    return rows
+        calls: dict[str, tuple[tuple[int, int, int], Callable[[], object]]] = {
+            "forward": ((tokens, outputs, inputs), lambda x=x, w=weight, b=bias: F.linear(x, w, b)),
+            "input_gradient": ((tokens, inputs, outputs), lambda g=gradient, w=weight: g @ w),
+            "weight_gradient": ((outputs, inputs, tokens), lambda g=gradient, x=x: g.t() @ x),
+        }
+        for role, ((m, n, k), call) in calls.items():
+            seconds = watch.seconds_of(call)
+            found.append(
+                Product(m=m, n=n, k=k, seconds=seconds, role=role, precision=watch.precision, ranks=watch.ranks)
+            )
+    return found
 
 
-def attention(watch: Stopwatch, sizes: Iterable[tuple[int, int, int, int]]) -> list[Row]:
+def attention(watch: Stopwatch, sizes: Iterable[tuple[int, int, int, int]]) -> list[AttentionTime]:
     """Time causal attention by (batch, heads, length, head_dim)."""
     rows = []
     for size in sizes:
@@ -78,23 +80,36 @@ def attention(watch: Stopwatch, sizes: Iterable[tuple[int, int, int, int]]) -> l
         def forward(q=query, k=key, v=value) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        names = {"batch": batch, "heads": heads, "length": length, "head_dim": head_dim}
-        rows.append({**names, **_both_ways(watch, forward, (query, key, value))})
+        forward_s, backward_s = _both_ways(watch, forward, (query, key, value))
+        rows.append(
+            AttentionTime(
+                batch=batch,
+                heads=heads,
+                seq_length=length,
+                head_dim=head_dim,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                precision=watch.precision,
+                ranks=watch.ranks,
+            )
+        )
     return rows
 
 
-def _both_ways(watch: Stopwatch, forward: Callable[[], torch.Tensor], leaves: tuple[torch.Tensor, ...]) -> Row:
-    """Time forward alone, and forward with backward; backward is the difference."""
+def _both_ways(
+    watch: Stopwatch, forward: Callable[[], torch.Tensor], leaves: tuple[torch.Tensor, ...]
+) -> tuple[float, float]:
+    """Time forward alone, and forward with backward; backward is the difference, at least a tenth of forward."""
     gradient = torch.ones_like(forward())
 
     def step() -> None:
         torch.autograd.grad(forward(), leaves, gradient)
 
     forward_s, both_s = watch.seconds_of(forward), watch.seconds_of(step)
-    return {"forward_s": forward_s, "backward_s": max(both_s - forward_s, 0.0)}
+    return forward_s, max(both_s - forward_s, 0.1 * forward_s)
 
 
-def elementwise(watch: Stopwatch, kind: str, sizes: Iterable[tuple[int, int]]) -> list[Row]:
+def elementwise(watch: Stopwatch, kind: str, sizes: Iterable[tuple[int, int]]) -> list[Moving]:
     """Time forward and backward of "layer_norm", "gelu" or "add" by (rows, width)."""
     rows = []
     for count, width in sizes:
@@ -107,12 +122,12 @@ def elementwise(watch: Stopwatch, kind: str, sizes: Iterable[tuple[int, int]]) -
             "gelu": (lambda x=x: F.gelu(x, approximate="tanh"), (x,)),
             "add": (lambda x=x, other=other: x + other, (x, other)),
         }
-        both = _both_ways(watch, *calls[kind])
-        rows.append({"elements": count * width, "seconds": both["forward_s"] + both["backward_s"]})
+        seconds = sum(_both_ways(watch, *calls[kind]))
+        rows.append(Moving(num_bytes=FP32 * count * width, seconds=seconds, kind=kind, ranks=watch.ranks))
     return rows
 
 
-def cross_entropy(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> list[Row]:
+def cross_entropy(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> list[Moving]:
     """Time the loss of logits and its gradient by (tokens, vocabulary)."""
     rows = []
     for tokens, vocabulary in sizes:
@@ -122,11 +137,12 @@ def cross_entropy(watch: Stopwatch, sizes: Iterable[tuple[int, int]]) -> list[Ro
         def step(logits=logits, targets=targets) -> None:
             torch.autograd.grad(token_loss_sum(logits, targets), logits)
 
-        rows.append({"elements": tokens * vocabulary, "seconds": watch.seconds_of(step)})
+        size, seconds = FP32 * tokens * vocabulary, watch.seconds_of(step)
+        rows.append(Moving(num_bytes=size, seconds=seconds, kind="cross_entropy", ranks=watch.ranks))
     return rows
 
 
-def update(watch: Stopwatch, shapes: Iterable[ModelShape]) -> list[Row]:
+def update(watch: Stopwatch, shapes: Iterable[ModelShape]) -> list[Update]:
     """Time the norm, the clipping and fused AdamW of whole models."""
     rows = []
     for shape in shapes:
@@ -140,20 +156,22 @@ def update(watch: Stopwatch, shapes: Iterable[ModelShape]) -> list[Row]:
             clip_gradients_(parameters, 1.0, norm)
             optimizer.step()
 
-        rows.append({"parameters": sum(p.numel() for p in parameters), "seconds": watch.seconds_of(step)})
+        elements = sum(parameter.numel() for parameter in parameters)
+        rows.append(Update(elements=elements, seconds=watch.seconds_of(step), ranks=watch.ranks))
     return rows
 
 
-def copy(watch: Stopwatch, sizes: Iterable[int]) -> list[Row]:
+def copy(watch: Stopwatch, sizes: Iterable[int]) -> list[Moving]:
     """Time copies within the device's memory by elements of fp32."""
     rows = []
     for size in sizes:
         source, target = (torch.ones(size, device=watch.device) for _ in range(2))
-        rows.append({"elements": size, "seconds": watch.seconds_of(lambda s=source, t=target: t.copy_(s))})
+        seconds = watch.seconds_of(lambda s=source, t=target: t.copy_(s))
+        rows.append(Moving(num_bytes=FP32 * size, seconds=seconds, kind="copy", ranks=watch.ranks))
     return rows
 
 
-def small_steps(watch: Stopwatch, layers: Iterable[int]) -> list[Row]:
+def small_steps(watch: Stopwatch, layers: Iterable[int]) -> list[SmallStep]:
     """Time forward and backward of a model so small that it is all the host's work, by number of layers."""
     rows = []
     for number in layers:
@@ -163,5 +181,5 @@ def small_steps(watch: Stopwatch, layers: Iterable[int]) -> list[Row]:
         def step(model: Any = model, tokens: torch.Tensor = tokens) -> None:
             model(tokens, tokens).backward()
 
-        rows.append({"layers": number, "seconds": watch.seconds_of(step)})
+        rows.append(SmallStep(layers=number, seconds=watch.seconds_of(step), ranks=watch.ranks))
     return rows

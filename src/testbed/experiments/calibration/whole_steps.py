@@ -19,50 +19,16 @@ from testbed.config.settings import CheckedRun
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
+from testbed.experiments.calibration.work import Setting
 from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
-from testbed.planner.residuals import FLAGS_OF_KIND
+from testbed.planner.calibration import WholeStep
 from testbed.profiling.step_clock import StepClock
 from testbed.strategies import build_strategy
 from testbed.train.batches import TrainingBatches
 
 INTERFACES = Path("/proc/net/dev")
 WARMUP_STEPS = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a whole step trains. Shapes as in ModelShape and Job; `micro_batch` of a data rank."""
-
-    layers: int
-    heads: int
-    hidden: int
-    vocab: int
-    seq_length: int
-    micro_batch: int
-    accumulation: int
-
-    def arguments(self, kind: str, data: Path, steps: int) -> list[str]:
-        """Return the flags of gpt2.py."""
-        values: dict[str, Any] = {
-            "num_layers": self.layers,
-            "num_heads": self.heads,
-            "embedding_size": self.hidden,
-            "vocab_size": self.vocab,
-            "seq_length": self.seq_length,
-            "max_position_embeddings": self.seq_length,
-            "micro_batch_size_per_gpu": self.micro_batch,
-            "grad_accum_steps": self.accumulation,
-            "max_train_steps": steps,
-            "timing_warmup_steps": 1,
-            "epochs": 10_000,
-            "max_val_steps": 0,
-            "sample_tokens": 0,
-            "train_data_path": data / "train.bin",
-            "val_data_path": data / "val.bin",
-        }
-        words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
-        return [*FLAGS_OF_KIND[kind], *words]
 
 
 @dataclass
@@ -74,30 +40,31 @@ class Steps:
     seconds: list[float]
     sent_bytes: list[float]
 
-    def as_row(self, ranks: int) -> dict[str, Any]:
-        """Return the row of calibration.json."""
+    def as_entry(self, ranks: int, precision: str, link: str) -> WholeStep:
         low, median, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        sent = statistics.median(self.sent_bytes) if self.sent_bytes else None
-        return {
-            "kind": self.kind,
-            "ranks": ranks,
-            **vars(self.setting),
-            "seconds": median,
-            "low": low,
-            "high": high,
-            "steps": len(self.seconds),
-            "sent_bytes": sent,
-        }
+        return WholeStep(
+            job=self.setting.job(self.kind, ranks, precision),
+            link=link,
+            seconds=median,
+            low=low,
+            high=high,
+            steps=len(self.seconds),
+            sent_bytes=statistics.median(self.sent_bytes) if self.sent_bytes else 0.0,
+        )
 
 
 def time_steps(
-    work: Sequence[tuple[str, Setting]], launch: Launch, device: torch.device, common: Mapping[str, Any], rounds: int,
+    work: Sequence[tuple[str, Setting]],
+    launch: Launch,
+    device: torch.device,
+    common: Mapping[str, Any],
+    rounds: int,
     deadline_s: float = math.inf,
-) -> list[dict[str, Any]]:
+) -> list[WholeStep]:
     """Train a few steps of each (kind, setting), in rounds, so that a drift of the machine meets all alike.
 
     Args:
-        common: "data", the folder of token files; "precision"; "steps" of each in a round.
+        common: "data", the folder of token files; "precision"; "link"; "steps" of each in a round.
         deadline_s: of time.perf_counter() on rank 0; what has not begun by then is left out.
     """
     found = [Steps(kind, setting, [], []) for kind, setting in work]
@@ -108,7 +75,9 @@ def time_steps(
             seconds, sent = _train(each, launch, device, common)
             each.seconds += seconds
             each.sent_bytes += sent
-    return [each.as_row(launch.world_size) for each in found if each.seconds]
+    return [
+        each.as_entry(launch.world_size, common["precision"], common["link"]) for each in found if len(each.seconds) > 1
+    ]
 
 
 def check_setting(kind: str, setting: Setting, ranks: int, data: Path) -> str | None:

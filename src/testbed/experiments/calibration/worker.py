@@ -10,9 +10,11 @@ import platform
 import resource
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from testbed.autotune.device import keep_freed_memory
@@ -21,8 +23,8 @@ from testbed.distributed.launch import Launch, read_launch
 from testbed.distributed.openmp import wait_briefly
 from testbed.experiments.calibration import collectives, operations
 from testbed.experiments.calibration.sizes import Sizes
-from testbed.experiments.calibration.whole_steps import Setting, check_setting, time_steps
-from testbed.experiments.calibration.work import Work
+from testbed.experiments.calibration.whole_steps import check_setting, time_steps
+from testbed.experiments.calibration.work import Setting, Work
 from testbed.io import write_text
 from testbed.metrics import environment
 
@@ -31,7 +33,7 @@ def measure(work: Work, launch: Launch) -> dict[str, Any]:
     """Return what this start contributes to calibration.json. All ranks call it, with a process group."""
     started_s = time.perf_counter()
     device = device_of(work.device, launch)
-    watch = operations.Stopwatch(device, work.precision, work.blocks)
+    watch = operations.Stopwatch(device, work.precision, launch.world_size, work.blocks)
     answer: dict[str, Any] = {
         "ranks": launch.world_size,
         "machine": facts(device, launch),
@@ -39,16 +41,17 @@ def measure(work: Work, launch: Launch) -> dict[str, Any]:
         "memory": {"plain": held_bytes(device)},
     }
     if work.sizes is not None:
-        answer["compute"] = operations_of(watch, Sizes(**work.sizes), launch.world_size)
+        answer |= operations_of(watch, Sizes(**work.sizes))
     if work.message_bytes and launch.is_distributed:
-        answer["link"] = link_of(watch, work, launch)
+        side = 4096 if device.type == "cuda" else 256
+        answer["collectives"] = collectives.collectives(watch, work.message_bytes, work.link)
+        answer["overlap"] = collectives.overlap(watch, work.message_bytes[len(work.message_bytes) // 2], side)
     settings = [Setting(**each) for each in work.settings]
     data = Path(work.data)
     tasks = [(kind, setting) for setting in settings for kind in work.kinds]
     tasks = [task for task in tasks if check_setting(*task, launch.world_size, data) is None]
-    common = {"data": data, "precision": work.precision, "steps": work.steps}
-    deadline_s = started_s + work.seconds
-    answer["whole_steps"] = time_steps(tasks, launch, device, common, work.rounds, deadline_s)
+    common = {"data": data, "precision": work.precision, "steps": work.steps, "link": work.link}
+    answer["steps"] = time_steps(tasks, launch, device, common, work.rounds, started_s + work.seconds)
     if "deepspeed" in sys.modules:
         answer["memory"]["deepspeed"] = held_bytes(device)
     return answer
@@ -65,7 +68,14 @@ def facts(device: torch.device, launch: Launch) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "host": platform.node(),
+        "memory_bytes": memory_of(device),
     }
+
+
+def memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total
 
 
 def device_of(kind: str, launch: Launch) -> torch.device:
@@ -87,31 +97,21 @@ def held_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def operations_of(watch: operations.Stopwatch, sizes: Sizes, ranks: int) -> dict[str, Any]:
-    """Return the content of ComputeTimes."""
+def operations_of(watch: operations.Stopwatch, sizes: Sizes) -> dict[str, Any]:
+    """Return tables of a Calibration."""
+    elementwise = [
+        each for kind in ("layer_norm", "gelu", "add") for each in operations.elementwise(watch, kind, sizes.elementwise)
+    ]
     return {
-        "ranks": ranks,
         "products": operations.products(watch, sizes.products),
         "attention": operations.attention(watch, sizes.attention),
-        "layer_norm": operations.elementwise(watch, "layer_norm", sizes.elementwise),
-        "gelu": operations.elementwise(watch, "gelu", sizes.elementwise),
-        "add": operations.elementwise(watch, "add", sizes.elementwise),
-        "cross_entropy": operations.cross_entropy(watch, sizes.logits),
-        "update": operations.update(watch, sizes.shapes),
-        "copy": operations.copy(watch, sizes.copies),
-        "small_step": operations.small_steps(watch, sizes.small_layers),
-    }
-
-
-def link_of(watch: operations.Stopwatch, work: Work, launch: Launch) -> dict[str, Any]:
-    """Return the content of LinkTimes."""
-    sizes = work.message_bytes
-    side = 4096 if work.device == "cuda" else 256
-    return {
-        "ranks": launch.world_size,
-        "backend": "nccl" if work.device == "cuda" else "gloo",
-        "collectives": collectives.collectives(watch, sizes),
-        "overlap": collectives.overlap(watch, sizes[len(sizes) // 2], side),
+        "moving": [
+            *elementwise,
+            *operations.cross_entropy(watch, sizes.logits),
+            *operations.copy(watch, sizes.copies),
+        ],
+        "updates": operations.update(watch, sizes.shapes),
+        "small_steps": operations.small_steps(watch, sizes.small_layers),
     }
 
 
@@ -124,7 +124,7 @@ def main(file: Path) -> None:
     try:
         answer = measure(work, launch)
         if launch.rank == 0:
-            write_text(Path(work.out), json.dumps(answer))
+            write_text(Path(work.out), json.dumps(answer, default=asdict))
         process_group.wait_for_everyone()
     finally:
         process_group.stop_process_group()
