@@ -11,6 +11,7 @@ from support.settings import settings_of, typed
 
 from testbed.config.run_types import STRATEGIES
 from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.planner.job import DenseModel
 from testbed.planner.stages import balanced_stages, piece_costs
 
 
@@ -89,7 +90,7 @@ def test_every_piece_lies_in_one_stage_in_order(size, num_stages):
 @pytest.mark.parametrize("vocab_size", [300, 8192, 50257])
 def test_the_most_expensive_stage_is_as_cheap_as_any_cut_allows(num_stages, vocab_size):
     shape = ModelShape(num_layers=6, num_heads=4, embedding_size=128, vocab_size=vocab_size)
-    costs = piece_costs(shape, 128)
+    costs = piece_costs(DenseModel.of_gpt2(shape, 128))
 
     def largest(begins: tuple[int, ...]) -> int:
         return max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *begins, len(costs))))

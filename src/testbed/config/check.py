@@ -98,13 +98,8 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     values |= model_dimensions(values, train_file, val_file)
     values |= _learning_rate(values)
     values |= options_of_optimizer(values, asked.typed)
-    mesh = mesh_sizes(values, launch.world_size)
-    values |= _sizes_of_mesh(values, mesh)
-    check_combination(values, mesh)
-    values |= _precision(values)
     finds_micro_batch = values["micro_batch_size_per_gpu"] == AUTO
-    values |= _batch(values, mesh)
-    check_schedule(values, mesh)
+    values, mesh = spread_over_ranks(values, launch.world_size)
     check_data_suffices(values, train_file, val_file)
     steps_per_epoch, total_steps = count_steps(values, train_file)
     values |= learning_rate_marks(values, total_steps)
@@ -122,6 +117,24 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     _check_measuring(settings)
     _check_files(settings)
     return CheckedRun(asked, settings, train_file, val_file)
+
+
+def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[str, Any], MeshSizes]:
+    """Return the values with mesh, precision and batch filled in, and the mesh: all that needs no data.
+
+    Args:
+        values: with the model's dimensions and the options of the run type.
+
+    Raises:
+        InputError: one sentence for the first rule that is broken.
+    """
+    mesh = mesh_sizes(values, world_size)
+    values = {**values, **_sizes_of_mesh(values, mesh)}
+    check_combination(values, mesh)
+    values |= _precision(values)
+    values |= _batch(values, mesh)
+    check_schedule(values, mesh)
+    return values, mesh
 
 
 def _check_ranks(run_type: str, launch: Launch) -> None:

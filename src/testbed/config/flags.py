@@ -143,9 +143,15 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     groups = {name: parser.add_argument_group(held_by.__doc__) for name, held_by in GROUPS.items()}
-    for flag in FLAGS.values():
-        groups[flag.group].add_argument(*flag.option_strings, dest=flag.name, help=flag.help, **_form(flag))
+    for name, flag in FLAGS.items():
+        add_flag(groups[flag.group], name)
     return parser
+
+
+def add_flag(group: argparse._ArgumentGroup, name: str) -> None:
+    """Add a row of the table to a program's command line, with its spellings, help and rules."""
+    flag = FLAGS[name]
+    group.add_argument(*flag.option_strings, dest=flag.name, help=flag.help, **_form(flag))
 
 
 def _form(flag: Flag) -> dict[str, Any]:

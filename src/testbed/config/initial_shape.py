@@ -65,6 +65,16 @@ def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file:
             f"--init_from {values['init_from']} knows {shape['vocab_size']} tokens, but {train_file.path} is written "
             f"with {train_file.vocab_size}; tokenize the text with the tokenizer of those weights"
         )
+    check_shape(shape, values["seq_length"])
+    return shape | ({"model": values["init_from"]} if _is_published(values["init_from"]) else {})
+
+
+def check_shape(shape: Mapping[str, int], seq_length: int) -> None:
+    """Check that the dimensions fit together, and that sequences of `seq_length` fit into the model.
+
+    Raises:
+        InputError: one sentence for the first rule that is broken.
+    """
     if shape["embedding_size"] % shape["num_heads"]:
         raise InputError(
             f"--embedding_size {shape['embedding_size']} is not a multiple of --num_heads {shape['num_heads']}; "
@@ -76,12 +86,11 @@ def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file:
             "of them in its host's memory; lower --num_layers, --embedding_size, --vocab_size or "
             "--max_position_embeddings"
         )
-    if values["seq_length"] > shape["max_position_embeddings"]:
+    if seq_length > shape["max_position_embeddings"]:
         raise InputError(
-            f"--seq_length {values['seq_length']} is longer than the {shape['max_position_embeddings']} positions of "
+            f"--seq_length {seq_length} is longer than the {shape['max_position_embeddings']} positions of "
             "the model; shorten it or raise --max_position_embeddings"
         )
-    return shape | ({"model": values["init_from"]} if _is_published(values["init_from"]) else {})
 
 
 def _starting_shape(values: Mapping[str, Any]) -> ModelShape:

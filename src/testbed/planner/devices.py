@@ -43,6 +43,7 @@ class Device:
     memory_bytes: float
     peak_flops: Mapping[str, float]  # dense, per second, by precision
     memory_bytes_per_s: float
+    kind: str = "cuda"  # or "cpu"
     source: str = ""
     architecture: str = ""  # of its maker: kinds of one architecture resemble each other
     per_node: int = 8  # devices that `within_node` joins, as it is sold

@@ -43,11 +43,11 @@ DEVIATIONS: Mapping[str, Mapping[str, float]] = {
     "head": {"all": 0.2, "stack": 0.2},
     "optimizer": {"all": 0.4, "stack": 0.3},
     "tensor links": {"all": 0.4, "architecture": 0.2, "stack": 0.3},
-    "data links": {"all": 0.6, "stack, device": 0.6},
+    "data links": {"all": 1.0, "stack, device": 1.0},
     "pipeline links": {"all": 0.5},
     "context links": {"all": 0.7},
     "offload": {"all": 0.8},
-    "stragglers": {"all": 0.6, "stack, device": 0.6},
+    "stragglers": {"all": 0.5, "stack, device": 0.3},
     "host": {"all": 0.4, "stack": 0.3},
 }
 

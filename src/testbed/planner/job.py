@@ -5,6 +5,7 @@ A dense decoder-only transformer of any width, so that published runs of other m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from testbed.model.shape import ModelShape
@@ -28,6 +29,7 @@ class DenseModel:
     positions: str = "learned"  # or "rope"
     bias: bool = True
     norm: str = "layernorm"  # gain and bias; "rmsnorm": gain only
+    max_positions: int | None = None  # rows of the learned positions; None: as many as seq_length
 
     @classmethod
     def of_gpt2(cls, shape: ModelShape, seq_length: int) -> DenseModel:
@@ -41,6 +43,7 @@ class DenseModel:
             ffn=4 * shape.embedding_size,
             vocab=shape.padded_vocab_size,
             seq_length=seq_length,
+            max_positions=shape.max_position_embeddings,
         )
 
     @property
@@ -57,15 +60,32 @@ class DenseModel:
     @property
     def parameters(self) -> int:
         """All trainable elements, a tied head once."""
-        per_norm = self.hidden * (2 if self.norm == "layernorm" else 1)
-        biases = 0
-        if self.bias:
-            biases = self.head_dim * (self.heads + 2 * self.kv_heads) + 2 * self.hidden
-            biases += self.ffn * (2 if self.mlp == "swiglu" else 1)
-        block = self.block_matrix_parameters + biases + 2 * per_norm
+        block = sum(math.prod(shape) for shape in self.block_shapes())
         embeddings = self.head_parameters * (1 if self.tied else 2)
-        positions = self.seq_length * self.hidden if self.positions == "learned" else 0
-        return self.layers * block + embeddings + positions + per_norm
+        return self.layers * block + embeddings + self.position_parameters + self.norm_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Elements of one norm."""
+        return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    @property
+    def position_parameters(self) -> int:
+        """Elements of the learned positions."""
+        return (self.max_positions or self.seq_length) * self.hidden if self.positions == "learned" else 0
+
+    def block_shapes(self) -> list[tuple[int, ...]]:
+        """Return the shape of each tensor of a block in the order of its forward pass, matrices as (outputs, inputs)."""
+        norm: list[tuple[int, ...]] = [(self.hidden,)] * (2 if self.norm == "layernorm" else 1)
+        attention = [(self.head_dim * (self.heads + 2 * self.kv_heads), self.hidden)]
+        attention += [(self.hidden, self.head_dim * self.heads)]
+        mlp = [(self.ffn, self.hidden)] * (2 if self.mlp == "swiglu" else 1) + [(self.hidden, self.ffn)]
+        shapes: list[tuple[int, ...]] = []
+        for half in (attention, mlp):
+            shapes += norm
+            for outputs, inputs in half:
+                shapes += [(outputs, inputs), (outputs,)] if self.bias else [(outputs, inputs)]
+        return shapes
 
     def flops_per_token(self) -> int:
         """FLOPs of forward and backward: 6 per element of a matrix that multiplies, and the causal half of attention.
@@ -114,6 +134,9 @@ class Job:
     schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
     offload: str = "none"
     dropout: float = 0.0
+    on_cpu: bool = False  # some operations keep other tensors there
+    reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
+    bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets
     overlap: bool = True  # collectives of the data ranks run behind the passes
     tensor_overlap: bool = False  # collectives of the tensor ranks run behind matrix products
 

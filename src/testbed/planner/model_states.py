@@ -3,74 +3,95 @@
 Padding of the embedding counts, and the tied head counts once per rank. Activations, communication buckets and host
 memory of --offload do not. tests/planner/test_model_states.py compares with live tensors.
 
-Symbols: P parameters, C channels, N data ranks.
+Symbols: P parameters, N data ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from testbed.distributed.mesh import MeshSizes
-from testbed.model.shape import ModelShape
+from testbed.planner.job import DenseModel, Job
 from testbed.planner.stages import Stage
 
 FP32, MOMENTS = 4, 8  # bytes per parameter; Adam's two moments are fp32 in every run type, Muon's one too
 UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see update_copy_bytes
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
+PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole in stage 3
+ENGINES = {"megatron": "megatron", "simumax": "megatron", "llm.c": "llm.c", "deepspeed": "deepspeed"}
+MEGATRON_GRADIENTS = 4  # bytes: its main gradients are fp32 unless told otherwise
+
+
+def engine_of(job: Job) -> str:
+    """Return which program's rules decide what a rank holds: "torch", "deepspeed", "megatron" or "llm.c"."""
+    if job.run_type is not None:
+        return "deepspeed" if job.run_type == "optimized" else "torch"
+    for word, engine in ENGINES.items():
+        if word in job.stack.lower():
+            return engine
+    return "deepspeed" if job.layout.zero_stage in (1, 2) else "torch"
 
 
 def model_state_bytes(
-    shape: ModelShape,
-    mesh: MeshSizes,
-    *,
-    zero_stage: int | None = None,
-    has_16_bit_weights: bool = False,
-    optimizer: str = "adamw",
-    data_rank: int = 0,
-    stages: Sequence[Stage] | None = None,
+    job: Job, stages: Sequence[Stage] | None = None, *, data_rank: int = 0, persistent: int = PERSISTENT
 ) -> dict[str, int]:
     """Bytes on one rank just before an update: gradients are complete, nothing has changed yet.
 
     Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054, section 3.1 and figure 1): mixed-precision Adam takes 2 bytes per
     weight, 2 per gradient and K = 12 of optimizer state (fp32 master, two moments), of which stage 1 shards the
     last, stage 2 the last two, stage 3 all over N ranks. In fp32 and under autocast, weights and gradients take 4 each
-    and the moments 8, as there the weights are their own masters.
+    and the moments 8, as there the weights are their own masters. fsdp too: its native mixed precision casts what it
+    gathers. Muon keeps one moment of the blocks' matrices in place of two; it runs without ZeRO.
 
     Args:
-        mesh: says what is sharded: `shard` ranks share fsdp's weights, `tensor` ranks the matrices.
-        zero_stage: of DeepSpeed; None for PyTorch's strategies. Stage 3 with stage3_param_persistence_threshold 0: up
-            to that size (by default 100,000 elements) every rank also holds tensors whole.
-        has_16_bit_weights: DeepSpeed's own fp16 or bf16 mode. Of no effect on fsdp, whose native mixed precision casts
-            what it gathers: the shards stay fp32 and are the masters.
-        optimizer: "muon" keeps one moment of the blocks' matrices in place of two; it runs without ZeRO.
-        data_rank: stages 1 and 2 of DeepSpeed do not give all of them the same.
         stages: those of this pipeline rank; None where a rank holds all layers.
+        data_rank: stages 1 and 2 of DeepSpeed do not give all of them the same.
+        persistent: elements below which stage 3 of DeepSpeed also holds tensors whole on every rank.
 
     Returns:
         Bytes by kind: "parameters", "gradients", "optimizer".
     """
-    if not zero_stage:  # DeepSpeed's stage 0 keeps plain PyTorch tensors
-        elements = _part(elements_held(shape, mesh.tensor, stages), mesh.shard)
-        moments = MOMENTS * elements
-        if optimizer == "muon":
-            moments -= FP32 * _part(_block_matrix_elements(shape, mesh.tensor, stages), mesh.shard)
-        return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": moments}
-    whole = elements_held(shape)
-    part = _part(whole, mesh.data)
-    width = 2 if has_16_bit_weights else FP32
+    layout, engine = job.layout, engine_of(job)
+    whole = elements_held(job.model, layout.tensor, stages)
+    if engine == "deepspeed" and layout.zero_stage:
+        return _deepspeed_bytes(job, data_rank, persistent)
+    if job.has_16_bit_weights and (engine != "torch" or layout.zero_stage < 3):
+        part = part_of(whole, layout.shard if layout.zero_stage else 1)
+        gradient = MEGATRON_GRADIENTS if engine == "megatron" else 2
+        weights = 2 * (part if layout.zero_stage == 3 else whole)
+        gradients = gradient * (part if layout.zero_stage >= 2 else whole)
+        return {"parameters": weights, "gradients": gradients, "optimizer": (FP32 + MOMENTS) * part}
+    # PyTorch, and stage 0 of DeepSpeed
+    ranks = layout.shard if layout.zero_stage == 3 else 1
+    is_by_rows = layout.zero_stage == 3 and stages is None and layout.tensor == 1
+    elements = _elements_of_shards(job.model, ranks) if is_by_rows else part_of(whole, ranks)
+    moments = MOMENTS * elements
+    if job.optimizer == "muon":
+        moments -= FP32 * part_of(block_matrix_elements(job.model, layout.tensor, stages), ranks)
+    return {"parameters": FP32 * elements, "gradients": FP32 * elements, "optimizer": moments}
+
+
+def _deepspeed_bytes(job: Job, data_rank: int, persistent: int) -> dict[str, int]:
+    """Return the states of ZeRO 1 to 3, which comes without tensor or pipeline ranks."""
+    ranks, stage = job.layout.shard, job.layout.zero_stage
+    whole = elements_held(job.model)
+    part = part_of(whole, ranks)
+    width = 2 if job.has_16_bit_weights else FP32
+    gradients = part if stage == 3 else _gradients_of_whole_tensors(job.model, ranks, data_rank)
+    kept = sum(size for group in _tensor_sizes(job.model) for size in group if size < persistent)
     return {
-        "parameters": width * (part if zero_stage == 3 else whole),
-        "gradients": width * (part if zero_stage == 3 else _gradients_of_whole_tensors(shape, mesh.data, data_rank)),
+        "parameters": width * (part + kept if stage == 3 else whole),
+        "gradients": width * gradients,
         # More than needed with fp32 weights: DeepSpeed clones them into masters at every stage. Stage 3 means to reuse
         # them, but compares a device with its name, which is never equal.
         "optimizer": (FP32 + MOMENTS) * part,
     }
 
 
-def published_zero_bytes(shape: ModelShape, data_ranks: int, zero_stage: int) -> dict[str, int]:
+def published_zero_bytes(model: DenseModel, data_ranks: int, zero_stage: int) -> dict[str, int]:
     """Return the bytes of mixed precision in figure 1 of the ZeRO paper. Stage 3 is its fully sharded one."""
-    whole = elements_held(shape)
-    part = _part(whole, data_ranks)
+    whole = elements_held(model)
+    part = part_of(whole, data_ranks)
     return {
         "parameters": 2 * (part if zero_stage >= 3 else whole),
         "gradients": 2 * (part if zero_stage >= 2 else whole),
@@ -78,7 +99,7 @@ def published_zero_bytes(shape: ModelShape, data_ranks: int, zero_stage: int) ->
     }
 
 
-def update_copy_bytes(shape: ModelShape, data_ranks: int, zero_stage: int | None) -> int:
+def update_copy_bytes(model: DenseModel, data_ranks: int, zero_stage: int | None) -> int:
     """Bytes of the fp32 gradients that DeepSpeed's ZeRO makes inside the update, more than the paper counts.
 
     Adam reads fp32, so each parameter group's gradients are flattened and converted before its turn and freed after it.
@@ -87,34 +108,34 @@ def update_copy_bytes(shape: ModelShape, data_ranks: int, zero_stage: int | None
     """
     if not zero_stage:
         return 0
-    matrices = sum(_tensor_sizes(shape)[0])
+    matrices = sum(_tensor_sizes(model)[0])
     at_once = min(matrices, ZERO_3_SUB_GROUP) if zero_stage == 3 else matrices
-    return FP32 * _part(at_once, data_ranks)
+    return FP32 * part_of(at_once, data_ranks)
 
 
-def elements_held(shape: ModelShape, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
+def elements_held(model: DenseModel, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
     """Return the parameters on the fullest tensor rank, padding included, of some pipeline stages or all."""
-    channels = shape.embedding_size
-    # c_attn 3C^2 + 3C, c_proj C^2, c_fc 4C^2 + 4C, c_proj 4C^2 are cut; the bias of what is summed over the tensor
-    # ranks (C, twice) and two LayerNorms (2C each) are on all of them
-    block = _part(12 * channels**2 + 7 * channels, tensor_ranks) + 6 * channels
-    embedding = _part(shape.padded_vocab_size, tensor_ranks) * channels  # cut by rows
-    everything = [Stage(range(shape.num_layers), embeds=True, predicts=True)]
+    # cut are the matrices and the biases of their outputs; the biases of what is summed over the tensor ranks (twice)
+    # and two norms are on all of them
+    on_all = 2 * model.hidden * model.bias + 2 * model.norm_parameters
+    block = part_of(sum(math.prod(shape) for shape in model.block_shapes()) - on_all, tensor_ranks) + on_all
+    table = part_of(model.vocab, tensor_ranks) * model.hidden  # cut by rows
+    everything = [Stage(range(model.layers), embeds=True, predicts=True)]
     held = everything if stages is None else stages
     embeds, predicts = any(stage.embeds for stage in held), any(stage.predicts for stage in held)
     total = sum(len(stage.blocks) for stage in held) * block
-    total += embedding * (embeds or predicts)  # the head is the same matrix: once where a rank holds both ends
-    total += shape.num_position_parameters * embeds
-    return total + 2 * channels * predicts  # the final LayerNorm
+    total += table * (embeds or predicts if model.tied else embeds + predicts)  # tied: once where a rank has both ends
+    total += model.position_parameters * embeds
+    return total + model.norm_parameters * predicts
 
 
-def _block_matrix_elements(shape: ModelShape, tensor_ranks: int, stages: Sequence[Stage] | None) -> int:
-    """Return the elements that Muon updates: 12 C^2 of every block, split over the tensor ranks."""
-    num_blocks = shape.num_layers if stages is None else sum(len(stage.blocks) for stage in stages)
-    return num_blocks * _part(12 * shape.embedding_size**2, tensor_ranks)
+def block_matrix_elements(model: DenseModel, tensor_ranks: int = 1, stages: Sequence[Stage] | None = None) -> int:
+    """Return the elements of the blocks' matrices on a rank: those that Muon updates and that autocast casts."""
+    num_blocks = model.layers if stages is None else sum(len(stage.blocks) for stage in stages)
+    return num_blocks * part_of(model.block_matrix_parameters, tensor_ranks)
 
 
-def _gradients_of_whole_tensors(shape: ModelShape, ranks: int, rank: int) -> int:
+def _gradients_of_whole_tensors(model: DenseModel, ranks: int, rank: int) -> int:
     """Elements of gradient that a rank keeps in ZeRO 1 and 2: of every tensor that its part touches, all of it.
 
     DeepSpeed flattens each parameter group and cuts it in equal parts, through the middle of tensors. Its last backward
@@ -123,8 +144,8 @@ def _gradients_of_whole_tensors(shape: ModelShape, ranks: int, rank: int) -> int
     stage 1 neither, where the paper has 2 P: there they are whole only while they accumulate.
     """
     kept = 0
-    for sizes in _tensor_sizes(shape):
-        part = 2 * _part(sum(sizes), 2 * ranks)  # aligned to 4 bytes of bf16
+    for sizes in _tensor_sizes(model):
+        part = 2 * part_of(sum(sizes), 2 * ranks)  # aligned to 4 bytes of bf16
         end = 0
         for size in sizes:
             begin, end = end, end + size
@@ -133,16 +154,30 @@ def _gradients_of_whole_tensors(shape: ModelShape, ranks: int, rank: int) -> int
     return kept
 
 
-def _tensor_sizes(shape: ModelShape) -> tuple[list[int], list[int]]:
+def _tensor_sizes(model: DenseModel) -> tuple[list[int], list[int]]:
     """Return the elements of all matrices and of all vectors in model order: the two groups of the optimizer."""
-    channels = shape.embedding_size
-    matrices = [shape.padded_vocab_size * channels, shape.num_position_parameters]
-    matrices += [3 * channels**2, channels**2, 4 * channels**2, 4 * channels**2] * shape.num_layers
-    # ln_1 gain and bias, c_attn, c_proj, ln_2 gain and bias, c_fc, c_proj
-    vectors = [size * channels for size in (1, 1, 3, 1, 1, 1, 4, 1)] * shape.num_layers
-    return matrices, [*vectors, channels, channels]
+    shapes = _shapes(model)
+    return (
+        [math.prod(shape) for shape in shapes if len(shape) > 1],
+        [math.prod(shape) for shape in shapes if len(shape) == 1],
+    )
 
 
-def _part(elements: int, ranks: int) -> int:
+def _elements_of_shards(model: DenseModel, ranks: int) -> int:
+    """Return the elements on rank 0 where each tensor is cut by rows, as FSDP2 does: a row is never cut."""
+    return sum(part_of(shape[0], ranks) * math.prod(shape[1:]) for shape in _shapes(model))
+
+
+def _shapes(model: DenseModel) -> list[tuple[int, ...]]:
+    """Return the shapes of all tensors in model order."""
+    shapes: list[tuple[int, ...]] = [(model.vocab, model.hidden)]
+    if model.position_parameters:
+        shapes.append((model.position_parameters // model.hidden, model.hidden))
+    shapes += model.block_shapes() * model.layers
+    shapes += [(model.hidden,)] * (model.norm_parameters // model.hidden)
+    return shapes if model.tied else [*shapes, (model.vocab, model.hidden)]
+
+
+def part_of(elements: int, ranks: int) -> int:
     """Return the size of one of equal parts, the last one padded."""
     return -(-elements // ranks)

@@ -288,7 +288,7 @@ def _job(
         accumulation=accumulation,
         stack=str(part["source"].get("repo") or "unknown"),
         precision=precision,
-        has_16_bit_weights=precision not in ("fp32", "tf32") and not re.search("autocast|default|amp_", detail),
+        has_16_bit_weights=precision not in ("fp32", "tf32") and not re.search("autocast|default|amp", detail),
         recompute=recompute,
         recompute_share=share,
         compiled=bool(raw.get("compile")),
@@ -296,6 +296,7 @@ def _job(
         schedule=_schedule(schedule, layout),
         offload="activations" if _number(extra, "activation_cpu_offload_layers") else "none",
         dropout=float(extra.get("dropout") or 0.0),
+        bucket_elements=_number(extra, "deepspeed_bucket_elements") or Job.bucket_elements,
         overlap=False not in is_behind,
         tensor_overlap=bool(extra.get("tp_comm_overlap") or extra.get("async_tp")),
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.model.shape import ModelShape
+from testbed.planner.job import DenseModel
 
 
 @dataclass(frozen=True)
@@ -22,26 +26,50 @@ class Stage:
 
 
 def balanced_stages(shape: ModelShape, seq_length: int, num_stages: int) -> list[Stage]:
+    """Cut a GPT-2 as `stages_of` cuts any model."""
+    return list(stages_of(DenseModel.of_gpt2(shape, seq_length), num_stages))
+
+
+@functools.cache
+def stages_of(model: DenseModel, num_stages: int) -> tuple[Stage, ...]:
     """Cut embedding, blocks and head so that the most expensive stage is as cheap as can be: all others wait for it."""
-    pieces = _cut(piece_costs(shape, seq_length), num_stages)
-    return [
+    pieces = _cut(piece_costs(model), num_stages)
+    return tuple(
         Stage(
-            blocks=range(max(first, 1) - 1, min(end, shape.num_layers + 1) - 1),
+            blocks=range(max(first, 1) - 1, min(end, model.layers + 1) - 1),
             embeds=first == 0,
-            predicts=end == shape.num_layers + 2,
+            predicts=end == model.layers + 2,
         )
         for first, end in pieces
-    ]
+    )
 
 
-def piece_costs(shape: ModelShape, seq_length: int) -> list[int]:
+def even_stages(model: DenseModel, num_stages: int) -> tuple[Stage, ...]:
+    """Cut as Megatron-LM does: as many blocks in each stage, embedding and head at the ends on top."""
+    cuts = [round(model.layers * number / num_stages) for number in range(num_stages + 1)]
+    return tuple(
+        Stage(range(first, end), embeds=number == 0, predicts=number == num_stages - 1)
+        for number, (first, end) in enumerate(itertools.pairwise(cuts))
+    )
+
+
+def stages_of_ranks(stages: Sequence[Stage], ranks: int, schedule: str | None) -> list[list[Stage]]:
+    """Return the stages of each pipeline rank: they go round the ranks, and in a zero-bubble schedule's V back."""
+    held: list[list[Stage]] = [[] for _ in range(ranks)]
+    for number, stage in enumerate(stages):
+        runs_back = schedule == "zero_bubble" and number >= ranks
+        held[len(stages) - 1 - number if runs_back else number % ranks].append(stage)
+    return held
+
+
+def piece_costs(model: DenseModel) -> list[int]:
     """FLOPs per token and forward pass of the embedding (a look-up: next to none), each block, and the head.
 
-    A block: 24 C^2 of its matrix products and, causal, 2 C T of the attention scores. The head: 2 C V.
+    A block of GPT-2: 24 C^2 of its matrix products and, causal, 2 C T of the attention scores. The head: 2 C V.
     """
-    channels = shape.embedding_size
-    block = 24 * channels**2 + 2 * channels * seq_length
-    return [2 * channels, *[block] * shape.num_layers, 2 * channels * shape.padded_vocab_size]
+    scores = 2 * model.heads * model.head_dim * model.seq_length
+    block = 2 * model.block_matrix_parameters + scores
+    return [2 * model.hidden, *[block] * model.layers, 2 * model.head_parameters]
 
 
 def _cut(costs: list[int], parts: int) -> list[tuple[int, int]]:

@@ -56,8 +56,8 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     half = constants.width * deviation
     by_part = constants.fit.parts(nominal)
     seconds = math.exp(log_time)
-    scale = seconds / by_part.sum()
-    idle = nominal.idle / (nominal.idle + nominal.seconds.sum())
+    scale = seconds / float(by_part.sum())
+    idle = nominal.idle / (nominal.idle + float(nominal.seconds.sum()))
     parts: dict[str, float] = {}
     for part, took in zip(PARTS, by_part, strict=True):
         shown = SHOWN.get(part) or _link_of(part, job, machine)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import torch
 
 from testbed.distributed import process_group
@@ -28,6 +29,11 @@ OUT_OF_MEMORY = (
 # Before training. A GPU that idles runs at a low clock, and its first product loads the kernel.
 FIRST_MEASUREMENT: dict[str, dict[str, Any]] = {"cpu": {"repeats": 2}, "cuda": {"repeats": 20, "warmup_s": 0.3}}
 BF16_MARGIN = 1.5  # the instructions gain 2 to 16 times, emulation loses
+
+
+def resident_bytes() -> int:
+    """Return the resident set of this process."""
+    return psutil.Process().memory_info().rss
 
 
 def peak_memory(device: torch.device) -> dict[str, int | None]:

@@ -36,11 +36,13 @@ class Report:
         console: Console,
         scalars: Scalars,
         peak: PeakRate | None,
+        rss_before_model: int,
     ):
-        """Args: peak: None where a data sheet gives the device's best rate."""
+        """Args: peak: None where a data sheet gives the device's best rate. rss_before_model: bytes."""
         self.settings, self.launch, self.device = settings, launch, device
         self.recorder, self.console, self.scalars = recorder, console, scalars
         self._peak, self._sampler = peak, UtilizationSampler(device)
+        self._rss_before_model = rss_before_model
         self._profile_step = lambda: None
         self._traces = recorder.directory / run_files.PROFILER_LOGS
 
@@ -75,7 +77,8 @@ class Report:
 
     def memory(self, step: int) -> None:
         """Record every rank's peak memory up to `step`."""
-        self.recorder.add_memory(step, process_group.gather_objects(peak_memory(self.device)))
+        mine = {**peak_memory(self.device), "rss_before_model_bytes": self._rss_before_model}
+        self.recorder.add_memory(step, process_group.gather_objects(mine))
 
     def end_training(self) -> None:
         """Stop the sampler of utilization and record what it saw."""

@@ -27,7 +27,7 @@ from testbed.metrics.recorder import RunRecorder
 from testbed.metrics.tensorboard import Scalars
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
-from testbed.profiling.device_limits import begin_peak_rate
+from testbed.profiling.device_limits import begin_peak_rate, resident_bytes
 from testbed.profiling.step_clock import StepClock
 from testbed.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
@@ -111,6 +111,7 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
     tokenizer_text = tokenizer_of_data(setup.checked.train_file) if is_rank_0 else None
 
+    rss_before_model = resident_bytes()
     strategy = build(setup)
     if start.checkpoint is not None:
         is_continued = load(start.checkpoint, strategy, settings, launch)
@@ -135,7 +136,7 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
         batches=batches,
         validation=validation,
         clock=StepClock(device, emits_nvtx=settings.measuring.profile_mode),
-        report=Report(settings, launch, device, recorder, console, scalars, peak),
+        report=Report(settings, launch, device, recorder, console, scalars, peak, rss_before_model),
         checkpoints=checkpoints,
         ending=ending,
         tokenizer_text=tokenizer_text,

@@ -99,6 +99,9 @@ class MemoryOfRank(TypedDict):
     peak_rss_bytes: Count
     peak_allocated_bytes: Annotated[Count | None, "peak CUDA memory in tensors, and held by the allocator; null on CPU"]
     peak_reserved_bytes: Count | None
+    rss_before_model_bytes: NotRequired[
+        Annotated[Count, "resident memory just before the model was built: libraries, process group, data"]
+    ]
 
 
 class Memory(TypedDict):

@@ -1,0 +1,166 @@
+"""Bytes that a strategy holds besides model states and activations: casts, gathered weights, buckets. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from testbed.planner.activations import keeps_16_bits, product_bytes
+from testbed.planner.job import Job
+from testbed.planner.model_states import (
+    FP32,
+    block_matrix_elements,
+    elements_held,
+    engine_of,
+    model_state_bytes,
+    part_of,
+    update_copy_bytes,
+)
+from testbed.planner.stages import Stage
+
+BUCKET = 25 * 2**20  # bytes of the buckets in which the strategies without DDP average over data ranks
+FORWARD = ("forward end", "loss")
+BACKWARD = ("backward", "backward end")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that is held in some moments of a step."""
+
+    name: str
+    num_bytes: float
+    moments: tuple[str, ...]
+    tensor_bytes: float  # of the largest tensors that it is made of
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a pipeline rank holds of the model, in elements."""
+
+    elements: int
+    matrices: int  # of the blocks
+    block: int  # one block, all of it
+    table: int  # the head's matrix where the rank has one, or else the embedding's
+    embeds: bool
+    predicts: bool
+
+
+def held_by(job: Job, stages: Sequence[Stage]) -> Held:
+    """Return what the stages of a rank are made of, on one tensor rank."""
+    model, tensor = job.model, job.layout.tensor
+    embeds, predicts = any(stage.embeds for stage in stages), any(stage.predicts for stage in stages)
+    num_blocks = sum(len(stage.blocks) for stage in stages)
+    return Held(
+        elements=elements_held(model, tensor, stages),
+        matrices=block_matrix_elements(model, tensor, stages),
+        block=elements_held(model, tensor, [Stage(range(1), embeds=False, predicts=False)]) if num_blocks else 0,
+        table=part_of(model.vocab, tensor) * model.hidden if embeds or predicts else 0,
+        embeds=embeds,
+        predicts=predicts,
+    )
+
+
+def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the buffers of one rank."""
+    yield from _casts(job, held)
+    yield from _gradients_of_tables(job, held)
+    engine = engine_of(job)
+    if engine == "deepspeed":
+        yield from _of_deepspeed(job, held)
+    elif engine == "megatron":
+        # Transformer Engine and Megatron-LM add gradients of weights into their main gradients and hand autograd an
+        # unused tensor for each shape of weight
+        unused = 2 * (held.block + held.table)
+        yield Buffer("unused gradients", unused, BACKWARD, 2 * held.table)
+    elif job.layout.zero_stage == 3:
+        yield from _of_fsdp(job, held)
+    elif _is_ddp(job):
+        yield Buffer("ddp buckets", FP32 * held.elements, (*FORWARD, *BACKWARD), BUCKET)
+    elif job.layout.data > 1:
+        yield Buffer("averaged buckets", 2 * BUCKET, ("update",), BUCKET)
+    if job.optimizer == "muon" and job.model.layers:
+        largest = FP32 * job.model.hidden * job.model.ffn
+        yield Buffer("orthogonalised", 4 * largest, ("update",), largest)
+
+
+def _is_ddp(job: Job) -> bool:
+    return job.run_type == "ddp" or (job.run_type is None and job.layout.data > 1)
+
+
+def casts_weights(job: Job) -> bool:
+    """Return whether autocast makes copies of fp32 weights in 16 bits."""
+    return product_bytes(job) != FP32 and not keeps_16_bits(job) and not job.has_16_bit_weights
+
+
+def keeps_casts(job: Job) -> bool:
+    """Return whether casts stay for all micro batches of a step, as most strategies of src/gpt2.py keep them."""
+    keeps = casts_weights(job) and job.accumulation > 1 and job.recompute == "none" and not job.compiled
+    return keeps and job.run_type not in (None, "fsdp", "optimized")
+
+
+def _casts(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the weights that autocast casts; autograd keeps them, unless the block is computed again."""
+    if not casts_weights(job):
+        return
+    table = held.table if held.predicts else 0
+    cast = held.matrices + table if job.recompute == "none" else held.block + table
+    moments = (*FORWARD, "backward", *(("backward end",) if keeps_casts(job) else ()))
+    yield Buffer("weights in 16 bits", 2 * cast, moments, 2 * held.table)
+    if keeps_casts(job):
+        # all micro batches share the first one's casts, whose gradients autograd completes at the end of a pass
+        yield Buffer("gradients in 16 bits", 2 * held.matrices, ("backward end",), 2 * held.block / 3)
+
+
+def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the gradients of embedding and head that are not yet in their place.
+
+    A tied head's waits through the whole backward pass for the embedding's; both and their sum are alive at its end.
+    """
+    engine = engine_of(job)
+    if engine in ("megatron", "llm.c") or not held.table:
+        return
+    size = (2 if keeps_16_bits(job) else FP32) * held.table
+    is_tied = job.model.tied and held.embeds and held.predicts
+    if held.predicts:
+        yield Buffer("gradient of the head", size, ("backward",), size)
+    if held.embeds:
+        at_end = (2 if is_tied else 0) + (1 if job.accumulation > 1 else 0)
+        yield Buffer("gradients of the embedding", at_end * size, ("backward end",), size)
+
+
+def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the units that FSDP gathers, and gradients on their way into shards.
+
+    Embeddings stay gathered. A block's weights are there with the next one's, which are on their way; its gradients
+    lie whole once more, in fp32, while they are reduced.
+    """
+    width = 2 if keeps_16_bits(job) else FP32
+    num_blocks = job.model.layers / job.layout.pipeline
+    root = held.elements - num_blocks * held.block
+    blocks = min(num_blocks, 3) if job.reshards else num_blocks
+    yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
+    yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)
+    yield Buffer("reduced blocks", (width + FP32) * held.block, ("backward",), FP32 * held.block)
+    yield Buffer("reduced embeddings", FP32 * root, ("backward end",), FP32 * held.table)
+
+
+def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
+    """Yield the buckets of DeepSpeed, two for each purpose, and what its update converts.
+
+    Stage 3 keeps up to max_live_parameters (10^9) of its weights gathered.
+    """
+    stage, elements = job.layout.zero_stage, held.elements
+    width = 2 if job.has_16_bit_weights else FP32
+    bucket = min(elements, job.bucket_elements)
+    if stage == 0:
+        if job.layout.data > 1:
+            yield Buffer("averaged buckets", width * bucket, ("update",), width * bucket)
+        return
+    yield Buffer("reduce buckets", 2 * width * bucket, BACKWARD, width * bucket)
+    if stage == 3:
+        yield Buffer("gathered weights", width * min(elements, 10**9), (*FORWARD, "backward"), width * held.table)
+    if stage == 1 and job.accumulation > 1:
+        mine = model_state_bytes(job)["gradients"]
+        yield Buffer("whole gradients", max(0, width * elements - mine), (*FORWARD, *BACKWARD), width * held.table)
+    copy = update_copy_bytes(job.model, job.layout.shard, stage)
+    yield Buffer("fp32 gradients for the update", copy, ("update",), copy)

@@ -1,0 +1,178 @@
+"""List the runs of src/gpt2.py that a machine could do: run types, meshes, micro batches, recomputation. No torch.
+
+The program's own rules (config/) accept or refuse each; what is left out on top of that is said where it is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from testbed.config.check import spread_over_ranks
+from testbed.config.compatibility import auto_compile_blocker
+from testbed.config.flags import parse_command_line
+from testbed.config.mesh import options_of_run_type
+from testbed.config.run_types import STRATEGIES
+from testbed.distributed.mesh import MeshSizes
+from testbed.errors import InputError
+from testbed.model.shape import ModelShape
+from testbed.planner.devices import Device
+from testbed.planner.job import DenseModel, Job, Layout, Machine
+
+RECOMPUTE = {
+    "none": "none",
+    "block": "full",
+    "selective": "selective_op",
+}  # --activation_checkpointing -> Job.recompute
+MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
+BF16_GAIN = 1.5  # from here on --precision auto takes bf16
+
+
+def candidates(
+    shape: ModelShape,
+    seq_length: int,
+    global_batch: int,
+    machine: Machine,
+    given: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """Return every run that is worth an estimate.
+
+    Args:
+        global_batch: sequences of an optimizer step, the same for all.
+        given: flags of src/gpt2.py that all of them have; one that would vary does not.
+    """
+    return possible(shape, seq_length, global_batch, machine, given)[0]
+
+
+def possible(
+    shape: ModelShape,
+    seq_length: int,
+    global_batch: int,
+    machine: Machine,
+    given: Mapping[str, Any] | None = None,
+) -> tuple[list[Job], dict[str, str]]:
+    """Return the candidates, and for each run type without one the program's reason to refuse it."""
+    given = dict(given or {})
+    values = {**parse_command_line([]).values, **asdict(shape), **given}
+    values |= {"seq_length": seq_length, "global_batch_size": global_batch, "device": machine.device.kind}
+    values["precision"] = precision_of(values["precision"], machine.device)
+    jobs: list[Job] = []
+    refused: dict[str, str] = {}
+    for run_type in [given["run_type"]] if given.get("run_type") else STRATEGIES:
+        found: list[Job] = []
+        for options in _options(run_type, shape, machine, given):
+            try:
+                found += _batches({**values, "run_type": run_type, **options}, shape, machine)
+            except InputError as error:
+                refused.setdefault(run_type, str(error))
+        jobs += found
+        if found:
+            refused.pop(run_type, None)
+    return list(dict.fromkeys(jobs)), refused
+
+
+def precision_of(asked: str, device: Device) -> str:
+    """Return the precision that --precision auto takes on a device."""
+    peaks = device.peak_flops
+    if asked != "auto":
+        return asked
+    return "bf16" if peaks.get("bf16", 0) >= BF16_GAIN * peaks.get("fp32", 1) else "fp32"
+
+
+def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machine: Machine) -> Job:
+    """Return the run that settings describe.
+
+    Args:
+        values: every flag, filled in.
+    """
+    run_type, precision = values["run_type"], values["precision"]
+    stage = {"fsdp": 3, "optimized": values["zero_stage"]}.get(run_type, 0)
+    data, accumulation = mesh.data, values["grad_accum_steps"]
+    if run_type == "dp":  # one process, a micro batch on each device
+        data, accumulation = machine.devices, -(-accumulation // machine.devices)
+    layout = Layout(
+        data=data,
+        zero_stage=stage,
+        shard=mesh.shard if run_type == "fsdp" else data if stage else 1,
+        tensor=mesh.tensor,
+        pipeline=mesh.pipeline,
+        virtual_stages=values["stages_per_rank"] or 1,
+    )
+    compiles, on_cpu = values["compile"], machine.device.kind == "cpu"
+    if compiles is None:
+        compiles = machine.device.kind == "cuda" and auto_compile_blocker(values) is None
+    return Job(
+        model=DenseModel.of_gpt2(shape, values["seq_length"]),
+        layout=layout,
+        micro_batch=values["micro_batch_size_per_gpu"],
+        accumulation=accumulation,
+        run_type=run_type,
+        precision="fp8" if values["matmul"] == "fp8" else precision,
+        has_16_bit_weights=values["mixed_precision"] == "native" or (run_type == "optimized" and precision == "fp16"),
+        recompute=RECOMPUTE[values["activation_checkpointing"]],
+        compiled=compiles,
+        attention="eager" if values["attention"] == "math" or (on_cpu and values["dropout"]) else "flash",
+        optimizer=values["optimizer"],
+        schedule=values["pipeline_schedule"],
+        offload=values["offload"] or "none",
+        dropout=values["dropout"],
+        on_cpu=on_cpu,
+        reshards=values["reshard_after_forward"] != "off",
+        bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
+    )
+
+
+def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the settings of a run type that it is worth to try, as flags.
+
+    Left out: on one device all but the plain program, and ZeRO with --offload; tensor ranks across nodes where a node
+    has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is asked for.
+    """
+    devices, per_node = machine.devices, min(machine.per_node, machine.devices)
+    if run_type == "baseline" and devices > 1:
+        return
+    if run_type == "dp" and (machine.device.kind == "cpu" or not 1 < devices <= machine.per_node):
+        return
+    if devices == 1 and run_type != "baseline" and not (run_type == "optimized" and given.get("offload")):
+        return
+    within = _divisors(per_node if per_node > 1 else devices)[1:]
+    varied: dict[str, Sequence[Any]] = {
+        "zero_stage": (0, 1, 2, 3),
+        "shard_size": [*(size for size in within if size < devices and devices % size == 0), devices],
+        "pipeline_stages": [size for size in _divisors(devices)[1:] if size <= shape.num_layers + 2],
+        "pipeline_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"),
+        "tensor_parallel_size": [size for size in within if devices % size == 0],
+    }
+    own = STRATEGIES[run_type].options
+    varied = {name: sizes for name, sizes in varied.items() if name in own}
+    varied["activation_checkpointing"] = tuple(RECOMPUTE)
+    varied |= {name: (given[name],) for name in varied if given.get(name) is not None}
+    for choice in itertools.product(*varied.values()):
+        yield dict(zip(varied, choice, strict=True))
+
+
+def _batches(values: dict[str, Any], shape: ModelShape, machine: Machine) -> Iterator[Job]:
+    """Yield a job for each micro batch that divides a rank's share of the batch.
+
+    Raises:
+        InputError: the program refuses the mesh, the batch, or every micro batch.
+    """
+    ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
+    values = {**values, **options_of_run_type(values, frozenset())}
+    _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
+    asked = values["micro_batch_size_per_gpu"]
+    lanes = machine.devices if values["run_type"] == "dp" else mesh.data
+    most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
+    sizes = [size for size in _divisors(values["global_batch_size"] // lanes) if size <= most]
+    for micro_batch in sizes if asked is None else [asked]:
+        try:
+            settled, _ = spread_over_ranks({**values, "micro_batch_size_per_gpu": micro_batch}, ranks)
+        except InputError:
+            continue  # a schedule that needs more micro batches: a smaller one has them
+        yield job_of(settled, mesh, shape, machine)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,102 @@
+"""Write the command line that starts a planned run, as README and docs/strategies.md start one. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.config.compatibility import auto_compile_blocker
+from testbed.config.run_types import STRATEGIES
+from testbed.model.shape import MODEL_SIZES
+from testbed.planner.candidates import RECOMPUTE
+from testbed.planner.job import DenseModel, Job, Machine
+
+FIRST_NODE = "$FIRST_NODE:29400"  # the reader's: a shell without it ends with torchrun's own sentence
+_CHECKPOINTING = {recompute: flag for flag, recompute in RECOMPUTE.items()}
+
+
+def command_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str]:
+    """Return the words of the command, to be run on every node.
+
+    Args:
+        job: a run of src/gpt2.py.
+        work: flags of the model and the batch as they were typed; without them they follow from `job`.
+    """
+    return [*_launcher(job, machine), "src/gpt2.py", *arguments_of(job, machine, work)]
+
+
+def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[str]:
+    """Return the flags of src/gpt2.py."""
+    assert job.run_type is not None
+    own, layout = STRATEGIES[job.run_type].options, job.layout
+    flags: dict[str, object] = {"run_type": job.run_type}
+    flags |= _work_of(job) if not work else {}
+    flags |= {
+        "micro_batch_size_per_gpu": f"{job.micro_batch:g}",
+        "activation_checkpointing": _CHECKPOINTING[job.recompute],
+    }
+    flags |= {"matmul": "fp8"} if job.precision == "fp8" else {"precision": job.precision}
+    sizes = {
+        "zero_stage": layout.zero_stage,
+        "shard_size": layout.shard,
+        "pipeline_stages": layout.pipeline,
+        "pipeline_schedule": job.schedule,
+        "tensor_parallel_size": layout.tensor,
+        "offload": job.offload,
+        "mixed_precision": "native" if job.has_16_bit_weights and job.precision == "bf16" else "autocast",
+    }
+    flags |= {name: value for name, value in sizes.items() if name in own}
+    if job.compiled != _compiles_by_itself(job, machine):
+        flags["compile"] = "on" if job.compiled else "off"
+    left_out = {"activation_checkpointing": "none", "offload": "none", "mixed_precision": "autocast"}
+    if layout.shard == layout.data:
+        left_out["shard_size"] = layout.shard
+    words = [word for name, value in flags.items() if left_out.get(name) != value for word in (f"--{name}", str(value))]
+    return [*words[:2], *work, *words[2:]]
+
+
+def _launcher(job: Job, machine: Machine) -> list[str]:
+    assert job.run_type is not None
+    ranks, per_node = job.layout.devices, machine.per_node
+    if not STRATEGIES[job.run_type].is_distributed or ranks == 1:
+        return ["python"]
+    if ranks > per_node:
+        nodes = ["--nnodes", str(ranks // per_node), "--nproc-per-node", str(per_node)]
+        return ["torchrun", *nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", FIRST_NODE]
+    if job.run_type == "optimized":
+        return ["deepspeed", "--num_gpus", str(ranks)]
+    return ["torchrun", "--nproc-per-node", str(ranks)]
+
+
+def _work_of(job: Job) -> dict[str, object]:
+    """Return the flags of model, batch and optimizer."""
+    flags: dict[str, object] = {**_size_of(job.model), "seq_length": job.model.seq_length}
+    if job.model.seq_length > MODEL_SIZES["gpt2"].max_position_embeddings:
+        flags["max_position_embeddings"] = job.model.seq_length
+    flags["global_batch_size"] = f"{job.global_batch:g}"
+    flags |= {"optimizer": job.optimizer} if job.optimizer != "adamw" else {}
+    flags |= {"dropout": job.dropout} if job.dropout else {}
+    return flags | ({"attention": "math"} if job.attention == "eager" else {})
+
+
+def _size_of(model: DenseModel) -> dict[str, object]:
+    """Return the name of the size, or the dimensions of a model that has none."""
+    numbers = (model.layers, model.heads, model.hidden)
+    for name, size in MODEL_SIZES.items():
+        if numbers == (size.num_layers, size.num_heads, size.embedding_size):
+            return {"model": name}
+    return dict(zip(("num_layers", "num_heads", "embedding_size"), numbers, strict=True))
+
+
+def _compiles_by_itself(job: Job, machine: Machine) -> bool:
+    """Return whether --compile auto compiles this run."""
+    values = {
+        "run_type": job.run_type,
+        "pipeline_schedule": job.schedule,
+        "activation_checkpointing": _CHECKPOINTING[job.recompute],
+        "zero_stage": job.layout.zero_stage if job.run_type == "optimized" else None,
+        "precision": "bf16" if job.precision == "fp8" else job.precision,
+        "dropout": job.dropout,
+        "mixed_precision": "native" if job.has_16_bit_weights else "autocast",
+        "matmul": "fp8" if job.precision == "fp8" else "default",
+    }
+    return machine.device.kind == "cuda" and auto_compile_blocker(values) is None

@@ -1,0 +1,72 @@
+"""Predict rows in the form of the published runs that state no measured values. No torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import InputError
+from testbed.io import read_json, write_json
+from testbed.planner.constants import SCORE_FILE, Constants, constants_of_rows
+from testbed.planner.devices import GIB
+from testbed.planner.memory import fits, memory_of
+from testbed.planner.published import ImpossibleRow, Row, own_rows, rows_of
+from testbed.planner.step_time import step_time
+
+UNKNOWN_DEVICE = 2.0  # times the interval of a device that devices.json has not
+
+
+def predict_file(path: Path, out: Path) -> dict[str, Any]:
+    """Predict every row of a file and write the predictions by id. InputError where it is no file of rows.
+
+    `rows` and `reference_rows` are both predicted. A reference row that states a measured time, and is not one of the
+    project's own, is fitted on too: it tells of the same program and machine what the published runs do not.
+    """
+    content = read_json(path, f"--predict {path}")
+    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+        raise InputError(f'--predict {path}: a file of rows has them in a list under "rows"')
+    references = content.get("reference_rows")
+    found = list(rows_of(references)) if isinstance(references, list) else []
+    predictions = predict([*found, *rows_of(content["rows"])], [one for one in found if isinstance(one, Row)])
+    write_json(out, predictions, f"--out {out}")
+    return predictions
+
+
+def predict(found: list[Row | ImpossibleRow], references: list[Row]) -> dict[str, dict[str, Any]]:
+    """Return the prediction of each row, or the reason to reject it, by id; of rows with one id the last."""
+    own = own_rows()
+    known = {row.id for row in own}
+    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"]
+    constants = constants_of_rows([*own, *(row for row in references if row.id not in known)], width)
+    return {one.id: _rejected(one.reason) if isinstance(one, ImpossibleRow) else _tried(one, constants) for one in found}
+
+
+def _tried(row: Row, constants: Constants) -> dict[str, Any]:
+    """Predict a row; arithmetic on absurd sizes may fail, which must not end the file."""
+    try:
+        return _prediction(row, constants)
+    except (ValueError, ArithmeticError, MemoryError, RecursionError, IndexError, KeyError, TypeError) as error:
+        return _rejected(f"nothing can be computed from its sizes: {error}")
+
+
+def _rejected(reason: str) -> dict[str, Any]:
+    return {"rejected": reason}
+
+
+def _prediction(row: Row, constants: Constants) -> dict[str, Any]:
+    time = step_time(row.job, row.machine, constants)
+    if not 0 < time.seconds < float("inf"):
+        return _rejected(f"its sizes give a step of {time.seconds} seconds")
+    widen = 1.0 if row.device_is_known else UNKNOWN_DEVICE
+    estimate = memory_of(row.job)
+    kind = str(row.memory_kind or "")
+    peak = estimate.reserved if "reserved" in kind else estimate.allocated
+    return {
+        "step_time_s": time.seconds,
+        "low": time.seconds * (time.low / time.seconds) ** widen,
+        "high": time.seconds * (time.high / time.seconds) ** widen,
+        "peak_memory_gib": (estimate.steady if "between" in kind else peak) / GIB,
+        "steady_memory_gib": estimate.steady / GIB,
+        "fits": bool(fits(estimate, row.machine.device)),
+    }

@@ -1,0 +1,130 @@
+"""Candidates are the runs that the program accepts, and their commands start exactly them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from testbed.config.check import spread_over_ranks
+from testbed.config.flags import parse_command_line
+from testbed.config.mesh import options_of_run_type
+from testbed.config.run_types import STRATEGIES
+from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.planner.candidates import candidates, job_of, possible
+from testbed.planner.command import arguments_of, command_of
+from testbed.planner.devices import Device, Link
+from testbed.planner.goodput import Failures
+from testbed.planner.job import Job, Machine
+
+LINK = Link(name="link", latency_s=1e-5, bytes_per_s=1e10)
+GPU = Device(name="gpu", memory_bytes=8e10, peak_flops={"bf16": 1e15, "fp32": 6e13}, memory_bytes_per_s=3e12)
+CORE = dataclasses.replace(GPU, name="core", peak_flops={"fp32": 1e11, "bf16": 1e11}, kind="cpu")
+GPT2 = MODEL_SIZES["gpt2"]
+
+
+def machine(devices: int, per_node: int = 8, device: Device = GPU) -> Machine:
+    return Machine(device=device, devices=devices, per_node=per_node, within_node=LINK, between_nodes=LINK)
+
+
+def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
+    """Return the run that gpt2.py would settle on, started with the job's command."""
+    asked = parse_command_line(arguments_of(job, there))
+    values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
+    base = MODEL_SIZES[values["model"]]
+    dimensions = {name: values[name] or number for name, number in dataclasses.asdict(base).items()}
+    values |= dimensions | {"device": there.device.kind}
+    ranks = there.devices if STRATEGIES[job.run_type].is_distributed else 1
+    settled, mesh = spread_over_ranks(values, ranks)
+    return job_of(settled, mesh, shape, there)
+
+
+@pytest.mark.parametrize(
+    ("devices", "given"),
+    [
+        (1, {}),
+        (8, {}),
+        (8, {"precision": "fp32", "dropout": 0.1, "optimizer": "muon"}),
+        (8, {"mixed_precision": "native"}),
+        (4, {"precision": "fp16", "offload": "optimizer", "compile": True}),
+        (16, {"matmul": "fp8", "attention": "math"}),
+    ],
+)
+def test_the_command_of_a_job_starts_that_job(devices, given):
+    there = machine(devices)
+    jobs = candidates(GPT2, 1024, 64, there, given)
+    assert len(jobs) > 5
+    for job in random.Random(1).sample(jobs, min(150, len(jobs))):
+        assert read_back(job, there, GPT2) == job
+        assert job.global_batch == 64
+        assert job.layout.devices == devices
+
+
+def test_every_run_type_is_a_candidate_somewhere():
+    found = {job.run_type for devices in (1, 8) for job in candidates(GPT2, 1024, 64, machine(devices))}
+    assert found == set(STRATEGIES)
+
+
+def test_a_run_type_without_a_candidate_says_why():
+    jobs, refused = possible(MODEL_SIZES["gpt2-xl"], 1024, 512, machine(8))
+    assert "tensor" not in {job.run_type for job in jobs}
+    assert "--num_heads 25" in refused["tensor"]
+    assert not set(refused) & {job.run_type for job in jobs}
+
+
+def test_what_is_given_does_not_vary():
+    given = {
+        "run_type": "optimized",
+        "zero_stage": 2,
+        "activation_checkpointing": "block",
+        "micro_batch_size_per_gpu": 2,
+    }
+    (job,) = candidates(GPT2, 1024, 64, machine(8), given)
+    assert (job.layout.zero_stage, job.recompute, job.micro_batch, job.accumulation) == (2, "full", 2, 4)
+
+
+def test_tensor_ranks_and_copies_of_the_weights_stay_within_a_node():
+    wide = dataclasses.replace(GPT2, num_heads=16, embedding_size=768)
+    for job in candidates(wide, 1024, 256, machine(32)):
+        assert job.layout.tensor <= 8
+        assert job.layout.shard <= 8 or job.layout.shard == job.layout.data
+
+
+def test_a_cpu_runs_in_fp32_uncompiled_and_without_dataparallel():
+    jobs = candidates(MODEL_SIZES["nano"], 128, 32, machine(2, 2, CORE))
+    assert {(job.precision, job.compiled) for job in jobs} == {("fp32", False)}
+    assert "dp" not in {job.run_type for job in jobs}
+
+
+def test_a_batch_that_divides_over_no_mesh_leaves_nothing():
+    jobs, refused = possible(GPT2, 1024, 3, machine(8))
+    assert {job.run_type for job in jobs} <= {"pipeline", "model_parallel"}
+    assert "--global_batch_size 3" in refused["ddp"]
+
+
+def test_launchers_are_those_of_the_readme():
+    of = {job.run_type: command_of(job, machine(8)) for job in candidates(GPT2, 1024, 64, machine(8))}
+    assert of["ddp"][:5] == ["torchrun", "--nproc-per-node", "8", "src/gpt2.py", "--run_type"]
+    assert of["optimized"][:4] == ["deepspeed", "--num_gpus", "8", "src/gpt2.py"]
+    assert of["dp"][:2] == ["python", "src/gpt2.py"]
+    two_nodes = next(job for job in candidates(GPT2, 1024, 64, machine(16)) if job.run_type == "optimized")
+    assert command_of(two_nodes, machine(16))[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "8"]
+
+
+def test_typed_flags_are_passed_on_as_they_are():
+    job = candidates(GPT2, 1024, 64, machine(8))[0]
+    words = command_of(job, machine(8), ["--model", "gpt2", "--seed", "7"])
+    assert words[words.index("--run_type") + 2 :][:4] == ["--model", "gpt2", "--seed", "7"]
+
+
+def test_what_the_program_refuses_is_no_candidate():
+    assert "tensor" not in {job.run_type for job in candidates(GPT2, 1024, 64, machine(4), {"precision": "fp16"})}
+
+
+def test_goodput_is_daly_s():
+    day = Failures(between_s=86400, save_s=60, restart_s=300)
+    assert day.interval_s == pytest.approx(3160, rel=0.02)  # Young: sqrt(2 x 60 x 86400) = 3220, less the save
+    assert day.goodput == pytest.approx(0.96, abs=0.003)  # lost: 60/3160 saving, half a cycle and a restart per failure
+    assert Failures(between_s=60, save_s=200, restart_s=300).goodput < 0.01
+    assert Failures(between_s=1e12).goodput == pytest.approx(1, abs=1e-4)
