@@ -76,6 +76,13 @@ def metrics_fields() -> str:
     return schema.sections()
 
 
+def planner_score() -> str:
+    from testbed.planner.constants import SCORE_FILE
+    from testbed.planner.score_page import page_of
+
+    return page_of(json.loads(SCORE_FILE.read_text(encoding="utf-8")))
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "run types": run_types,
@@ -83,6 +90,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "model states": model_states,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
     "metrics fields": metrics_fields,
+    "planner score": planner_score,
 }
 
 

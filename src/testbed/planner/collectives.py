@@ -60,7 +60,7 @@ def tensor_traffic(job: Job, blocks: float) -> list[Traffic]:
 
 
 def context_traffic(job: Job, blocks: float) -> list[Traffic]:
-    """Keys and values of every other rank, and their gradients: a ring behind attention (Liu et al. 2023, 2310.01889)."""
+    """Keys, values and their gradients go round behind attention (Liu et al. 2023, arXiv:2310.01889)."""
     layout, model = job.layout, job.model
     if layout.context == 1:
         return []
@@ -95,8 +95,9 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
 def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     """Gradients, and weights where they are sharded (Rajbhandari et al. 2020, arXiv:1910.02054).
 
-    `blocks` are those of the fullest stage. Their gradients go once per step, or per micro batch where gradients are
-    sharded; gathered weights go twice per micro batch where weights are sharded, else once per step.
+    `blocks` are those of the fullest stage. Gradients go once per step, or per micro batch where they are sharded;
+    weights go twice per micro batch where they are sharded, else once per step. In a pipeline, whose micro batches
+    alternate, both wait for the step's end.
     """
     layout, model = job.layout, job.model
     ranks = layout.data * layout.context
@@ -106,7 +107,7 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     narrow = 4.0 if job.precision in ("fp32", "tf32") else 2.0
     gradients = held * (narrow if job.has_16_bit_weights else 4.0)
     stride = layout.tensor
-    passes = job.accumulation
+    passes = job.accumulation if layout.pipeline == 1 else 1.0
     buckets = max(1.0, blocks)
 
     def one(kind: str, size: float, times: float, window: float, ranks: int = ranks) -> Traffic:

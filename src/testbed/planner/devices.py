@@ -105,9 +105,7 @@ def network(text: str) -> Link:
     if not gbit:
         raise InputError(f"--network {text}: a network needs a speed above 0, such as 400gbit or 100mbit")
     latency = min((entry for entry in _tables()["networks"]), key=lambda entry: abs(entry["gbit_per_s"] - gbit))
-    return Link(
-        name=text, latency_s=1e-6 * latency["latency_us"], bytes_per_s=gbit * 1e9 / 8, source=latency["source"]
-    )
+    return Link(name=text, latency_s=1e-6 * latency["latency_us"], bytes_per_s=gbit * 1e9 / 8, source=latency["source"])
 
 
 def _within(entry: Mapping[str, Any]) -> Link:

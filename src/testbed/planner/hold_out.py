@@ -119,6 +119,4 @@ def width_of(found: Sequence[HeldOut], without: str | None = None) -> float:
 def with_widths(found: Sequence[HeldOut], pool: Sequence[HeldOut]) -> list[HeldOut]:
     """Return the rows with the width that the pool gives without the row's block."""
     widths = {block: width_of(pool, block) for block in {one.row.block for one in found}}
-    return [
-        HeldOut(one.row, one.residual, one.deviation, one.control, widths[one.row.block]) for one in found
-    ]
+    return [HeldOut(one.row, one.residual, one.deviation, one.control, widths[one.row.block]) for one in found]

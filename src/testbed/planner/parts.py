@@ -15,6 +15,7 @@ from typing import Protocol
 
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.job import Job, Machine
+from testbed.planner.stages import even_stages, stages_of, stages_of_ranks
 
 FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
 ATTENTION_BACKWARD = 2.5
@@ -65,36 +66,24 @@ class Rates(Protocol):
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One rank of a pipeline: how many blocks it has, and whether it makes the logits."""
+class Share:
+    """What one rank of a pipeline has: a number of blocks, and perhaps the head."""
 
-    blocks: float
+    blocks: int
     predicts: bool
 
 
-def stages_of(job: Job) -> list[Stage]:
-    """Return the pipeline's stages. Of equal blocks where they divide; else embedding and head count as a block each.
-
-    The second is how Megatron cuts 126 layers into 128 pieces. src/gpt2.py cuts by cost instead: its stages are equal
-    in time as far as whole blocks allow.
-    """
-    ranks, layers = job.layout.pipeline, job.model.layers
-    pieces = ranks * job.layout.virtual_stages
-    if ranks == 1:
-        return [Stage(layers, True)]
-    if job.stack == "testbed":
-        head = job.model.head_parameters / (job.model.block_matrix_parameters or 1)
-        last = min(layers / ranks, max(0.0, round((layers + head) / ranks - head)))
-        return [*[Stage((layers - last) / (ranks - 1), False)] * (ranks - 1), Stage(last, True)]
-    if layers % pieces and (layers + 2) % pieces == 0:
-        each = (layers + 2) / ranks
-        between = [Stage(each, False)] * (ranks - 2)
-        return [Stage(each - 1, False), *between, Stage(each - 1, True)]
-    return [*[Stage(layers / ranks, False)] * (ranks - 1), Stage(layers / ranks, True)]
+def shares_of(job: Job) -> list[Share]:
+    """Return each pipeline rank's share; src/gpt2.py balances stages by cost, other programs cut blocks evenly."""
+    layout = job.layout
+    cut = even_stages if job.run_type is None else stages_of
+    stages = cut(job.model, layout.pipeline * (layout.virtual_stages if layout.pipeline > 1 else 1))
+    ranks = stages_of_ranks(stages, layout.pipeline, job.schedule)
+    return [Share(sum(len(one.blocks) for one in held), any(one.predicts for one in held)) for held in ranks]
 
 
 def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, float]]:
-    """Return seconds by part of one block and one micro batch on one device: of both passes, and of what is repeated."""
+    """Return seconds by part of one block and micro batch on one device: of both passes, and of what is repeated."""
     model, tensor = job.model, job.layout.tensor
     tokens = job.micro_batch * model.seq_length / job.layout.context
     heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -130,8 +119,8 @@ def block_seconds(job: Job, rates: Rates) -> tuple[dict[str, float], dict[str, f
         "elementwise": ELEMENTWISE_FORWARD * moving,
         "quantization": cast / 2,
     }
-    shares = REPEATED.get(job.recompute, {})
-    return both, {part: shares.get(part, 0.0) * job.recompute_share * repeated[part] for part in repeated}
+    often = REPEATED.get(job.recompute, {})
+    return both, {part: often.get(part, 0.0) * job.recompute_share * repeated[part] for part in repeated}
 
 
 # What activation checkpointing repeats of the forward pass. selective_op: torchtitan keeps every second matrix product.
@@ -173,29 +162,29 @@ def cast_bytes(job: Job, widths: list[tuple[float, float]]) -> float:
     return steps * sum(n + k for n, k in widths)
 
 
-def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, stage: Stage) -> dict[str, float]:
-    """Return seconds by part of both passes of one micro batch on one device of a stage, without collectives of data."""
+def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) -> dict[str, float]:
+    """Return seconds by part of both passes of one micro batch on one device, without the data ranks' collectives."""
     model, tensor = job.model, job.layout.tensor
     both, repeated = block_seconds(job, rates)
     parts = dict.fromkeys(PARTS, 0.0)
     for part, seconds in both.items():
-        parts[part] = stage.blocks * (seconds + repeated[part])
+        parts[part] = share.blocks * (seconds + repeated[part])
     tokens = job.micro_batch * model.seq_length / job.layout.context
-    if stage.predicts:
+    if share.predicts:
         dense = _as_the_head_computes(job)
         products = rates.product_seconds(tokens, model.vocab / tensor, model.hidden, dense)
         logits = tokens * model.vocab / tensor * (10.0 if job.compiled or job.stack in FUSED else 20.0)
         parts["head"] = 3 * sum(products) + rates.moving_seconds(logits, job)
     for part, traffic in (
-        ("tensor links", tensor_traffic(job, stage.blocks)),
-        ("context links", context_traffic(job, stage.blocks)),
+        ("tensor links", tensor_traffic(job, share.blocks)),
+        ("context links", context_traffic(job, share.blocks)),
         ("pipeline links", pipeline_traffic(job)),
     ):
         parts[part] = sum(one.exposed * rates.traffic_seconds(one, machine) for one in traffic)
     if job.offload == "activations":
-        kept = 34.0 * model.hidden * tokens * stage.blocks / tensor
+        kept = 34.0 * model.hidden * tokens * share.blocks / tensor
         parts["offload"] = OFFLOAD_EXPOSED * kept / OFFLOAD_SPEED
-    kernels = stage.blocks * (14 if job.compiled else 40) * (1 + 0.3 * bool(job.recompute == "full")) + 20
+    kernels = share.blocks * (14 if job.compiled else 40) * (1 + 0.3 * bool(job.recompute == "full")) + 20
     parts["host"] = max(0.0, rates.launch_seconds(kernels, job) - sum(parts.values()))
     return parts
 
@@ -210,14 +199,14 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
 
     The idle seconds of a pipeline are not among the parts: a stage waits while the others pass one micro batch each.
     """
-    stages = stages_of(job)
-    by_stage = {stage: micro_batch_seconds(job, machine, rates, stage) for stage in dict.fromkeys(stages)}
-    slowest = max(by_stage.values(), key=lambda parts: sum(parts.values()))
+    shares = shares_of(job)
+    by_share = {share: micro_batch_seconds(job, machine, rates, share) for share in dict.fromkeys(shares)}
+    slowest = max(by_share.values(), key=lambda parts: sum(parts.values()))
     one_pass = sum(slowest.values())
     passes = job.accumulation
     parts = {part: passes * seconds for part, seconds in slowest.items()}
-    idle = bubble_seconds(job, [sum(by_stage[stage].values()) for stage in stages])
-    blocks = max(stage.blocks for stage in stages)
+    idle = bubble_seconds(job, [sum(by_share[share].values()) for share in shares])
+    blocks = max(share.blocks for share in shares)
     hidden = rates.window * one_pass if job.overlap else 0.0
     for traffic in data_traffic(job, blocks):
         seconds = rates.traffic_seconds(traffic, machine)

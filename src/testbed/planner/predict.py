@@ -39,7 +39,9 @@ def predict(found: list[Row | ImpossibleRow], references: list[Row]) -> dict[str
     known = {row.id for row in own}
     width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"]
     constants = constants_of_rows([*own, *(row for row in references if row.id not in known)], width)
-    return {one.id: _rejected(one.reason) if isinstance(one, ImpossibleRow) else _tried(one, constants) for one in found}
+    return {
+        one.id: _rejected(one.reason) if isinstance(one, ImpossibleRow) else _tried(one, constants) for one in found
+    }
 
 
 def _tried(row: Row, constants: Constants) -> dict[str, Any]:

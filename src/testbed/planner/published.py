@@ -61,12 +61,12 @@ class Row:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether its time may teach the model anything."""
+        """Its time may teach the model something."""
         return self.step_time_s is not None and not any(flag.startswith(NOT_FITTED) for flag in self.flags)
 
     @property
     def is_scored(self) -> bool:
-        """Whether its error counts: neither weak nor flagged."""
+        """Its error counts: it is neither weak nor flagged."""
         return self.is_fitted and self.grade != "weak" and not self.flags
 
     @property
@@ -99,7 +99,7 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
     """Read one row. ImpossibleRow with the reason where it cannot be true."""
     if not isinstance(raw, Mapping):
         raise ImpossibleRow("the row is not an object")
-    part = {key: raw.get(key) if isinstance(raw.get(key), Mapping) else {} for key in PARTS}
+    part: dict[str, Mapping[str, Any]] = {key: _object(raw.get(key)) for key in PARTS}
     model = _model(part["model"])
     layout = _layout(part["strategy"], part["hardware"])
     if part["extra"].get("overlap_param_gather") is not None and not layout.zero_stage:
@@ -129,6 +129,13 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
 
 
 PARTS = ("hardware", "model", "batch", "strategy", "precision", "extra", "measured", "source")
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return an object as it is, and a bare word as its class, as in "precision": "bf16"."""
+    if isinstance(value, Mapping):
+        return value
+    return {"class": value} if isinstance(value, str) else {}
 
 
 def _number(found: Mapping[str, Any], key: str) -> float | None:
@@ -189,7 +196,9 @@ def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
         raise ImpossibleRow(f"{gpus} GPUs do not divide by tp {tensor} x pp {pipeline} x cp {context}")
     data = data or (gpus // others if gpus else 1)
     if gpus is not None and data * others != gpus:
-        raise ImpossibleRow(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * others}, not {gpus} GPUs")
+        raise ImpossibleRow(
+            f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * others}, not {gpus} GPUs"
+        )
     family = str(found.get("family") or "")
     stage = found.get("zero_stage")
     stage = int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 3 * ("fsdp" in family)
@@ -215,7 +224,7 @@ def _batch(found: Mapping[str, Any], layout: Layout, model: DenseModel) -> tuple
         product = f"micro batch {micro:g} x accumulation {accumulation:g} x {layout.data} data ranks"
         raise ImpossibleRow(f"{product} is {micro * accumulation * layout.data:g}, not the global batch {whole:g}")
     if whole is not None and whole < layout.data:
-        raise ImpossibleRow(f"a global batch of {whole:g} sequences leaves some of {layout.data} data ranks without one")
+        raise ImpossibleRow(f"a global batch of {whole:g} leaves some of {layout.data} data ranks without a sequence")
     share = whole / layout.data if whole else None
     if share is None:
         if micro is None:
@@ -233,7 +242,8 @@ def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
     name, family = str(found.get("gpu") or ""), str(found.get("gpu_family") or "")
     memory = _number(found, "gpu_memory_gb_nominal")
     words = [word for word in re.split(r"[-_ /]+", name) if word]
-    spellings = [name, f"{family}-{memory:g}" if memory else "", *(" ".join(words[:n]) for n in range(len(words), 0, -1))]
+    beginnings = [" ".join(words[:number]) for number in range(len(words), 0, -1)]
+    spellings = [name, f"{family}-{memory:g}" if memory else "", *beginnings]
     for spelling in [*spellings, family]:
         try:
             device = device_named(spelling)
@@ -257,14 +267,14 @@ def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machin
     within, between = device.within_node, device.between_nodes
     gbit = _number(stated, "per_gpu_gbit_s")
     of_node = _number(stated, "node_to_node_gbit_s")
-    if gbit or of_node:
-        between = network(f"{gbit or of_node / min(8, device.per_node):.3f}gbit" if of_node or gbit else "")
+    if of_node and not gbit:
+        gbit = of_node / min(8, per_node)
+    if gbit:
+        between = network(f"{gbit:.3f}gbit")
     if "pcie" in str(stated.get("kind") or "").lower() and within and within.bytes_per_s > 60e9:
         within = Link(name="PCIe", latency_s=12e-6, bytes_per_s=25e9)
     assert within and between
-    return Machine(
-        device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between
-    )
+    return Machine(device=device, devices=layout.devices, per_node=per_node, within_node=within, between_nodes=between)
 
 
 def _job(

@@ -1,4 +1,4 @@
-"""Score the planner on a file of published runs: errors, coverage, verdicts on memory, next to constant MFU. No torch."""
+"""Score the planner on published runs: errors, coverage, verdicts on memory, next to constant MFU. No torch."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def text_of(result: dict[str, Any]) -> str:
         lines += [*_blocks(scheme, result["schemes"][scheme]), ""]
     memory = result["memory"]
     lines += [
-        f"Memory of {memory['rows']} rows, which all ran: {len(memory['false_fits'])} false \"fits\", "
+        f'Memory of {memory["rows"]} rows, which all ran: {len(memory["false_fits"])} false "fits", '
         f"{len(memory['said_not_to_fit'])} said not to fit.",
         *[f"    said not to fit: {name}" for name in memory["said_not_to_fit"]],
     ]
