@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Mapping
@@ -124,3 +125,14 @@ def threads_per_rank(launch: Launch) -> int:
 def usable_cores() -> int:
     """Cores that this process may run on; macOS cannot restrict them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str | None:
+    """Return the processor's name; None where the system does not say."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or None

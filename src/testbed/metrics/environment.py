@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from testbed.config.environment_variables import slurm_facts
-from testbed.distributed.launch import Launch, usable_cores
+from testbed.distributed.launch import Launch, cpu_name, usable_cores
 from testbed.io import SOURCE
 
 
@@ -56,7 +56,7 @@ def hardware(device: torch.device, launch: Launch, backend: str | None) -> dict:
     facts = {
         "device_type": device.type,
         "gpu_name": torch.cuda.get_device_name(device) if is_cuda else None,
-        "cpu_name": _cpu_name(),
+        "cpu_name": cpu_name(),
         "gpu_count_visible": torch.cuda.device_count(),
         "world_size": launch.world_size,
         "num_nodes": launch.num_nodes,
@@ -68,16 +68,6 @@ def hardware(device: torch.device, launch: Launch, backend: str | None) -> dict:
     if os.environ.get("EC2_INSTANCE_TYPE"):
         facts["instance_type"] = os.environ["EC2_INSTANCE_TYPE"]
     return facts
-
-
-def _cpu_name() -> str | None:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or None
 
 
 def commit() -> tuple[str, bool | None]:

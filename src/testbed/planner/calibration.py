@@ -188,7 +188,9 @@ def from_json(content: Mapping[str, Any]) -> Calibration:
     }
     steps = tuple(_whole_step(entry) for entry in content.get("steps", ()))
     numbers: dict[str, Any] = {name: _positive(content[name], name) for name in ("overlap",) if name in content}
-    texts: dict[str, Any] = {name: content[name] for name in ("backend", "made", "memory", "machine_facts") if name in content}
+    texts: dict[str, Any] = {
+        name: content[name] for name in ("backend", "made", "memory", "machine_facts") if name in content
+    }
     device = made(Device, {**asdict(HERE), **content.get("device", {})}, is_checked=False)
     links = tuple(made(Link, entry, is_checked=False) for entry in content.get("links", ()))
     return Calibration(**tables, **numbers, **texts, device=device, links=links, steps=steps)

@@ -6,6 +6,7 @@ sizes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -98,7 +99,7 @@ def along(known: Sequence[tuple[float, float]], size: float) -> float:
     """
     if size <= known[0][0]:
         return known[0][1]
-    for (low, low_s), (high, high_s) in zip(known, known[1:], strict=False):
+    for (low, low_s), (high, high_s) in itertools.pairwise(known):
         if size <= high:
             return low_s + (size - low) / (high - low) * (high_s - low_s)
     return known[-1][1] * size / known[-1][0]
@@ -120,9 +121,10 @@ def block_parts(job: Job, tables: Tables) -> Mapping[str, float]:
     wide = tokens * model.hidden / (tensor if job.layout.sequence_parallel else 1)
     elementwise = 2 * tables.moving_s("layer_norm", wide) + 2 * tables.moving_s("add", wide)
     elementwise += tables.moving_s("gelu", tokens * ffn)
+    heads = job.micro_batch * model.heads / tensor
     return {
         "matrix products": products,
-        "attention": tables.attention_s(job.micro_batch * model.heads / tensor, model.seq_length, model.head_dim, forwards),
+        "attention": tables.attention_s(heads, model.seq_length, model.head_dim, forwards),
         "elementwise": elementwise * (1 + (forwards - 1) * ELEMENTWISE_FORWARD),
     }
 

@@ -130,7 +130,7 @@ class Collectives:
                 self.known.setdefault(each.kind, []).append((each.num_bytes, each.seconds))
 
     def seconds(self, message: Message) -> float:
-        """Return the seconds of all of a message's collectives, by the bytes moved where other numbers of ranks were."""
+        """Return the seconds of a message's collectives, in proportion to the bytes moved on other numbers of ranks."""
         scale = share_sent(message.kind, message.ranks) / share_sent(message.kind, self.ranks)
         return message.count * scale * along(self.known[message.kind], message.bytes)
 
@@ -163,4 +163,3 @@ def share_sent(kind: str, ranks: int) -> float:
     if kind == "p2p":
         return 1.0
     return (2 if kind in ("all_reduce", "reduce_scatter") else 1) * (ranks - 1) / ranks
-

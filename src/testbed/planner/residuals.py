@@ -40,7 +40,7 @@ class Residuals:
     errors: tuple[float, ...]  # log(measured / predicted)
 
     def of(self, kind: str, ranks: int) -> dict[str, float]:
-        """Return the factors of a kind on the nearest number of ranks; those of the plain program where none is known."""
+        """Return a kind's factors on the nearest number of ranks; the plain program's where none is known."""
         known = [each for each in self.factors if each[0] == kind] or [("baseline", 1)]
         return self.factors[min(known, key=lambda each: abs(math.log(each[1] / ranks)))]
 
@@ -90,7 +90,7 @@ def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
 
 
 def _ridge(rows: Sequence[tuple[np.ndarray, float]], means: np.ndarray, spreads: np.ndarray) -> np.ndarray:
-    """Return the factors, none below LEAST of where they began: least squares with bounds, one factor after the other."""
+    """Return the factors by least squares, one after the other, none below LEAST of where it began."""
     system = np.vstack([*(row / seconds / STEP_NOISE for row, seconds in rows), np.diag(1 / spreads)])
     target = np.concatenate([np.full(len(rows), 1 / STEP_NOISE), means / spreads])
     found = means.copy()

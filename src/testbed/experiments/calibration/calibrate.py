@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.distributed.launch import usable_cores
+from testbed.distributed.launch import Launch, read_launch, usable_cores
 from testbed.distributed.processes import Interrupted, Stop, run
 from testbed.errors import Failure
 from testbed.experiments.calibration import sizes
-from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Work
+from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Work
 from testbed.experiments.fault_drill.work import write_made_up_tokens
 from testbed.io import SOURCE, now_utc
-from testbed.planner.calibration import TABLES, Calibration, Collective, from_json, made
+from testbed.planner.calibration import TABLES, Calibration, check_machine, from_json, read_calibration
 from testbed.planner.devices import Device, Link
+from testbed.planner.here import facts_here
+from testbed.sweep.request import facts_of_machine
 from testbed.sweep.runner import reason_of_failure
 
 WORKER = "testbed.experiments.calibration.worker"
@@ -67,6 +69,63 @@ def calibrate(asked: Asked, stop: Stop, say: Callable[[str], None]) -> Calibrati
             work = work_of(asked, folder, ranks, max(left_s / (len(numbers) - index) - SPARE_S, 5.0))
             answers.append(_answer(work, folder, ranks, stop))
     return together(asked, answers, time.perf_counter() - started_s)
+
+
+def calibrate_here(out: Path, minutes: float, precision: str | None, is_quick: bool, say: Callable[[str], None]) -> int:
+    """Measure this machine and write `out`; returns the exit code.
+
+    Started by a launcher on several nodes, measure the collectives between them, and add them to `out`, which one of
+    the nodes has made before.
+
+    Raises:
+        InputError, Failure: what was asked for cannot be, or a start failed.
+    """
+    launch = read_launch()
+    if launch.is_distributed:
+        return _calibrate_link(out, is_quick, launch, say)
+    device, devices = devices_here()
+    asked = Asked(
+        device=device,
+        devices=devices,
+        precision=precision or ("fp32" if device == "cpu" else "bf16"),
+        seconds=60 * minutes,
+        is_quick=is_quick,
+    )
+    with Stop() as stop:
+        try:
+            calibration = calibrate(asked, stop, say)
+        except Interrupted:
+            return stop.exit_code or 1
+    out.parent.mkdir(parents=True, exist_ok=True)
+    calibration.write(out)
+    say(f"{out}: {sum(len(getattr(calibration, name)) for name in TABLES)} operations and collectives, "
+        f"{len(calibration.steps)} whole steps, in {calibration.made['seconds']} s")  # fmt: skip
+    return 0
+
+
+def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[str], None]) -> int:
+    """Measure the collectives between nodes with the ranks that a launcher has started."""
+    from testbed.experiments.calibration.worker import carry_out
+
+    before = read_calibration(out)
+    check_machine(before, facts_here(), out)
+    device = before.device.kind
+    work = Work(
+        out=str(out),
+        data="",
+        device=device,
+        precision=next(iter(before.device.peak_flops)),
+        seconds=LONGEST_S,
+        blocks=3 if is_quick else 7,
+        message_bytes=sizes.QUICK_MESSAGES if is_quick else sizes.MESSAGES[device],
+        link=BETWEEN,
+    )
+    answer = carry_out(work, launch)
+    if answer is not None:
+        after = with_link(before, answer)
+        after.write(out)
+        say(f"{out}: collectives {BETWEEN} added, {launch.world_size} ranks on {launch.num_nodes} nodes")
+    return 0
 
 
 def work_of(asked: Asked, folder: Path, ranks: int, seconds: float) -> Work:
@@ -137,28 +196,27 @@ def device_of(asked: Asked, measured: Calibration, facts: dict[str, Any]) -> Dev
         memory_bytes=facts["memory_bytes"] / (asked.devices if asked.device == "cpu" else 1),
         peak_flops={asked.precision: peak},
         memory_bytes_per_s=copied,
+        kind=asked.device,
         source="measured by scripts/plan.py --calibrate",
     )
 
 
-def link_of(measured: Calibration) -> Link:
-    """Return the link within the machine, by its fastest and its smallest all-reduce."""
-    rows = [each for each in measured.collectives if each.kind == "all_reduce"]
+def link_of(measured: Calibration, name: str = WITHIN) -> Link:
+    """Return a link by its fastest and its smallest all-reduce."""
+    rows = [each for each in measured.collectives if each.kind == "all_reduce" and each.link == name]
     rate = max(2 * (each.ranks - 1) / each.ranks * each.num_bytes / each.seconds for each in rows)
-    return Link(name=WITHIN, latency_s=min(each.seconds for each in rows), bytes_per_s=rate, source="measured")
+    return Link(name=name, latency_s=min(each.seconds for each in rows), bytes_per_s=rate, source="measured")
+
+
+def with_link(calibration: Calibration, answer: dict[str, Any]) -> Calibration:
+    """Return a calibration with the collectives that were measured between nodes."""
+    rows = [*(row for row in calibration.collectives if row.link != BETWEEN), *answer["collectives"]]
+    changed = dataclasses.replace(calibration, collectives=tuple(rows))
+    links = (*(each for each in calibration.links if each.name != BETWEEN), link_of(changed, BETWEEN))
+    return dataclasses.replace(changed, links=links)
 
 
 def devices_here() -> tuple[str, int]:
     """Return the kind of this machine's devices and their number: CUDA devices, else cores."""
-    from testbed.sweep.request import facts_of_machine
-
     number = facts_of_machine()["devices"]
     return ("cuda", number) if number else ("cpu", usable_cores())
-
-
-def with_link(calibration: Calibration, answer: dict[str, Any], link: Link) -> Calibration:
-    """Return a calibration with collectives over one more link, which were measured between nodes."""
-    rows = tuple(made(Collective, row) for row in answer["collectives"])
-    kept = tuple(row for row in calibration.collectives if row.link != link.name)
-    links = (*(each for each in calibration.links if each.name != link.name), link)
-    return dataclasses.replace(calibration, collectives=(*kept, *rows), links=links)

@@ -130,9 +130,8 @@ def cells_of(asked: Asked) -> list[Cell]:
 def _cell(asked: Asked, arm: StudyArm, repeat: int) -> Cell:
     folder = f"{arm.name}/run_{repeat}"
     data = Path(asked.folder) / "data"
-    words = arm.work.setting(arm.kind, arm.ranks).arguments(arm.kind, data, asked.steps)
-    words += ["--timing_warmup_steps", str(asked.warmup_steps), "--precision", "fp32", "--device", "cpu"]
-    words += ["--threads_per_rank", "1", "--seed", "42"]
+    words = arm.work.setting(arm.kind, arm.ranks).arguments(arm.kind, data, asked.steps, asked.warmup_steps)
+    words += ["--precision", "fp32", "--device", "cpu", "--threads_per_rank", "1", "--seed", "42"]
     if arm.link == UNLIMITED:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if arm.ranks > 1 else []
         program = ["python", *launcher, asked.program]
@@ -159,7 +158,9 @@ def _cell(asked: Asked, arm: StudyArm, repeat: int) -> Cell:
 def machine_of(arm: StudyArm, calibration: Calibration) -> Machine:
     """Return the devices and links of an arm: two ranks of one machine, or one on each of two hosts."""
     machine = calibration.machine(arm.ranks)
-    return machine if arm.link == UNLIMITED else dataclasses.replace(machine, per_node=1, between_nodes=lab_link(arm.link))
+    if arm.link == UNLIMITED:
+        return machine
+    return dataclasses.replace(machine, per_node=1, between_nodes=lab_link(arm.link))
 
 
 def lab_link(rate: str) -> Link:

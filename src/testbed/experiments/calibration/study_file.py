@@ -1,4 +1,4 @@
-"""planner_study.json, which scripts/planner_study.py writes: predicted beside measured, run type by run type. No torch."""
+"""planner_study.json, which scripts/planner_study.py writes: predicted beside measured. No torch."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def results(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choices(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for each set of competing runs what the plan would take, what was best, and how much slower the first is."""
+    """Return for each set of competing runs what the plan takes, what was best, and how much slower that is."""
     sets: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
     for row in content["rows"]:
         sets.setdefault((row["work"], row["ranks"], row["link"]), []).append(row)

@@ -137,4 +137,3 @@ def _bytes_sent() -> float | None:
         return float(sum(int(line.partition(":")[2].split()[8]) for line in lines))
     except (OSError, ValueError, IndexError):
         return None
-

@@ -12,7 +12,7 @@ from testbed.io import write_text
 from testbed.model.shape import ModelShape
 from testbed.planner.job import DenseModel, Job, Layout
 
-WITHIN = "within a node"
+WITHIN, BETWEEN = "within a node", "between nodes"
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble")
 FLAGS_OF_KIND = {
     **{name: ("--run_type", name) for name in ("baseline", "allreduce", "ddp", "fsdp")},
@@ -35,7 +35,7 @@ class Setting:
     micro_batch: int
     accumulation: int
 
-    def arguments(self, kind: str, data: Path, steps: int) -> list[str]:
+    def arguments(self, kind: str, data: Path, steps: int, warmup_steps: int = 1) -> list[str]:
         """Return the flags of gpt2.py."""
         values: dict[str, Any] = {
             "num_layers": self.layers,
@@ -47,7 +47,7 @@ class Setting:
             "micro_batch_size_per_gpu": self.micro_batch,
             "grad_accum_steps": self.accumulation,
             "max_train_steps": steps,
-            "timing_warmup_steps": 1,
+            "timing_warmup_steps": warmup_steps,
             "epochs": 10_000,
             "max_val_steps": 0,
             "sample_tokens": 0,

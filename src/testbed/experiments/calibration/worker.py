@@ -19,7 +19,7 @@ import torch
 
 from testbed.autotune.device import keep_freed_memory
 from testbed.distributed import process_group
-from testbed.distributed.launch import Launch, read_launch
+from testbed.distributed.launch import Launch, read_launch, usable_cores
 from testbed.distributed.openmp import wait_briefly
 from testbed.experiments.calibration import collectives, operations
 from testbed.experiments.calibration.sizes import Sizes
@@ -27,6 +27,7 @@ from testbed.experiments.calibration.whole_steps import check_setting, time_step
 from testbed.experiments.calibration.work import Setting, Work
 from testbed.io import write_text
 from testbed.metrics import environment
+from testbed.planner.here import facts_here
 
 
 def measure(work: Work, launch: Launch) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def measure(work: Work, launch: Launch) -> dict[str, Any]:
     watch = operations.Stopwatch(device, work.precision, launch.world_size, work.blocks)
     answer: dict[str, Any] = {
         "ranks": launch.world_size,
-        "machine": facts(device, launch),
+        "machine": facts(device),
         "commit": environment.commit()[0],
         "memory": {"plain": held_bytes(device)},
     }
@@ -57,15 +58,13 @@ def measure(work: Work, launch: Launch) -> dict[str, Any]:
     return answer
 
 
-def facts(device: torch.device, launch: Launch) -> dict[str, Any]:
+def facts(device: torch.device) -> dict[str, Any]:
     """Return what says whether a plan is made for this machine."""
-    hardware = environment.hardware(device, launch, None)
+    is_cuda = device.type == "cuda"
     return {
-        "device": hardware["gpu_name"] or "cpu",
-        "cpu": hardware["cpu_name"],
-        "cores": hardware["cpu_cores_visible"],
-        "devices": hardware["gpu_count_visible"] or hardware["cpu_cores_visible"],
-        "torch": torch.__version__,
+        **facts_here(),
+        "device": torch.cuda.get_device_name(device) if is_cuda else "cpu",
+        "devices": torch.cuda.device_count() if is_cuda else usable_cores(),
         "threads": torch.get_num_threads(),
         "host": platform.node(),
         "memory_bytes": memory_of(device),
@@ -99,9 +98,8 @@ def held_bytes(device: torch.device) -> int:
 
 def operations_of(watch: operations.Stopwatch, sizes: Sizes) -> dict[str, Any]:
     """Return tables of a Calibration."""
-    elementwise = [
-        each for kind in ("layer_norm", "gelu", "add") for each in operations.elementwise(watch, kind, sizes.elementwise)
-    ]
+    kinds = ("layer_norm", "gelu", "add")
+    elementwise = [each for kind in kinds for each in operations.elementwise(watch, kind, sizes.elementwise)]
     return {
         "products": operations.products(watch, sizes.products),
         "attention": operations.attention(watch, sizes.attention),
@@ -115,19 +113,24 @@ def operations_of(watch: operations.Stopwatch, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def main(file: Path) -> None:
+def carry_out(work: Work, launch: Launch) -> dict[str, Any] | None:
+    """Join the other ranks and measure; return the answer on rank 0, None on the others."""
     wait_briefly()
-    work = Work.read(file)
-    launch = read_launch()
     device = torch.device("cuda", launch.local_rank) if work.device == "cuda" else torch.device("cpu")
     process_group.start_process_group(device, launch, is_needed=True)
     try:
         answer = measure(work, launch)
-        if launch.rank == 0:
-            write_text(Path(work.out), json.dumps(answer, default=asdict))
         process_group.wait_for_everyone()
+        return answer if launch.rank == 0 else None
     finally:
         process_group.stop_process_group()
+
+
+def main(file: Path) -> None:
+    work = Work.read(file)
+    answer = carry_out(work, read_launch())
+    if answer is not None:
+        write_text(Path(work.out), json.dumps(answer, default=asdict))
 
 
 if __name__ == "__main__":
