@@ -47,7 +47,7 @@ def read_back(job: Job, there: Machine, shape: ModelShape) -> Job:
         (8, {}),
         (8, {"precision": "fp32", "dropout": 0.1, "optimizer": "muon"}),
         (8, {"mixed_precision": "native"}),
-        (4, {"precision": "fp16", "offload": "optimizer", "compile": True}),
+        (4, {"precision": "fp16", "offload": "optimizer", "overlap_comm": "off", "compile": True}),
         (16, {"matmul": "fp8", "attention": "math"}),
     ],
 )

@@ -27,6 +27,7 @@ RECOMPUTE = {
     "selective": "selective_op",
 }  # --activation_checkpointing -> Job.recompute
 MOST_TOKENS = {"cpu": 16384, "cuda": 131072}  # of a micro batch: a pass is full long before
+NOT_OVERLAPPED = ("dp", "allreduce", "model_parallel", "pipeline", "tensor")  # gradients are averaged after backward
 BF16_GAIN = 1.5  # from here on --precision auto takes bf16
 
 
@@ -60,11 +61,15 @@ def possible(
     values["precision"] = precision_of(values["precision"], machine.device)
     jobs: list[Job] = []
     refused: dict[str, str] = {}
-    for run_type in [given["run_type"]] if given.get("run_type") else STRATEGIES:
+    asked = given.get("run_type")
+    typed = frozenset(given) if asked else frozenset()  # else they are for the run types that have them
+    for run_type in [asked] if asked else STRATEGIES:
         found: list[Job] = []
+        if asked and (reason := _why_not(run_type, machine)):
+            refused[run_type] = reason
         for options in _options(run_type, shape, machine, given):
             try:
-                found += _batches({**values, "run_type": run_type, **options}, shape, machine)
+                found += _batches({**values, "run_type": run_type, **options}, typed, shape, machine)
             except InputError as error:
                 refused.setdefault(run_type, str(error))
         jobs += found
@@ -121,6 +126,7 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
         on_cpu=on_cpu,
         reshards=values["reshard_after_forward"] != "off",
         bucket_elements=values["reduce_bucket_size"] or Job.bucket_elements,
+        overlap=run_type not in NOT_OVERLAPPED and values["overlap_comm"] != "off",
     )
 
 
@@ -131,11 +137,7 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
     has several devices; --shard_size that crosses nodes unless it is all; offloading, unless it is asked for.
     """
     devices, per_node = machine.devices, min(machine.per_node, machine.devices)
-    if run_type == "baseline" and devices > 1:
-        return
-    if run_type == "dp" and (machine.device.kind == "cpu" or not 1 < devices <= machine.per_node):
-        return
-    if devices == 1 and run_type != "baseline" and not (run_type == "optimized" and given.get("offload")):
+    if _why_not(run_type, machine) or (devices == 1 and run_type != "baseline" and not given.get("offload")):
         return
     within = _divisors(per_node if per_node > 1 else devices)[1:]
     varied: dict[str, Sequence[Any]] = {
@@ -153,14 +155,28 @@ def _options(run_type: str, shape: ModelShape, machine: Machine, given: Mapping[
         yield dict(zip(varied, choice, strict=True))
 
 
-def _batches(values: dict[str, Any], shape: ModelShape, machine: Machine) -> Iterator[Job]:
+def _why_not(run_type: str, machine: Machine) -> str | None:
+    """Return why a run type makes no sense on a number of devices; None if it does."""
+    devices, lead = machine.devices, f"--run_type {run_type}"
+    if run_type == "baseline" and devices > 1:
+        return f"{lead} runs on one device; give --gpus 1"
+    if run_type == "dp" and machine.device.kind == "cpu":
+        return f"{lead} splits a batch over CUDA devices; use ddp"
+    if run_type == "dp" and not 1 < devices <= machine.per_node:
+        return f"{lead} is one process with all devices of one node; give --gpus 2 to {machine.per_node}"
+    if devices == 1 and run_type not in ("baseline", "optimized"):
+        return f"{lead} spreads a step over devices; give --gpus 2 or more"
+    return None
+
+
+def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, machine: Machine) -> Iterator[Job]:
     """Yield a job for each micro batch that divides a rank's share of the batch.
 
     Raises:
         InputError: the program refuses the mesh, the batch, or every micro batch.
     """
     ranks = machine.devices if STRATEGIES[values["run_type"]].is_distributed else 1
-    values = {**values, **options_of_run_type(values, frozenset())}
+    values = {**values, **options_of_run_type(values, typed)}
     _, mesh = spread_over_ranks(values, ranks)  # the mesh and the pair of flags are possible at all
     asked = values["micro_batch_size_per_gpu"]
     lanes = machine.devices if values["run_type"] == "dp" else mesh.data

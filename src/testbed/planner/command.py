@@ -42,12 +42,17 @@ def arguments_of(job: Job, machine: Machine, work: Sequence[str] = ()) -> list[s
         "pipeline_schedule": job.schedule,
         "tensor_parallel_size": layout.tensor,
         "offload": job.offload,
+        "overlap_comm": "on" if job.overlap else "off",
+        "reshard_after_forward": "on" if job.reshards else "off",
+        "reduce_bucket_size": f"{job.bucket_elements:.0f}",
         "mixed_precision": "native" if job.has_16_bit_weights and job.precision == "bf16" else "autocast",
     }
     flags |= {name: value for name, value in sizes.items() if name in own}
     if job.compiled != _compiles_by_itself(job, machine):
         flags["compile"] = "on" if job.compiled else "off"
-    left_out = {"activation_checkpointing": "none", "offload": "none", "mixed_precision": "autocast"}
+    left_out: dict[str, object] = {"activation_checkpointing": "none", "offload": "none"}
+    left_out |= {"overlap_comm": "on", "mixed_precision": "autocast", "reshard_after_forward": "on"}
+    left_out["reduce_bucket_size"] = f"{Job.bucket_elements:.0f}"
     if layout.shard == layout.data:
         left_out["shard_size"] = layout.shard
     words = [word for name, value in flags.items() if left_out.get(name) != value for word in (f"--{name}", str(value))]
@@ -75,7 +80,7 @@ def _work_of(job: Job) -> dict[str, object]:
     flags["global_batch_size"] = f"{job.global_batch:g}"
     flags |= {"optimizer": job.optimizer} if job.optimizer != "adamw" else {}
     flags |= {"dropout": job.dropout} if job.dropout else {}
-    return flags | ({"attention": "math"} if job.attention == "eager" else {})
+    return flags | ({"attention": "math"} if job.attention == "eager" and not job.on_cpu else {})
 
 
 def _size_of(model: DenseModel) -> dict[str, object]:

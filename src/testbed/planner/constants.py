@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from testbed.planner.calibrated_time import Predictor
-from testbed.planner.calibration import Calibration, read_calibration
+from testbed.planner.calibration import Calibration, check_machine, read_calibration
 from testbed.planner.fit import Fit, measured
 from testbed.planner.published import Row, own_rows
 
@@ -54,9 +55,18 @@ def constants_of_rows(rows: Sequence[Row], width: float) -> Constants:
     return Constants(fit=Fit(fitted), width=width, label=f"uncalibrated: data sheet and {len(fitted)} published runs")
 
 
-def calibrated_constants(path: Path) -> Constants:
-    """Return the constants of a machine from its calibration.json. InputError where that is no such file."""
-    return constants_of_calibration(read_calibration(path), path.name)
+def calibrated_constants(path: Path, here: Mapping[str, Any]) -> Constants:
+    """Return the constants of this machine from its calibration.json.
+
+    Args:
+        here: as for `check_machine`.
+
+    Raises:
+        InputError: it is no such file, or another machine's.
+    """
+    calibration = read_calibration(path)
+    check_machine(calibration, here, path)
+    return constants_of_calibration(calibration, path.name)
 
 
 def constants_of_calibration(calibration: Calibration, name: str = "calibration.json") -> Constants:

@@ -120,7 +120,7 @@ class DeepSpeedZero:
         assert stage is not None
         held = STATES_OF_STAGE[stage](self.engine)
         held["optimizer"] += [value for state in self.optimizer.state.values() for value in state.values()]
-        seen: set[tuple] = set()
+        seen: set[int] = set()
         return {kind: _whole_allocations(tensors, seen) for kind, tensors in held.items()}
 
     def save_checkpoint(self, directory: Path, in_background: bool = False) -> Future | None:
@@ -196,16 +196,16 @@ def _states_of_stage_3(engine) -> dict[str, list]:
 STATES_OF_STAGE = (_states_of_stage_0, _states_of_stage_1_2, _states_of_stage_1_2, _states_of_stage_3)
 
 
-def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[tuple]) -> list[torch.Tensor]:
+def _whole_allocations(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> list[torch.Tensor]:
     """Return one tensor over each allocation that these are, or are views of, but for those seen before."""
     found = []
     for tensor in tensors:
         if tensor is None or tensor.untyped_storage().nbytes() == 0:  # a weight whose partition is all that is here
             continue
         storage = tensor.untyped_storage()
-        if (tensor.device, storage.data_ptr()) not in seen:
-            seen.add((tensor.device, storage.data_ptr()))
-            found.append(torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage))
+        if storage._cdata not in seen:  # an allocation without memory, as check_mesh.py has them, lies at no address
+            seen.add(storage._cdata)
+            found.append(torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage))
     return found
 
 

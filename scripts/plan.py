@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Say which strategy trains a GPT-2 fastest on given devices, whether it fits, how long it takes and what it costs.
+
+    python scripts/plan.py --model gpt2-xl --gpus 8 --gpu h100-sxm --tokens 10B --price_per_gpu_hour 3
+    python scripts/plan.py --model gpt2 --here                        # this machine's GPUs, or its cores
+    python scripts/plan.py --model gpt2-large --gpu a100-80 --sweep gpus=8,16,...,256 --mtbf_hours 5000
+    python scripts/plan.py --model gpt2-large --gpu a100-80 --gpus 1024 --check   # build it, without devices
+    python scripts/plan.py --calibrate --out calibration.json         # measure this machine, at most 10 minutes
+
+Every strategy and mesh that src/gpt2.py accepts is estimated: memory by kind, step time with a 90 % interval and its
+parts. Without a calibration of the machine the numbers come from data sheets and published runs, and the answer says
+`uncalibrated`. Nothing is trained but by --calibrate. See docs/planner.md.
+
+Exit code: 0; 1 where --calibrate fails or --check finds what would fail; 2 what was typed cannot be planned, or nothing fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+
+from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import not_negative, not_negative_number, positive, positive_number
+from testbed.config.flags import add_flag
+from testbed.config.run_types import STRATEGIES
+from testbed.config.table import FLAGS
+from testbed.errors import say
+from testbed.planner.goodput import RESTART_S, SAVE_S
+from testbed.program import program, recorded_command
+
+if TYPE_CHECKING:
+    from testbed.planner.job import Job, Machine
+    from testbed.planner.question import Question
+    from testbed.planner.step_time import StepTime
+
+CALIBRATION = Path("checkpoint/calibration.json")
+# flags of src/gpt2.py that a plan takes as they are, and passes on to the commands
+OF_THE_MODEL = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout")
+OF_THE_RUN = (
+    *("optimizer", "precision", "activation_checkpointing", "mixed_precision", "matmul", "compile", "attention"),
+    *("zero_stage", "offload", "shard_size", "pipeline_stages", "pipeline_schedule", "tensor_parallel_size"),
+)
+
+
+def parse_arguments(words: list[str]) -> tuple[argparse.Namespace, frozenset[str]]:
+    """Return the flags, and the names of those that were typed."""
+    parser = build_parser()
+    arguments = parser.parse_args(words)
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return arguments, frozenset(vars(parser.parse_args(words)))
+
+
+def build_parser() -> FlagParser:
+    parser = FlagParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    _add_work(parser.add_argument_group("the work of a step, as in src/gpt2.py"))
+    _add_machine(parser.add_argument_group("the devices"))
+    _add_budget(parser.add_argument_group("the whole run"))
+    _add_answer(parser.add_argument_group("the answer"))
+    _add_calibrate(parser.add_argument_group("measuring"))
+    fixed = parser.add_argument_group("flags of src/gpt2.py that all candidates shall have")
+    fixed.add_argument("--run_type", choices=list(STRATEGIES), help="this strategy alone (default: all)")
+    for name in OF_THE_RUN:
+        add_flag(fixed, name)
+    return parser
+
+
+def _add_work(work: argparse._ArgumentGroup) -> None:
+    sizes = FLAGS["model"]
+    work.add_argument("--model", choices=sizes.choices, help="GPT-2 size (default: gpt2; with --here on a CPU nano)")
+    for name in OF_THE_MODEL:
+        add_flag(work, name)
+    text = "tokens per sequence (default: 1024, on a CPU 128)"
+    work.add_argument("--seq_length", type=positive, metavar="TOKENS", help=text)
+    text = "sequences per optimizer step of all ranks (default: 512, as GPT-2 was trained; on a CPU 32)"
+    work.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES", help=text)
+    text = "sequences of a forward pass on one rank (default: the fastest that fits)"
+    work.add_argument("--micro_batch_size_per_gpu", type=positive, metavar="SEQUENCES", help=text)
+
+
+def _add_machine(machine: argparse._ArgumentGroup) -> None:
+    machine.add_argument("--gpu", metavar="NAME", help="kind of device, such as h100-sxm, a100-80, rtx-4090")
+    machine.add_argument("--here", action="store_true", help="this machine's GPUs, or its cores, one for each rank")
+    machine.add_argument("--gpus", type=positive, metavar="N", help="devices in all (default: one node)")
+    machine.add_argument("--gpus_per_node", type=positive, metavar="N", help="(default: as such nodes are sold)")
+    text = "network between nodes, per device and direction, such as 400gbit (default: the usual one of such nodes)"
+    machine.add_argument("--network", metavar="SPEED", help=text)
+    machine.add_argument("--calibration", type=Path, metavar="FILE.json", help="what was measured on this machine")
+
+
+def _add_budget(budget: argparse._ArgumentGroup) -> None:
+    budget.add_argument("--tokens", metavar="N", help="tokens to train on, such as 10B or 300e9")
+    text = "price of a device and hour, in any currency"
+    budget.add_argument("--price_per_gpu_hour", type=not_negative_number, metavar="PRICE", help=text)
+    text = "mean hours between failures of one node (default: nothing fails)"
+    budget.add_argument("--mtbf_hours", type=positive_number, metavar="HOURS", help=text)
+    text = "time that a checkpoint stops training (default: %(default)g)"
+    budget.add_argument("--save_seconds", type=positive_number, default=SAVE_S, metavar="S", help=text)
+    text = "from a failure to the next step (default: %(default)g)"
+    budget.add_argument("--restart_seconds", type=positive_number, default=RESTART_S, metavar="S", help=text)
+
+
+def _add_answer(answer: argparse._ArgumentGroup) -> None:
+    text = "strategies and meshes shown; 0 = all (default: %(default)s)"
+    answer.add_argument("--top", type=not_negative, default=12, metavar="N", help=text)
+    answer.add_argument("--json", type=Path, metavar="FILE.json", help="write the plan, which the report reads")
+    answer.add_argument("--picture", type=Path, metavar="FILE.png", help="draw memory and step time")
+    text = "the best run on each number of devices: gpus=8,16,...,4096 doubles, gpus=8,16,24 lists"
+    answer.add_argument("--sweep", metavar="gpus=LIST", help=text)
+    text = "build the strategies as every kind of rank would, without devices, and say what would fail"
+    answer.add_argument("--check", action="store_true", help=text)
+
+
+def _add_calibrate(calibrate: argparse._ArgumentGroup) -> None:
+    text = "measure this machine, and plan nothing; started by torchrun on several nodes: the links between them"
+    calibrate.add_argument("--calibrate", action="store_true", help=text)
+    text = "what --calibration then reads (default: %(default)s)"
+    calibrate.add_argument("--out", type=Path, default=CALIBRATION, metavar="FILE.json", help=text)
+    text = "to measure in, about (default: %(default)g)"
+    calibrate.add_argument("--minutes", type=positive_number, default=10.0, metavar="MINUTES", help=text)
+    text = "a trial with sizes that say nothing"
+    calibrate.add_argument("--quick", action="store_true", help=text)
+
+
+@program
+def main() -> int:
+    arguments, typed = parse_arguments(sys.argv[1:])
+    if arguments.calibrate:
+        return calibrate(arguments)
+    question = question_of(arguments, typed)
+    if arguments.check:
+        return check(question)
+    return sweep(question, arguments.sweep) if arguments.sweep else answer(question, arguments)
+
+
+def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
+    """Return what is asked. InputError names the flag that cannot be."""
+    from testbed.planner.plan import Budget
+    from testbed.planner.question import machine_asked, question, tokens_of
+
+    budget = Budget(
+        tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
+        price=arguments.price_per_gpu_hour,
+        mtbf_hours=arguments.mtbf_hours,
+        save_s=arguments.save_seconds,
+        restart_s=arguments.restart_seconds,
+    )
+    machine = machine_asked(arguments.gpu, arguments.here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
+    return question(flags, machine, budget, time_of(arguments.calibration))
+
+
+def time_of(calibration: Path | None) -> Callable[[Job, Machine], StepTime]:
+    """Return the step time of a job on a machine, from a calibration where there is one."""
+    from testbed.planner.constants import calibrated_constants, published_constants
+    from testbed.planner.here import facts_here
+    from testbed.planner.step_time import step_time
+
+    if calibration is None:
+        constants = published_constants()
+    else:
+        constants = calibrated_constants(calibration, facts_here())
+    return lambda job, machine: step_time(job, machine, constants)
+
+
+def calibrate(arguments: argparse.Namespace) -> int:
+    """Measure this machine into --out."""
+    from testbed.experiments.calibration.calibrate import calibrate_here
+
+    def show(line: str) -> None:
+        say(line, flush=True)
+
+    precision = arguments.precision if arguments.precision in ("fp32", "bf16", "fp16") else None
+    return calibrate_here(arguments.out, arguments.minutes, precision, arguments.quick, show)
+
+
+def answer(question: Question, arguments: argparse.Namespace) -> int:
+    """Print the plan; write and draw it where asked to."""
+    from testbed.analysis.plan.tables import plan_text
+    from testbed.planner.plan import best_of_each, headline
+    from testbed.planner.plan_file import plan_record, write_plan
+
+    runs, refused = question.answered()
+    each = best_of_each(runs)
+    shown = each[: arguments.top or None]
+    if arguments.json:
+        command_line = recorded_command(__file__, sys.argv[1:])
+        write_plan(arguments.json, plan_record(each, question.budget, question.work, command_line))
+    if arguments.picture:
+        from testbed.analysis.charts.style import save_png
+        from testbed.analysis.plan.picture import plan_figure
+
+        title = f"{question.model_name} on {question.machine.devices} x {question.machine.device.name}"
+        notes = [f"Best: {headline(shown[0], question.budget)}", f"Estimates, {shown[0].time.label}."]
+        save_png(plan_figure(shown, title, notes), arguments.picture)
+    say(plan_text(shown, question.budget, refused, question.work))
+    return 0
+
+
+def sweep(question: Question, text: str) -> int:
+    """Print the best run of each number of devices."""
+    from testbed.analysis.document.terminal import table_lines
+    from testbed.analysis.plan.tables import sweep_table
+    from testbed.planner.question import numbers_of_sweep
+
+    rows = [(devices, question.on(devices).best()) for devices in numbers_of_sweep(text)]
+    say("\n".join(table_lines(sweep_table(rows, question.budget))))
+    return 0
+
+
+def check(question: Question) -> int:
+    """Build every strategy of the plan as its ranks would, and say what fails."""
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""A plan as text: the answer in a sentence, a row for each strategy and mesh, memory and step in parts, commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+
+from testbed.analysis.document.model import Cell, Table, table_of
+from testbed.analysis.document.terminal import table_lines
+from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
+from testbed.planner.command import command_of
+from testbed.planner.memory import largest_micro_batch
+from testbed.planner.plan import Budget, PlannedRun, headline, name_of, settings_of, three
+
+GIB = 2**30
+RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
+
+
+def plan_text(runs: Sequence[PlannedRun], budget: Budget, refused: dict[str, str], work: Sequence[str]) -> str:
+    """Return all that a terminal shows of a plan.
+
+    Args:
+        runs: to be shown, the best first.
+        refused: run type -> why none of it is possible.
+        work: flags of the model as they were typed, for the commands.
+    """
+    best = runs[0]
+    groups = [
+        [f"Best: {headline(best, budget)}", f"({best.time.label})"],
+        table_lines(overview(runs, budget)),
+        ["Memory per device at its peak, GiB", *table_lines(memory_table(runs))],
+        ["Step, ms", *table_lines(time_table(runs))],
+        ["Commands", *_commands(runs, work)],
+        _assumptions(best, budget),
+        [f"not possible: {run_type}: {reason}" for run_type, reason in refused.items()],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in groups if lines)
+
+
+def overview(runs: Sequence[PlannedRun], budget: Budget) -> Table:
+    """Return one row per run."""
+    columns: dict[str, Callable[[PlannedRun], Cell]] = {
+        "": _numbers(runs),
+        "strategy": lambda run: name_of(run.job),
+        "micro batch": lambda run: f"{run.job.micro_batch:g} x {run.job.accumulation:g}",
+        "recompute": lambda run: RECOMPUTED.get(run.job.recompute, run.job.recompute),
+        "memory GiB": lambda run: f"{run.needs_bytes / GIB:.1f}",
+        "spare": lambda run: f"{run.spare_bytes / GIB:+.1f}" + ("" if run.fits else " NO"),
+        "step s": lambda run: three(run.time.seconds),
+        "90 %": lambda run: f"{three(run.time.low)} to {three(run.time.high)}",
+        "tokens/s": lambda run: rate(run.tokens_per_s),
+        "MFU": lambda run: Number(run.mfu, ".0%"),
+        "days": lambda run: Number(budget.days(run), three),
+        "cost": lambda run: Number(budget.cost(run), ",.0f"),
+        "goodput": lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run.machine):.1%}",
+        "largest that fits": lambda run: str(largest_micro_batch(run.job, run.machine.device) or "none"),
+        "limited by": lambda run: run.limited_by,
+    }
+    return table_of(runs, columns, text=("", "strategy", "recompute", "limited by"))
+
+
+def memory_table(runs: Sequence[PlannedRun]) -> Table:
+    """Return the kinds of memory at the peak."""
+    kinds = _in_order(run.memory_by_kind for run in runs)
+    columns: dict[str, Callable[[PlannedRun], Cell]] = {"": _numbers(runs), "strategy": lambda run: name_of(run.job)}
+    columns |= {kind: _gib(kind) for kind in kinds}
+    columns |= {
+        "in all": lambda run: f"{run.needs_bytes / GIB:.2f}",
+        "between steps": lambda run: f"{run.memory.steady / GIB:.2f}",
+        "peak at": lambda run: run.memory.peak_moment,
+    }
+    return table_of(runs, columns, text=("", "strategy", "peak at"))
+
+
+def time_table(runs: Sequence[PlannedRun]) -> Table:
+    """Return what the step is made of; a part that no run has is left out."""
+    parts = [
+        part for part in _in_order(run.time.parts for run in runs) if any(run.time.parts.get(part) for run in runs)
+    ]
+    columns: dict[str, Callable[[PlannedRun], Cell]] = {"": _numbers(runs), "strategy": lambda run: name_of(run.job)}
+    columns |= {part: _ms(part) for part in parts}
+    columns["in all"] = lambda run: digits(run.time.seconds * 1e3)
+    return table_of(runs, columns, text=("", "strategy"))
+
+
+def sweep_table(best: Sequence[tuple[int, PlannedRun | str]], budget: Budget) -> Table:
+    """Return a row for each number of devices: its best run, or why there is none."""
+    found = [run for _, run in best if isinstance(run, PlannedRun)]
+    first = found[0] if found else None
+
+    def of(cell: Callable[[PlannedRun], Cell]) -> Callable[[tuple[int, PlannedRun | str]], Cell]:
+        return lambda row: cell(row[1]) if isinstance(row[1], PlannedRun) else ""
+
+    def efficiency(run: PlannedRun) -> str:
+        assert first is not None
+        ratio = run.tokens_per_s / run.machine.devices / (first.tokens_per_s / first.machine.devices)
+        return f"{ratio:.0%}"
+
+    columns: dict[str, Callable[[tuple[int, PlannedRun | str]], Cell]] = {
+        "devices": lambda row: f"{row[0]:,}",
+        "strategy": lambda row: name_of(row[1].job) if isinstance(row[1], PlannedRun) else row[1],
+        "settings": of(lambda run: settings_of(run.job)),
+        "step s": of(lambda run: three(run.time.seconds)),
+        "90 %": of(lambda run: f"{three(run.time.low)} to {three(run.time.high)}"),
+        "tokens/s": of(lambda run: rate(run.tokens_per_s)),
+        "per device": of(efficiency),
+        "MFU": of(lambda run: Number(run.mfu, ".0%")),
+        "days": of(lambda run: Number(budget.days(run), three)),
+        "cost": of(lambda run: Number(budget.cost(run), ",.0f")),
+        "goodput": of(lambda run: UNKNOWN if budget.mtbf_hours is None else f"{budget.goodput(run.machine):.1%}"),
+        "limited by": of(lambda run: run.limited_by),
+    }
+    return table_of(best, columns, text=("strategy", "settings", "limited by"))
+
+
+def _commands(runs: Sequence[PlannedRun], work: Sequence[str]) -> list[str]:
+    return [f"{number}  {shell_words(command_of(run.job, run.machine, work))}" for number, run in _numbered(runs)]
+
+
+def shell_words(command: Sequence[str]) -> str:
+    """Return a command for a shell, in which `$NAME` stays the shell's."""
+    return " ".join(f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in command)
+
+
+def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
+    """Return what the numbers rest on that is neither in a table nor in a flag."""
+    machine = run.machine
+    lines = [f"device: {machine.device.name}, {machine.device.source}" if machine.device.source else ""]
+    links = {"within a node": machine.within_node}
+    links |= {"between nodes": machine.between_nodes} if machine.devices > machine.per_node else {}
+    for where, link in links.items() if machine.devices > 1 else ():
+        lines.append(f"link {where}: {link.bytes_per_s * 8 / 1e9:,.4g} Gbit/s per device and direction ({link.name})")
+    failures = budget.failures(machine)
+    if failures is not None:
+        lines.append(
+            f"goodput: Daly 2006; a failure of the machine every {failures.between_s / 3600:,.3g} h, a checkpoint of "
+            f"{failures.save_s:g} s every {failures.interval_s / 60:,.3g} min, {failures.restart_s:g} s to restart"
+        )
+    return [line for line in lines if line]
+
+
+def _numbered(runs: Sequence[PlannedRun]) -> list[tuple[int, PlannedRun]]:
+    return list(enumerate(runs, start=1))
+
+
+def _numbers(runs: Sequence[PlannedRun]) -> Callable[[PlannedRun], Cell]:
+    number_of = {id(run): str(number) for number, run in _numbered(runs)}
+    return lambda run: number_of[id(run)]
+
+
+def _gib(kind: str) -> Callable[[PlannedRun], Cell]:
+    return lambda run: f"{run.memory_by_kind.get(kind, 0.0) / GIB:.2f}"
+
+
+def _ms(part: str) -> Callable[[PlannedRun], Cell]:
+    return lambda run: digits(run.time.parts.get(part, 0.0) * 1e3) if run.time.parts.get(part) else "-"
+
+
+def _in_order(tables: Iterable[dict[str, float]]) -> list[str]:
+    return list(dict.fromkeys(name for table in tables for name in table))

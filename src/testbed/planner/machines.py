@@ -1,0 +1,108 @@
+"""The machine of a plan: named devices and a network, or what this computer has. No torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from testbed.distributed.launch import usable_cores
+from testbed.errors import InputError
+from testbed.planner.devices import Device, Link, device_named, network
+from testbed.planner.job import Machine
+
+# FLOPs per cycle of a core: two units, each multiplies and adds a register of fp32
+PER_CYCLE = {"avx512f": 64, "avx2": 32, "asimd": 16}
+LEAST_PER_CYCLE = 8
+CORE_BYTES_PER_S = 10e9  # an estimate; a calibration measures it
+ASSUMED_HERTZ = 2.5e9  # where the system does not say
+LOOPBACK = Link(name="loopback, an estimate", latency_s=50e-6, bytes_per_s=2e9)
+SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+
+
+def machine_named(gpu: str, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
+    """Return `gpus` devices of a kind (default: one node) in nodes of `per_node`, joined by a network.
+
+    Raises:
+        InputError: the device is unknown, the network has no speed, or the devices are not whole nodes.
+    """
+    device = device_named(gpu)
+    return _machine(device, gpus, per_node, link)
+
+
+def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Machine:
+    """Return this computer's GPUs, or else its cores, one for each rank.
+
+    Raises:
+        InputError: as `machine_named`.
+    """
+    found = _gpus_here()
+    if found:
+        name, memory_mib = found[0]
+        device = device_named(name)
+        device = Device(**{**vars(device), "memory_bytes": memory_mib * 2**20})
+        return _machine(device, gpus or len(found), per_node or len(found), link)
+    cores = usable_cores()
+    per_node = per_node or max(cores, gpus or 1)
+    return _machine(cpu_core(min(per_node, gpus or cores)), gpus or cores, per_node, link)
+
+
+def cpu_core(ranks: int) -> Device:
+    """Return one of `ranks` equal shares of this computer's cores and memory as a device; its speed is a guess."""
+    cores = max(1, usable_cores() // ranks)
+    frequency = psutil.cpu_freq()
+    hertz = (frequency.max or frequency.current) * 1e6 if frequency else 0.0
+    peak = cores * (hertz or ASSUMED_HERTZ) * _flops_per_cycle()
+    return Device(
+        name=f"{cores} core{'s' * (cores > 1)} of {platform.machine()}",
+        memory_bytes=psutil.virtual_memory().total / ranks,
+        peak_flops={"fp32": peak},
+        memory_bytes_per_s=cores * CORE_BYTES_PER_S,
+        kind="cpu",
+        source="a guess from clock and instructions; --calibrate measures it",
+        architecture="cpu",
+        per_node=ranks,
+        within_node=LOOPBACK,
+        between_nodes=network("1gbit"),
+    )
+
+
+def _machine(device: Device, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
+    nodes_of = per_node or device.per_node
+    devices = gpus or nodes_of
+    if devices > nodes_of and devices % nodes_of:
+        below = devices // nodes_of * nodes_of
+        raise InputError(
+            f"--gpus {devices} is not a whole number of nodes of {nodes_of}; give {below} or {below + nodes_of}, or "
+            "another --gpus_per_node"
+        )
+    within, between = device.within_node or LOOPBACK, device.between_nodes or network("100gbit")
+    return Machine(
+        device=device,
+        devices=devices,
+        per_node=nodes_of,
+        within_node=within,
+        between_nodes=between if link is None else network(link),
+    )
+
+
+def _gpus_here() -> list[tuple[str, float]]:
+    """Return name and MiB of each GPU that a run would see; none where NVIDIA's driver is missing."""
+    if shutil.which(SMI[0]) is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return []
+    said = subprocess.run(SMI, capture_output=True, text=True, check=False, timeout=30)
+    rows = [line.rpartition(",") for line in said.stdout.splitlines()] if said.returncode == 0 else []
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return [(name.strip(), float(memory)) for name, _, memory in rows][: len(visible) or None]
+
+
+def _flops_per_cycle() -> int:
+    try:
+        words = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return LEAST_PER_CYCLE
+    return next((flops for name, flops in PER_CYCLE.items() if name in words), LEAST_PER_CYCLE)

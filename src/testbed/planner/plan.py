@@ -1,0 +1,187 @@
+"""Plan: estimate every candidate, put the best first, and say what limits each. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.planner.goodput import RESTART_S, SAVE_S, Failures
+from testbed.planner.job import Job, Machine
+from testbed.planner.memory import CONTEXT, MemoryEstimate, fits, memory_of, needs
+from testbed.planner.step_time import StepTime
+
+DAY_S, HOUR_S = 86400.0, 3600.0
+LIMITS = {"matrix products": "matrix products", "attention": "matrix products", "head": "matrix products"}
+LIMITS |= {"elementwise": "memory traffic", "optimizer": "memory traffic", "bubble": "bubble", "host": "host"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A candidate and its estimates."""
+
+    job: Job
+    machine: Machine
+    memory: MemoryEstimate
+    time: StepTime
+
+    @property
+    def needs_bytes(self) -> float:
+        return needs(self.memory, self.machine.device)
+
+    @property
+    def fits(self) -> bool:
+        return fits(self.memory, self.machine.device)
+
+    @property
+    def spare_bytes(self) -> float:
+        """Memory of the device that is left; below zero: missing."""
+        return self.machine.device.memory_bytes - self.needs_bytes
+
+    @property
+    def memory_by_kind(self) -> dict[str, float]:
+        """Bytes at the peak, by kind. They add up to `needs_bytes`."""
+        kinds = dict(self.memory.moments[self.memory.peak_moment])
+        rest = self.needs_bytes - sum(kinds.values())
+        if self.machine.device.kind == "cpu":
+            return kinds | {"heap and libraries": rest}
+        return kinds | {"fragmentation": rest - CONTEXT, "context": CONTEXT}
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.job.tokens_per_step / self.time.seconds
+
+    @property
+    def mfu(self) -> float:
+        """FLOPs of the model over what the devices do at most in its precision."""
+        peak = self.machine.device.peak_of(self.job.precision) * self.machine.devices
+        return self.tokens_per_s * self.job.model.flops_per_token() / peak
+
+    @property
+    def limited_by(self) -> str:
+        """What takes most of the step; memory where the run does not fit."""
+        if not self.fits:
+            return "memory"
+        seconds: dict[str, float] = {}
+        for part, took in self.time.parts.items():
+            limit = "network" if "communication" in part else LIMITS.get(part, part)
+            seconds[limit] = seconds.get(limit, 0.0) + took
+        return max(seconds, key=lambda limit: seconds[limit])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a whole run is asked to do, and what a device costs.
+
+    Attributes:
+        tokens: to be trained on.
+        price: of a device and hour.
+        mtbf_hours: mean time between failures of one node; None: it never fails.
+        save_s, restart_s: as in `Failures`.
+    """
+
+    tokens: float | None = None
+    price: float | None = None
+    mtbf_hours: float | None = None
+    save_s: float = SAVE_S
+    restart_s: float = RESTART_S
+
+    def failures(self, machine: Machine) -> Failures | None:
+        """Return the failures of the whole machine; None if it never fails."""
+        if self.mtbf_hours is None:
+            return None
+        nodes = -(-machine.devices // machine.per_node)
+        return Failures(between_s=self.mtbf_hours * HOUR_S / nodes, save_s=self.save_s, restart_s=self.restart_s)
+
+    def goodput(self, machine: Machine) -> float:
+        """Training time over wall time."""
+        failures = self.failures(machine)
+        return 1.0 if failures is None else failures.goodput
+
+    def days(self, run: PlannedRun, step_s: float | None = None) -> float | None:
+        """Return the wall time of the whole run. `step_s`: an end of the interval in place of the estimate."""
+        if self.tokens is None:
+            return None
+        goodput = self.goodput(run.machine)
+        steps = self.tokens / run.job.tokens_per_step
+        return steps * (step_s or run.time.seconds) / DAY_S / goodput if goodput else float("inf")
+
+    def cost(self, run: PlannedRun, step_s: float | None = None) -> float | None:
+        days = self.days(run, step_s)
+        if days is None or self.price is None:
+            return None
+        return days * 24 * self.price * run.machine.devices
+
+
+def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTime]) -> list[PlannedRun]:
+    """Return every job with its estimates: those that fit first, by time, the others by what they need.
+
+    Args:
+        time_of: `step_time` with constants, or a machine's calibration.
+    """
+    runs = [PlannedRun(job=job, machine=machine, memory=memory_of(job), time=time_of(job)) for job in jobs]
+    return sorted(runs, key=lambda run: (not run.fits, run.time.seconds if run.fits else run.needs_bytes))
+
+
+def best_of_each(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Return the first run of each strategy and mesh: the best micro batch and recomputation."""
+    first: dict[Any, PlannedRun] = {}
+    for run in runs:
+        first.setdefault((run.job.run_type, run.job.layout, run.job.schedule, run.job.offload), run)
+    return list(first.values())
+
+
+def name_of(job: Job) -> str:
+    """Return the strategy and its mesh in few words: `fsdp 8 x 4 copies`, `ZeRO-2`, `pipeline 4 x 2 data, 1f1b`."""
+    layout, name = job.layout, job.run_type or job.stack
+    data = f" x {layout.data} data" if layout.data > 1 else ""
+    if job.run_type == "optimized":
+        name = f"ZeRO-{layout.zero_stage}"
+        name += f", {job.offload} offloaded" if job.offload != "none" else ""
+    elif job.run_type == "fsdp":
+        name += f" {layout.shard} x {layout.data // layout.shard} copies" if layout.shard < layout.data else ""
+    elif layout.pipeline > 1:
+        name += f" {layout.pipeline}{data}" + (f", {job.schedule}" if job.schedule else "")
+    elif layout.tensor > 1:
+        name += f" {layout.tensor}{data}"
+    return name
+
+
+def settings_of(job: Job) -> str:
+    """Return batch and recomputation in words."""
+    recompute = {"none": "", "full": ", recompute blocks", "selective_op": ", recompute selectively"}
+    return f"micro batch {job.micro_batch:g} x {job.accumulation:g}{recompute.get(job.recompute, job.recompute)}"
+
+
+def headline(run: PlannedRun, budget: Budget) -> str:
+    """Return the answer in one sentence: strategy, settings, memory, time, cost."""
+    job, time, device = run.job, run.time, run.machine.device
+    words = f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
+    words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device; a step of "
+    words += (
+        f"{job.global_batch:g} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
+    )
+    days = [budget.days(run, seconds) for seconds in (time.seconds, time.low, time.high)]
+    if budget.tokens is not None and None not in days:
+        words += f"; {_short(budget.tokens)} tokens take {_span(*days)} days"  # type: ignore[arg-type]
+        costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
+        if None not in costs:
+            words += " and cost {:,.0f} ({:,.0f} to {:,.0f})".format(*costs)
+    return words + "."
+
+
+def _short(number: float) -> str:
+    """Return `10B`, `1.5M`."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if number >= size:
+            return f"{number / size:g}{suffix}"
+    return f"{number:,.0f}"
+
+
+def _span(value: float, low: float, high: float) -> str:
+    return f"{three(value)} ({three(low)} to {three(high)})"
+
+
+def three(value: float) -> str:
+    """Return three digits, all of a large number: 0.0123, 1.36, 1,010."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,118 @@
+"""plan.json: a plan as a file, which the report, the race and --run_type auto read. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import InputError
+from testbed.io import read_json, write_json
+from testbed.planner.command import command_of
+from testbed.planner.devices import Device, Link
+from testbed.planner.job import DenseModel, Job, Layout, Machine
+from testbed.planner.plan import Budget, PlannedRun, name_of
+
+NAME, FORMAT = "plan.json", 1
+
+
+def plan_record(runs: Sequence[PlannedRun], budget: Budget, work: Sequence[str], command_line: str) -> dict[str, Any]:
+    """Return the content of the file. Bytes and seconds."""
+    machine = runs[0].machine
+    return {
+        "format": FORMAT,
+        "command_line": command_line,
+        "label": runs[0].time.label,
+        "machine": dataclasses.asdict(machine),
+        "budget": dataclasses.asdict(budget),
+        "runs": [_run_record(run, budget, work) for run in runs],
+    }
+
+
+def write_plan(path: Path, record: dict[str, Any]) -> None:
+    """Replace `path` in one move. OSError from the disk."""
+    write_json(path, record, f"--json {path}")
+
+
+def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": name_of(run.job),
+        "command": command_of(run.job, run.machine, work),
+        "job": dataclasses.asdict(run.job),
+        "fits": run.fits,
+        "needs_bytes": run.needs_bytes,
+        "spare_bytes": run.spare_bytes,
+        "memory_bytes": run.memory_by_kind,
+        "peak_moment": run.memory.peak_moment,
+        "allocated_bytes": run.memory.allocated,
+        "reserved_bytes": run.memory.reserved,
+        "steady_bytes": run.memory.steady,
+        "step_s": {"estimate": run.time.seconds, "low": run.time.low, "high": run.time.high},
+        "parts_s": dict(run.time.parts),
+        "tokens_per_s": run.tokens_per_s,
+        "mfu": run.mfu,
+        "days": budget.days(run),
+        "cost": budget.cost(run),
+        "goodput": budget.goodput(run.machine),
+        "limited_by": run.limited_by,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a plan says of one run."""
+
+    job: Job
+    seconds: float
+    low: float
+    high: float
+    parts: dict[str, float]
+    allocated_bytes: float
+    reserved_bytes: float
+    needs_bytes: float
+    label: str
+
+
+def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
+    """Return the machine of a plan and what it says of each run.
+
+    Raises:
+        InputError: the file cannot be read, or is of another format.
+    """
+    content = read_json(path, str(path))
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise InputError(f"{path} is of format {found!r}, and this program reads {FORMAT}; make it with plan.py --json")
+    try:
+        return _machine_of(content["machine"]), [_prediction(each, content["label"]) for each in content["runs"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no plan ({error!r}); make it again with plan.py --json") from None
+
+
+def _prediction(record: dict[str, Any], label: str) -> Prediction:
+    job, step = dict(record["job"]), record["step_s"]
+    model, layout = DenseModel(**job.pop("model")), Layout(**job.pop("layout"))
+    return Prediction(
+        job=Job(model=model, layout=layout, **job),
+        seconds=float(step["estimate"]),
+        low=float(step["low"]),
+        high=float(step["high"]),
+        parts={str(name): float(seconds) for name, seconds in record["parts_s"].items()},
+        allocated_bytes=float(record["allocated_bytes"]),
+        reserved_bytes=float(record["reserved_bytes"]),
+        needs_bytes=float(record["needs_bytes"]),
+        label=str(label),
+    )
+
+
+def _machine_of(record: dict[str, Any]) -> Machine:
+    device = dict(record["device"])
+    links = {name: None if device[name] is None else Link(**device[name]) for name in ("within_node", "between_nodes")}
+    return Machine(
+        device=Device(**{**device, **links}),
+        devices=record["devices"],
+        per_node=record["per_node"],
+        within_node=Link(**record["within_node"]),
+        between_nodes=Link(**record["between_nodes"]),
+    )

@@ -1,0 +1,189 @@
+"""What a plan is asked: model, batch, devices, the whole run; and its answer. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.config.initial_shape import check_shape
+from testbed.errors import InputError
+from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
+from testbed.planner.candidates import possible
+from testbed.planner.job import Job, Machine
+from testbed.planner.machines import machine_here, machine_named
+from testbed.planner.memory import smallest_number_of_devices
+from testbed.planner.plan import Budget, PlannedRun, name_of, plan
+from testbed.planner.step_time import StepTime
+
+# On a GPU as GPT-2 was trained (Radford et al. 2019: 512 sequences of 1,024 tokens), on a CPU as the sweep trains.
+DEFAULT_WORK = {
+    "cuda": {"model": "gpt2", "seq_length": 1024, "global_batch_size": 512},
+    "cpu": {"model": "nano", "seq_length": 128, "global_batch_size": 32},
+}
+WORK = ("model", "num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "seq_length")
+WORK += ("global_batch_size", "dropout", "optimizer", "attention")
+SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+MOST_IN_SWEEP = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A plan to be made.
+
+    Attributes:
+        work: words of the flags that all commands share.
+        given: flags of src/gpt2.py that all candidates have.
+        time_of: the step time of a job on a machine.
+    """
+
+    shape: ModelShape
+    seq_length: int
+    global_batch: int
+    machine: Machine
+    time_of: Callable[[Job, Machine], StepTime]
+    budget: Budget = field(default_factory=Budget)
+    work: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """The size's name, or the dimensions."""
+        name = size_name(self.shape)
+        return self.shape.describe() if name == "custom" else name
+
+    def on(self, devices: int) -> Question:
+        """Return the same question for another number of devices."""
+        return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
+
+    def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
+        """Return all candidates with their estimates, and why run types have none."""
+        jobs, refused = possible(self.shape, self.seq_length, self.global_batch, self.machine, self.given)
+        return plan(jobs, self.machine, lambda job: self.time_of(job, self.machine)), refused
+
+    def answered(self) -> tuple[list[PlannedRun], dict[str, str]]:
+        """Return what `runs` does.
+
+        Raises:
+            InputError: the program refuses every candidate, or none fits into the memory.
+        """
+        runs, refused = self.runs()
+        devices = f"{self.machine.devices} x {self.machine.device.name}"
+        if not runs:
+            reason = next(iter(refused.values()), "--run_type and the devices exclude one another")
+            raise InputError(f"nothing can be planned for {devices}: {reason}")
+        if not runs[0].fits:
+            raise InputError(f"{self.model_name} does not fit on {devices}: {self._least(runs[0])}")
+        return runs, refused
+
+    def best(self) -> PlannedRun | str:
+        """Return the best run, or why there is none."""
+        runs, refused = self.runs()
+        if not runs:
+            return next(iter(refused.values()), "nothing is possible")
+        return runs[0] if runs[0].fits else f"does not fit: {self._lack(runs[0])}"
+
+    def _lack(self, run: PlannedRun) -> str:
+        gib, has = run.needs_bytes / 2**30, self.machine.device.memory_bytes / 2**30
+        return f"the least, {name_of(run.job)}, needs {gib:.1f} GiB of {has:.1f}"
+
+    def _least(self, run: PlannedRun) -> str:
+        frugal = {"micro_batch_size_per_gpu": 1, "activation_checkpointing": "block"} | dict(self.given)
+
+        def jobs_on(devices: int) -> list[Job]:
+            machine = dataclasses.replace(self.machine, devices=devices)
+            return possible(self.shape, self.seq_length, self.global_batch, machine, frugal)[0]
+
+        number = smallest_number_of_devices(jobs_on, self.machine.device, self.machine.per_node)
+        if number is None:
+            return f"{self._lack(run)}, and no number of them would do; take devices with more memory"
+        return f"{self._lack(run)}; the smallest number of them that would do is {number}"
+
+
+def question(
+    typed: Mapping[str, Any], machine: Machine, budget: Budget, time_of: Callable[[Job, Machine], StepTime]
+) -> Question:
+    """Return the question that flags ask.
+
+    Args:
+        typed: flags of src/gpt2.py that were given.
+
+    Raises:
+        InputError: the model's dimensions do not fit together.
+    """
+    values = {**DEFAULT_WORK[machine.device.kind], **typed}
+    base = dataclasses.asdict(MODEL_SIZES[values["model"]])
+    shape = {name: values.get(name) or number for name, number in base.items()}
+    check_shape(shape, values["seq_length"])
+    work = [word for name in WORK if values.get(name) is not None for word in (f"--{name}", str(values[name]))]
+    return Question(
+        shape=ModelShape(**shape),
+        seq_length=values["seq_length"],
+        global_batch=values["global_batch_size"],
+        machine=machine,
+        time_of=time_of,
+        budget=budget,
+        work=tuple(work),
+        given={name: value for name, value in typed.items() if name != "model"},
+    )
+
+
+def machine_asked(gpu: str | None, here: bool, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
+    """Return the machine that flags ask for. InputError names the flag that cannot be."""
+    if here and gpu is not None:
+        raise InputError(f"--here is this machine, and --gpu {gpu} another; give one of them")
+    if here:
+        return machine_here(gpus, per_node, link)
+    if gpu is None:
+        raise InputError("--gpu is missing; give a kind of device such as --gpu h100-sxm, or --here for this machine")
+    return machine_named(gpu, gpus, per_node, link)
+
+
+def tokens_of(text: str) -> float:
+    """Return the number in `10B`, `300e9` or `2,000,000`. InputError names --tokens."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e\+?[0-9]{1,3})?)([kmbt]?)", text.strip().lower().replace(",", ""))
+    number = float(match[1]) * SUFFIXES[match[2]] if match else 0.0
+    if not 0 < number < float("inf"):
+        raise InputError(f"--tokens {text}: it is no number of tokens above 0; write 10B, 300e9 or 2000000")
+    return number
+
+
+def numbers_of_sweep(text: str) -> list[int]:
+    """Return the numbers in `gpus=8,16,...,256`: the dots go on by the step, or the factor, of the two before them.
+
+    Raises:
+        InputError: names --sweep.
+    """
+    name, _, rest = text.partition("=")
+    words = [word.strip() for word in rest.split(",")]
+    fault = InputError(f"--sweep {text}: it is no list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
+    if name.strip() != "gpus" or not all(word == "..." or (word.isdigit() and int(word) > 0) for word in words):
+        raise fault
+    numbers: list[int] = []
+    for place, word in enumerate(words):
+        if word != "...":
+            numbers.append(int(word))
+            continue
+        if len(numbers) < 2 or place + 2 != len(words) or words[place + 1] == "...":
+            raise fault
+        numbers += _between(numbers[-2], numbers[-1], int(words[place + 1]))
+    if numbers != sorted(set(numbers)):
+        raise fault
+    if len(numbers) > MOST_IN_SWEEP:
+        raise InputError(f"--sweep {text}: {len(numbers)} numbers of devices are more than {MOST_IN_SWEEP}")
+    return numbers
+
+
+def _between(before: int, last: int, end: int) -> list[int]:
+    """Return what comes after `last` and before `end`: by the same factor where it is whole and above 1 and meets
+    the end, else by the same step."""
+    factor, numbers = last // before if last % before == 0 else 0, [last]
+    if factor > 1:
+        while numbers[-1] * factor < end:
+            numbers.append(numbers[-1] * factor)
+        if numbers[-1] * factor == end:
+            return numbers[1:]
+    step = last - before
+    return list(range(last + step, end, step))[: MOST_IN_SWEEP + 1] if step > 0 else []

@@ -1,0 +1,173 @@
+"""Build strategies as single ranks of a large mesh would, on one machine: no other rank, no device, no memory.
+
+Process groups send nothing (PyTorch's fake backend) and tensors have shapes but no storage. So settings, groups, shards,
+stages and schedules are those of a real start, and what would end one ends here. No step is made: what a kernel, a
+driver or a network would refuse is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.parallel.distributed as torch_ddp
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from testbed.config.check import check_run
+from testbed.config.flags import parse_command_line
+from testbed.config.settings import RunSettings
+from testbed.distributed import process_group
+from testbed.distributed.launch import Launch
+from testbed.distributed.mesh import MeshSizes
+from testbed.errors import first_line
+from testbed.model.gpt2 import GPT2
+from testbed.strategies import Strategy, build_strategy
+from testbed.strategies.deepspeed_zero import import_deepspeed
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRank:
+    """What one rank was built into, or why it could not be."""
+
+    rank: int
+    fault: str | None = None
+    data_rank: int = 0
+    data_world_size: int = 1
+    group_sizes: tuple[int, ...] = ()  # of the groups that it made
+    parameter_bytes: int = 0  # that it holds
+    seconds: float = 0.0
+
+
+def role_ranks(mesh: MeshSizes) -> list[int]:
+    """Return a rank for each role: every stage, every tensor rank, the first and the last data rank.
+
+    Ranks of one role hold pieces of the same shape and are in groups of the same sizes.
+    """
+    return [
+        (stage * mesh.data + data) * mesh.tensor + tensor
+        for stage in range(mesh.pipeline)
+        for data in sorted({0, mesh.data - 1})
+        for tensor in range(mesh.tensor)
+    ]
+
+
+def build_ranks(
+    jobs: Sequence[Sequence[str]], ranks_of: Sequence[Sequence[int]], world_size: int, per_node: int
+) -> list[list[BuiltRank]]:
+    """Build each job on its ranks, in one process for each rank.
+
+    Args:
+        jobs: flags of src/gpt2.py, with token files.
+        ranks_of: the ranks of each job.
+    """
+    all_ranks = sorted({rank for ranks in ranks_of for rank in ranks})
+    context = multiprocessing.get_context("forkserver")  # a fork of this process would share its threads' locks
+    context.set_forkserver_preload([__name__, "deepspeed"])
+    made: dict[tuple[int, int], BuiltRank] = {}
+    with ProcessPoolExecutor(os.cpu_count(), context, max_tasks_per_child=1) as pool:
+        wanted = {rank: [number for number, ranks in enumerate(ranks_of) if rank in ranks] for rank in all_ranks}
+        futures = {
+            rank: pool.submit(
+                _build_as, Launch(rank, rank % per_node, world_size, per_node), [list(jobs[i]) for i in of]
+            )
+            for rank, of in wanted.items()
+        }
+        for rank, future in futures.items():
+            made |= dict(zip(((number, rank) for number in wanted[rank]), future.result(), strict=True))
+    return [[made[number, rank] for rank in ranks] for number, ranks in enumerate(ranks_of)]
+
+
+def _build_as(launch: Launch, jobs: Sequence[list[str]]) -> list[BuiltRank]:
+    """Build one job after the other as one rank. A process of its own: DeepSpeed keeps groups for good."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ |= launch.as_variables("localhost", 1)
+    dist.init_process_group("fake", store=FakeStore(), rank=launch.rank, world_size=launch.world_size)
+    return [_built(arguments, launch) for arguments in jobs]
+
+
+def _built(arguments: list[str], launch: Launch) -> BuiltRank:
+    start_s, before = time.perf_counter(), set(dist.distributed_c10d._world.pg_map)
+    try:
+        settings = check_run(parse_command_line(arguments), launch).settings
+        strategy = build_without_memory(settings)
+    except Exception as error:  # whatever would end the start: it is what was asked for
+        fault = str(error) if isinstance(error, ValueError) else first_line(error)
+        return BuiltRank(rank=launch.rank, fault=fault, seconds=time.perf_counter() - start_s)
+    process_group.limit_waiting(settings.training.collective_timeout)  # as training does before its first step
+    new = set(dist.distributed_c10d._world.pg_map) - before
+    held = {id(tensor): tensor.nbytes for tensor in strategy.model_states()["parameters"]}
+    facts = BuiltRank(
+        rank=launch.rank,
+        data_rank=strategy.data_rank,
+        data_world_size=strategy.data_world_size,
+        group_sizes=tuple(sorted({group.size() for group in new})),
+        parameter_bytes=sum(held.values()),
+        seconds=time.perf_counter() - start_s,
+    )
+    strategy.close()
+    return facts
+
+
+def build_without_memory(settings: RunSettings) -> Strategy:
+    """Return the strategy of this rank around a model without storage."""
+    is_deepspeed = settings.training.run_type == "optimized"
+    device = torch.device("cpu") if is_deepspeed else META
+    with _fake_deepspeed() if is_deepspeed else _meta_torch():
+        with device:
+            model = GPT2(
+                settings.shape,
+                settings.model.dropout,
+                settings.model.attention,
+                settings.compute.activation_checkpointing,
+            )
+        return build_strategy(settings, model, device)
+
+
+@contextlib.contextmanager
+def _meta_torch() -> Iterator[None]:
+    """Let PyTorch's wrappers take tensors of the meta device: what compares or sends values is left out."""
+    with (
+        mock.patch.object(torch_ddp, "_verify_param_shape_across_processes", lambda *_, **__: True),
+        mock.patch.object(torch_ddp, "_sync_module_states", lambda *_, **__: None),
+        mock.patch.object(_fully_shard, "_get_device_from_mesh", lambda _: META),
+        mock.patch.object(_fsdp_param, "_chunk_with_empty", _chunked),
+    ):
+        yield
+
+
+def _chunked(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+    """Return what FSDP's own function does, whose every empty chunk is another tensor: minutes for 4,096 ranks."""
+    chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
+    return chunks + [chunks[0].new_empty(0)] * (num_chunks - len(chunks))
+
+
+@contextlib.contextmanager
+def _fake_deepspeed() -> Iterator[None]:
+    """Let DeepSpeed, which knows no meta device, work on fake tensors that say they are on the CPU."""
+    import_deepspeed(torch.device("cpu"))
+    move = nn.Module.to
+
+    def moved(module: nn.Module, *words, **names) -> nn.Module:
+        """Return the module itself where nothing changes: PyTorch cannot swap fake weights."""
+        device, dtype, *_ = torch._C._nn._parse_to(*words, **names)
+        tensors = [*module.parameters(), *module.buffers()]
+        stays = all(device in (None, each.device) and dtype in (None, each.dtype) for each in tensors)
+        return module if stays else move(module, *words, **names)
+
+    with mock.patch.object(nn.Module, "to", moved), FakeTensorMode(allow_non_fake_inputs=True):
+        yield
