@@ -80,14 +80,14 @@ def show(arguments: argparse.Namespace) -> int:
     """Print the tables of an earlier study; with --into fill them into the page, and draw its picture."""
     from testbed.analysis.blocks import filled
     from testbed.experiments.calibration.study_file import STUDY_FILE
-    from testbed.experiments.calibration.study_tables import blocks, draw
+    from testbed.experiments.calibration.study_tables import PAGE, blocks, draw
     from testbed.io import write_text
 
     content = STUDY_FILE.read(arguments.tables)
     if arguments.into is None:
         say("\n\n".join(blocks(content).values()))
         return 0
-    page = filled(arguments.into.read_text(encoding="utf-8"), blocks(content))
+    page = filled(arguments.into.read_text(encoding="utf-8") if arguments.into.exists() else PAGE, blocks(content))
     drawn = draw(content, arguments.tables if arguments.tables.is_dir() else arguments.tables.parent)
     write_text(arguments.into, page)
     say(f"filled in: {arguments.into}; drawn: {drawn}")

@@ -28,6 +28,7 @@ from testbed.program import program
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
+PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
 NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
 
 
@@ -68,6 +69,13 @@ def network(name: str) -> str:
     from testbed.experiments.network_lab.tables import blocks
 
     return blocks(STUDY_FILE.read(RESULTS / "network"))[name]
+
+
+def planner_study(name: str) -> str:
+    from testbed.experiments.calibration.study_file import STUDY_FILE
+    from testbed.experiments.calibration.study_tables import blocks
+
+    return blocks(STUDY_FILE.read(RESULTS / "planner"))[name]
 
 
 def metrics_fields() -> str:

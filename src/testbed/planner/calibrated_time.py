@@ -7,11 +7,11 @@ link makes it wait does not.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.model.shape import ModelShape
 from testbed.planner.calibration import Calibration
 from testbed.planner.devices import Link
 from testbed.planner.job import Job, Machine
@@ -19,7 +19,7 @@ from testbed.planner.measured_compute import Tables, along, block_parts, embeddi
 from testbed.planner.measured_traffic import Collectives, messages, traffic_s
 from testbed.planner.model_states import elements_held
 from testbed.planner.residuals import Residuals, fitted, kind_of
-from testbed.planner.stages import Stage, balanced_stages
+from testbed.planner.stages import Stage, stages_of, stages_of_ranks
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
 UNLIMITED = Link(name="as measured", latency_s=0.0, bytes_per_s=math.inf)
@@ -37,33 +37,45 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A calibration with its fitted residual factors."""
+    """A calibration with its fitted residual factors.
+
+    Attributes:
+        tables: by the number of ranks at work.
+        collectives: by the name of the link.
+    """
 
     calibration: Calibration
     residuals: Residuals
+    tables: Callable[[int], Tables]
+    collectives: Callable[[str], Collectives]
 
     @classmethod
     def of(cls, calibration: Calibration) -> Predictor:
         """Fit the factors. InputError where the calibration lacks a table."""
+        tables = functools.cache(lambda ranks: Tables(calibration, ranks))
+        collectives = functools.cache(lambda link: Collectives(calibration, link))
 
         def grouped(job: Job) -> dict[str, float]:
-            parts = _parts(job, calibration, job.layout.devices)
-            work_s, _ = _traffic(job, calibration, UNLIMITED, _within(calibration), 0.0)
+            parts = _parts(job, tables, job.layout.devices)
+            work_s, _ = _traffic(job, collectives(_within(calibration)), UNLIMITED, 0.0)
             return {**_grouped(parts), "communication": work_s}
 
-        return cls(calibration, fitted(calibration, grouped))
+        return cls(calibration, fitted(calibration, grouped), tables, collectives)
 
     def predict(self, job: Job, machine: Machine) -> Prediction:
-        """Return the step of a job on all devices of a machine: this one, or several of them joined by a link."""
+        """Return the step of a job on all devices of a machine: this one, or several of them joined by a link.
+
+        Its ranks compute as those of the calibrated machine do when as many are at work, at most all of its devices.
+        """
         factors = self.residuals.of(kind_of(job), job.layout.devices)
-        found = _parts(job, self.calibration, min(job.layout.devices, machine.per_node))
+        found = _parts(job, self.tables, job.layout.devices)
         parts = {name: factors[GROUP_OF[name]] * seconds for name, seconds in found.items()}
         crosses = job.layout.devices > machine.per_node
         names = {each.link for each in self.calibration.collectives}
         is_measured = crosses and machine.between_nodes.name in names
         where = machine.between_nodes.name if is_measured else _within(self.calibration)
         link = machine.between_nodes if crosses and not is_measured else UNLIMITED
-        work_s, wait_s = _traffic(job, self.calibration, link, where, sum(parts.values()))
+        work_s, wait_s = _traffic(job, self.collectives(where), link, sum(parts.values()))
         parts[BETWEEN if crosses else WITHIN] = factors["communication"] * work_s + wait_s
         seconds = sum(parts.values())
         low, high = self.residuals.interval()
@@ -92,40 +104,28 @@ def _grouped(parts: Mapping[str, float]) -> dict[str, float]:
     return groups
 
 
-def _parts(job: Job, calibration: Calibration, ranks: int) -> dict[str, float]:
+def _parts(job: Job, tables_of: Callable[[int], Tables], ranks: int) -> dict[str, float]:
     """Return the seconds of a step's parts on the rank that has most to do, before any factor; no communication.
 
     Args:
-        ranks: of one node, which share its memory.
+        ranks: at work at once.
     """
     works_alone = job.layout.pipeline == ranks and job.run_type == "model_parallel"
-    tables = Tables(calibration, 1 if works_alone else ranks)
-    stages = _stages(job)
-    of_stage = [_stage_parts(job, tables, stage) for stage in stages]
-    by_rank = [
-        _sum(of_stage[number] for number in range(len(stages)) if _holder(job, number, len(stages)) == rank)
-        for rank in range(job.layout.pipeline)
-    ]
+    tables = tables_of(1 if works_alone else ranks)
+    held = _held(job)
+    by_rank = [_sum(_stage_parts(job, tables, stage) for stage in stages) for stages in held]
     slowest = max(by_rank, key=lambda each: sum(each.values()))
     parts = {name: job.accumulation * seconds for name, seconds in slowest.items()}
     waits = sum(sum(each.values()) for each in by_rank) - sum(slowest.values())
     parts["bubble"] = waits * _rounds_of_waiting(job)
-    parts["optimizer"] = along(tables.updates, _updated(job, stages))
+    parts["optimizer"] = along(tables.updates, max(_updated(job, stages) for stages in held))
     return parts
 
 
-def _stages(job: Job) -> list[Stage]:
-    model, number = job.model, job.layout.pipeline * job.layout.virtual_stages
-    if number == 1:
-        return [Stage(range(model.layers), embeds=True, predicts=True)]
-    shape = ModelShape(model.layers, model.heads, model.hidden, model.vocab, model.seq_length)
-    return balanced_stages(shape, model.seq_length, number)
-
-
-def _holder(job: Job, number: int, stages: int) -> int:
-    """Return the pipeline rank of a stage; the zero-bubble schedule's second round runs back."""
-    ranks = job.layout.pipeline
-    return stages - 1 - number if job.schedule == "zero_bubble" and number >= ranks else number % ranks
+def _held(job: Job) -> list[list[Stage]]:
+    """Return the stages of each pipeline rank."""
+    layout = job.layout
+    return stages_of_ranks(stages_of(job.model, layout.pipeline * layout.virtual_stages), layout.pipeline, job.schedule)
 
 
 def _stage_parts(job: Job, tables: Tables, stage: Stage) -> dict[str, float]:
@@ -147,24 +147,16 @@ def _rounds_of_waiting(job: Job) -> float:
 
 
 def _updated(job: Job, stages: Sequence[Stage]) -> float:
-    """Return the parameters that the fullest rank updates."""
-    layout, model = job.layout, job.model
-    if layout.pipeline > 1:
-        shape = ModelShape(model.layers, model.heads, model.hidden, model.vocab, model.seq_length)
-        held = [
-            [stage for number, stage in enumerate(stages) if _holder(job, number, len(stages)) == rank]
-            for rank in range(layout.pipeline)
-        ]
-        return max(elements_held(shape, layout.tensor, each) for each in held)
+    """Return the parameters that a rank updates."""
+    layout = job.layout
     sharded = layout.shard if job.run_type == "fsdp" else layout.data if layout.zero_stage else 1
-    return model.parameters / layout.tensor / sharded
+    return elements_held(job.model, layout.tensor, stages) / sharded
 
 
-def _traffic(job: Job, calibration: Calibration, link: Link, where: str, computing_s: float) -> tuple[float, float]:
-    found, measured = messages(job), Collectives(calibration, where)
-    if not found or not measured.known:
-        return 0.0, 0.0
-    return traffic_s(found, link, measured, computing_s)
+def _traffic(job: Job, measured: Collectives, link: Link, computing_s: float) -> tuple[float, float]:
+    """Return seconds of work and of waiting for the messages of a step; none where no collective was measured."""
+    found = messages(job)
+    return traffic_s(found, link, measured, computing_s) if found and measured.known else (0.0, 0.0)
 
 
 def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -26,7 +26,7 @@ GROUPS = {
 }
 SPREADS_OF_OTHERS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
 STEP_NOISE = 0.03  # relative error of a whole step's median
-LEAST, SWEEPS = 0.1, 300
+LEAST, SWEEPS = 0.1, 100
 COVERED = 0.9  # of the interval
 FEWEST_FOR_INTERVAL = 10
 Grouped = Callable[[Job], dict[str, float]]

@@ -14,6 +14,29 @@ from testbed.analysis.charts.style import COLOURS, STYLE, save_png
 from testbed.experiments.calibration.study_file import MOST_ERROR, WITHIN_BEST, error_of
 
 PICTURE = "predicted_measured.png"
+PAGE = f"""# Predicted from a calibration, and measured
+
+`python scripts/plan.py --calibrate`, then `python scripts/planner_study.py`, as root. [planner.md](../../planner.md#calibrate) says
+what is measured and how a step is predicted. `python scripts/update_docs.py` fills the tables of this page in;
+`python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md` draws the picture too.
+
+<!-- made by: scripts/update_docs.py planner study -->
+<!-- end of planner study -->
+
+![Predicted against measured]({PICTURE})
+
+## What the plan would choose
+
+A set is all run types that do the same work on the same ranks over the same link.
+
+<!-- made by: scripts/update_docs.py planner choices -->
+<!-- end of planner choices -->
+
+## Every configuration
+
+<!-- made by: scripts/update_docs.py planner predictions -->
+<!-- end of planner predictions -->
+"""
 
 
 def blocks(content: Mapping[str, Any]) -> dict[str, str]:
