@@ -119,8 +119,8 @@ def _add_answer(answer: argparse._ArgumentGroup) -> None:
 def _add_calibrate(calibrate: argparse._ArgumentGroup) -> None:
     text = "measure this machine, and plan nothing; started by torchrun on several nodes: the links between them"
     calibrate.add_argument("--calibrate", action="store_true", help=text)
-    text = "what --calibration then reads (default: %(default)s)"
-    calibrate.add_argument("--out", type=Path, default=CALIBRATION, metavar="FILE.json", help=text)
+    text = f"file to write (default: {CALIBRATION}, which --calibration then reads)"
+    calibrate.add_argument("--out", type=Path, metavar="FILE.json", help=text)
     text = "to measure in, about (default: %(default)g)"
     calibrate.add_argument("--minutes", type=positive_number, default=10.0, metavar="MINUTES", help=text)
     text = "a trial with sizes that say nothing"
@@ -176,7 +176,7 @@ def calibrate(arguments: argparse.Namespace) -> int:
         say(line, flush=True)
 
     precision = arguments.precision if arguments.precision in ("fp32", "bf16", "fp16") else None
-    return calibrate_here(arguments.out, arguments.minutes, precision, arguments.quick, show)
+    return calibrate_here(arguments.out or CALIBRATION, arguments.minutes, precision, arguments.quick, show)
 
 
 def answer(question: Question, arguments: argparse.Namespace) -> int:

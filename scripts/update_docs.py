@@ -97,6 +97,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "model states": model_states,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
+    **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
     "planner score": planner_score,
 }

@@ -21,6 +21,7 @@ what is measured and how a step is predicted. `python scripts/update_docs.py` fi
 `python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md` draws the picture too.
 
 <!-- made by: scripts/update_docs.py planner study -->
+
 <!-- end of planner study -->
 
 ![Predicted against measured]({PICTURE})
@@ -30,11 +31,13 @@ what is measured and how a step is predicted. `python scripts/update_docs.py` fi
 A set is all run types that do the same work on the same ranks over the same link.
 
 <!-- made by: scripts/update_docs.py planner choices -->
+
 <!-- end of planner choices -->
 
 ## Every configuration
 
 <!-- made by: scripts/update_docs.py planner predictions -->
+
 <!-- end of planner predictions -->
 """
 
