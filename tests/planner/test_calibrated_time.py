@@ -258,3 +258,15 @@ def test_kinds_are_those_of_the_flags():
     jobs = [SETTING.job(kind, 1 if kind == "baseline" else 2, "fp32") for kind in FLAGS_OF_KIND]
     assert [kind_of(job) for job in jobs] == list(FLAGS_OF_KIND)
     assert set(GROUPS) == set(TRUE)
+
+
+def test_each_message_takes_the_link_that_its_ranks_cross():
+    calibration = with_steps(TRUE)
+    slow = Link(name="slow", latency_s=0.0, bytes_per_s=12.5e6)
+    job = SETTING.job("tensor", 2, "fp32")
+    job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, data=2))
+    machine = dataclasses.replace(calibration.machine(4), per_node=2, between_nodes=slow)
+    parts = Predictor.of(calibration).predict(job, machine).parts
+    gradients = 4 * job.model.parameters / 2
+    assert parts["exposed communication between nodes"] == pytest.approx(gradients / 12.5e6, rel=0.1)
+    assert 0 < parts["exposed communication within a node"] < 0.1

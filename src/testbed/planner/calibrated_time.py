@@ -16,7 +16,7 @@ from testbed.planner.calibration import Calibration
 from testbed.planner.devices import Link
 from testbed.planner.job import Job, Machine
 from testbed.planner.measured_compute import Tables, along, block_parts, embedding_s, head_s
-from testbed.planner.measured_traffic import Collectives, messages, traffic_s
+from testbed.planner.measured_traffic import Collectives, Message, messages, traffic_s
 from testbed.planner.model_states import elements_held
 from testbed.planner.residuals import Residuals, fitted, kind_of
 from testbed.planner.stages import Stage, stages_of, stages_of_ranks
@@ -57,7 +57,7 @@ class Predictor:
 
         def grouped(job: Job) -> dict[str, float]:
             parts = _parts(job, tables, job.layout.devices)
-            work_s, _ = _traffic(job, collectives(_within(calibration)), UNLIMITED, 0.0)
+            work_s, _ = _traffic(messages(job), collectives(_within(calibration)), UNLIMITED, 0.0)
             return {**_grouped(parts), "communication": work_s}
 
         return cls(calibration, fitted(calibration, grouped), tables, collectives)
@@ -70,16 +70,20 @@ class Predictor:
         factors = self.residuals.of(kind_of(job), job.layout.devices)
         found = _parts(job, self.tables, job.layout.devices)
         parts = {name: factors[GROUP_OF[name]] * seconds for name, seconds in found.items()}
-        crosses = job.layout.devices > machine.per_node
-        names = {each.link for each in self.calibration.collectives}
-        is_measured = crosses and machine.between_nodes.name in names
-        where = machine.between_nodes.name if is_measured else _within(self.calibration)
-        link = machine.between_nodes if crosses and not is_measured else UNLIMITED
-        work_s, wait_s = _traffic(job, self.collectives(where), link, sum(parts.values()))
-        parts[BETWEEN if crosses else WITHIN] = factors["communication"] * work_s + wait_s
+        computing_s, found_messages = sum(parts.values()), messages(job)
+        for name, crosses in ((WITHIN, False), (BETWEEN, True)):
+            here = [each for each in found_messages if each.crosses_nodes(machine.per_node) == crosses]
+            work_s, wait_s = self._traffic(here, machine.between_nodes if crosses else UNLIMITED, computing_s)
+            parts[name] = factors["communication"] * work_s + wait_s
         seconds = sum(parts.values())
         low, high = self.residuals.interval()
         return Prediction({name: took for name, took in parts.items() if took}, low * seconds, high * seconds)
+
+    def _traffic(self, found: Sequence[Message], link: Link, computing_s: float) -> tuple[float, float]:
+        """Return seconds of work and of waiting; of a link that was measured, waiting is in what was measured."""
+        if link.name in {each.link for each in self.calibration.collectives}:
+            return _traffic(found, self.collectives(link.name), UNLIMITED, computing_s)
+        return _traffic(found, self.collectives(_within(self.calibration)), link, computing_s)
 
 
 def _within(calibration: Calibration) -> str:
@@ -134,7 +138,8 @@ def _stage_parts(job: Job, tables: Tables, stage: Stage) -> dict[str, float]:
     parts = {name: len(stage.blocks) * seconds for name, seconds in of_block.items()}
     parts["elementwise"] += embedding_s(job, tables) * stage.embeds
     parts["head"] = head_s(job, tables) * stage.predicts
-    parts["host"] = len(stage.blocks) * host_of_block + host_of_rest
+    host_s = len(stage.blocks) * host_of_block + host_of_rest
+    parts["host"] = max(0.0, host_s - sum(parts.values())) if tables.host_runs_ahead else host_s
     return parts
 
 
@@ -153,9 +158,8 @@ def _updated(job: Job, stages: Sequence[Stage]) -> float:
     return elements_held(job.model, layout.tensor, stages) / sharded
 
 
-def _traffic(job: Job, measured: Collectives, link: Link, computing_s: float) -> tuple[float, float]:
-    """Return seconds of work and of waiting for the messages of a step; none where no collective was measured."""
-    found = messages(job)
+def _traffic(found: Sequence[Message], measured: Collectives, link: Link, computing_s: float) -> tuple[float, float]:
+    """Return what `traffic_s` does; nothing where no collective was measured."""
     return traffic_s(found, link, measured, computing_s) if found and measured.known else (0.0, 0.0)
 
 

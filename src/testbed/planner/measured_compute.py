@@ -25,6 +25,7 @@ class Tables:
     """What a calibration measured with a number of ranks at work at once: that number, or the nearest one."""
 
     def __init__(self, calibration: Calibration, ranks: int) -> None:
+        self.host_runs_ahead = calibration.device.kind == "cuda"
         self.products = _at(calibration.products, ranks)
         self.attention = _at(calibration.attention, ranks)
         self.small_steps = sorted(_at(calibration.small_steps, ranks), key=lambda step: step.layers)

@@ -6,7 +6,7 @@ How many bytes gloo really moves was counted on a machine's interfaces: its redu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.planner.calibration import Calibration
 from testbed.planner.devices import Link
@@ -28,6 +28,8 @@ class Message:
     Attributes:
         is_spread: they lie between computing, not one after the other.
         is_covered: they travel while backward computes.
+        is_prefetched: a device with streams computes meanwhile; gloo's callers wait.
+        span: devices from the first to the last of its ranks, neighbours being 1; 0: as many as ranks.
         lanes: 2 where half of them travel the other way at the same time.
     """
 
@@ -37,14 +39,19 @@ class Message:
     ranks: int
     is_spread: bool = False
     is_covered: bool = False
+    is_prefetched: bool = False
     lanes: int = 1
+    span: int = 0
+
+    def crosses_nodes(self, per_node: int) -> bool:
+        return max(self.span, self.ranks) > per_node
 
 
 def messages(job: Job) -> list[Message]:
     """Return what a rank exchanges in one optimizer step."""
-    found = list(_of_passes(job))
-    if job.layout.data > 1 and job.run_type not in (None, "baseline", "dp"):
-        found += _of_gradients(job)
+    found, layout = list(_of_passes(job)), job.layout
+    if layout.data > 1 and job.run_type not in (None, "baseline", "dp"):
+        found += [replace(each, span=layout.data * layout.tensor) for each in _of_gradients(job)]
     return found
 
 
@@ -60,15 +67,15 @@ def _of_gradients(job: Job) -> Iterator[Message]:
             yield Message("all_reduce", whole / tensors, tensors, ranks)
         case "fsdp":
             root = whole - blocks
-            yield Message("all_gather", root, micro, ranks, True)
-            yield Message("all_gather", blocks / layers, 2 * layers * micro, ranks, True)
-            yield Message("reduce_scatter", root, micro, ranks, True)
-            yield Message("reduce_scatter", blocks / layers, layers * micro, ranks, True)
+            yield Message("all_gather", root, micro, ranks, is_spread=True, is_prefetched=True)
+            yield Message("all_gather", blocks / layers, 2 * layers * micro, ranks, is_spread=True, is_prefetched=True)
+            yield Message("reduce_scatter", root, micro, ranks, is_spread=True, is_prefetched=True)
+            yield Message("reduce_scatter", blocks / layers, layers * micro, ranks, is_spread=True, is_prefetched=True)
         case "optimized" if layout.zero_stage == 3:
             yield from _of_zero_3(job, whole, ranks)
         case "optimized" if layout.zero_stage:
             times = micro if layout.zero_stage == 2 else 1
-            yield Message("all_reduce", whole, times, ranks, times > 1)
+            yield Message("all_reduce", whole, times, ranks, is_spread=times > 1, is_prefetched=True)
             yield Message("all_gather", whole, 1, ranks)
         case "ddp":
             buckets = max(1, round(whole / DDP_BUCKET))
@@ -93,9 +100,16 @@ def _of_zero_3(job: Job, whole: float, ranks: int) -> Iterator[Message]:
     matrices = [3 * hidden**2, hidden**2, hidden * model.ffn, hidden * model.ffn]
     for size, passes, count in [(sizes[0], 1, 1), (sizes[1], 1, 1), *((size, 2, model.layers) for size in matrices)]:
         is_whole = size < PERSISTS
-        yield Message("all_gather", FP32 * size, count * (1 if is_whole else passes * micro), ranks, not is_whole)
+        yield Message(
+            "all_gather",
+            FP32 * size,
+            count * (1 if is_whole else passes * micro),
+            ranks,
+            is_spread=not is_whole,
+            is_prefetched=True,
+        )
     yield Message("all_gather", FP32 * hidden, 8 * model.layers, ranks)  # biases and LayerNorms
-    yield Message("reduce_scatter", whole, micro, ranks, True)
+    yield Message("reduce_scatter", whole, micro, ranks, is_spread=True, is_prefetched=True)
 
 
 def _of_passes(job: Job) -> Iterator[Message]:
@@ -104,7 +118,7 @@ def _of_passes(job: Job) -> Iterator[Message]:
     activations = FP32 * job.micro_batch * model.seq_length * model.hidden
     if layout.tensor > 1:
         count = micro * (4 * model.layers / layout.pipeline + 2)  # 2: embedding, and the gradient of the head's input
-        yield Message("all_reduce", activations, count, layout.tensor, True)
+        yield Message("all_reduce", activations, count, layout.tensor, is_spread=True)
     if layout.pipeline > 1:
         crossings = layout.pipeline - 1
         if job.schedule == "interleaved_1f1b":
@@ -112,9 +126,11 @@ def _of_passes(job: Job) -> Iterator[Message]:
         elif job.schedule == "zero_bubble":
             crossings = 2 * layout.pipeline - 2
         count = 2 * micro * crossings / (layout.pipeline - 1)  # there and back over one boundary between ranks
-        yield Message("p2p", activations, count, 2, is_spread=True, lanes=1 if job.schedule is None else 2)
+        yield Message(
+            "p2p", activations, count, 2, is_spread=True, lanes=1 if job.schedule is None else 2, span=layout.devices
+        )
         if job.schedule != "zero_bubble":  # whose first rank has both ends; else the tied embedding's gradient is added
-            yield Message("all_reduce", FP32 * model.head_parameters / layout.tensor, 1, 2)
+            yield Message("all_reduce", FP32 * model.head_parameters / layout.tensor, 1, 2, span=layout.devices)
 
 
 class Collectives:
@@ -123,7 +139,9 @@ class Collectives:
     def __init__(self, calibration: Calibration, link: str) -> None:
         rows = [each for each in calibration.collectives if each.link == link]
         most = max((each.ranks for each in rows), default=0)
-        self.ranks = most
+        self.ranks, self.backend = most, calibration.backend
+        # a GPU computes while it sends, as far as was measured; a CPU's cores do both
+        self.overlap = calibration.overlap if calibration.backend == "nccl" else 0.0
         self.known: dict[str, list[tuple[float, float]]] = {}
         for each in sorted(rows, key=lambda each: each.num_bytes):
             if each.ranks == most:
@@ -144,22 +162,26 @@ def traffic_s(found: Sequence[Message], link: Link, measured: Collectives, compu
         computing_s: of the step, in which the spread messages lie.
     """
     work_s = wait_s = 0.0
+    window_s = measured.overlap * computing_s
     rate = link.bytes_per_s * HEADERS
     for message in found:
         own_s = measured.seconds(message)
-        sent = message.bytes * share_sent(message.kind, message.ranks)
+        sent = message.bytes * share_sent(message.kind, message.ranks, measured.backend)
         link_s = message.count * (sent / rate + link.latency_s) / message.lanes
         gaps = max(message.count / message.lanes if message.is_spread else 1.0, 1e-9)
         free_s = gaps * min(link.burst_bytes / rate, computing_s / gaps)
         if message.is_covered:
             free_s = max(free_s, BACKWARD * computing_s)
-        work_s += own_s
+        hidden_s = min(own_s, window_s) if message.is_covered or message.is_prefetched else 0.0
+        window_s -= hidden_s
+        work_s += own_s - hidden_s
         wait_s += max(link_s - free_s - own_s, 0.0)
     return work_s, wait_s
 
 
-def share_sent(kind: str, ranks: int) -> float:
+def share_sent(kind: str, ranks: int, backend: str = "gloo") -> float:
     """Return the bytes that each rank sends, over those of the whole tensor."""
     if kind == "p2p":
         return 1.0
-    return (2 if kind in ("all_reduce", "reduce_scatter") else 1) * (ranks - 1) / ranks
+    is_twice = kind == "all_reduce" or (kind == "reduce_scatter" and backend == "gloo")
+    return (2 if is_twice else 1) * (ranks - 1) / ranks
