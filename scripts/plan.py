@@ -29,7 +29,7 @@ from testbed.config.flag_types import not_negative, not_negative_number, positiv
 from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
-from testbed.errors import say
+from testbed.errors import InputError, say
 from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from testbed.planner.step_time import StepTime
 
 CALIBRATION = Path("checkpoint/calibration.json")
+ANY_DEVICE = "h100-sxm"
 # flags of src/gpt2.py that a plan takes as they are, and passes on to the commands
 OF_THE_MODEL = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "dropout")
 OF_THE_RUN = (
@@ -77,7 +78,7 @@ def _add_work(work: argparse._ArgumentGroup) -> None:
         add_flag(work, name)
     text = "tokens per sequence (default: 1024, on a CPU 128)"
     work.add_argument("--seq_length", type=positive, metavar="TOKENS", help=text)
-    text = "sequences per optimizer step of all ranks (default: 512, as GPT-2 was trained; on a CPU 32)"
+    text = "sequences per optimizer step of all ranks (default: 512, as for GPT-2, or one for each device; on a CPU 32)"
     work.add_argument("--global_batch_size", type=positive, metavar="SEQUENCES", help=text)
     text = "sequences of a forward pass on one rank (default: the fastest that fits)"
     work.add_argument("--micro_batch_size_per_gpu", type=positive, metavar="SEQUENCES", help=text)
@@ -114,13 +115,17 @@ def _add_answer(answer: argparse._ArgumentGroup) -> None:
     answer.add_argument("--sweep", metavar="gpus=LIST", help=text)
     text = "build the strategies as every kind of rank would, without devices, and say what would fail"
     answer.add_argument("--check", action="store_true", help=text)
+    text = "predict published runs of this file, each by the others, and print how far off; plans nothing"
+    answer.add_argument("--score", type=Path, metavar="FILE.json", help=text)
+    text = "predict rows in the form of published runs into the file of --out; plans nothing"
+    answer.add_argument("--predict", type=Path, metavar="ROWS.json", help=text)
+    text = f"where --predict writes, and --calibrate (default of the latter: {CALIBRATION})"
+    answer.add_argument("--out", type=Path, metavar="FILE.json", help=text)
 
 
 def _add_calibrate(calibrate: argparse._ArgumentGroup) -> None:
     text = "measure this machine, and plan nothing; started by torchrun on several nodes: the links between them"
     calibrate.add_argument("--calibrate", action="store_true", help=text)
-    text = f"file to write (default: {CALIBRATION}, which --calibration then reads)"
-    calibrate.add_argument("--out", type=Path, metavar="FILE.json", help=text)
     text = "to measure in, about (default: %(default)g)"
     calibrate.add_argument("--minutes", type=positive_number, default=10.0, metavar="MINUTES", help=text)
     text = "a trial with sizes that say nothing"
@@ -132,6 +137,10 @@ def main() -> int:
     arguments, typed = parse_arguments(sys.argv[1:])
     if arguments.calibrate:
         return calibrate(arguments)
+    if arguments.score:
+        return score(arguments.score)
+    if arguments.predict:
+        return predict(arguments.predict, arguments.out)
     question = question_of(arguments, typed)
     if arguments.check:
         return check(question)
@@ -141,7 +150,7 @@ def main() -> int:
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
     """Return what is asked. InputError names the flag that cannot be."""
     from testbed.planner.plan import Budget
-    from testbed.planner.question import machine_asked, question, tokens_of
+    from testbed.planner.question import machine_asked, numbers_of_sweep, question, tokens_of
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
@@ -150,9 +159,13 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
         save_s=arguments.save_seconds,
         restart_s=arguments.restart_seconds,
     )
-    machine = machine_asked(arguments.gpu, arguments.here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    kind = ANY_DEVICE if arguments.check and not arguments.here else None  # the same is built for all of them
+    machine = machine_asked(
+        *(arguments.gpu or kind, arguments.here, arguments.gpus, arguments.gpus_per_node, arguments.network)
+    )
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
-    return question(flags, machine, budget, time_of(arguments.calibration))
+    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
+    return question(flags, machine, budget, time_of(arguments.calibration), most)
 
 
 def time_of(calibration: Path | None) -> Callable[[Job, Machine], StepTime]:
@@ -215,7 +228,42 @@ def sweep(question: Question, text: str) -> int:
 
 def check(question: Question) -> int:
     """Build every strategy of the plan as its ranks would, and say what fails."""
-    raise NotImplementedError
+    from testbed.analysis.plan.tables import check_text
+    from testbed.autotune.check_plan import check_jobs
+    from testbed.planner.plan import best_of_each
+
+    runs, refused = question.runs()
+    jobs = list(
+        {
+            (run.job.run_type, run.job.layout.zero_stage, run.job.schedule): run.job for run in best_of_each(runs)[::-1]
+        }.values()
+    )[::-1]
+    if not jobs:
+        raise question.nothing_possible(refused)
+    say(f"building {len(jobs)} strategies for {question.machine.devices} ranks, without devices ...", flush=True)
+    checked = check_jobs(jobs, question.machine, question.work)
+    say(check_text([(each.job, [vars(built) for built in each.ranks], each.faults) for each in checked], refused))
+    return 1 if any(each.faults for each in checked) else 0
+
+
+def score(path: Path) -> int:
+    """Print how well the planner predicts runs that it did not see."""
+    from testbed.planner.score import score_file
+
+    say(score_file(path)[0])
+    return 0
+
+
+def predict(path: Path, out: Path | None) -> int:
+    """Write a prediction of every row."""
+    from testbed.planner.predict import predict_file
+
+    if out is None:
+        raise InputError(f"--predict {path} needs --out FILE.json, where the predictions go")
+    predictions = predict_file(path, out)
+    rejected = sum("rejected" in each for each in predictions.values())
+    say(f"{len(predictions)} rows, {rejected} of them rejected: {out}")
+    return 0
 
 
 if __name__ == "__main__":

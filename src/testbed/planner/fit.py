@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -124,6 +125,11 @@ class Fit:
         factors = (factor for factor in nominal.factors if factor.part == part and factor in self.places)
         return float(sum(self.values[self.places[factor]] for factor in factors))
 
+    @cached_property
+    def _inverse(self) -> np.ndarray:
+        """The inverse of `spread`: a plan asks for hundreds of predictions."""
+        return np.linalg.inv(self.spread)
+
     def predict(self, nominal: Nominal) -> tuple[float, float]:
         """Return the logarithm of a step's time and its standard deviation; a factor not seen adds its own."""
         log_time, shares = self._log_time(nominal)
@@ -135,7 +141,7 @@ class Fit:
             if factor in self.places:
                 known[self.places[factor]] = share
         with_rows = self.gradient @ (self.variances * known)
-        variance -= float(with_rows @ np.linalg.solve(self.spread, with_rows)) if len(with_rows) else 0.0
+        variance -= float(with_rows @ self._inverse @ with_rows) if len(with_rows) else 0.0
         return log_time, float(np.sqrt(max(variance, NOISE**2)))
 
 

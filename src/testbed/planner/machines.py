@@ -31,7 +31,7 @@ def machine_named(gpu: str, gpus: int | None, per_node: int | None, link: str | 
         InputError: the device is unknown, the network has no speed, or the devices are not whole nodes.
     """
     device = device_named(gpu)
-    return _machine(device, gpus, per_node, link)
+    return machine_of(device, gpus, per_node, link)
 
 
 def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Machine:
@@ -45,10 +45,10 @@ def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Ma
         name, memory_mib = found[0]
         device = device_named(name)
         device = Device(**{**vars(device), "memory_bytes": memory_mib * 2**20})
-        return _machine(device, gpus or len(found), per_node or len(found), link)
+        return machine_of(device, gpus or len(found), per_node or len(found), link)
     cores = usable_cores()
     per_node = per_node or max(cores, gpus or 1)
-    return _machine(cpu_core(min(per_node, gpus or cores)), gpus or cores, per_node, link)
+    return machine_of(cpu_core(min(per_node, gpus or cores)), gpus or cores, per_node, link)
 
 
 def cpu_core(ranks: int) -> Device:
@@ -71,7 +71,8 @@ def cpu_core(ranks: int) -> Device:
     )
 
 
-def _machine(device: Device, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
+def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str | None) -> Machine:
+    """Return devices of a kind in whole nodes, with the links of such nodes where no network is named."""
     nodes_of = per_node or device.per_node
     devices = gpus or nodes_of
     if devices > nodes_of and devices % nodes_of:

@@ -166,7 +166,7 @@ def headline(run: PlannedRun, budget: Budget) -> str:
         words += f"; {_short(budget.tokens)} tokens take {_span(*days)} days"  # type: ignore[arg-type]
         costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
         if None not in costs:
-            words += " and cost {:,.0f} ({:,.0f} to {:,.0f})".format(*costs)
+            words += " and cost {} ({} to {})".format(*(f"{cost:,.0f}" for cost in costs))
     return words + "."
 
 

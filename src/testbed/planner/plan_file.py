@@ -74,6 +74,21 @@ class Prediction:
     label: str
 
 
+def prediction_of(run: PlannedRun) -> Prediction:
+    """Return the same of a run that was planned in this process."""
+    return Prediction(
+        job=run.job,
+        seconds=run.time.seconds,
+        low=run.time.low,
+        high=run.time.high,
+        parts=dict(run.time.parts),
+        allocated_bytes=run.memory.allocated,
+        reserved_bytes=run.memory.reserved,
+        needs_bytes=run.needs_bytes,
+        label=run.time.label,
+    )
+
+
 def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
     """Return the machine of a plan and what it says of each run.
 

@@ -23,8 +23,11 @@ DEFAULT_WORK = {
     "cuda": {"model": "gpt2", "seq_length": 1024, "global_batch_size": 512},
     "cpu": {"model": "nano", "seq_length": 128, "global_batch_size": 32},
 }
-WORK = ("model", "num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "seq_length")
-WORK += ("global_batch_size", "dropout", "optimizer", "attention")
+WORK = (
+    *("model", "num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings", "seq_length"),
+    *("global_batch_size", "dropout", "optimizer", "attention"),
+)
+NOT_FIXED = (*dataclasses.asdict(MODEL_SIZES["gpt2"]), "model", "seq_length", "global_batch_size")  # ask
 SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 MOST_IN_SWEEP = 64
 
@@ -70,13 +73,20 @@ class Question:
             InputError: the program refuses every candidate, or none fits into the memory.
         """
         runs, refused = self.runs()
-        devices = f"{self.machine.devices} x {self.machine.device.name}"
         if not runs:
-            reason = next(iter(refused.values()), "--run_type and the devices exclude one another")
-            raise InputError(f"nothing can be planned for {devices}: {reason}")
+            raise self.nothing_possible(refused)
         if not runs[0].fits:
-            raise InputError(f"{self.model_name} does not fit on {devices}: {self._least(runs[0])}")
+            raise InputError(f"{self.model_name} does not fit on {self._devices}: {self._least(runs[0])}")
         return runs, refused
+
+    def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
+        """Return the error of a question without candidates."""
+        reason = next(iter(refused.values()), "no run type runs on them")
+        return InputError(f"nothing can be planned for {self._devices}: {reason}")
+
+    @property
+    def _devices(self) -> str:
+        return f"{self.machine.devices} x {self.machine.device.name}"
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
@@ -103,17 +113,23 @@ class Question:
 
 
 def question(
-    typed: Mapping[str, Any], machine: Machine, budget: Budget, time_of: Callable[[Job, Machine], StepTime]
+    typed: Mapping[str, Any],
+    machine: Machine,
+    budget: Budget,
+    time_of: Callable[[Job, Machine], StepTime],
+    most_devices: int = 1,
 ) -> Question:
     """Return the question that flags ask.
 
     Args:
         typed: flags of src/gpt2.py that were given.
+        most_devices: that are asked about; a default batch has a sequence for each.
 
     Raises:
         InputError: the model's dimensions do not fit together.
     """
-    values = {**DEFAULT_WORK[machine.device.kind], **typed}
+    default: dict[str, Any] = DEFAULT_WORK[machine.device.kind]
+    values = {**default, "global_batch_size": max(default["global_batch_size"], most_devices), **typed}
     base = dataclasses.asdict(MODEL_SIZES[values["model"]])
     shape = {name: values.get(name) or number for name, number in base.items()}
     check_shape(shape, values["seq_length"])
@@ -126,7 +142,7 @@ def question(
         time_of=time_of,
         budget=budget,
         work=tuple(work),
-        given={name: value for name, value in typed.items() if name != "model"},
+        given={name: value for name, value in typed.items() if name not in NOT_FIXED},
     )
 
 

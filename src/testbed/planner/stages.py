@@ -62,8 +62,9 @@ def even_stages(model: DenseModel, num_stages: int) -> tuple[Stage, ...]:
 def stages_of_ranks(stages: Sequence[Stage], ranks: int, schedule: str | None) -> list[list[Stage]]:
     """Return the stages of each pipeline rank: they go round the ranks, and in a zero-bubble schedule's V back."""
     held: list[list[Stage]] = [[] for _ in range(ranks)]
+    is_v = schedule == "zero_bubble" and len(stages) == 2 * ranks
     for number, stage in enumerate(stages):
-        runs_back = schedule == "zero_bubble" and number >= ranks
+        runs_back = is_v and number >= ranks
         held[len(stages) - 1 - number if runs_back else number % ranks].append(stage)
     return held
 

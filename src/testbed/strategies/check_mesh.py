@@ -1,8 +1,8 @@
 """Build strategies as single ranks of a large mesh would, on one machine: no other rank, no device, no memory.
 
-Process groups send nothing (PyTorch's fake backend) and tensors have shapes but no storage. So settings, groups, shards,
-stages and schedules are those of a real start, and what would end one ends here. No step is made: what a kernel, a
-driver or a network would refuse is not found.
+Process groups send nothing (PyTorch's fake backend) and tensors have shapes but no storage. So settings, groups,
+shards, stages and schedules are those of a real start, and what would end one ends here. No step is made: what a
+kernel, a driver or a network would refuse is not found.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
+from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
@@ -36,6 +37,11 @@ from testbed.model.gpt2 import GPT2
 from testbed.strategies import Strategy, build_strategy
 from testbed.strategies.deepspeed_zero import import_deepspeed
 
+# What the first build of a process would import, in seconds for each rank.
+PRELOADED = (
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "torch._dynamo", "torch.distributed.pipelining"),
+    *(f"testbed.strategies.{entry.module}" for entry in STRATEGIES.values()),
+)
 META = torch.device("meta")
 
 
@@ -76,7 +82,8 @@ def build_ranks(
     """
     all_ranks = sorted({rank for ranks in ranks_of for rank in ranks})
     context = multiprocessing.get_context("forkserver")  # a fork of this process would share its threads' locks
-    context.set_forkserver_preload([__name__, "deepspeed"])
+    context.set_forkserver_preload([__name__, *PRELOADED])
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # before DeepSpeed looks for one, and says so
     made: dict[tuple[int, int], BuiltRank] = {}
     with ProcessPoolExecutor(os.cpu_count(), context, max_tasks_per_child=1) as pool:
         wanted = {rank: [number for number, ranks in enumerate(ranks_of) if rank in ranks] for rank in all_ranks}

@@ -42,7 +42,7 @@ TIME_COLOURS = {
 OTHERS = ("#6A51A3", "#F0C808", "#222222")
 DARK = ("#12395B", "#2C7FB8", "#009E73", "#6A51A3", "#D55E00", "#8A8A8A", "#8C6D31", "#222222")
 SMALLEST_LABELLED = 0.08  # of the axis
-Bars = list[Mapping[str, float]]
+Bars = Sequence[Mapping[str, float]]
 
 
 def plan_figure(runs: Sequence[PlannedRun], title: str, notes: list[str]) -> Figure:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from testbed.analysis.document.model import Cell, Table, table_of
 from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.planner.command import command_of
+from testbed.planner.job import Job
 from testbed.planner.memory import largest_micro_batch
 from testbed.planner.plan import Budget, PlannedRun, headline, name_of, settings_of, three
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
 
 
@@ -113,6 +115,32 @@ def sweep_table(best: Sequence[tuple[int, PlannedRun | str]], budget: Budget) ->
     return table_of(best, columns, text=("strategy", "settings", "limited by"))
 
 
+def check_text(checked: Sequence[tuple[Job, Sequence[dict[str, Any]], list[str]]], refused: dict[str, str]) -> str:
+    """Return a table of built strategies, and what would fail.
+
+    Args:
+        checked: job, facts of its ranks (`BuiltRank`), faults.
+        refused: run type -> why none of it is possible.
+    """
+
+    def weights(row: tuple[Job, Sequence[dict[str, Any]], list[str]]) -> str:
+        sizes = sorted({round(rank["parameter_bytes"] / MIB, 1) for rank in row[1] if rank["fault"] is None})
+        return UNKNOWN if not sizes else f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
+
+    columns: dict[str, Callable[[Any], Cell]] = {
+        "strategy": lambda row: name_of(row[0]),
+        "ranks built": lambda row: str(len(row[1])),
+        "data ranks": lambda row: str(row[1][0]["data_world_size"]),
+        "groups of": lambda row: ", ".join(map(str, sorted({size for rank in row[1] for size in rank["group_sizes"]}))),
+        "weights MiB": weights,
+        "s": lambda row: f"{sum(rank['seconds'] for rank in row[1]):.1f}",
+        "": lambda row: "would fail" if row[2] else "would start",
+    }
+    lines = table_lines(table_of(checked, columns, text=("strategy", "groups of", "")))
+    lines += [f"{name_of(job)}: {fault}" for job, _, faults in checked for fault in faults]
+    return "\n".join([*lines, *(f"not possible: {run_type}: {reason}" for run_type, reason in refused.items())])
+
+
 def _commands(runs: Sequence[PlannedRun], work: Sequence[str]) -> list[str]:
     return [f"{number}  {shell_words(command_of(run.job, run.machine, work))}" for number, run in _numbered(runs)]
 
@@ -156,5 +184,5 @@ def _ms(part: str) -> Callable[[PlannedRun], Cell]:
     return lambda run: digits(run.time.parts.get(part, 0.0) * 1e3) if run.time.parts.get(part) else "-"
 
 
-def _in_order(tables: Iterable[dict[str, float]]) -> list[str]:
+def _in_order(tables: Iterable[Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(name for table in tables for name in table))

@@ -19,6 +19,7 @@ from testbed.analysis.report import details, scaling, sections
 from testbed.analysis.report.cautions import cautions
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.report.headlines import headlines
+from testbed.analysis.report.predictions import predictions
 from testbed.analysis.report.verdicts import in_order, verdicts
 from testbed.analysis.runs.entries import Subject, subject_of
 from testbed.analysis.runs.load import Run
@@ -78,6 +79,7 @@ def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None =
         ("scaling: needs a run on one rank and equal work on more", scaling.scaling(subject, studies)),
         ("time to loss: needs several validations, --eval_every STEPS", sections.time_to_loss(subject, target)),
         ("losses", sections.learning(subject)),
+        ("predicted against measured: needs a plan.json, a calibration.json or a known GPU", predictions(subject)),
         ("breakdown of the step: train with --profile", sections.step_breakdown(subject)),
         ("collectives: train with --profile", details.communication(subject)),
         ("pipeline bubble: a pipeline, trained with --profile", details.pipelines(subject)),

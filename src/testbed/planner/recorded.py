@@ -1,0 +1,111 @@
+"""What a plan says of a run that was made: its own plan.json, or an estimate from what its files record. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed.config.check import spread_over_ranks
+from testbed.config.flags import parse_command_line
+from testbed.config.mesh import options_of_run_type
+from testbed.config.run_types import STRATEGIES
+from testbed.errors import InputError
+from testbed.model.shape import ModelShape
+from testbed.planner.calibration import NAME as CALIBRATION
+from testbed.planner.calibration import read_calibration
+from testbed.planner.candidates import job_of, precision_of
+from testbed.planner.constants import Constants, constants_of_calibration, published_constants
+from testbed.planner.devices import Device, device_named
+from testbed.planner.job import Job, Machine
+from testbed.planner.machines import machine_of
+from testbed.planner.memory import memory_of
+from testbed.planner.plan import PlannedRun
+from testbed.planner.plan_file import NAME as PLAN
+from testbed.planner.plan_file import Prediction, prediction_of, read_plan
+from testbed.planner.step_time import step_time
+
+FOLDERS_ABOVE = 3  # out_dir/cell/run_1/training_metrics.json
+SHAPE = ("num_layers", "num_heads", "embedding_size", "vocab_size", "max_position_embeddings")
+
+
+def prediction_for(record: Mapping[str, Any], path: Path) -> Prediction | None:
+    """Return what was, or would have been, predicted of a run; None where nothing is known of its machine.
+
+    A plan.json in the run's folder or above it comes first, where it has the run's own settings. Else the run is
+    estimated: with a calibration.json found there, or from data sheets where the run's GPU is a known one.
+
+    Args:
+        record: of training_metrics.json.
+        path: of that file.
+
+    Raises:
+        InputError: a plan or a calibration there cannot be read.
+    """
+    job = job_of_record(record)
+    if job is None:
+        return None
+    folders = list(Path(path).absolute().parents)[:FOLDERS_ABOVE]
+    for folder in folders:
+        if (folder / PLAN).is_file():
+            for prediction in read_plan(folder / PLAN)[1]:
+                if prediction.job == job:
+                    return prediction
+    for folder in folders:
+        if (folder / CALIBRATION).is_file():
+            calibration = read_calibration(folder / CALIBRATION)
+            constants = constants_of_calibration(calibration, CALIBRATION)
+            return _estimated(job, calibration.machine(job.layout.devices), constants)
+    machine = _machine_of_record(record, job)
+    return None if machine is None else _estimated(job, machine, published_constants())
+
+
+def job_of_record(record: Mapping[str, Any]) -> Job | None:
+    """Return the run as a job; None where its file is of a version that does not say enough."""
+    settings, config, hardware = (record.get(name) for name in ("settings", "training_config", "hardware"))
+    if not (isinstance(settings, dict) and isinstance(config, dict) and isinstance(hardware, dict)):
+        return None
+    values = {**parse_command_line([]).values, **settings}
+    batch = {name: config.get(name) for name in ("micro_batch_size_per_gpu", "grad_accum_steps", "global_batch_size")}
+    devices = hardware.get("num_devices")
+    if values["run_type"] not in STRATEGIES or not all(batch.values()) or not devices:
+        return None
+    shape = [values[name] for name in SHAPE]
+    if not all(isinstance(size, int) for size in shape):
+        return None
+    values |= {"compile": bool(config.get("compile")), "device": hardware.get("device_type"), **batch}
+    device = _device_of(hardware)
+    values["precision"] = precision_of(values["precision"], device)
+    ranks = devices if STRATEGIES[values["run_type"]].is_distributed else 1
+    try:
+        values = {**values, **options_of_run_type(values, frozenset())}
+        settled, mesh = spread_over_ranks(values, ranks)
+    except (InputError, KeyError, TypeError):
+        return None  # of a version with other rules
+    return job_of(settled, mesh, ModelShape(*shape), machine_of(device, devices, devices, None))
+
+
+def _device_of(hardware: Mapping[str, Any]) -> Device:
+    """Return the device that a record names; where it is not known, one of its kind with no figures of its own."""
+    if hardware.get("gpu_name"):
+        try:
+            return device_named(str(hardware["gpu_name"]))
+        except InputError:
+            pass
+    kind = "cpu" if hardware.get("device_type") == "cpu" else "cuda"
+    return Device(name="", memory_bytes=0.0, peak_flops={"fp32": 1.0}, memory_bytes_per_s=1.0, kind=kind)
+
+
+def _machine_of_record(record: Mapping[str, Any], job: Job) -> Machine | None:
+    """Return the GPUs that a run had, with the links of such nodes; None for a CPU and for a GPU of no data sheet."""
+    hardware = record["hardware"]
+    device, devices = _device_of(hardware), job.layout.devices
+    if not device.name:
+        return None
+    nodes = hardware.get("num_nodes") or 1
+    return machine_of(device, devices, max(1, devices // nodes), None)
+
+
+def _estimated(job: Job, machine: Machine, constants: Constants) -> Prediction:
+    time = step_time(job, machine, constants)
+    return prediction_of(PlannedRun(job=job, machine=machine, memory=memory_of(job), time=time))

@@ -1,0 +1,198 @@
+"""A plan: its order, its sums, its file, its picture, and what it says to bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from support.programs import REPOSITORY, run_here
+
+from testbed.errors import InputError
+from testbed.model.shape import MODEL_SIZES
+from testbed.planner.candidates import candidates
+from testbed.planner.constants import published_constants
+from testbed.planner.machines import machine_named
+from testbed.planner.memory import fits, memory_of
+from testbed.planner.plan import Budget, PlannedRun, best_of_each, headline, plan
+from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
+from testbed.planner.question import numbers_of_sweep, tokens_of
+from testbed.planner.step_time import step_time
+
+PLAN = "scripts/plan.py"
+NODE = machine_named("h100-sxm", 8, None, None)
+XL = ["--model", "gpt2-xl", "--gpu", "h100-sxm"]
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[PlannedRun]:
+    jobs = candidates(MODEL_SIZES["gpt2-xl"], 1024, 512, NODE)
+    return plan(jobs, NODE, lambda job: step_time(job, NODE, published_constants()))
+
+
+def test_what_fits_comes_first_and_the_fastest_of_it(runs):
+    fitting = [run.fits for run in runs]
+    assert fitting == sorted(fitting, reverse=True) and {True, False} == set(fitting)
+    times = [run.time.seconds for run in runs if run.fits]
+    assert times == sorted(times)
+    needed = [run.needs_bytes for run in runs if not run.fits]
+    assert needed == sorted(needed)
+    assert runs[0].limited_by != "memory" and runs[-1].limited_by == "memory"
+
+
+def test_a_row_is_a_strategy_with_its_best_settings(runs):
+    rows = best_of_each(runs)
+    assert len({(run.job.run_type, run.job.layout, run.job.schedule) for run in rows}) == len(rows) < len(runs) / 5
+    assert rows[0] is runs[0]
+    for row in rows:
+        alike = [run for run in runs if (run.job.run_type, run.job.layout) == (row.job.run_type, row.job.layout)]
+        if row.fits and row.job.schedule is None:
+            assert row.time.seconds == min(run.time.seconds for run in alike if run.fits)
+
+
+def test_kinds_of_memory_add_up_to_what_is_needed(runs):
+    for run in runs[::25]:
+        assert sum(run.memory_by_kind.values()) == pytest.approx(run.needs_bytes)
+        assert run.spare_bytes == pytest.approx(NODE.device.memory_bytes - run.needs_bytes)
+        assert run.fits == (run.spare_bytes >= 0)
+
+
+def test_days_cost_and_mfu_are_arithmetic_on_the_step(runs):
+    run = runs[0]
+    budget = Budget(tokens=1e10, price=3.0)
+    steps = 1e10 / (512 * 1024)
+    assert budget.days(run) == pytest.approx(steps * run.time.seconds / 86400)
+    assert budget.cost(run) == pytest.approx(steps * run.time.seconds / 3600 * 8 * 3.0)
+    failing = Budget(tokens=1e10, price=3.0, mtbf_hours=10.0)
+    assert failing.days(run) == pytest.approx(budget.days(run) / failing.goodput(NODE))
+    assert 0.5 < failing.goodput(NODE) < 1
+    flops = 512 * 1024 * run.job.model.flops_per_token()
+    assert run.mfu == pytest.approx(flops / run.time.seconds / (8 * 989e12), rel=0.01)
+
+
+def test_failures_of_a_machine_are_those_of_all_its_nodes():
+    big = dataclasses.replace(NODE, devices=128)
+    assert Budget(mtbf_hours=160.0).failures(big).between_s == pytest.approx(10 * 3600)
+
+
+def test_the_headline_answers_the_question(runs):
+    said = headline(runs[0], Budget(tokens=1e10, price=3.0))
+    for words in ("8 x h100-sxm", "micro batch", "79.1 GiB", "512 x 1,024 tokens", "10B tokens", "days", "cost"):
+        assert words in said
+    assert "days" not in headline(runs[0], Budget())
+
+
+def test_a_plan_is_read_back_from_its_file(runs, tmp_path):
+    kept = best_of_each(runs)[:5]
+    write_plan(tmp_path / "plan.json", plan_record(kept, Budget(tokens=1e9), ("--model", "gpt2-xl"), "python plan.py"))
+    machine, predictions = read_plan(tmp_path / "plan.json")
+    assert machine == NODE
+    assert predictions == [prediction_of(run) for run in kept]
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    for content in ("[]", '{"format": 99}', '{"format": 1, "machine": {}}', "{"):
+        path.write_text(content)
+        with pytest.raises(InputError, match=r"plan\.json"):
+            read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("gpus=8,16,...,128", [8, 16, 32, 64, 128]), ("gpus=8,16,...,40", [8, 16, 24, 32, 40]), ("gpus=1,6", [1, 6])],
+)
+def test_dots_of_a_sweep_go_on_by_factor_or_step(text, numbers):
+    assert numbers_of_sweep(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["gpus=", "8,16", "gpus=8,...,64", "gpus=8,x", "gpus=16,8", "gpus=8,16,...", "gpus=0"])
+def test_a_sweep_that_is_no_list_is_refused(text):
+    with pytest.raises(InputError, match="--sweep"):
+        numbers_of_sweep(text)
+
+
+def test_tokens_are_read_as_people_write_them():
+    assert [tokens_of(text) for text in ("10B", "300e9", "2,000,000", "1.5m")] == [1e10, 3e11, 2e6, 1.5e6]
+    for text in ("", "B", "-1", "0", "1e999", "ten"):
+        with pytest.raises(InputError, match="--tokens"):
+            tokens_of(text)
+
+
+def test_the_program_prints_a_sentence_tables_and_commands(tmp_path):
+    files = ["--json", tmp_path / "plan.json", "--picture", tmp_path / "plan.png"]
+    done = run_here(PLAN, *XL, "--gpus", 8, "--tokens", "10B", "--price_per_gpu_hour", 3, "--mtbf_hours", 100, *files)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Best: ") and "(uncalibrated" in done.stdout.splitlines()[1]
+    for words in ("limited by", "optimizer", "matrix products", "goodput: Daly 2006", "not possible: tensor"):
+        assert words in done.stdout
+    assert "\n1  " in done.stdout and "src/gpt2.py --run_type" in done.stdout
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["runs"][0]["fits"] and content["runs"][0]["days"] > 0
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_given_flags_hold_for_every_row(tmp_path):
+    flags = ["--run_type", "optimized", "--zero_stage", 2, "--activation_checkpointing", "block", "--num_layers", 6]
+    done = run_here(PLAN, "--gpu", "a100-80", "--gpus", 4, *flags, "--json", tmp_path / "plan.json")
+    assert done.returncode == 0, done.stderr
+    for run in json.loads((tmp_path / "plan.json").read_text())["runs"]:
+        assert (run["job"]["layout"]["zero_stage"], run["job"]["recompute"]) == (2, "full")
+        assert run["command"][run["command"].index("--num_layers") + 1] == "6"
+
+
+def test_the_sweep_has_a_row_for_every_number():
+    done = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", "--sweep", "gpus=8,16,...,64", "--tokens", "1B")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["8", "16", "32", "64"]
+
+
+BAD = {
+    "a device with a slip": (["--gpu", "h100-smx"], "near it: h100"),
+    "no device": ([], "--gpu is missing"),
+    "two machines": (["--gpu", "t4", "--here"], "--here"),
+    "a link of 0": (["--gpu", "t4", "--gpus", 16, "--network", "0gbit"], "above 0"),
+    "half a node": (["--gpu", "t4", "--gpus", 12], "give 8 or 16"),
+    "a run type that does not go": (["--gpu", "t4", "--run_type", "baseline"], "give --gpus 1"),
+    "heads that do not divide": (["--gpu", "t4", "--run_type", "tensor", "--model", "gpt2-xl"], "--num_heads 25"),
+    "a flag of another run type": (["--gpu", "t4", "--run_type", "ddp", "--zero_stage", 2], "belongs to --run_type"),
+    "a sequence too long": (["--gpu", "t4", "--seq_length", 4096], "--max_position_embeddings"),
+    "predictions to nowhere": (["--predict", "rows.json"], "--out"),
+    "no calibration": (["--gpu", "t4", "--calibration", "README.md"], "README.md"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(name):
+    words, said = BAD[name]
+    done = run_here(PLAN, *words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and said in done.stderr
+
+
+def test_what_fits_nowhere_names_the_smallest_number_that_would_do():
+    done = run_here(PLAN, "--gpu", "t4", "--gpus", 8, "--model", "gpt2-xl", "--num_layers", 400)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    number = int(done.stderr.rstrip().rpartition(" ")[2])
+    shape = dataclasses.replace(MODEL_SIZES["gpt2-xl"], num_layers=400)
+    device = machine_named("t4", 8, None, None).device
+
+    def anything_fits(devices: int) -> bool:
+        there = machine_named("t4", devices, 8, None)
+        return any(fits(memory_of(job), device) for job in candidates(shape, 1024, 512, there))
+
+    assert anything_fits(number) and not anything_fits(8)
+    assert not any(anything_fits(devices) for devices in range(16, number, 8))
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_check_builds_every_strategy_for_many_ranks(tmp_path):
+    """In a process of its own, as forked ranks begin with its main module."""
+    from support.programs import run_program
+
+    command = ["python", str(REPOSITORY / PLAN), "--check", "--gpus", "256", "--num_layers", "4"]
+    done = run_program(command, timeout_s=600, cwd=Path(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("would start") >= 10 and "would fail" not in done.stdout

@@ -1,0 +1,242 @@
+"""Step time: what must hold of any job, and the parts worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.planner.collectives import Traffic, data_traffic, tensor_traffic
+from testbed.planner.constants import conformal_quantile, published_constants
+from testbed.planner.devices import device_named, devices
+from testbed.planner.fit import Fit, Measured, nominal_of
+from testbed.planner.job import DenseModel, Job, Layout, Machine
+from testbed.planner.parts import bubble_seconds, shares_of, step_parts
+from testbed.planner.rates import DataSheetRates
+from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
+
+MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
+
+
+def machine(devices: int, kind: str = "h100-sxm") -> Machine:
+    device = device_named(kind)
+    assert device.within_node and device.between_nodes
+    return Machine(
+        device=device,
+        devices=devices,
+        per_node=device.per_node,
+        within_node=device.within_node,
+        between_nodes=device.between_nodes,
+    )
+
+
+def job(micro_batch: float = 4, accumulation: float = 2, **layout: object) -> Job:
+    return Job(model=MODEL, layout=Layout(**layout), micro_batch=micro_batch, accumulation=accumulation)  # type: ignore[arg-type]
+
+
+def predicted(of: Job, kind: str = "h100-sxm"):
+    return step_time(of, machine(of.layout.devices, kind), published_constants())
+
+
+LAYOUTS = st.builds(
+    lambda data, stage, tensor, pipeline, context, sequence, pieces: Layout(
+        data=data,
+        zero_stage=stage,
+        shard=data * context if stage else 1,
+        tensor=tensor,
+        sequence_parallel=sequence and tensor > 1,
+        pipeline=pipeline,
+        virtual_stages=pieces if pipeline > 1 else 1,
+        context=context,
+    ),
+    st.sampled_from([1, 2, 8, 64, 512]),
+    st.integers(0, 3),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+JOBS = st.builds(
+    lambda layout, micro, accumulation, precision, recompute, compiled, schedule, mlp, width, length: Job(
+        model=replace(MODEL, mlp=mlp, hidden=128 * width, heads=width, kv_heads=width, seq_length=length),
+        layout=layout,
+        micro_batch=micro,
+        accumulation=accumulation,
+        precision=precision,
+        recompute=recompute,
+        compiled=compiled,
+        schedule=schedule,
+    ),
+    LAYOUTS,
+    st.floats(0.5, 512),
+    st.floats(1, 1000),
+    st.sampled_from(["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "int3"]),
+    st.sampled_from(["none", "full", "selective_attention", "selective_op", "words"]),
+    st.booleans(),
+    st.sampled_from([None, "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"]),
+    st.sampled_from(["gelu", "swiglu"]),
+    st.integers(1, 160),
+    st.sampled_from([128, 1024, 8192, 2**20]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(of=JOBS, kind=st.sampled_from(sorted(devices())))
+def test_any_job_takes_a_positive_time_that_its_parts_add_up_to(of: Job, kind: str):
+    time = predicted(of, kind)
+    assert 0 < time.low < time.seconds < time.high < math.inf
+    assert all(seconds > 0 for seconds in time.parts.values())
+    assert sum(time.parts.values()) == pytest.approx(time.seconds)
+    assert time.label.startswith("uncalibrated")
+
+
+@settings(max_examples=100, deadline=None)
+@given(of=JOBS, kind=st.sampled_from(["a100-80gb", "h100-sxm", "b200"]), times=st.sampled_from([2, 4]))
+def test_more_devices_never_compute_longer(of: Job, kind: str, times: int):
+    """The same global batch on more data ranks: products, attention, elementwise and head of each rank shrink."""
+    assert of.accumulation > 0
+    more = replace(of, layout=replace(of.layout, data=of.layout.data * times), accumulation=of.accumulation / times)
+    before, after = (
+        step_parts(one, machine(one.layout.devices, kind), DataSheetRates(device_named(kind)))[0] for one in (of, more)
+    )
+    for part in ("products", "operands", "attention", "elementwise", "head"):
+        assert after[part] <= before[part] * (1 + 1e-9)
+
+
+def test_matrix_products_take_their_flops_over_the_share_of_the_peak():
+    parts, idle = step_parts(job(), machine(1), DataSheetRates(device_named("h100-sxm")))
+    flops = 6 * 24 * 12 * 2048**2 * 4 * 2 * 1024
+    assert parts["products"] == pytest.approx(flops / (0.72 * 989.4e12))
+    assert idle == 0
+    assert parts["data links"] == parts["tensor links"] == 0
+
+
+def test_recomputation_repeats_the_forward_pass():
+    sheet = DataSheetRates(device_named("h100-sxm"))
+    plain, again = (step_parts(replace(job(), recompute=kind), machine(1), sheet)[0] for kind in ("none", "full"))
+    assert again["products"] == pytest.approx(4 / 3 * plain["products"])
+    assert again["attention"] == pytest.approx(4.5 / 3.5 * plain["attention"])
+    half, _ = step_parts(replace(job(), recompute="full", recompute_share=0.5), machine(1), sheet)
+    assert half["products"] == pytest.approx(3.5 / 3 * plain["products"])
+    assert again["head"] == plain["head"]
+
+
+def test_tensor_ranks_reduce_four_times_per_block():
+    (traffic,) = tensor_traffic(job(tensor=2), 24)
+    assert traffic.size == 4 * 24 * 2 * 4 * 1024 * 2048
+    assert traffic.moved() == traffic.size  # 2 (n - 1) / n of it
+
+
+def test_gloo_moves_a_reduce_scatter_as_an_all_reduce():
+    scatter = Traffic(kind="reduce_scatter", size=100, ranks=2)
+    assert (scatter.moved(), scatter.moved("gloo")) == (50, 100)
+    stages = {stage: data_traffic(job(data=2, zero_stage=stage, shard=2, accumulation=1), 24) for stage in (1, 2)}
+    plain = sum(
+        one.times * one.moved("gloo") for one in data_traffic(replace(job(data=2), has_16_bit_weights=True), 24)
+    )
+    for traffic in stages.values():
+        both = [replace(one, size=2 * MODEL.parameters) for one in traffic]  # gradients and weights of one width
+        assert sum(one.times * one.moved("gloo") for one in both) == pytest.approx(1.5 * plain)
+
+
+def test_sharded_weights_go_with_every_micro_batch():
+    shares = data_traffic(job(data=8, zero_stage=3, shard=8), 24)
+    assert [one.times for one in shares] == [2, 2]
+    assert shares[0].size == 2 * 2 * MODEL.parameters
+
+
+def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
+    of = replace(job(pipeline=4, accumulation=8), schedule="1f1b")
+    assert bubble_seconds(of, [1.0, 1.0, 1.0, 2.0]) == 3.0
+    assert bubble_seconds(replace(of, schedule=None), [1.0, 1.0, 1.0, 2.0]) == 24.0
+    time = predicted(of)
+    assert time.parts[BUBBLE] / time.seconds == pytest.approx(3 / 11, rel=0.3)
+    assert sum(share.blocks for share in shares_of(of)) == 24
+
+
+def test_where_126_blocks_do_not_divide_the_ends_count_as_blocks():
+    of = job(pipeline=16, virtual_stages=4)
+    shares = shares_of(replace(of, model=replace(MODEL, layers=126)))
+    assert [share.blocks for share in shares] == [7, *[8] * 14, 7]
+    assert [share.predicts for share in shares] == [False] * 15 + [True]
+
+
+def test_communication_is_named_by_the_link_that_it_crosses():
+    assert WITHIN in predicted(job(data=8)).parts
+    assert BETWEEN in predicted(job(data=16)).parts
+    both = predicted(job(data=16, tensor=8)).parts
+    assert WITHIN in both and BETWEEN in both
+
+
+def test_a_slower_network_never_helps():
+    of = job(data=16, accumulation=1)
+    fast = machine(16)
+    slow = replace(fast, between_nodes=replace(fast.between_nodes, bytes_per_s=1e8))
+    times = [step_time(of, one, published_constants()).seconds for one in (fast, slow)]
+    assert times[1] > 2 * times[0]
+
+
+def test_what_was_not_seen_has_a_wider_interval():
+    seen = replace(job(data=8, zero_stage=3, shard=8), stack="mosaicml/llm-foundry")
+    widths = [
+        math.log(time.high / time.low)
+        for time in (predicted(seen, "a100-80gb"), predicted(replace(seen, stack="x"), "a100-80gb"))
+    ]
+    assert widths[1] > 1.5 * widths[0]
+    assert math.log((unseen := predicted(seen, "mi300x")).high / unseen.low) > 1.5 * widths[0]
+
+
+def test_a_fit_finds_a_factor_and_shrinks_it_by_the_rows_that_speak_for_it():
+    """Every row of one program takes 1.3 times its data sheet: the factor is found, the more so the more rows."""
+    found = []
+    for number in (1, 4, 30):
+        rows = []
+        for size in range(number):
+            of = replace(job(micro_batch=1 + size), stack="slow")
+            nominal = nominal_of(of, machine(1), DataSheetRates(device_named("h100-sxm")))
+            rows.append(Measured(nominal, math.log(1.3 * nominal.seconds.sum()), 0.04))
+        log_time, deviation = Fit(rows).predict(rows[0].nominal)
+        found.append((log_time - math.log(rows[0].nominal.seconds.sum()), deviation))
+    errors = [abs(value - math.log(1.3)) for value, _ in found]
+    assert errors[0] < 0.02 and errors[2] < 0.002
+    assert found[0][1] > found[2][1]
+    bare = Fit([]).predict(nominal_of(job(), machine(1), DataSheetRates(device_named("h100-sxm"))))
+    assert bare[1] > 0.2
+
+
+def test_a_fit_is_the_posterior_mode():
+    """The gradient of the negative log posterior vanishes where the fit stops, by finite differences."""
+    of = [replace(job(micro_batch=size), stack=stack) for size in (1, 4, 16) for stack in ("a", "b")]
+    sheet = DataSheetRates(device_named("h100-sxm"))
+    rows = [
+        Measured(nominal := nominal_of(one, machine(1), sheet), math.log(nominal.seconds.sum()) + 0.1 * number, 0.04)
+        for number, one in enumerate(of)
+    ]
+    fit = Fit(rows)
+
+    def posterior() -> float:
+        misfit = sum(
+            2.5 * math.log1p(((row.log_time - fit.predict(row.nominal)[0]) / row.noise) ** 2 / 4) for row in rows
+        )
+        return misfit + float((fit.values**2 / fit.variances).sum()) / 2
+
+    for place in range(0, len(fit.values), 7):
+        slopes = []
+        for step in (1e-5, -1e-5):
+            fit.values[place] += step
+            slopes.append(posterior())
+            fit.values[place] -= step
+        assert (slopes[0] - slopes[1]) / 2e-5 == pytest.approx(0, abs=1e-2)
+
+
+def test_the_conformal_quantile_counts_the_new_score_as_the_largest():
+    assert conformal_quantile(list(range(1, 20))) == 18  # 0.9 x 20
+    assert conformal_quantile([3.0]) == 3.0
+    assert math.isinf(conformal_quantile([]))
+    heavy = np.array([1.0] * 9 + [0.01])
+    assert conformal_quantile(list(range(10)), heavy) == 8
