@@ -70,6 +70,10 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
         ({"hardware__gpus": 12}, "not 12 GPUs"),
         ({"strategy__tp": 3}, "8 GPUs do not divide by tp 3"),
         ({"strategy__tp": 64, "hardware__gpus": 512}, "64 tensor ranks cannot share 32 heads"),
+        ({"strategy__tp": 5, "hardware__gpus": 40}, "5 tensor ranks cannot share 32 heads"),
+        ({"strategy__cp": 3, "hardware__gpus": 24}, "3 context ranks cannot share sequences of 8192"),
+        ({"model__head_dim": None, "model__hidden": 4097}, "32 heads cannot share a width of 4097"),
+        ({"batch__micro_batch": 32, "batch__grad_accumulation": None}, "is more than the global batch 128"),
         ({"claimed_step_time_s": 0.5}, "above its peak of 5000 in fp8"),
         ({"measured__claimed_step_time_s": 0.5}, "above its peak"),
         ({"claimed_step_time_s": -1}, "no positive number"),
@@ -78,6 +82,7 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
         ({"model__kv_heads": 5}, "cannot share 5 heads of keys"),
         ({"model__hidden": float("nan")}, "no positive number"),
         ({"batch__global_batch": 4, "batch__grad_accumulation": None}, "some of 8 data ranks without a sequence"),
+        ({"flags": 5}, "the row cannot be read"),
         ({"batch": {}}, "neither a micro batch nor a global batch"),
     ],
 )
@@ -163,3 +168,12 @@ def test_no_row_ends_the_file(changes: list[tuple[tuple[str, str | None], Any]],
     assert len(found) == 3
     assert isinstance(found[1], ImpossibleRow)
     assert isinstance(found[2], Row)
+
+
+def test_suspect_rows_teach_nothing_and_weak_ones_are_not_scored():
+    fitted = {row.id: row.is_fitted for row in own_rows()}
+    scored = {row.id: row.is_scored for row in own_rows()}
+    for raw in RAW:
+        suspect = any(flag.startswith(("suspect_", "tokens_per_step_uncertain")) for flag in raw["flags"])
+        assert fitted[raw["id"]] == (raw["kind"] == "run" and not suspect)
+        assert scored[raw["id"]] == (raw["kind"] == "run" and raw["grade"] != "weak" and not raw["flags"])

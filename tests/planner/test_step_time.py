@@ -17,6 +17,7 @@ from testbed.planner.fit import Fit, Measured, nominal_of
 from testbed.planner.job import DenseModel, Job, Layout, Machine
 from testbed.planner.parts import bubble_seconds, shares_of, step_parts
 from testbed.planner.rates import DataSheetRates
+from testbed.planner.stages import even_stages
 from testbed.planner.step_time import BETWEEN, BUBBLE, WITHIN, step_time
 
 MODEL = DenseModel(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304, seq_length=1024)
@@ -160,8 +161,9 @@ def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():
 
 
 def test_where_126_blocks_do_not_divide_the_ends_count_as_blocks():
-    of = job(pipeline=16, virtual_stages=4)
-    shares = shares_of(replace(of, model=replace(MODEL, layers=126)))
+    stages = even_stages(replace(MODEL, layers=126), 128)
+    assert [len(stage.blocks) for stage in stages] == [0, *[1] * 126, 0]
+    shares = shares_of(replace(job(pipeline=16, virtual_stages=4), model=replace(MODEL, layers=126)))
     assert [share.blocks for share in shares] == [7, *[8] * 14, 7]
     assert [share.predicts for share in shares] == [False] * 15 + [True]
 
@@ -235,7 +237,7 @@ def test_a_fit_is_the_posterior_mode():
 
 
 def test_the_conformal_quantile_counts_the_new_score_as_the_largest():
-    assert conformal_quantile(list(range(1, 20))) == 18  # 0.9 x 20
+    assert conformal_quantile(list(range(1, 22))) == 20  # 0.9 x 22 is 19.8
     assert conformal_quantile([3.0]) == 3.0
     assert math.isinf(conformal_quantile([]))
     heavy = np.array([1.0] * 9 + [0.01])

@@ -21,6 +21,7 @@ FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
+KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
 FLOOR = 0.05  # of a collective's time that nothing hides: the first and the last bucket
 
 PARTS = (
@@ -184,7 +185,7 @@ def micro_batch_seconds(job: Job, machine: Machine, rates: Rates, share: Share) 
     if job.offload == "activations":
         kept = 34.0 * model.hidden * tokens * share.blocks / tensor
         parts["offload"] = OFFLOAD_EXPOSED * kept / OFFLOAD_SPEED
-    kernels = share.blocks * (14 if job.compiled else 40) * (1 + 0.3 * bool(job.recompute == "full")) + 20
+    kernels = share.blocks * KERNELS[job.compiled] * (4 / 3 if job.recompute == "full" else 1.0)
     parts["host"] = max(0.0, rates.launch_seconds(kernels, job) - sum(parts.values()))
     return parts
 

@@ -170,6 +170,8 @@ def _model(found: Mapping[str, Any]) -> DenseModel:
     kv_heads = _needed(found, "kv_heads", heads)
     if heads % kv_heads:
         raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+    if found.get("head_dim") is None and hidden % heads:
+        raise ImpossibleRow(f"{heads} heads cannot share a width of {hidden}")
     mlp = str(found.get("mlp") or "gelu")
     return DenseModel(
         layers=_needed(found, "layers"),

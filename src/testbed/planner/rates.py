@@ -21,7 +21,7 @@ OTHER_SHARE = 0.6
 MEMORY_SHARE = 0.8  # of the memory's bandwidth, in elementwise kernels
 LINK_SHARE = 0.75  # of a link's line rate, in large messages
 HALF_SIZE = 2e6  # bytes of a message at which a link reaches half its rate
-LAUNCH = 6e-6  # seconds of the host for one kernel
+LAUNCH = 8e-6  # seconds of the host for one kernel, with autograd's share: an estimate
 OPTIMIZER_BYTES = 40.0  # per element: AdamW reads and writes 28, the norm for clipping 12
 
 

@@ -28,8 +28,15 @@ def check(raw: Mapping[str, Any], job: Job, device: Device) -> None:
     if layout.pipeline * layout.virtual_stages > model.layers + 2:
         stages = f"{layout.pipeline} x {layout.virtual_stages}"
         raise ImpossibleRow(f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head")
-    if layout.tensor > model.heads:
+    if model.heads % layout.tensor:
         raise ImpossibleRow(f"{layout.tensor} tensor ranks cannot share {model.heads} heads")
+    if model.seq_length % layout.context:
+        raise ImpossibleRow(f"{layout.context} context ranks cannot share sequences of {model.seq_length} tokens")
+    if job.accumulation < 1 - 1e-6:
+        raise ImpossibleRow(
+            f"micro batch {job.micro_batch:g} x {layout.data} data ranks is more than the global batch "
+            f"{job.global_batch:g}"
+        )
     weights = least_weight_bytes(job)
     if weights > device.memory_bytes * 1.02:
         raise ImpossibleRow(
