@@ -254,6 +254,29 @@ def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
         Predictor.of(dataclasses.replace(with_a_step, moving=()))
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"format": 1, "products": [{"m": 0, "n": 1, "k": 1, "seconds": 1}]}',
+        '{"format": 1, "overlap": -1}',
+        '{"format": 1, "steps": [{"job": {}, "link": "", "seconds": 1}]}',
+        '{"format": 1, "products": 3}',
+    ],
+)
+def test_another_file_is_one_sentence(tmp_path, content):
+    path = tmp_path / "calibration.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"make it again with scripts/plan.py --calibrate"):
+        read_calibration(path)
+
+
+def test_without_whole_steps_the_parts_are_added_up_with_a_wide_interval():
+    time = step_time(SETTING.job("ddp", 2, "fp32"), made_up().machine(2), constants_of_calibration(made_up()))
+    assert time.high / time.low > 1.5 and time.seconds == pytest.approx(sum(time.parts.values()))
+
+
 def test_kinds_are_those_of_the_flags():
     jobs = [SETTING.job(kind, 1 if kind == "baseline" else 2, "fp32") for kind in FLAGS_OF_KIND]
     assert [kind_of(job) for job in jobs] == list(FLAGS_OF_KIND)

@@ -25,6 +25,7 @@ GROUPS = {
     "communication": (1.0, 0.4),
 }
 SPREADS_OF_OTHERS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
+PLAIN = ("baseline", 1)
 STEP_NOISE = 0.03  # relative error of a whole step's median
 LEAST, SWEEPS = 0.1, 100
 COVERED = 0.9  # of the interval
@@ -41,8 +42,9 @@ class Residuals:
 
     def of(self, kind: str, ranks: int) -> dict[str, float]:
         """Return a kind's factors on the nearest number of ranks; the plain program's where none is known."""
-        known = [each for each in self.factors if each[0] == kind] or [("baseline", 1)]
-        return self.factors[min(known, key=lambda each: abs(math.log(each[1] / ranks)))]
+        known = [each for each in self.factors if each[0] == kind] or [PLAIN]
+        nearest = min(known, key=lambda each: abs(math.log(each[1] / ranks)))
+        return self.factors.get(nearest) or {name: mean for name, (mean, _) in GROUPS.items()}
 
     def interval(self) -> tuple[float, float]:
         """Return factors to the ends of the 90 % interval: conformal (Vovk et al. 2005), the errors pooled."""
@@ -74,13 +76,12 @@ def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
         seen.setdefault((kind_of(step.job), step.job.layout.devices), []).append((row, step.seconds))
     means = np.array([mean for mean, _ in GROUPS.values()])
     spreads = np.array([spread for _, spread in GROUPS.values()])
-    plain = ("baseline", 1)
     factors, errors = {}, []
     of_others = np.array([SPREADS_OF_OTHERS[name] for name in GROUPS])
-    for key in sorted(seen, key=lambda each: each != plain):
+    for key in sorted(seen, key=lambda each: each != PLAIN):
         rows = seen[key]
-        if key != plain and plain in factors:
-            means, spreads = np.array(list(factors[plain].values())), of_others
+        if key != PLAIN and PLAIN in factors:
+            means, spreads = np.array(list(factors[PLAIN].values())), of_others
         factors[key] = dict(zip(GROUPS, map(float, _ridge(rows, means, spreads)), strict=True))
         for left_out in range(len(rows) if len(rows) > 1 else 0):
             others = rows[:left_out] + rows[left_out + 1 :]
