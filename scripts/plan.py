@@ -11,7 +11,8 @@ Every strategy and mesh that src/gpt2.py accepts is estimated: memory by kind, s
 parts. Without a calibration of the machine the numbers come from data sheets and published runs, and the answer says
 `uncalibrated`. Nothing is trained but by --calibrate. See docs/planner.md.
 
-Exit code: 0; 1 where --calibrate fails or --check finds what would fail; 2 what was typed cannot be planned, or nothing fits.
+Exit code: 0; 1 where --calibrate fails or --check finds what would fail; 2 what was typed cannot be planned, or
+nothing fits.
 """
 
 from __future__ import annotations

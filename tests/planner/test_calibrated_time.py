@@ -179,6 +179,14 @@ def test_messages_are_what_was_counted_on_the_interface(kind):
     assert sent == pytest.approx(COUNTED[kind], rel=0.02)
 
 
+def test_zero_3_gathers_large_tensors_once_in_a_micro_batch_and_small_ones_once_in_a_step():
+    """Counted as COUNTED: two layers of width 256, 4,096 tokens, four micro batches of 4 sequences of 64 tokens."""
+    setting = Setting(layers=2, heads=8, hidden=256, vocab=4096, seq_length=64, micro_batch=4, accumulation=4)
+    found = messages(setting.job("optimized 3", 2, "fp32"))
+    sent = sum(2 * each.count * each.bytes * share_sent(each.kind, each.ranks) for each in found)
+    assert sent == pytest.approx(125.41e6, rel=0.03)
+
+
 def test_a_slow_link_makes_wait_and_a_token_bucket_saves_what_it_holds():
     measured = Collectives(made_up(), WITHIN)
     message = Message("all_reduce", 8e6, 1, 2)

@@ -16,6 +16,7 @@ from testbed.planner.measured_compute import along
 FP32 = 4
 DDP_BUCKET = 25 * 2**20  # bytes, its default
 PERSISTS = 100_000  # elements, DeepSpeed's stage3_param_persistence_threshold
+LIVE = 10**9  # elements, its stage3_max_live_parameters and stage3_max_reuse_distance
 BACKWARD = 2 / 3  # of a step's computing
 HEADERS = 1448 / 1514  # share of an Ethernet frame that is payload: IP and TCP headers take the rest
 PARAMETERS_OF_BLOCK = 12  # tensors: four matrices with biases, two LayerNorms
@@ -91,14 +92,19 @@ def _of_gradients(job: Job) -> Iterator[Message]:
 def _of_zero_3(job: Job, whole: float, ranks: int) -> Iterator[Message]:
     """Yield what DeepSpeed's stage 3 moves.
 
-    Tensors below PERSISTS stay whole and are gathered once, after the update; the others before each pass that reads
-    them. The tied embedding is read last in forward and first in backward, so it is gathered once in a micro batch.
+    Tensors below PERSISTS stay whole and are gathered once, after the update; the others in forward. They are kept for
+    backward as long as LIVE elements are not exceeded, else gathered again, but for the tied embedding: forward reads
+    it last and backward first.
     """
     model, micro = job.model, job.accumulation
-    hidden = model.hidden
+    hidden, again = model.hidden, 1 if model.parameters < LIVE else 2
     sizes = [model.head_parameters, model.seq_length * hidden]
     matrices = [3 * hidden**2, hidden**2, hidden * model.ffn, hidden * model.ffn]
-    for size, passes, count in [(sizes[0], 1, 1), (sizes[1], 1, 1), *((size, 2, model.layers) for size in matrices)]:
+    for size, passes, count in [
+        (sizes[0], 1, 1),
+        (sizes[1], 1, 1),
+        *((size, again, model.layers) for size in matrices),
+    ]:
         is_whole = size < PERSISTS
         yield Message(
             "all_gather",

@@ -76,7 +76,8 @@ def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
         seen.setdefault((kind_of(step.job), step.job.layout.devices), []).append((row, step.seconds))
     means = np.array([mean for mean, _ in GROUPS.values()])
     spreads = np.array([spread for _, spread in GROUPS.values()])
-    factors, errors = {}, []
+    factors: dict[tuple[str, int], dict[str, float]] = {}
+    errors: list[float] = []
     of_others = np.array([SPREADS_OF_OTHERS[name] for name in GROUPS])
     for key in sorted(seen, key=lambda each: each != PLAIN):
         rows = seen[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,9 +59,9 @@ def products(watch: Stopwatch, layers: Iterable[tuple[int, int, int]]) -> list[P
         x, weight, gradient = watch.random(tokens, inputs), watch.random(outputs, inputs), watch.random(tokens, outputs)
         bias = watch.random(outputs)
         calls: dict[str, tuple[tuple[int, int, int], Callable[[], object]]] = {
-            "forward": ((tokens, outputs, inputs), lambda x=x, w=weight, b=bias: F.linear(x, w, b)),
-            "input_gradient": ((tokens, inputs, outputs), lambda g=gradient, w=weight: g @ w),
-            "weight_gradient": ((outputs, inputs, tokens), lambda g=gradient, x=x: g.t() @ x),
+            "forward": ((tokens, outputs, inputs), partial(F.linear, x, weight, bias)),
+            "input_gradient": ((tokens, inputs, outputs), partial(torch.matmul, gradient, weight)),
+            "weight_gradient": ((outputs, inputs, tokens), partial(torch.matmul, gradient.t(), x)),
         }
         for role, ((m, n, k), call) in calls.items():
             seconds = watch.seconds_of(call)
@@ -118,9 +119,9 @@ def elementwise(watch: Stopwatch, kind: str, sizes: Iterable[tuple[int, int]]) -
         other = torch.randn(count, width, device=watch.device, requires_grad=True)
         gain = torch.ones(width, device=watch.device, requires_grad=True)
         calls: dict[str, tuple[Callable[[], torch.Tensor], tuple[torch.Tensor, ...]]] = {
-            "layer_norm": (lambda x=x, gain=gain: F.layer_norm(x, (x.shape[1],), gain, gain), (x, gain)),
-            "gelu": (lambda x=x: F.gelu(x, approximate="tanh"), (x,)),
-            "add": (lambda x=x, other=other: x + other, (x, other)),
+            "layer_norm": (partial(F.layer_norm, x, (width,), gain, gain), (x, gain)),
+            "gelu": (partial(F.gelu, x, approximate="tanh"), (x,)),
+            "add": (partial(torch.add, x, other), (x, other)),
         }
         seconds = sum(_both_ways(watch, *calls[kind]))
         rows.append(Moving(num_bytes=FP32 * count * width, seconds=seconds, kind=kind, ranks=watch.ranks))
@@ -166,7 +167,7 @@ def copy(watch: Stopwatch, sizes: Iterable[int]) -> list[Moving]:
     rows = []
     for size in sizes:
         source, target = (torch.ones(size, device=watch.device) for _ in range(2))
-        seconds = watch.seconds_of(lambda s=source, t=target: t.copy_(s))
+        seconds = watch.seconds_of(partial(target.copy_, source))
         rows.append(Moving(num_bytes=FP32 * size, seconds=seconds, kind="copy", ranks=watch.ranks))
     return rows
 

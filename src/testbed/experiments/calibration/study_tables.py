@@ -16,9 +16,10 @@ from testbed.experiments.calibration.study_file import MOST_ERROR, WITHIN_BEST, 
 PICTURE = "predicted_measured.png"
 PAGE = f"""# Predicted from a calibration, and measured
 
-`python scripts/plan.py --calibrate`, then `python scripts/planner_study.py`, as root. [planner.md](../../planner.md#calibrate) says
-what is measured and how a step is predicted. `python scripts/update_docs.py` fills the tables of this page in;
-`python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md` draws the picture too.
+`python scripts/plan.py --calibrate`, then `python scripts/planner_study.py`, as root.
+[planner.md](../../planner.md#calibrate) says what is measured and how a step is predicted. `python scripts/update_docs.py` fills
+the tables of this page in, and `python scripts/planner_study.py --tables docs/results/planner --into
+docs/results/planner/README.md` draws the picture too.
 
 <!-- made by: scripts/update_docs.py planner study -->
 
