@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from testbed.analysis.charts.style import COLOURS, STYLE, save_png
 from testbed.experiments.calibration.study_file import MOST_ERROR, WITHIN_BEST, error_of
@@ -132,6 +133,10 @@ def _figure(content: Mapping[str, Any]) -> Figure:
         axis.fill_between(line, [0.92 * x for x in line], [1.08 * x for x in line], color="#555555", alpha=0.12,
                           linewidth=0)  # fmt: skip
         axis.set(xscale="log", yscale="log", xlim=line, ylim=line)
+        for direction in (axis.xaxis, axis.yaxis):
+            direction.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            direction.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            direction.set_minor_formatter(NullFormatter())
         axis.set_xlabel("measured optimizer step, ms")
         axis.set_ylabel("predicted, ms, with its 90 % interval")
         axis.set_title("Predicted from a calibration against measured; shaded: 8 % off", fontsize=11, loc="left")
