@@ -154,6 +154,8 @@ PROGRAMS = {
     "scripts/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
     "scripts/fault_drill.py": "--faults= --seed= --only= --run_types= --model= --steps= --save_every= --jobs= "
     "--collective_timeout= --grace_seconds=",
+    "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= --seq_length= "
+    "--global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
     "scripts/network_study.py": "--parts= --strategies= --hosts= --links= --every --quick --repeats= --profile_runs= "
     "--steps=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "

@@ -41,6 +41,14 @@ def test_what_fits_comes_first_and_the_fastest_of_it(runs):
     assert runs[0].limited_by != "memory" and runs[-1].limited_by == "memory"
 
 
+def test_nothing_recomputes_that_fits_without(runs):
+    for run in runs:
+        if run.fits and run.job.recompute != "none":
+            without = dataclasses.replace(run.job, recompute="none")
+            assert not fits(memory_of(without), NODE.device)
+    assert any(run.job.recompute != "none" for run in runs if run.fits)
+
+
 def test_a_row_is_a_strategy_with_its_best_settings(runs):
     rows = best_of_each(runs)
     assert len({(run.job.run_type, run.job.layout, run.job.schedule) for run in rows}) == len(rows) < len(runs) / 5

@@ -23,6 +23,7 @@ from testbed.planner.published import Row, own_rows
 
 SCORE_FILE = Path(__file__).parent / "published_score.json"
 COVERED = 0.9
+NORMAL_WIDTH = 1.645  # standard deviations on each side that hold 90 % of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Constants:
     """
 
     fit: Fit = field(default_factory=lambda: Fit([]))
-    width: float = 1.645
+    width: float = NORMAL_WIDTH
     predictor: Predictor | None = None
     label: str = "uncalibrated: data sheet"
 
@@ -45,7 +46,7 @@ class Constants:
 @cache
 def published_constants() -> Constants:
     """Return the constants of a machine that was not calibrated: data sheets and the project's published runs."""
-    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"] if SCORE_FILE.exists() else 1.645
+    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"] if SCORE_FILE.exists() else NORMAL_WIDTH
     return constants_of_rows(own_rows(), width)
 
 

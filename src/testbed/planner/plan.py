@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from testbed.planner.devices import Device
 from testbed.planner.goodput import RESTART_S, SAVE_S, Failures
 from testbed.planner.job import Job, Machine
 from testbed.planner.memory import CONTEXT, MemoryEstimate, fits, memory_of, needs
 from testbed.planner.step_time import StepTime
 
+MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
 LIMITS = {"matrix products": "matrix products", "attention": "matrix products", "head": "matrix products"}
 LIMITS |= {"elementwise": "memory traffic", "optimizer": "memory traffic", "bubble": "bubble", "host": "host"}
@@ -114,13 +116,31 @@ class Budget:
 
 
 def plan(jobs: Iterable[Job], machine: Machine, time_of: Callable[[Job], StepTime]) -> list[PlannedRun]:
-    """Return every job with its estimates: those that fit first, by time, the others by what they need.
+    """Return the jobs with their estimates: those that fit first, by time, the others by what they need.
+
+    A job that recomputes more than one that fits and is the same otherwise is left out: it only does more work.
 
     Args:
         time_of: `step_time` with constants, or a machine's calibration.
     """
-    runs = [PlannedRun(job=job, machine=machine, memory=memory_of(job), time=time_of(job)) for job in jobs]
+    runs = [
+        PlannedRun(job=job, machine=machine, memory=memory, time=time_of(job))
+        for job, memory in _frugal(jobs, machine.device)
+    ]
     return sorted(runs, key=lambda run: (not run.fits, run.time.seconds if run.fits else run.needs_bytes))
+
+
+def _frugal(jobs: Iterable[Job], device: Device) -> list[tuple[Job, MemoryEstimate]]:
+    """Return the jobs that recompute no more than memory asks for."""
+    alike: dict[Job, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault(replace(job, recompute="", compiled=False), []).append(job)
+    found = []
+    for group in alike.values():
+        estimated = [(job, memory_of(job)) for job in sorted(group, key=lambda job: MORE_WORK.index(job.recompute))]
+        fitting = [each for each in estimated if fits(each[1], device)]
+        found += fitting[:1] or estimated
+    return found
 
 
 def best_of_each(runs: Iterable[PlannedRun]) -> list[PlannedRun]:

@@ -6,6 +6,7 @@ guessed as its kind of run has it. A row that cannot be true is an ImpossibleRow
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from testbed.planner.truth import ImpossibleRow, check
 OWN_COPY = Path(__file__).parent / "published_runs.json"
 NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginning
 UNSTATED_PIECES = 2  # virtual stages of a pipeline rank where the row states none: a guess
+DRIVER_LEAVES = 0.985  # of a nominal memory
 TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
 
 # Programs that share their layers and kernels. pytorch: modules of PyTorch, as they come.
@@ -246,17 +248,17 @@ def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
     words = [word for word in re.split(r"[-_ /]+", name) if word]
     beginnings = [" ".join(words[:number]) for number in range(len(words), 0, -1)]
     spellings = [name, f"{family}-{memory:g}" if memory else "", *beginnings]
+    found_devices = []
     for spelling in [*spellings, family]:
-        try:
-            device = device_named(spelling)
-        except InputError:
-            continue
-        if memory and abs(memory * GIB / device.memory_bytes - 1) > 0.15:  # another size of the same kind
-            device = replace(device, memory_bytes=0.985 * memory * GIB)
-        return device, True
+        with contextlib.suppress(InputError):
+            found_devices.append(device_named(spelling))
+    if found_devices:
+        right = [one for one in found_devices if not memory or abs(memory * GIB / one.memory_bytes - 1) < 0.15]
+        other_size = replace(found_devices[0], memory_bytes=DRIVER_LEAVES * (memory or 0.0) * GIB)
+        return right[0] if right else other_size, True
     sized = memory or 80.0
     alike = min(devices().values(), key=lambda device: (abs(math.log(sized * GIB / device.memory_bytes)), device.name))
-    return replace(alike, name=name or "unknown", architecture="", memory_bytes=0.985 * sized * GIB), False
+    return replace(alike, name=name or "unknown", architecture="", memory_bytes=DRIVER_LEAVES * sized * GIB), False
 
 
 def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machine:

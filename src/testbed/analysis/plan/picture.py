@@ -96,7 +96,7 @@ def _stack(axis: Axes, rows: Bars, colours: Mapping[str, str], totals: Sequence[
     for number, row in enumerate(rows):
         axis.annotate(
             totals[number], (sum(row.values()), number), xytext=(6, 0), textcoords="offset points", va="center",
-            fontsize=9.5, color="#222222", bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
+            fontsize=9.5, color="#222222", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, zorder=5,
         )  # fmt: skip
     axis.set_xlim(0, longest * 1.16)
     axis.grid(axis="x")
