@@ -100,12 +100,13 @@ def test_nothing_but_an_experiment_or_a_program_imports_an_experiment():
         assert room_of(module) == "experiments" or not {room_of(other) for other in found} & {"experiments"}, module
 
 
-TORCH_FREE = {"errors", "io", "run_files", "run_lock", "step", "program", "data", "config", "planner", "sweep", "analysis"}
+TORCH_FREE = set("errors io run_files run_lock step program data config planner sweep analysis".split())
 TORCH_FREE_MODULES = (
     "distributed.launch distributed.processes distributed.signals distributed.watchdog distributed.rendezvous "
     "profiling.trace metrics.file "
     "metrics.run_directory checkpoint.manifest inference.report inference.charts "
     "inference.evaluated_model inference.loading experiments.peers.results_file experiments.network_lab.study_file "
+    "experiments.calibration.study_file experiments.calibration.calibrate "
     "experiments.fault_drill.drill_file"
 ).split()
 

@@ -59,6 +59,10 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
     assert row.job.accumulation == 8
     row = row_of(changed(LLAMA, batch__global_batch=None, batch__grad_accumulation=2.5), "x")
     assert row.job.global_batch == 40
+    row = row_of(changed(LLAMA, batch__grad_accumulation=2.67, batch__micro_batch=6), "x")
+    assert row.job.global_batch == pytest.approx(128, rel=2e-3)
+    row = row_of(changed(LLAMA, batch={}, strategy__vp=3), "x")
+    assert (row.job.micro_batch, row.job.accumulation, row.job.layout.virtual_stages) == (1, 1, 1)
     row = row_of(changed(LLAMA, hardware__gpus=None), "x")
     assert row.machine.devices == 8
 
@@ -67,6 +71,7 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
     ("changes", "words"),
     [
         ({"batch__global_batch": 100}, "not the global batch 100"),
+        ({"batch__global_batch": 12801, "batch__grad_accumulation": 800}, "not the global batch 12801"),
         ({"hardware__gpus": 12}, "not 12 GPUs"),
         ({"strategy__tp": 3}, "8 GPUs do not divide by tp 3"),
         ({"strategy__tp": 64, "hardware__gpus": 512}, "64 tensor ranks cannot share 32 heads"),
@@ -83,7 +88,6 @@ def test_what_a_row_does_not_state_follows_from_the_rest():
         ({"model__hidden": float("nan")}, "no positive number"),
         ({"batch__global_batch": 4, "batch__grad_accumulation": None}, "some of 8 data ranks without a sequence"),
         ({"flags": 5}, "the row cannot be read"),
-        ({"batch": {}}, "neither a micro batch nor a global batch"),
     ],
 )
 def test_a_row_that_cannot_be_true_is_refused_with_the_reason(changes: dict[str, Any], words: str):

@@ -215,7 +215,7 @@ def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
         tensor=tensor,
         sequence_parallel=bool(found.get("sp")),
         pipeline=pipeline,
-        virtual_stages=_needed(found, "vp", UNSTATED_PIECES if pipeline > 1 else 1),
+        virtual_stages=_needed(found, "vp", UNSTATED_PIECES) if pipeline > 1 else 1,
         context=context,
     )
 
@@ -224,18 +224,18 @@ def _batch(found: Mapping[str, Any], layout: Layout, model: DenseModel) -> tuple
     """Return micro batch and accumulation; one that is not stated follows from the others, or is guessed."""
     micro, accumulation = _number(found, "micro_batch"), _number(found, "grad_accumulation")
     whole = _number(found, "global_batch")
-    if micro and accumulation and whole and not math.isclose(micro * accumulation * layout.data, whole, rel_tol=1e-3):
+    is_rounded = accumulation is not None and accumulation != int(accumulation)
+    near = 5e-3 if is_rounded else 1e-9
+    if micro and accumulation and whole and not math.isclose(micro * accumulation * layout.data, whole, rel_tol=near):
         product = f"micro batch {micro:g} x accumulation {accumulation:g} x {layout.data} data ranks"
         raise ImpossibleRow(f"{product} is {micro * accumulation * layout.data:g}, not the global batch {whole:g}")
     if whole is not None and whole < layout.data:
         raise ImpossibleRow(f"a global batch of {whole:g} leaves some of {layout.data} data ranks without a sequence")
-    share = whole / layout.data if whole else None
-    if share is None:
-        if micro is None:
-            raise ImpossibleRow("the row states neither a micro batch nor a global batch")
-        return micro, accumulation or 1.0
+    most = 1.0 if layout.pipeline > 1 else max(1.0, TOKENS_OF_A_PASS // model.seq_length)
+    if whole is None:
+        return micro or most, accumulation or 1.0
+    share = whole / layout.data
     if micro is None and accumulation is None:
-        most = 1.0 if layout.pipeline > 1 else max(1.0, TOKENS_OF_A_PASS // model.seq_length)
         micro = share / math.ceil(share / most)
     micro = micro or share / (accumulation or 1.0)
     return micro, accumulation or share / micro
