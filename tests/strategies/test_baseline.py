@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.held_bytes import HeldBytes
 from support.settings import checked_run
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from testbed.autotune.micro_batch import HeldBytes
 from testbed.model.gpt2 import GPT2
 from testbed.strategies.baseline import Baseline
 from testbed.strategies.ddp import DDP

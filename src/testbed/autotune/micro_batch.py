@@ -1,7 +1,7 @@
 """Find the micro batch for --micro_batch_size_per_gpu auto: the largest that fits and divides a rank's share.
 
-On CUDA, data-parallel run types try a real step of a single process. Sharded run types and the CPU, which cannot catch
-the error, run the step on fake tensors and add up the bytes.
+On CUDA, data-parallel run types try a real step of a single process. For sharded run types and on the CPU, which cannot
+catch the error, the planner predicts it.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import bisect
 import dataclasses
 import functools
 import gc
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
-from testbed.planner.model_states import FP32, elements_held, model_state_bytes, update_copy_bytes
+from testbed.planner.candidates import job_of_settings
+from testbed.planner.job import Layout
+from testbed.planner.memory import SPARE, memory_of
 from testbed.profiling.device_limits import is_out_of_memory
 from testbed.step import MicroBatch
-from testbed.strategies.average import BUCKET_BYTES
 from testbed.strategies.baseline import Baseline
 
 if TYPE_CHECKING:
@@ -115,7 +112,7 @@ def _left_in_cgroup(root: Path) -> int:
 
 
 def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -> Finding:
-    """Search by steps on fake tensors, few of them, as a larger micro batch never needs less."""
+    """Search by predictions. A larger micro batch never needs less."""
     needs = functools.cache(lambda micro_batch: predicted_bytes(settings, micro_batch))
     num_fitting = bisect.bisect_right(candidates, available, key=needs)
     best = candidates[max(0, num_fitting - 1)]
@@ -124,100 +121,22 @@ def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -
 
 
 def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
-    """Return the most bytes that a step of this rank holds, model states and communication buffers included."""
-    alone = _as_on_a_cpu(settings)
-    with FakeTensorMode(), HeldBytes() as held_bytes:
-        strategy = _throw_away(alone, torch.device("cpu"))
-        _step(strategy, settings, micro_batch)
-        states = sum(tensor.nbytes for held in strategy.model_states().values() for tensor in held)
-        states += sum(parameter.nbytes for parameter in strategy.parameters)  # their gradients, gone after the step
-    return held_bytes.peak + more_than_alone(settings, states)
+    """Return the bytes that a rank needs with a micro batch: on a CPU in its process, on CUDA in PyTorch's allocator."""
+    estimate = memory_of(job_of_settings(with_micro_batch(settings, micro_batch)))
+    return int(estimate.resident if settings.compute.device == "cpu" else SPARE * estimate.allocated)
 
 
-def _as_on_a_cpu(settings: RunSettings) -> RunSettings:
-    """Return settings that fake tensors on a CPU can compute, with equal memory: no GPU kernel, fp16 or 8 bits."""
-    return settings.with_values(
-        attention="math" if settings.model.attention == "math" else "auto",
-        matmul="default",
-        precision="bf16" if settings.compute.precision == "fp16" else settings.compute.precision,
-    )
-
-
-class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations inside it make, until they are freed.
-
-    torch.distributed._tools.MemTracker does the same by module, but refuses a second forward pass.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._counted: set[int] = set()  # addresses of storages that are alive
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        address, num_bytes = storage._cdata, storage.nbytes()
-        if address in self._counted:
-            return
-        self._counted.add(address)
-        self.now += num_bytes
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._let_go, address, num_bytes)
-
-    def _let_go(self, address: int, num_bytes: int) -> None:
-        self._counted.discard(address)
-        self.now -= num_bytes
-
-
-def more_than_alone(settings: RunSettings, states_alone: int) -> int:
-    """Return an upper bound of the bytes that a rank holds beyond a single process; negative if it shards.
-
-    Args:
-        states_alone: weights, gradients and optimizer state of the single process.
-    """
-    parameters = elements_held(settings.shape)
-    if settings.training.run_type == "baseline":
-        return 0
-    if settings.training.run_type == "allreduce":
-        return 2 * BUCKET_BYTES
-    if settings.training.run_type == "ddp":
-        return FP32 * parameters  # its buckets, in addition to the gradients of earlier micro batches
-    zero_stage = settings.deepspeed.zero_stage
-    has_16_bit_weights = settings.compute.mixed_precision == "native" or settings.compute.precision == "fp16"
-    states = model_state_bytes(
-        settings.shape,
-        settings.plan.mesh,
-        zero_stage=zero_stage,
-        has_16_bit_weights=has_16_bit_weights,
-        optimizer=settings.optimizer.name,
-    )
-    own = sum(states.values()) + update_copy_bytes(settings.shape, settings.plan.mesh.data, zero_stage)
-    if settings.training.run_type == "fsdp":
-        block = elements_held(settings.shape) - elements_held(
-            dataclasses.replace(settings.shape, num_layers=settings.model.num_layers - 1)
-        )
-        outside = parameters - settings.model.num_layers * block  # embeddings stay gathered, two blocks at a time do
-        gathered = parameters if settings.data_parallel.reshard_after_forward == "off" else outside + 2 * block
-        return own + FP32 * (gathered + 2 * block) - states_alone  # and two blocks' gradients on their way
-    deepspeed = settings.deepspeed
-    assert zero_stage is not None
-    assert deepspeed.allgather_bucket_size is not None and deepspeed.reduce_bucket_size is not None
-    whole_gradients = parameters if zero_stage < 2 else 0  # while they accumulate
-    gathered = parameters if zero_stage == 3 else min(parameters, deepspeed.allgather_bucket_size)
-    buckets = 2 * min(parameters, deepspeed.reduce_bucket_size)
-    return own + FP32 * (whole_gradients + gathered + buckets) - states_alone
+def more_than_alone(settings: RunSettings) -> int:
+    """Return the bytes that a rank of a data-parallel run type holds beyond a single process."""
+    job = job_of_settings(settings)
+    alone = dataclasses.replace(job, layout=Layout(), run_type="baseline")
+    return int(max(0.0, memory_of(job).allocated - memory_of(alone).allocated))
 
 
 def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int]) -> Finding:
     """Search by real steps until one runs out of memory, with the run's other memory held as ballast."""
     free, total = torch.cuda.mem_get_info(device)
-    held = int(MARGIN * total) + more_than_alone(settings, 0)
+    held = int(MARGIN * total) + more_than_alone(settings)
     peaks: dict[int, int] = {}
     ballast = strategy = None
     try:
@@ -247,18 +166,11 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
     return Finding(best, peaks[best], free, bigger, needs, is_tried=True)
 
 
-class _Placed(GPT2):
-    """A model that is created on its device, as fake tensors cannot be moved."""
-
-    def to(self, *place: Any, **options: Any) -> Self:
-        return self
-
-
 def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
     """Return a single process with the work of one rank, not compiled."""
     alone = settings.with_values(run_type="baseline", compile=False, mesh=MeshSizes())
     with device:
-        model = _Placed(
+        model = GPT2(
             settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
         )
     if settings.compute.matmul == "fp8":

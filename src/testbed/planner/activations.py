@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from testbed.planner.job import Job
-from testbed.planner.model_states import engine_of
+from testbed.planner.model_states import engine_of, shards_weights
 
 FP32 = 4
 LSE = 4  # the log of a query's softmax sum, fp32, all that fused attention keeps of its scores
@@ -50,7 +50,7 @@ def keeps_16_bits(job: Job) -> bool:
     """
     if product_bytes(job) == FP32:
         return False
-    is_gathered = job.run_type is None and job.layout.zero_stage == 3
+    is_gathered = job.run_type is None and shards_weights(job)
     return job.has_16_bit_weights or is_gathered
 
 
@@ -182,8 +182,15 @@ def head_of(job: Job) -> Head:
     logits, engine = product_bytes(job), engine_of(job)
     if engine == "llm.c":
         return Head(logits, logits, logits)
+    if engine == "megatron" and "bridge" in job.stack.lower():  # Transformer Engine's loss, in place on the logits
+        return Head(logits, logits, logits)
     if engine == "megatron":  # its own softmax, in place on the fp32 copy, over the vocabulary of all tensor ranks
         return Head(FP32, logits + FP32, logits + FP32)
+    if "llm-foundry" in job.stack:  # a fused loss of the logits in 16 bits
+        return Head(logits, logits, 2 * logits)
+    if engine == "deepspeed" and job.run_type is None and keeps_16_bits(job):
+        # models of transformers: the logits and their shifted copy stay, and the log-softmax is in 16 bits too
+        return Head(3 * logits, 3 * logits, 4 * logits)
     if job.compiled and job.run_type is not None:
         return Head(logits, logits, 2 * logits)
     return Head(FP32, 2 * FP32 + (logits if logits != FP32 else 0), 3 * FP32)

@@ -14,6 +14,7 @@ from testbed.planner.model_states import (
     engine_of,
     model_state_bytes,
     part_of,
+    shards_weights,
     update_copy_bytes,
 )
 from testbed.planner.stages import Stage
@@ -67,13 +68,13 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
     engine = engine_of(job)
     if engine == "deepspeed":
         yield from _of_deepspeed(job, held)
+    elif shards_weights(job):
+        yield from _of_fsdp(job, held)
     elif engine == "megatron":
         # Transformer Engine and Megatron-LM add gradients of weights into their main gradients and hand autograd an
         # unused tensor for each shape of weight
         unused = 2 * (held.block + held.table)
         yield Buffer("unused gradients", unused, BACKWARD, 2 * held.table)
-    elif job.layout.zero_stage == 3:
-        yield from _of_fsdp(job, held)
     elif _is_ddp(job):
         yield Buffer("ddp buckets", FP32 * held.elements, (*FORWARD, *BACKWARD), BUCKET)
     elif job.layout.data > 1:
@@ -137,7 +138,7 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
     width = 2 if keeps_16_bits(job) else FP32
     num_blocks = job.model.layers / job.layout.pipeline
     root = held.elements - num_blocks * held.block
-    blocks = min(num_blocks, 3) if job.reshards else num_blocks
+    blocks = min(num_blocks, 3) if job.reshards and job.layout.zero_stage == 3 else num_blocks
     yield Buffer("gathered embeddings", width * root, (*FORWARD, *BACKWARD), width * held.table)
     yield Buffer("gathered blocks", width * blocks * held.block, (*FORWARD, "backward"), width * held.block)
     yield Buffer("reduced blocks", (width + FP32) * held.block, ("backward",), FP32 * held.block)
@@ -145,19 +146,23 @@ def _of_fsdp(job: Job, held: Held) -> Iterator[Buffer]:
 
 
 def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
-    """Yield the buckets of DeepSpeed, two for each purpose, and what its update converts.
+    """Yield the buckets of DeepSpeed and what its update converts.
 
-    Stage 3 keeps up to max_live_parameters (10^9) of its weights gathered.
+    Buckets are as large as they are said to be, however small the model: two for each backward pass of stages 1 and 2
+    (overlap_comm), one for good in stage 3, which keeps up to max_live_parameters (10^9) of its weights gathered. A
+    process on a CPU has only the part that is written to.
     """
     stage, elements = job.layout.zero_stage, held.elements
     width = 2 if job.has_16_bit_weights else FP32
-    bucket = min(elements, job.bucket_elements)
+    bucket = min(elements, job.bucket_elements) if job.on_cpu or stage == 0 else job.bucket_elements
     if stage == 0:
         if job.layout.data > 1:
             yield Buffer("averaged buckets", width * bucket, ("update",), width * bucket)
         return
-    yield Buffer("reduce buckets", 2 * width * bucket, BACKWARD, width * bucket)
-    if stage == 3:
+    if stage < 3:
+        yield Buffer("reduce buckets", 2 * width * bucket, ("loss", *BACKWARD), width * bucket)
+    else:
+        yield Buffer("reduce bucket", width * bucket, (*FORWARD, *BACKWARD, "update"), width * bucket)
         yield Buffer("gathered weights", width * min(elements, 10**9), (*FORWARD, "backward"), width * held.table)
     if stage == 1 and job.accumulation > 1:
         mine = model_state_bytes(job)["gradients"]

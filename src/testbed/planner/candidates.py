@@ -15,6 +15,7 @@ from testbed.config.compatibility import auto_compile_blocker
 from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type
 from testbed.config.run_types import STRATEGIES
+from testbed.config.settings import RunSettings
 from testbed.distributed.mesh import MeshSizes
 from testbed.errors import InputError
 from testbed.model.shape import ModelShape
@@ -92,11 +93,21 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
     Args:
         values: every flag, filled in.
     """
+    return _job_of(values, mesh, shape, machine.device.kind, machine.devices)
+
+
+def job_of_settings(settings: RunSettings) -> Job:
+    """Return the run of checked settings."""
+    mesh = settings.plan.mesh
+    return _job_of(settings.by_flag(), mesh, settings.shape, str(settings.compute.device), mesh.num_ranks)
+
+
+def _job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, device: str, devices: int) -> Job:
     run_type, precision = values["run_type"], values["precision"]
     stage = {"fsdp": 3, "optimized": values["zero_stage"]}.get(run_type, 0)
     data, accumulation = mesh.data, values["grad_accum_steps"]
     if run_type == "dp":  # one process, a micro batch on each device
-        data, accumulation = machine.devices, -(-accumulation // machine.devices)
+        data, accumulation = devices, -(-accumulation // devices)
     layout = Layout(
         data=data,
         zero_stage=stage,
@@ -105,9 +116,9 @@ def job_of(values: Mapping[str, Any], mesh: MeshSizes, shape: ModelShape, machin
         pipeline=mesh.pipeline,
         virtual_stages=values["stages_per_rank"] or 1,
     )
-    compiles, on_cpu = values["compile"], machine.device.kind == "cpu"
+    compiles, on_cpu = values["compile"], device == "cpu"
     if compiles is None:
-        compiles = machine.device.kind == "cuda" and auto_compile_blocker(values) is None
+        compiles = device == "cuda" and auto_compile_blocker(values) is None
     return Job(
         model=DenseModel.of_gpt2(shape, values["seq_length"]),
         layout=layout,

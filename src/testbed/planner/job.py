@@ -134,6 +134,7 @@ class Job:
     schedule: str | None = None  # of the pipeline: gpipe, 1f1b, interleaved_1f1b, zero_bubble; None: one at a time
     offload: str = "none"
     dropout: float = 0.0
+    offload_layers: int | None = None  # with offload "activations": blocks whose activations wait in host memory
     on_cpu: bool = False  # some operations keep other tensors there
     reshards: bool = True  # fsdp: frees a block's gathered weights after its forward pass
     bucket_elements: float = 2e8  # of DeepSpeed's reduce and all-gather buckets

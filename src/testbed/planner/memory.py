@@ -20,7 +20,7 @@ from testbed.planner.activations import (
     product_bytes,
     residual_bytes,
 )
-from testbed.planner.buffers import Held, buffers_of, held_by
+from testbed.planner.buffers import buffers_of, held_by
 from testbed.planner.devices import Device
 from testbed.planner.job import Job
 from testbed.planner.model_states import engine_of, model_state_bytes
@@ -29,12 +29,11 @@ from testbed.planner.stages import Stage, even_stages, stages_of, stages_of_rank
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
 WORKSPACE = 32 * 2**20  # cuBLAS's own, from PyTorch's allocator: 8 MiB, on Hopper 32 MiB
-RESERVED = 1.15  # reserved / allocated, PyTorch's caching allocator; published runs: 1.02 to 1.41
+RESERVED = 1.18  # reserved / allocated, PyTorch's caching allocator; published runs: 1.02 to 1.41
 SPARE = 1.03  # of which a device that is nearly full cannot do without: the allocator frees what it cached, and retries
 CONTEXT = 1.0e9  # CUDA's context, its kernels, and NCCL's buffers, which no allocator counts
 # On a CPU
-MMAP_THRESHOLD = 32 * 2**20  # glibc gives larger blocks back when they are freed, smaller ones stay in its heap
-HEAP = 1.08  # of what the heap holds at its largest, for what lies between blocks in use
+HEAP = 1.05  # of what the heap holds at its largest, for what lies between blocks in use; measured
 LIBRARIES = 60 * 2**20  # what PyTorch loads with the first optimizer, passes and threads
 
 
@@ -113,15 +112,15 @@ def _stages_of_ranks(job: Job) -> Sequence[Sequence[Stage]]:
 
 @dataclass
 class _Moment:
-    """Bytes of a moment by kind, and how many of them lie in blocks that glibc maps one by one."""
+    """Bytes of a moment by kind, and the bytes of the largest tensor that comes and goes."""
 
     kinds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    mapped: float = 0.0
+    largest: float = 0.0
 
-    def add(self, kind: str, num_bytes: float, tensor_bytes: float) -> None:
-        """Args: tensor_bytes: of the tensors that these bytes are made of."""
+    def add(self, kind: str, num_bytes: float, tensor_bytes: float = 0.0) -> None:
+        """Args: tensor_bytes: of one of the tensors that these bytes are made of, if they come and go."""
         self.kinds[kind] += num_bytes
-        self.mapped += num_bytes if tensor_bytes >= MMAP_THRESHOLD else 0
+        self.largest = max(self.largest, tensor_bytes)
 
     @property
     def total(self) -> float:
@@ -132,7 +131,7 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
     """Predict one pipeline rank."""
     moments = {name: _Moment() for name in MOMENTS}
     held = held_by(job, stages)
-    states = _add_states(job, stages, held, moments)
+    states = _add_states(job, stages, moments)
     _add_activations(job, rank, stages, moments)
     if held.predicts:
         _add_head(job, rank, moments)
@@ -148,7 +147,7 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
         allocated=allocated,
         reserved=RESERVED * allocated,
         steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
-        resident=_resident(job, held, moments),
+        resident=_resident(moments),
         pipeline_rank=rank,
         states=states,
     )
@@ -159,7 +158,7 @@ def _drops_gradients(job: Job) -> bool:
     return job.run_type is not None and job.run_type != "optimized"
 
 
-def _add_states(job: Job, stages: Sequence[Stage], held: Held, moments: Mapping[str, _Moment]) -> float:
+def _add_states(job: Job, stages: Sequence[Stage], moments: Mapping[str, _Moment]) -> float:
     """Add weights, gradients and optimizer state to every moment in which they live; return their sum."""
     whole = stages if job.layout.pipeline > 1 else None
     states = model_state_bytes(job, whole)
@@ -167,15 +166,11 @@ def _add_states(job: Job, stages: Sequence[Stage], held: Held, moments: Mapping[
         states["optimizer"] = 0
     if job.offload == "parameters":
         states["parameters"] = 0
-    share = states["parameters"] / max(1, held.elements)  # bytes per element of the model
     for name, moment in moments.items():
         for kind, of_states in (("weights", "parameters"), ("optimizer", "optimizer"), ("gradients", "gradients")):
             if kind == "gradients" and name in ("forward end", "loss", "backward") and not _has_gradients_before(job):
                 continue
-            num_bytes = states[of_states]
-            table = num_bytes * held.table / max(1, held.elements)
-            moment.add(kind, table, share * held.table)
-            moment.add(kind, num_bytes - table, share * held.block / 3)
+            moment.add(kind, states[of_states])
     return sum(states.values())
 
 
@@ -209,12 +204,16 @@ def _in_flight(job: Job, rank: int) -> list[float]:
 def _add_activations(job: Job, rank: int, stages: Sequence[Stage], moments: Mapping[str, _Moment]) -> None:
     """Add what blocks keep, and one block's recomputation and gradients while it goes backward."""
     tokens = _tokens(job)
-    layers = sum(len(stage.blocks) * flying for stage, flying in zip(stages, _in_flight(job, rank), strict=True))
-    for name in ("forward end", "loss", "backward"):
-        for tensor in kept_tensors(job):
+    in_flight = sum(len(stage.blocks) * flying for stage, flying in zip(stages, _in_flight(job, rank), strict=True))
+    # blocks whose activations wait in host memory leave those of one block here, on their way
+    away = 1 - max(0, job.offload_layers - 1) / job.model.layers if job.offload_layers else 1.0
+    computed_again = job.recompute_share if job.recompute != "none" else 0.0
+    for share, tensors in ((computed_again, kept_tensors(job)), (1 - computed_again, list(block_tensors(job)))):
+        for tensor in tensors if share else ():
             size = tokens * _on_tensor_rank(job, tensor)
-            moments[name].add("activations", layers * size, size)
-    if layers == 0:
+            for name in ("forward end", "loss", "backward"):
+                moments[name].add("activations", share * away * in_flight * size, size)
+    if in_flight == 0:
         return
     if job.recompute != "none":
         kept = {tensor.name for tensor in kept_tensors(job)}
@@ -253,14 +252,11 @@ def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
         moments[name].add("logits", (waiting + 1) * inputs, inputs / 2)
 
 
-def _resident(job: Job, held: Held, moments: Mapping[str, _Moment]) -> float:
-    """Return the growth of a process on a CPU.
+def _resident(moments: Mapping[str, _Moment]) -> float:
+    """Return the growth of a process on a CPU, where freed memory stays in glibc's heap for the next allocation.
 
-    glibc maps large blocks one by one and returns them; smaller ones come from its heap, which hardly ever shrinks. So
-    the heap is as large as the most that it ever held.
+    A hole that smaller tensors have moved into is too small for the next large one, so the heap has room for one of the
+    largest more than are ever alive.
     """
-    heap = max(moment.total - moment.mapped for moment in moments.values())
-    # torch._foreach_norm makes a copy of each gradient in float64, there on a CPU
-    norm = 8 * held.table / (job.layout.shard if job.layout.zero_stage == 3 else 1)
-    mapped = max(moment.mapped + (norm if name == "update" else 0) for name, moment in moments.items())
-    return LIBRARIES + HEAP * heap + mapped
+    largest = max(moment.largest for moment in moments.values())
+    return LIBRARIES + HEAP * (max(moment.total for moment in moments.values()) + largest)

@@ -19,7 +19,9 @@ UPDATE_COPY = "fp32 copy for update"  # a kind that the paper has not, see updat
 ZERO_3_SUB_GROUP = 10**9  # DeepSpeed's sub_group_size: parameters that stage 3 updates at once
 PERSISTENT = 100_000  # DeepSpeed's stage3_param_persistence_threshold: smaller tensors stay whole in stage 3
 ENGINES = {"megatron": "megatron", "simumax": "megatron", "llm.c": "llm.c", "deepspeed": "deepspeed"}
-MEGATRON_GRADIENTS = 4  # bytes: its main gradients are fp32 unless told otherwise
+# of the repository's name -> bytes of Megatron's main gradients; the recipes of Megatron-Bridge reduce in 16 bits
+MAIN_GRADIENTS = {"megatron-bridge": 2, "": 4}
+FSDP_PROGRAMS = ("llm-foundry", "torchtitan")
 
 
 def engine_of(job: Job) -> str:
@@ -29,7 +31,13 @@ def engine_of(job: Job) -> str:
     for word, engine in ENGINES.items():
         if word in job.stack.lower():
             return engine
-    return "deepspeed" if job.layout.zero_stage in (1, 2) else "torch"
+    is_fsdp = any(word in job.stack.lower() for word in FSDP_PROGRAMS)
+    return "deepspeed" if job.layout.zero_stage in (1, 2) and not is_fsdp else "torch"
+
+
+def shards_weights(job: Job) -> bool:
+    """Return whether weights lie in shards; stage 2 of FSDP (SHARD_GRAD_OP) only keeps them gathered for longer."""
+    return job.layout.zero_stage == 3 or (job.layout.zero_stage == 2 and engine_of(job) == "torch")
 
 
 def model_state_bytes(
@@ -55,15 +63,16 @@ def model_state_bytes(
     whole = elements_held(job.model, layout.tensor, stages)
     if engine == "deepspeed" and layout.zero_stage:
         return _deepspeed_bytes(job, data_rank, persistent)
-    if job.has_16_bit_weights and (engine != "torch" or layout.zero_stage < 3):
+    if job.has_16_bit_weights and not (engine == "torch" and shards_weights(job)):
         part = part_of(whole, layout.shard if layout.zero_stage else 1)
-        gradient = MEGATRON_GRADIENTS if engine == "megatron" else 2
-        weights = 2 * (part if layout.zero_stage == 3 else whole)
+        main = next(size for name, size in MAIN_GRADIENTS.items() if name in job.stack.lower())
+        gradient = main if engine == "megatron" else 2
+        weights = 2 * (part if shards_weights(job) else whole)
         gradients = gradient * (part if layout.zero_stage >= 2 else whole)
         return {"parameters": weights, "gradients": gradients, "optimizer": (FP32 + MOMENTS) * part}
     # PyTorch, and stage 0 of DeepSpeed
-    ranks = layout.shard if layout.zero_stage == 3 else 1
-    is_by_rows = layout.zero_stage == 3 and stages is None and layout.tensor == 1
+    ranks = layout.shard if shards_weights(job) else 1
+    is_by_rows = ranks > 1 and stages is None and layout.tensor == 1
     elements = _elements_of_shards(job.model, ranks) if is_by_rows else part_of(whole, ranks)
     moments = MOMENTS * elements
     if job.optimizer == "muon":
