@@ -37,7 +37,7 @@ from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CALIBRATION = Path("checkpoint/calibration.json")
-WARMUP_STEPS = 3
+WARMUP_STEPS, MOST_REPEATS = 3, 100
 QUICK_KINDS = "baseline,ddp,pipeline 1f1b"
 RUN_TIMEOUT_S = 660.0  # the limit of network.py run is 600 s
 
@@ -102,6 +102,8 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
 
     if arguments.steps <= WARMUP_STEPS + 1:
         raise InputError(f"--steps {arguments.steps} leaves less than two steps after the {WARMUP_STEPS} of warm-up")
+    if arguments.repeats > MOST_REPEATS:
+        raise InputError(f"--repeats {arguments.repeats} is more than {MOST_REPEATS}")
     words = arguments.links or (UNLIMITED if arguments.quick else f"{UNLIMITED},100mbit")
     links = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     rates_of(links)
@@ -124,28 +126,27 @@ def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
     from testbed.distributed.processes import Stop
     from testbed.experiments.calibration.calibrate import VOCABULARY
-    from testbed.experiments.calibration.study import cells_of
+    from testbed.experiments.calibration.study import cells_of, settings_by_name
     from testbed.experiments.fault_drill.work import write_made_up_tokens
     from testbed.planner.calibration import check_machine, read_calibration
     from testbed.planner.here import facts_here
-    from testbed.sweep.plan import FAILED, check_cells
+    from testbed.sweep.plan import FAILED
     from testbed.sweep.request import Machine, facts_of_machine
     from testbed.sweep.runner import Runner, only_sweep_in
     from testbed.sweep.state import Sweep, take_over
 
     asked = asked_for(arguments)
-    calibration = None if arguments.dry_run else read_calibration(arguments.calibration)
-    if calibration is not None:
-        check_machine(calibration, facts_here(), arguments.calibration)
+    cells = cells_of(asked)
+    if arguments.dry_run:
+        return say_plan(cells)
+    calibration = read_calibration(arguments.calibration)
+    check_machine(calibration, facts_here(), arguments.calibration)
     out_dir = Path(asked.folder)
     with Stop() as stop, only_sweep_in(out_dir) as lock:
         write_made_up_tokens(out_dir / "data", VOCABULARY)
-        cells = cells_of(asked)
-        if arguments.dry_run:
-            return say_plan(cells)
         if any("--rate" in cell.command for cell in cells) and (reason := why_no_lab()) is not None:
             raise InputError(f"--links {arguments.links or '100mbit'}: no lab can be made here: {reason}")
-        settings = check_cells(cells, allow_mismatch=True)  # the works differ on purpose
+        settings = settings_by_name(cells)
         facts = facts_of_machine()
         command_line = recorded_command(__file__, sys.argv[1:])
         sweep = Sweep("planner", command_line, facts["commit"], cells, git_dirty=facts["is_dirty"])
@@ -153,7 +154,6 @@ def study(arguments: argparse.Namespace) -> int:
         sweep.write(out_dir)
         machine = Machine(num_cores=os.cpu_count() or 1)
         Runner(sweep, out_dir, machine, settings, stop, lock, RUN_TIMEOUT_S).run_all(warmup_runs=0)
-    assert calibration is not None
     report(asked, command_line, calibration)
     if stop.exit_code is not None:
         say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)

@@ -16,7 +16,16 @@ from testbed.distributed.processes import Stop
 from testbed.errors import InputError
 from testbed.experiments.calibration import operations, sizes
 from testbed.experiments.calibration.calibrate import Asked, calibrate, link_of, with_link, work_of
-from testbed.experiments.calibration.study import QUICK_WORKS, UNLIMITED, WORKS, arms_of, cells_of, lab_link, machine_of
+from testbed.experiments.calibration.study import (
+    QUICK_WORKS,
+    UNLIMITED,
+    WORKS,
+    arms_of,
+    cells_of,
+    lab_link,
+    machine_of,
+    settings_by_name,
+)
 from testbed.experiments.calibration.study import Asked as AskedStudy
 from testbed.experiments.calibration.study_file import STUDY_FILE, choices, error_of, results
 from testbed.experiments.calibration.study_tables import blocks, draw
@@ -152,6 +161,7 @@ def test_the_study_runs_every_run_type_of_a_cpu_at_sizes_of_no_calibration(tmp_p
     write_made_up_tokens(tmp_path / "data", 1000)
     asked = asked_study(tmp_path)
     cells, arms = cells_of(asked), arms_of(asked)
+    assert len(settings_by_name(cells)) == len(arms)
     assert len(cells) == len(arms) == 4 * (8 + 13 + 13)
     assert len({cell.folder for cell in cells}) == len(cells)
     assert len({arm.of_set for arm in arms}) == 12
@@ -161,7 +171,7 @@ def test_the_study_runs_every_run_type_of_a_cpu_at_sizes_of_no_calibration(tmp_p
         assert arm.job("fp32").global_batch == arm.work.batch
     with pytest.raises(InputError, match="cannot run"):
         odd = dataclasses.replace(QUICK_WORKS[0], heads=1)
-        cells_of(asked_study(tmp_path, works=(odd,)))
+        settings_by_name(cells_of(asked_study(tmp_path, works=(odd,))))
 
 
 def test_a_slow_link_of_the_study_has_the_lab_s_rate_and_bucket():

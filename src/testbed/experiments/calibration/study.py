@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.config.settings import RunSettings
 from testbed.errors import InputError
 from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting
 from testbed.experiments.network_lab.links import Link as LabLink
@@ -108,23 +109,29 @@ def arms_of(asked: Asked) -> list[StudyArm]:
 
 
 def cells_of(asked: Asked) -> list[Cell]:
-    """Return every run in its order: round 1 with each arm once, then round 2.
-
-    Raises:
-        InputError: gpt2.py refuses one.
-    """
+    """Return every run in its order: round 1 with each arm once, then round 2."""
     arms = arms_of(asked)
-    cells = [
+    return [
         _cell(asked, arms[index], repeat)
         for repeat in range(1, asked.repeats + 1)
         for index in order_of_round(len(arms), repeat)
     ]
-    for cell in cells[: len(arms)]:
-        try:
-            settings_of(cell)
-        except InputError as error:
-            raise InputError(f"{cell.name} cannot run: {error}") from None
-    return cells
+
+
+def settings_by_name(cells: Sequence[Cell]) -> dict[str, RunSettings]:
+    """Return the settings of every configuration; the token files must be there.
+
+    Raises:
+        InputError: gpt2.py refuses one.
+    """
+    found: dict[str, RunSettings] = {}
+    for cell in cells:
+        if cell.configuration not in found:
+            try:
+                found[cell.configuration] = settings_of(cell)
+            except InputError as error:
+                raise InputError(f"{cell.name} cannot run: {error}") from None
+    return found
 
 
 def _cell(asked: Asked, arm: StudyArm, repeat: int) -> Cell:

@@ -58,11 +58,12 @@ def what_was_measured(content: Mapping[str, Any]) -> str:
     hardware, made, found = content["hardware"], content["calibration"], content["results"]
     runs = sum(len(row["measured_s"]) for row in content["rows"])
     missing = f" **{len(content['not_measured'])} runs failed.**" if content["not_measured"] else ""
+    commits = ", ".join(f"`{commit}`" for commit in content["git_commits"])
     everything = found["errors"]["all"]
     return (
         f"{runs} runs of {len(content['rows'])} configurations, {content['steps']} steps each, the first "
         f"{content['warmup_steps']} warm-up, one thread per rank, on {hardware['cpu_cores_visible']} cores "
-        f"({hardware['cpu_name']}), PyTorch {content['env'].get('torch_version')}.{missing} The calibration took "
+        f"({hardware['cpu_name']}), PyTorch {content['env'].get('torch_version')}, commit {commits}.{missing} The calibration took "
         f"{made.get('seconds')} s and {made['whole_steps']} whole steps, none of them of these sizes. Median error "
         f"{everything['median']:.1%}, 90th percentile {everything['p90']:.1%}; {found['covered']:.0%} of the runs lie "
         f"in their 90 % interval. The plan's choice is within {WITHIN_BEST:.0%} of the best measured in "
