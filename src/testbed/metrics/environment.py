@@ -7,7 +7,6 @@ import platform
 import socket
 import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
