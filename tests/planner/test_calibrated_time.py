@@ -132,7 +132,7 @@ def test_a_run_type_slower_than_the_others_gets_factors_of_its_own():
         for kind in ("fsdp", "ddp")
     }
     assert times["fsdp"][1] / times["fsdp"][0] == pytest.approx(1.5, rel=0.06)
-    assert times["ddp"][1] == times["ddp"][0]
+    assert times["ddp"][1] == pytest.approx(times["ddp"][0], rel=0.02)
 
 
 def test_the_interval_widens_with_the_errors_of_steps_left_out():

@@ -1,7 +1,8 @@
 """Residual factors: what whole steps of a run type take over the sum of their measured parts. No torch.
 
 The factors of a run type on some ranks are the least squares of relative errors over its whole steps, drawn towards
-those of the plain program (ridge, Hoerl and Kennard 1970, Technometrics 12, 55): four steps cannot fix five numbers.
+those of all run types on as many ranks (ridge, Hoerl and Kennard 1970, Technometrics 12, 55): four steps cannot fix
+five numbers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +26,9 @@ GROUPS = {
     "host": (0.7, 1.0),
     "communication": (1.0, 0.4),
 }
-SPREADS_OF_OTHERS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
+SPREADS_OF_KINDS = {"compute": 0.08, "elementwise": 0.2, "optimizer": 0.5, "host": 2.0, "communication": 0.5}
 PLAIN = ("baseline", 1)
+SPREAD_OF_KINDS = 0.2  # of the kinds' steps around what they have in common
 STEP_NOISE = 0.03  # relative error of a whole step's median
 LEAST, SWEEPS = 0.1, 100
 COVERED = 0.9  # of the interval
@@ -63,41 +66,58 @@ def kind_of(job: Job) -> str:
     return f"pipeline {job.schedule}" if job.run_type == "pipeline" else str(job.run_type)
 
 
+class _Seen(NamedTuple):
+    """A whole step: its seconds by group before any factor, what it took, and the relative error of that."""
+
+    groups: np.ndarray
+    seconds: float
+    noise: float
+
+
 def fitted(calibration: Calibration, grouped: Grouped) -> Residuals:
     """Fit the factors of every kind, and predict each of its steps from the others.
 
     Args:
         grouped: seconds of a job by group, before any factor.
     """
-    seen: dict[tuple[str, int], list[tuple[np.ndarray, float]]] = {}
+    seen: dict[tuple[str, int], list[_Seen]] = {}
     for step in calibration.steps:
         parts = grouped(step.job)
-        row = np.array([parts[name] for name in GROUPS])
-        seen.setdefault((kind_of(step.job), step.job.layout.devices), []).append((row, step.seconds))
-    means = np.array([mean for mean, _ in GROUPS.values()])
-    spreads = np.array([spread for _, spread in GROUPS.values()])
+        noise = STEP_NOISE + max(step.high - step.low, 0.0) / step.seconds / 2
+        row = _Seen(np.array([parts[name] for name in GROUPS]), step.seconds, noise)
+        seen.setdefault((kind_of(step.job), step.job.layout.devices), []).append(row)
     factors: dict[tuple[str, int], dict[str, float]] = {}
     errors: list[float] = []
-    of_others = np.array([SPREADS_OF_OTHERS[name] for name in GROUPS])
-    for key in sorted(seen, key=lambda each: each != PLAIN):
-        rows = seen[key]
-        if key != PLAIN and PLAIN in factors:
-            means, spreads = np.array(list(factors[PLAIN].values())), of_others
-        factors[key] = dict(zip(GROUPS, map(float, _ridge(rows, means, spreads)), strict=True))
+    for (kind, ranks), rows in seen.items():
+        others = [row for key, found in seen.items() if key[1] == ranks and key[0] != kind for row in found]
+        factors[kind, ranks] = dict(zip(GROUPS, map(float, _of_kind(rows, others)), strict=True))
         for left_out in range(len(rows) if len(rows) > 1 else 0):
-            others = rows[:left_out] + rows[left_out + 1 :]
-            row, seconds = rows[left_out]
-            errors.append(float(math.log(seconds / float(row @ _ridge(others, means, spreads)))))
+            row = rows[left_out]
+            found = _of_kind(rows[:left_out] + rows[left_out + 1 :], others)
+            errors.append(math.log(row.seconds / float(row.groups @ found)))
     return Residuals(factors, tuple(errors))
 
 
-def _ridge(rows: Sequence[tuple[np.ndarray, float]], means: np.ndarray, spreads: np.ndarray) -> np.ndarray:
-    """Return the factors by least squares, one after the other, none below LEAST of where it began."""
-    system = np.vstack([*(row / seconds / STEP_NOISE for row, seconds in rows), np.diag(1 / spreads)])
-    target = np.concatenate([np.full(len(rows), 1 / STEP_NOISE), means / spreads])
+def _of_kind(rows: Sequence[_Seen], others: Sequence[_Seen]) -> np.ndarray:
+    """Return the factors of one kind, drawn to those of all kinds on as many ranks, and these to GROUPS."""
+    means, spreads = (np.array(column) for column in zip(*GROUPS.values(), strict=True))
+    # what all kinds have in common moves little for one step more or less
+    pooled = [row._replace(noise=row.noise + SPREAD_OF_KINDS) for row in (*rows, *others)]
+    return _ridge(rows, _ridge(pooled, means, spreads), np.array([SPREADS_OF_KINDS[name] for name in GROUPS]))
+
+
+def _ridge(rows: Sequence[_Seen], means: np.ndarray, spreads: np.ndarray) -> np.ndarray:
+    """Return the factors by least squares, none below LEAST of where it began.
+
+    Coordinate descent on the normal equations: one factor after the other, within its bound.
+    """
+    weighed = np.array([row.groups / (row.seconds * row.noise) for row in rows]).reshape(-1, len(means))
+    target = np.array([1 / row.noise for row in rows])
+    normal = weighed.T @ weighed + np.diag(spreads**-2)
+    right = weighed.T @ target + means / spreads**2
     found = means.copy()
     for _ in range(SWEEPS):
-        for place, column in enumerate(system.T):
-            rest = target - system @ found + column * found[place]
-            found[place] = max(float(column @ rest / (column @ column)), LEAST * means[place])
+        for place in range(len(means)):
+            rest = right[place] - normal[place] @ found + normal[place, place] * found[place]
+            found[place] = max(rest / normal[place, place], LEAST * means[place])
     return found
