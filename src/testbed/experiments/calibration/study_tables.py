@@ -19,8 +19,8 @@ PAGE = f"""# Predicted from a calibration, and measured
 
 `python scripts/plan.py --calibrate`, then `python scripts/planner_study.py`, as root.
 [planner.md](../../planner.md#calibrate) says what is measured and how a step is predicted.
-`python scripts/update_docs.py` fills the tables of this page in, and
-`python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md` draws the picture too.
+`python scripts/update_docs.py` fills the tables of this page in. To draw the picture too:
+`python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md`
 
 <!-- made by: scripts/update_docs.py planner study -->
 
@@ -66,7 +66,8 @@ def what_was_measured(content: Mapping[str, Any]) -> str:
         f"({hardware['cpu_name']}), PyTorch {content['env'].get('torch_version')}, commit {commits}.{missing} The "
         f"calibration took {made.get('seconds')} s and {made['whole_steps']} whole steps, none of them of these sizes. "
         f"Median error {everything['median']:.1%}, 90th percentile {everything['p90']:.1%}; "
-        f"{found['covered']:.0%} of the runs lie in their 90 % interval. The plan's choice is within {WITHIN_BEST:.0%} of the best measured in "
+        f"{found['covered']:.0%} of the runs lie in their 90 % interval. "
+        f"The plan's choice is within {WITHIN_BEST:.0%} of the best measured in "
         f"{found['chosen_well']} of {len(found['choices'])} sets."
     )
 
