@@ -5,12 +5,14 @@
     python scripts/plan.py --model gpt2 --here                        # this machine's GPUs, or its cores
     python scripts/plan.py --model gpt2-large --gpu a100-80 --sweep gpus=8,16,...,256 --mtbf_hours 5000
     python scripts/plan.py --model gpt2-large --gpu a100-80 --gpus 1024 --check   # build it, without devices
+    python scripts/plan.py --calibrate --out calibration.json         # measure this machine, at most 10 minutes
 
 Every strategy and mesh that src/gpt2.py accepts is estimated: memory by kind, step time with a 90 % interval and its
 parts. Without a calibration of the machine the numbers come from data sheets and published runs, and the answer says
-`uncalibrated`. Nothing is trained. See docs/planner.md.
+`uncalibrated`. Nothing is trained but by --calibrate. See docs/planner.md.
 
-Exit code: 0; 1 where --check finds what would fail; 2 what was typed cannot be planned, or nothing fits.
+Exit code: 0; 1 where --calibrate fails or --check finds what would fail; 2 what was typed cannot be planned, or
+nothing fits.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
 from testbed.errors import InputError, say
+from testbed.planner.calibration import CALIBRATION
 from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from testbed.planner.job import Job, Machine
     from testbed.planner.question import Question
     from testbed.planner.step_time import StepTime
+
 
 ANY_DEVICE = "h100-sxm"
 # flags of src/gpt2.py that a plan takes as they are, and passes on to the commands
@@ -61,6 +65,7 @@ def build_parser() -> FlagParser:
     _add_machine(parser.add_argument_group("the devices"))
     _add_budget(parser.add_argument_group("the whole run"))
     _add_answer(parser.add_argument_group("the answer"))
+    _add_calibrate(parser.add_argument_group("measuring"))
     fixed = parser.add_argument_group("flags of src/gpt2.py that all candidates shall have")
     fixed.add_argument("--run_type", choices=list(STRATEGIES), help="this strategy alone (default: all)")
     for name in OF_THE_RUN:
@@ -116,12 +121,24 @@ def _add_answer(answer: argparse._ArgumentGroup) -> None:
     answer.add_argument("--score", type=Path, metavar="FILE.json", help=text)
     text = "predict rows in the form of published runs into the file of --out; plans nothing"
     answer.add_argument("--predict", type=Path, metavar="ROWS.json", help=text)
-    answer.add_argument("--out", type=Path, metavar="FILE.json", help="where --predict writes")
+    text = f"where --predict writes, and --calibrate (default of the latter: {CALIBRATION})"
+    answer.add_argument("--out", type=Path, metavar="FILE.json", help=text)
+
+
+def _add_calibrate(calibrate: argparse._ArgumentGroup) -> None:
+    text = "measure this machine, and plan nothing; started by torchrun on several nodes: the links between them"
+    calibrate.add_argument("--calibrate", action="store_true", help=text)
+    text = "to measure in, about (default: %(default)g)"
+    calibrate.add_argument("--minutes", type=positive_number, default=10.0, metavar="MINUTES", help=text)
+    text = "a trial with sizes that say nothing"
+    calibrate.add_argument("--quick", action="store_true", help=text)
 
 
 @program
 def main() -> int:
     arguments, typed = parse_arguments(sys.argv[1:])
+    if arguments.calibrate:
+        return calibrate(arguments)
     if arguments.score:
         return score(arguments.score)
     if arguments.predict:
@@ -151,16 +168,28 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
         check_device(arguments.calibration, machine.device)
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
     most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
-    return question(flags, machine, budget, time_of(arguments.calibration), most)
+    return question(flags, machine, budget, time_of(arguments.calibration, here), most)
 
 
-def time_of(calibration: Path | None) -> Callable[[Job, Machine], StepTime]:
+def time_of(calibration: Path | None, here: bool) -> Callable[[Job, Machine], StepTime]:
     """Return the step time of a job on a machine, from a calibration where there is one."""
-    from testbed.planner.constants import calibrated_constants, published_constants
+    from testbed.planner.automatic import constants_here
+    from testbed.planner.constants import published_constants
     from testbed.planner.step_time import step_time
 
-    constants = published_constants() if calibration is None else calibrated_constants(calibration)
+    constants = constants_here(calibration) if here or calibration is not None else published_constants()
     return lambda job, machine: step_time(job, machine, constants)
+
+
+def calibrate(arguments: argparse.Namespace) -> int:
+    """Measure this machine into --out."""
+    from testbed.experiments.calibration.calibrate import calibrate_here
+
+    def show(line: str) -> None:
+        say(line, flush=True)
+
+    precision = arguments.precision if arguments.precision in ("fp32", "bf16", "fp16") else None
+    return calibrate_here(arguments.out or CALIBRATION, arguments.minutes, precision, arguments.quick, show)
 
 
 def answer(question: Question, arguments: argparse.Namespace) -> int:

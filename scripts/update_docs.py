@@ -28,6 +28,7 @@ from testbed.program import program
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
+PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
 NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
 
 
@@ -70,6 +71,13 @@ def network(name: str) -> str:
     return blocks(STUDY_FILE.read(RESULTS / "network"))[name]
 
 
+def planner_study(name: str) -> str:
+    from testbed.experiments.calibration.study_file import STUDY_FILE
+    from testbed.experiments.calibration.study_tables import blocks
+
+    return blocks(STUDY_FILE.read(RESULTS / "planner"))[name]
+
+
 def metrics_fields() -> str:
     from testbed.metrics import schema
 
@@ -104,6 +112,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "model states": model_states,
     "race": race,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
+    **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
     "planner score": planner_score,
 }

@@ -158,6 +158,7 @@ PROGRAMS = {
     "--collective_timeout= --grace_seconds=",
     "scripts/plan.py": "--gpu= --gpus= --gpus_per_node= --network= --model= --tokens= --sweep= --run_type= "
     "--seq_length= --global_batch_size= --calibration= --score= --zero_stage= --mtbf_hours=",
+    "scripts/planner_study.py": "--kinds= --links= --quick --repeats= --steps= --calibration= --tables=",
     "scripts/network_study.py": "--parts= --strategies= --hosts= --links= --every --quick --repeats= --profile_runs= "
     "--steps=",
     "scripts/run_scaling_benchmarks.py": "--run_types= --ranks= --batch_sizes= --repeats= --protocol= --steps= "
@@ -173,6 +174,7 @@ ALWAYS = {
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
     "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],
+    "scripts/planner_study.py": ["--dry_run", "--out_dir", "study"],
 }
 MACHINE = {"devices": 0, "commit": "c" * 40, "is_dirty": False}
 

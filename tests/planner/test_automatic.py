@@ -9,7 +9,8 @@ from support.settings import checked_run, launch
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.errors import InputError
-from testbed.planner.automatic import CALIBRATION, best_plan, constants_here, job_of_settings
+from testbed.planner.automatic import best_plan, constants_here, job_of_settings
+from testbed.planner.calibration import CALIBRATION
 from testbed.planner.machines import machine_here
 from testbed.planner.step_time import step_time
 from testbed.sweep.field import field_of

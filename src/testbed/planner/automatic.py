@@ -13,15 +13,16 @@ from testbed.config.flags import Asked, parse_command_line
 from testbed.config.settings import RunSettings
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
+from testbed.planner.calibration import CALIBRATION
 from testbed.planner.candidates import job_of, possible, precision_of
 from testbed.planner.command import arguments_of
 from testbed.planner.constants import Constants, calibrated_constants, published_constants
+from testbed.planner.here import facts_here
 from testbed.planner.job import Job, Machine
 from testbed.planner.machines import machine_here
 from testbed.planner.plan import plan, three
 from testbed.planner.step_time import step_time
 
-CALIBRATION = Path("checkpoint/calibration.json")  # where scripts/plan.py --calibrate writes it
 # what all candidates share, as it was given
 _GIVEN = SETS | {"precision", "optimizer", "dropout", "attention", "matmul"}
 
@@ -33,11 +34,11 @@ def constants_here(calibration: Path | None = None) -> Constants:
         calibration: a file that was named (default: `CALIBRATION`, if it is there).
 
     Raises:
-        InputError: the file is no calibration.
+        InputError: the file is no calibration, or another machine's.
     """
     if calibration is None and not CALIBRATION.is_file():
         return published_constants()
-    return calibrated_constants(calibration or CALIBRATION)
+    return calibrated_constants(calibration or CALIBRATION, facts_here())
 
 
 def job_of_settings(settings: RunSettings, machine: Machine) -> Job:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from testbed.planner.calibration import Calibration, MeasuredRates, read_calibration
-from testbed.planner.factors import MEASURED_DEVIATIONS
-from testbed.planner.fit import NOISE, Fit, Measured, Nominal, measured, nominal_of
-from testbed.planner.job import Job, Machine
+from testbed.planner.calibrated_time import Predictor
+from testbed.planner.calibration import Calibration, check_machine, read_calibration
+from testbed.planner.fit import Fit, measured
 from testbed.planner.published import Row, own_rows
-from testbed.planner.rates import DataSheetRates
 
 SCORE_FILE = Path(__file__).parent / "published_score.json"
 COVERED = 0.9
@@ -32,24 +31,16 @@ class Constants:
     """What a step's time is computed with.
 
     Attributes:
-        fit: factors of published runs, or of a calibrated machine's whole steps; without any all are 1.
-        width: of the 90 % interval of log time, in standard deviations of the fit.
-        calibration: measured rates; None: a data sheet's.
+        fit: factors of published runs; without rows all are 1.
+        width: of the interval of log time, in standard deviations of the fit.
+        predictor: of a calibrated machine, in place of data sheet and factors.
         label: "calibrated ..." or "uncalibrated ...".
     """
 
     fit: Fit = field(default_factory=lambda: Fit([]))
     width: float = NORMAL_WIDTH
-    calibration: Calibration | None = None
+    predictor: Predictor | None = None
     label: str = "uncalibrated: data sheet"
-
-    def nominal(self, job: Job, machine: Machine) -> Nominal:
-        """Return a step before any factor."""
-        sheet = DataSheetRates(machine.device)
-        if self.calibration is None:
-            return nominal_of(job, machine, sheet)
-        rates = MeasuredRates(self.calibration, min(machine.devices, machine.per_node), sheet)
-        return nominal_of(job, machine, rates, MEASURED_DEVIATIONS)
 
 
 @cache
@@ -65,32 +56,24 @@ def constants_of_rows(rows: Sequence[Row], width: float) -> Constants:
     return Constants(fit=Fit(fitted), width=width, label=f"uncalibrated: data sheet and {len(fitted)} published runs")
 
 
-def calibrated_constants(path: Path) -> Constants:
-    """Return the constants of a machine from its calibration.json. InputError where that is no such file."""
-    return constants_of_calibration(read_calibration(path), path.name)
+def calibrated_constants(path: Path, here: Mapping[str, Any]) -> Constants:
+    """Return the constants of this machine from its calibration.json.
+
+    Args:
+        here: as for `check_machine`.
+
+    Raises:
+        InputError: it is no such file, or another machine's.
+    """
+    calibration = read_calibration(path)
+    check_machine(calibration, here, path)
+    return constants_of_calibration(calibration, path.name)
 
 
 def constants_of_calibration(calibration: Calibration, name: str = "calibration.json") -> Constants:
-    """Fit the factors of a machine's run types, links and parts to its whole steps.
-
-    The interval is conformal: the 90 % quantile of what each step is off by without it, in deviations of that fit
-    (Barber et al. 2021, Predictive inference with the jackknife+, arXiv:1905.02928).
-    """
-    bare = Constants(calibration=calibration)
-    rows = []
-    for step in calibration.steps:
-        machine = calibration.machine(step.job.layout.devices, step.link)
-        rows.append(Measured(bare.nominal(step.job, machine), math.log(step.seconds), NOISE))
-    scores = []
-    for place, row in enumerate(rows):
-        log_time, deviation = Fit(rows[:place] + rows[place + 1 :]).predict(row.nominal)
-        scores.append(abs(log_time - row.log_time) / deviation)
-    return Constants(
-        fit=Fit(rows),
-        width=conformal_quantile(scores) if len(scores) > 1 else NORMAL_WIDTH,
-        calibration=calibration,
-        label=f"calibrated with {name}, {len(rows)} whole steps",
-    )
+    """Return constants that predict from what was measured."""
+    label = f"calibrated with {name}, {len(calibration.steps)} whole steps"
+    return Constants(predictor=Predictor.of(calibration), label=label)
 
 
 def conformal_quantile(scores: Sequence[float], weights: Sequence[float] | None = None) -> float:

@@ -23,13 +23,15 @@ SUGGESTIONS = 3
 class Link:
     """A way between two devices, per device and direction.
 
-    A message of S bytes takes latency_s + S / bytes_per_s, with half the rate at `half_size` bytes.
+    A message of S bytes takes latency_s + S / bytes_per_s, with half the rate at `half_size` bytes. `burst_bytes` pass
+    at once after a pause: a token bucket, as in the network lab and in clouds.
     """
 
     name: str
     latency_s: float
     bytes_per_s: float
     half_size: float = 0.0
+    burst_bytes: float = 0.0
     source: str = ""
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from testbed.planner.collectives import Traffic, context_traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import Constants
+from testbed.planner.fit import nominal_of
 from testbed.planner.job import Job, Machine
 from testbed.planner.parts import PARTS
+from testbed.planner.rates import DataSheetRates
 
 WITHIN, BETWEEN = "exposed communication within a node", "exposed communication between nodes"
 SHOWN = {  # under which name a part is shown; "... links" are named by the link that they cross
@@ -46,7 +48,10 @@ class StepTime:
 
 def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     """Predict one step of a job on a machine."""
-    nominal = constants.nominal(job, machine)
+    if constants.predictor is not None:
+        found = constants.predictor.predict(job, machine)
+        return StepTime(found.parts, sum(found.parts.values()), found.low, found.high, constants.label)
+    nominal = nominal_of(job, machine, DataSheetRates(machine.device))
     log_time, deviation = constants.fit.predict(nominal)
     half = constants.width * deviation
     by_part = constants.fit.parts(nominal)
@@ -60,7 +65,7 @@ def step_time(job: Job, machine: Machine, constants: Constants) -> StepTime:
     if idle:
         parts[BUBBLE] = idle * seconds
     kept = {part: took for part, took in parts.items() if took > 0}
-    return StepTime(kept, seconds, seconds * math.exp(-half), seconds * math.exp(half), constants.label)
+    return StepTime(kept, seconds, math.exp(log_time - half), math.exp(log_time + half), constants.label)
 
 
 def _link_of(part: str, job: Job, machine: Machine) -> str:

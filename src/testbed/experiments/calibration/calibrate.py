@@ -1,0 +1,222 @@
+"""Calibrate: start ranks that measure, and put their answers together into calibration.json. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.distributed.launch import Launch, read_launch, usable_cores
+from testbed.distributed.processes import Interrupted, Stop, run
+from testbed.errors import Failure
+from testbed.experiments.calibration import sizes
+from testbed.experiments.calibration.work import BETWEEN, FLAGS_OF_KIND, WITHIN, Work
+from testbed.experiments.fault_drill.work import write_made_up_tokens
+from testbed.io import SOURCE, now_utc
+from testbed.planner.calibration import TABLES, Calibration, check_machine, from_json, read_calibration
+from testbed.planner.devices import Device, Link
+from testbed.planner.here import facts_here
+from testbed.sweep.request import facts_of_machine
+from testbed.sweep.runner import reason_of_failure
+
+WORKER = "testbed.experiments.calibration.worker"
+MOST_RANKS = 8  # at work at once: more of one machine are taken to be like these
+VOCABULARY = 1000  # of the made-up tokens: the smallest of the models that are trained
+SPARE_S = 20.0  # to start and to end
+LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A calibration to be made. `seconds`: at most, about. `is_quick`: of sizes that say nothing, for a trial."""
+
+    device: str
+    devices: int
+    precision: str
+    seconds: float
+    is_quick: bool = False
+
+    @property
+    def numbers_of_ranks(self) -> list[int]:
+        """One, two, and as many as there are devices, up to MOST_RANKS."""
+        most = min(self.devices, MOST_RANKS)
+        return sorted({1, min(2, most), most})
+
+
+def calibrate(asked: Asked, stop: Stop, say: Callable[[str], None]) -> Calibration:
+    """Measure, in one start for each number of ranks.
+
+    Raises:
+        Failure: a start ended without an answer.
+        Interrupted: a signal came.
+    """
+    started_s = time.perf_counter()
+    answers = []
+    numbers = asked.numbers_of_ranks
+    with tempfile.TemporaryDirectory(prefix="calibration-") as made:
+        folder = Path(made)
+        write_made_up_tokens(folder, VOCABULARY)
+        for index, ranks in enumerate(numbers):
+            left_s = asked.seconds - (time.perf_counter() - started_s)
+            say(f"measuring on {ranks} rank{'s' * (ranks > 1)} at once, about {left_s:.0f} s left in all")
+            work = work_of(asked, folder, ranks, max(left_s / (len(numbers) - index) - SPARE_S, 5.0))
+            answers.append(_answer(work, folder, ranks, stop))
+    return together(asked, answers, time.perf_counter() - started_s)
+
+
+def calibrate_here(out: Path, minutes: float, precision: str | None, is_quick: bool, say: Callable[[str], None]) -> int:
+    """Measure this machine and write `out`; returns the exit code.
+
+    Started by a launcher on several nodes, measure the collectives between them, and add them to `out`, which one of
+    the nodes has made before.
+
+    Raises:
+        InputError, Failure: what was asked for cannot be, or a start failed.
+    """
+    launch = read_launch()
+    if launch.is_distributed:
+        return _calibrate_link(out, is_quick, launch, say)
+    device, devices = devices_here()
+    asked = Asked(
+        device=device,
+        devices=devices,
+        precision=precision or ("fp32" if device == "cpu" else "bf16"),
+        seconds=60 * minutes,
+        is_quick=is_quick,
+    )
+    with Stop() as stop:
+        try:
+            calibration = calibrate(asked, stop, say)
+        except Interrupted:
+            return stop.exit_code or 1
+    out.parent.mkdir(parents=True, exist_ok=True)
+    calibration.write(out)
+    say(f"{out}: {sum(len(getattr(calibration, name)) for name in TABLES)} operations and collectives, "
+        f"{len(calibration.steps)} whole steps, in {calibration.made['seconds']} s")  # fmt: skip
+    return 0
+
+
+def _calibrate_link(out: Path, is_quick: bool, launch: Launch, say: Callable[[str], None]) -> int:
+    """Measure the collectives between nodes with the ranks that a launcher has started."""
+    from testbed.experiments.calibration.worker import carry_out
+
+    before = read_calibration(out)
+    check_machine(before, facts_here(), out)
+    device = before.device.kind
+    work = Work(
+        out=str(out),
+        data="",
+        device=device,
+        precision=next(iter(before.device.peak_flops)),
+        seconds=LONGEST_S,
+        blocks=3 if is_quick else 7,
+        message_bytes=sizes.QUICK_MESSAGES if is_quick else sizes.MESSAGES[device],
+        link=BETWEEN,
+    )
+    answer = carry_out(work, launch)
+    if answer is not None:
+        after = with_link(before, answer)
+        after.write(out)
+        say(f"{out}: collectives {BETWEEN} added, {launch.world_size} ranks on {launch.num_nodes} nodes")
+    return 0
+
+
+def work_of(asked: Asked, folder: Path, ranks: int, seconds: float) -> Work:
+    """Return what one start measures."""
+    of_device = sizes.CPU if asked.device == "cpu" else sizes.GPU
+    messages = sizes.QUICK_MESSAGES if asked.is_quick else sizes.MESSAGES[asked.device]
+    settings = sizes.QUICK_SETTINGS if asked.is_quick else sizes.SETTINGS[asked.device]
+    return Work(
+        out=str(folder / f"answer_{ranks}.json"),
+        data=str(folder),
+        device=asked.device,
+        precision=asked.precision,
+        seconds=seconds,
+        blocks=3 if asked.is_quick else 7,
+        sizes=dataclasses.asdict(sizes.QUICK if asked.is_quick else of_device),
+        message_bytes=messages if ranks > 1 else (),
+        kinds=tuple(FLAGS_OF_KIND),
+        settings=settings,
+        rounds=1 if asked.is_quick else 3,
+        steps=3 if asked.is_quick else 5,
+    )
+
+
+def _answer(work: Work, folder: Path, ranks: int, stop: Stop) -> dict[str, Any]:
+    """Start the ranks, and return what they measured."""
+    file, log = folder / f"work_{ranks}.json", folder / f"log_{ranks}.txt"
+    work.write(file)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, "-m", WORKER, str(file)]
+    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    if work.device == "cpu":  # one core is one device, as in a sweep
+        environment["OMP_NUM_THREADS"] = "1"
+    ended = run(command, log, stop, work.seconds + LONGEST_S, env=environment)
+    if ended.was_stopped:
+        raise Interrupted
+    if ended.exit_code != 0:
+        raise Failure(f"calibration on {ranks} ranks: {reason_of_failure(folder, log, ended.exit_code)}")
+    return dict(json.loads(Path(work.out).read_text(encoding="utf-8")))
+
+
+def together(asked: Asked, answers: Sequence[dict[str, Any]], seconds: float) -> Calibration:
+    """Put the answers of all starts into one calibration."""
+    memory: dict[str, float] = {}
+    for answer in answers:
+        memory |= {name: max(found, memory.get(name, 0.0)) for name, found in answer["memory"].items()}
+    facts = answers[0]["machine"]
+    whole = from_json(
+        {
+            **{name: [row for answer in answers for row in answer.get(name, ())] for name in (*TABLES, "steps")},
+            "backend": "nccl" if asked.device == "cuda" else "gloo",
+            "overlap": answers[-1].get("overlap", 1.0),
+            "memory": memory,
+            "machine_facts": facts,
+            "made": {"date_utc": now_utc(), "commit": answers[0]["commit"], "seconds": round(seconds)},
+        }
+    )
+    links = (link_of(whole),) if whole.collectives else ()
+    return dataclasses.replace(whole, device=device_of(asked, whole, facts), links=links)
+
+
+def device_of(asked: Asked, measured: Calibration, facts: dict[str, Any]) -> Device:
+    """Return one rank's share of the machine, at the best rates that were measured."""
+    peak = max(2 * each.m * each.n * each.k / each.seconds for each in measured.products)
+    copied = max(2 * each.num_bytes / each.seconds for each in measured.moving if each.kind == "copy")
+    return Device(
+        name=facts["device"],
+        memory_bytes=facts["memory_bytes"] / (asked.devices if asked.device == "cpu" else 1),
+        peak_flops={asked.precision: peak},
+        memory_bytes_per_s=copied,
+        kind=asked.device,
+        source="measured by scripts/plan.py --calibrate",
+    )
+
+
+def link_of(measured: Calibration, name: str = WITHIN) -> Link:
+    """Return a link by its fastest and its smallest all-reduce."""
+    rows = [each for each in measured.collectives if each.kind == "all_reduce" and each.link == name]
+    rate = max(2 * (each.ranks - 1) / each.ranks * each.num_bytes / each.seconds for each in rows)
+    return Link(name=name, latency_s=min(each.seconds for each in rows), bytes_per_s=rate, source="measured")
+
+
+def with_link(calibration: Calibration, answer: dict[str, Any]) -> Calibration:
+    """Return a calibration with the collectives that were measured between nodes."""
+    rows = [*(row for row in calibration.collectives if row.link != BETWEEN), *answer["collectives"]]
+    changed = dataclasses.replace(calibration, collectives=tuple(rows))
+    links = (*(each for each in calibration.links if each.name != BETWEEN), link_of(changed, BETWEEN))
+    return dataclasses.replace(changed, links=links)
+
+
+def devices_here() -> tuple[str, int]:
+    """Return the kind of this machine's devices and their number: CUDA devices, else cores."""
+    number = facts_of_machine()["devices"]
+    return ("cuda", number) if number else ("cpu", usable_cores())

@@ -1,0 +1,303 @@
+"""What is predicted from a calibration: factors are found again, traffic is what was counted, foreign files refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from testbed.errors import InputError
+from testbed.experiments.calibration.sizes import SETTINGS
+from testbed.experiments.calibration.work import FLAGS_OF_KIND, WITHIN, Setting
+from testbed.planner.calibrated_time import UNLIMITED, Predictor
+from testbed.planner.calibration import (
+    AttentionTime,
+    Calibration,
+    Collective,
+    Moving,
+    Product,
+    SmallStep,
+    Update,
+    WholeStep,
+    check_machine,
+    read_calibration,
+)
+from testbed.planner.constants import calibrated_constants, constants_of_calibration
+from testbed.planner.devices import Link
+from testbed.planner.measured_compute import along, interpolated
+from testbed.planner.measured_traffic import Collectives, Message, messages, share_sent, traffic_s
+from testbed.planner.residuals import GROUPS, kind_of
+from testbed.planner.step_time import step_time
+
+FLOPS, BANDWIDTH, LINK = 40e9, 8e9, 1.5e9  # of the made-up machine
+MESSAGE_S = 4e-5
+SETTING = Setting(layers=4, heads=4, hidden=128, vocab=8192, seq_length=128, micro_batch=3, accumulation=2)
+HERE = {"cpu": "made up", "cores": 2, "torch": "9.9"}
+
+
+def made_up() -> Calibration:
+    """Return a machine with two ranks whose operations follow simple laws."""
+    layers = [(m, a * c, b * c) for m in (128, 1024) for c in (64, 256) for a, b in ((1, 3), (1, 1), (1, 4), (4, 1))]
+    sizes = {"forward": (0, 2, 1), "input_gradient": (0, 1, 2), "weight_gradient": (2, 1, 0)}
+    products = [
+        Product(
+            m=size[m], n=size[n], k=size[k], role=role, ranks=ranks, seconds=2 * math.prod(size) / FLOPS * ranks**0.1
+        )
+        for ranks in (1, 2)
+        for size in layers
+        for role, (m, n, k) in sizes.items()
+    ]
+    elements = (1e4, 1e5, 1e7)
+    return Calibration(
+        products=products,
+        attention=[
+            AttentionTime(batch=2, heads=2, seq_length=t, head_dim=32, forward_s=4 * t * t * 64 / 2e10, backward_s=1e-9)
+            for t in (64, 256)
+        ],
+        moving=[
+            Moving(num_bytes=4 * n, seconds=1e-5 + 4 * n * 5 / BANDWIDTH, kind=kind)
+            for n in elements
+            for kind in ("layer_norm", "gelu", "add", "cross_entropy")
+        ],
+        updates=[Update(elements=n, seconds=40 * n / BANDWIDTH) for n in elements],
+        collectives=[
+            Collective(kind=kind, link=WITHIN, ranks=2, num_bytes=n, seconds=MESSAGE_S + n / LINK)
+            for n in (1e3, 1e6, 1e8)
+            for kind in ("all_reduce", "all_gather", "reduce_scatter", "p2p")
+        ],
+        small_steps=[SmallStep(layers=1, seconds=1e-3), SmallStep(layers=5, seconds=4e-3)],
+        links=(Link(name=WITHIN, latency_s=MESSAGE_S, bytes_per_s=LINK),),
+        machine_facts=HERE,
+    )
+
+
+def with_steps(factors: dict[str, float], fixed_kind: str = "baseline") -> Calibration:
+    """Add whole steps of every run type that take `factors` times their groups, as Predictor adds them up."""
+    calibration = made_up()
+    bare = dataclasses.replace(Predictor.of(calibration), residuals=_Fixed(factors))
+    steps = []
+    for kind in FLAGS_OF_KIND:
+        for ranks in (1, 2):
+            if (kind == fixed_kind) == (ranks == 1):
+                for sizes in SETTINGS["cpu"]:
+                    job = Setting(**sizes).job(kind, ranks, "fp32")
+                    seconds = sum(bare.predict(job, calibration.machine(ranks)).parts.values())
+                    steps.append(WholeStep(job=job, link=WITHIN, seconds=seconds))
+    return dataclasses.replace(calibration, steps=tuple(steps))
+
+
+class _Fixed:
+    def __init__(self, factors):
+        self.factors = factors
+
+    def of(self, kind, ranks):
+        return self.factors
+
+    def interval(self):
+        return 1.0, 1.0
+
+
+TRUE = {"compute": 1.25, "elementwise": 1.4, "optimizer": 0.9, "host": 1.5, "communication": 1.3}
+
+
+def test_factors_of_whole_steps_carry_over_to_other_sizes():
+    calibration = with_steps(TRUE)
+    truth = dataclasses.replace(Predictor.of(calibration), residuals=_Fixed(TRUE))
+    constants = constants_of_calibration(calibration)
+    for kind in FLAGS_OF_KIND:
+        ranks = 1 if kind == "baseline" else 2
+        machine, job = calibration.machine(ranks), SETTING.job(kind, ranks, "fp32")
+        expected = sum(truth.predict(job, machine).parts.values())
+        found = step_time(job, machine, constants)
+        assert found.seconds == pytest.approx(expected, rel=0.04), kind
+        assert found.low <= found.seconds <= found.high
+        assert sum(found.parts.values()) == pytest.approx(found.seconds)
+        assert found.label.startswith("calibrated")
+
+
+def test_a_run_type_slower_than_the_others_gets_factors_of_its_own():
+    calibration = with_steps(TRUE)
+    slower = [
+        dataclasses.replace(step, seconds=1.5 * step.seconds) if step.job.run_type == "fsdp" else step
+        for step in calibration.steps
+    ]
+    before, after = (
+        Predictor.of(dataclasses.replace(calibration, steps=tuple(steps))) for steps in (calibration.steps, slower)
+    )
+    machine = calibration.machine(2)
+    times = {
+        kind: [sum(each.predict(SETTING.job(kind, 2, "fp32"), machine).parts.values()) for each in (before, after)]
+        for kind in ("fsdp", "ddp")
+    }
+    assert times["fsdp"][1] / times["fsdp"][0] == pytest.approx(1.5, rel=0.06)
+    assert times["ddp"][1] == pytest.approx(times["ddp"][0], rel=0.02)
+
+
+def test_the_interval_widens_with_the_errors_of_steps_left_out():
+    calibration = with_steps(TRUE)
+    noisy = [
+        dataclasses.replace(step, seconds=step.seconds * (1.2 if number % 2 else 0.85))
+        for number, step in enumerate(calibration.steps)
+    ]
+    low, high = Predictor.of(calibration).residuals.interval()
+    low_noisy, high_noisy = Predictor.of(dataclasses.replace(calibration, steps=tuple(noisy))).residuals.interval()
+    assert low_noisy < 0.9 < low and high < 1.1 < high_noisy
+
+
+# Bytes that both ranks sent in a step of nano with 2 layers, 2 sequences of 128 tokens, 8,192 tokens, by the counters
+# of the loopback of a network namespace of its own (sent_bytes of a calibration in `unshare -n`). Pipelines: 4 micro
+# batches.
+COUNTED = {
+    "allreduce": 11_778_074,
+    "ddp": 11_710_462,
+    "fsdp": 19_162_351,
+    "optimized 0": 11_768_060,
+    "optimized 1": 17_566_088,
+    "optimized 2": 17_565_950,
+    "optimized 3": 17_602_743,
+    "model_parallel": 8_666_286,
+    "pipeline gpipe": 9_454_728,
+    "pipeline 1f1b": 9_454_464,
+    "pipeline interleaved_1f1b": 11_559_640,
+    "pipeline zero_bubble": 2_108_882,
+    "tensor": 2_665_688,
+}
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_messages_are_what_was_counted_on_the_interface(kind):
+    micro_batches = 4 if kind.startswith("pipeline") else 1
+    setting = Setting(
+        layers=2, heads=4, hidden=128, vocab=8192, seq_length=128, micro_batch=2, accumulation=micro_batches
+    )
+    sent = sum(
+        each.count * each.bytes * share_sent(each.kind, each.ranks) * (1 if each.kind == "p2p" else 2)
+        for each in messages(setting.job(kind, 2, "fp32"))
+    )
+    assert sent == pytest.approx(COUNTED[kind], rel=0.02)
+
+
+def test_zero_3_gathers_large_tensors_once_in_a_micro_batch_and_small_ones_once_in_a_step():
+    """Counted as COUNTED: two layers of width 256, 4,096 tokens, four micro batches of 4 sequences of 64 tokens."""
+    setting = Setting(layers=2, heads=8, hidden=256, vocab=4096, seq_length=64, micro_batch=4, accumulation=4)
+    found = messages(setting.job("optimized 3", 2, "fp32"))
+    sent = sum(2 * each.count * each.bytes * share_sent(each.kind, each.ranks) for each in found)
+    assert sent == pytest.approx(125.41e6, rel=0.03)
+
+
+def test_a_slow_link_makes_wait_and_a_token_bucket_saves_what_it_holds():
+    measured = Collectives(made_up(), WITHIN)
+    message = Message("all_reduce", 8e6, 1, 2)
+    rate = 1e7 / (1448 / 1514)
+    work_s, no_wait = traffic_s([message], UNLIMITED, measured, 1.0)
+    assert no_wait == 0 and work_s == pytest.approx(MESSAGE_S + 8e6 / LINK)
+    slow = Link(name="slow", latency_s=0.0, bytes_per_s=rate)
+    _, wait_s = traffic_s([message], slow, measured, 1.0)
+    assert work_s + wait_s == pytest.approx(0.8)
+    bucket = dataclasses.replace(slow, burst_bytes=1e6)
+    assert traffic_s([message], bucket, measured, 1.0)[1] == pytest.approx(wait_s - 0.1 * 1448 / 1514, rel=0.05)
+    spread = Message("all_reduce", 8e6 / 40, 40, 2, is_spread=True)
+    assert traffic_s([spread], bucket, measured, 1.0)[1] == 0
+    covered = dataclasses.replace(message, is_covered=True)
+    assert traffic_s([covered], slow, measured, 0.3)[1] == pytest.approx(wait_s - 0.2)
+
+
+def test_a_slow_link_is_predicted_from_its_data_sheet():
+    calibration = with_steps(TRUE)
+    constants = constants_of_calibration(calibration)
+    slow = Link(name="slow", latency_s=0.0, bytes_per_s=12.5e6)
+    machine = dataclasses.replace(calibration.machine(2), per_node=1, between_nodes=slow)
+    job = SETTING.job("ddp", 2, "fp32")
+    near, far = (step_time(job, each, constants) for each in (calibration.machine(2), machine))
+    gradients = 4 * job.model.parameters
+    assert "exposed communication between nodes" in far.parts
+    assert far.seconds - near.seconds == pytest.approx(gradients / 12.5e6, rel=0.1)
+
+
+def test_what_lies_between_measured_sizes_is_interpolated():
+    assert along([(10, 1.0), (20, 2.0)], 15) == 1.5
+    assert along([(10, 1.0), (20, 2.0)], 5) == 1.0
+    assert along([(10, 1.0), (20, 2.0)], 40) == 4.0
+    assert interpolated([((8.0,), 2.0), ((32.0,), 8.0)], (16.0,)) == pytest.approx(4.0)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    calibration = with_steps(TRUE)
+    calibration.write(tmp_path / "calibration.json")
+    assert dataclasses.asdict(read_calibration(tmp_path / "calibration.json")) == _plain(calibration)
+    constants = calibrated_constants(tmp_path / "calibration.json", HERE)
+    job = SETTING.job("ddp", 2, "fp32")
+    first = step_time(job, calibration.machine(2), constants_of_calibration(calibration))
+    assert step_time(job, calibration.machine(2), constants).seconds == pytest.approx(first.seconds)
+
+
+def _plain(calibration: Calibration) -> dict:
+    """Return the content with tuples where a file read has them."""
+    content = dataclasses.asdict(calibration)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+
+
+@pytest.mark.parametrize(("name", "value"), [("cpu", "another"), ("cores", 64), ("torch", "1.0")])
+def test_a_foreign_calibration_is_refused(tmp_path, name, value):
+    made_up().write(tmp_path / "calibration.json")
+    with pytest.raises(InputError, match=r"another .*--calibrate"):
+        calibrated_constants(tmp_path / "calibration.json", {**HERE, name: value})
+    check_machine(made_up(), HERE, tmp_path)
+
+
+def test_a_file_of_another_format_or_without_a_table_is_refused(tmp_path):
+    path = tmp_path / "calibration.json"
+    made_up().write(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "format": 0}))
+    with pytest.raises(InputError, match="format is 0"):
+        read_calibration(path)
+    path.write_text(json.dumps({**content, "products": [{"m": 1}]}))
+    with pytest.raises(InputError, match="calibrate"):
+        read_calibration(path)
+    with_a_step = with_steps(TRUE)
+    with pytest.raises(InputError, match="no layer_norm"):
+        Predictor.of(dataclasses.replace(with_a_step, moving=()))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"format": 1, "products": [{"m": 0, "n": 1, "k": 1, "seconds": 1}]}',
+        '{"format": 1, "overlap": -1}',
+        '{"format": 1, "steps": [{"job": {}, "link": "", "seconds": 1}]}',
+        '{"format": 1, "products": 3}',
+    ],
+)
+def test_another_file_is_one_sentence(tmp_path, content):
+    path = tmp_path / "calibration.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"make it again with scripts/plan.py --calibrate"):
+        read_calibration(path)
+
+
+def test_without_whole_steps_the_parts_are_added_up_with_a_wide_interval():
+    time = step_time(SETTING.job("ddp", 2, "fp32"), made_up().machine(2), constants_of_calibration(made_up()))
+    assert time.high / time.low > 1.5 and time.seconds == pytest.approx(sum(time.parts.values()))
+
+
+def test_kinds_are_those_of_the_flags():
+    jobs = [SETTING.job(kind, 1 if kind == "baseline" else 2, "fp32") for kind in FLAGS_OF_KIND]
+    assert [kind_of(job) for job in jobs] == list(FLAGS_OF_KIND)
+    assert set(GROUPS) == set(TRUE)
+
+
+def test_each_message_takes_the_link_that_its_ranks_cross():
+    calibration = with_steps(TRUE)
+    slow = Link(name="slow", latency_s=0.0, bytes_per_s=12.5e6)
+    job = SETTING.job("tensor", 2, "fp32")
+    job = dataclasses.replace(job, layout=dataclasses.replace(job.layout, data=2))
+    machine = dataclasses.replace(calibration.machine(4), per_node=2, between_nodes=slow)
+    parts = Predictor.of(calibration).predict(job, machine).parts
+    gradients = 4 * job.model.parameters / 2
+    assert parts["exposed communication between nodes"] == pytest.approx(gradients / 12.5e6, rel=0.1)
+    assert 0 < parts["exposed communication within a node"] < 0.1
