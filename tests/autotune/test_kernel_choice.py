@@ -8,7 +8,7 @@ from support.automatic_choices_cases import ALONE, CPU
 from support.settings import settings_of
 
 from testbed.autotune import attention, choices
-from testbed.autotune.attention import check_backend, fastest_backend, own_choice, why_not
+from testbed.autotune.attention import FUSED, check_backend, fastest_backend, own_choice, why_not
 from testbed.autotune.choices import ChoiceContradicts, decide
 from testbed.model.gpt2 import BACKENDS, GPT2
 from testbed.model.shape import ModelShape
@@ -110,6 +110,35 @@ def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkey
     monkeypatch.setattr(attention, "_forward_and_backward", wrong)
     chosen, trials = fastest_backend(settings, CPU)
     assert chosen == "auto" and "wrong by" in next(str(trial) for trial in trials if trial.backend == "flash")
+
+
+@pytest.mark.parametrize(("result", "factor"), [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (0, float("nan"))])
+def test_a_kernel_that_is_wrong_for_the_last_head_of_the_run_s_shape_takes_no_part(
+    token_files, monkeypatch, result, factor
+):
+    """An index that overflows would show there alone: the last tokens of the last head of the last sequence."""
+    settings = settings_of(
+        token_files,
+        *("--seq_length", "320", "--max_position_embeddings", "320", "--num_heads", "4"),
+        *("--micro_batch_size_per_gpu", "3", "--global_batch_size", "3"),
+    )
+    plain, scores = attention._forward_and_backward, []
+
+    def wrong(backend, settings, heads, **options):
+        results = plain(backend, settings, heads, **options)
+        if backend == "math":
+            scores.append(heads[0].shape[:-2].numel() * heads[0].shape[-2] ** 2)
+        elif heads[0].shape == (3, 4, 320, 8):
+            results[result][-1, -1, 300:] += factor * results[result].abs().max()
+        return results
+
+    monkeypatch.setattr(attention, "_forward_and_backward", wrong)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 5 * 320**2)
+    chosen, trials = fastest_backend(settings, CPU, rounds=1)
+    assert chosen == "auto" and "wrong by" in str(trials[FUSED.index("flash")])
+    assert scores == [5 * 320**2, 5 * 320**2, 2 * 320**2], "twelve heads, five at a time: memory is bounded"
+    monkeypatch.setattr(attention, "_forward_and_backward", plain)
+    assert fastest_backend(settings, CPU, rounds=1)[0] == "flash"
 
 
 @pytest.mark.parametrize("backend", ["flash", "math"])
