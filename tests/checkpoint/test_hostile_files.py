@@ -73,7 +73,7 @@ def read_state(folder: Path) -> None:
 def read_random_state(folder: Path) -> None:
     before = torch.get_rng_state()
     try:
-        load._restore_random_state(folder, Launch(0, 0, 1, 1))
+        load._restore_random_state(folder, Launch(0, 0, 1, 1), "cpu")
     finally:
         torch.set_rng_state(before)
 
