@@ -23,7 +23,7 @@ VARIANTS = {
 } | {
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
-    # compiled: a kernel is always named in what --compile auto compiles, and that context is part of the graph
+    # compiled: a kernel is always named in what --compile auto compiles, and the graph has it
     "allreduce, compiled": ("allreduce", 2, "--compile --attention flash", None),
     "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
     "ddp, blocks compiled and recomputed": (

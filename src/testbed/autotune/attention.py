@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention import sdpa_kernel
 
 from testbed.errors import InputError, first_line
-from testbed.model.gpt2 import BACKENDS
+from testbed.model.gpt2 import BACKENDS, attention_kernel
 from testbed.profiling.device_limits import DTYPES
 from testbed.profiling.step_clock import synchronize
 
@@ -180,6 +179,6 @@ def _forward_and_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Return the output, and the gradients of query, key and value for an output gradient of ones."""
     query, key, value = (head.detach().to(dtype or head.dtype).requires_grad_() for head in heads)
-    with sdpa_kernel(BACKENDS[backend]):
+    with attention_kernel(backend):
         output = F.scaled_dot_product_attention(query, key, value, dropout_p=settings.model.dropout, is_causal=True)
     return output.detach(), *torch.autograd.grad(output, (query, key, value), torch.ones_like(output))

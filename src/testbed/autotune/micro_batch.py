@@ -26,7 +26,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.model.float8 import convert_to_float8_
-from testbed.model.gpt2 import GPT2
+from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.profiling.device_limits import is_out_of_memory
 from testbed.step import MicroBatch
 from testbed.strategies.average import BUCKET_BYTES
@@ -126,7 +126,7 @@ def _predict(settings: RunSettings, candidates: Sequence[int], available: int) -
 def predicted_bytes(settings: RunSettings, micro_batch: int) -> int:
     """Return the most bytes that a step of this rank holds, model states and communication buffers included."""
     alone = _as_on_a_cpu(settings)
-    with FakeTensorMode(), HeldBytes() as held_bytes:
+    with FakeTensorMode(), attention_kernel(alone.model.attention), HeldBytes() as held_bytes:
         strategy = _throw_away(alone, torch.device("cpu"))
         _step(strategy, settings, micro_batch)
         states = sum(tensor.nbytes for held in strategy.model_states().values() for tensor in held)
@@ -226,7 +226,8 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
         for micro_batch in candidates:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-            _step(strategy, settings, micro_batch)
+            with attention_kernel(settings.model.attention):
+                _step(strategy, settings, micro_batch)
             torch.cuda.synchronize(device)
             peaks[micro_batch] = torch.cuda.max_memory_allocated(device)
     except RuntimeError as error:  # of which torch.OutOfMemoryError is one
@@ -258,9 +259,7 @@ def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
     """Return a single process with the work of one rank, not compiled."""
     alone = settings.with_values(run_type="baseline", compile=False, mesh=MeshSizes())
     with device:
-        model = _Placed(
-            settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
-        )
+        model = _Placed(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     return Baseline(alone, model, device)
