@@ -53,7 +53,7 @@ def test_every_rank_names_the_one_at_the_loopback(other_machine, monkeypatch):
     assert mine == {"network": "this one", "host": "node1", "address": "127.0.1.1"}
     monkeypatch.setattr(addresses, "_network", lambda: "another")
     plant_address(monkeypatch, "0.0.0.0")  # rank 1, which is named as it should be
-    with pytest.raises(Unreachable, match="^rank 0 on node1"):
+    with pytest.raises(Unreachable, match=r"^rank 0 on node1"):
         check_addresses(other_machine, Launch(1, 0, 2, 1))
 
 
@@ -105,8 +105,9 @@ def test_two_hosts_that_are_named_so_both_end_at_once(tmp_path):
         f'printf "127.0.0.1 localhost\\n127.0.1.1 $(hostname)\\n" > {tmp_path}/$RANK && mount --bind {tmp_path}/$RANK '
         f"/etc/hosts && unset GLOO_SOCKET_IFNAME && exec {sys.executable} {tmp_path}/join.py"
     )
+    lab = [sys.executable, REPOSITORY / "scripts" / "lab" / "network.py", "run", "--hosts", "2"]
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / "lab" / "network.py", "run", "--hosts", "2", "--", "sh", "-c", named_so],
+        [*lab, "--", "sh", "-c", named_so],
         capture_output=True,
         text=True,
         timeout=90,
