@@ -80,6 +80,19 @@ def test_the_tied_gradients_are_added_after_the_average_over_data_ranks(monkeypa
     assert done == ["average", "add the two ends"]
 
 
+@pytest.mark.parametrize(
+    ("number", "rank", "greeted"), [(0, 0, [1, 1]), (1, 1, [0, 0]), (2, 1, [0, 0]), (3, 0, [1, 1])]
+)
+def test_a_stage_greets_no_neighbour_on_its_own_rank(monkeypatch, number, rank, greeted):
+    """The stages of a V on two ranks. gloo cannot send to its own rank, which PyTorch 2.11 would try."""
+    monkeypatch.setattr(torch.distributed, "P2POp", lambda op, tensor, group_peer, group: SimpleNamespace(**locals()))
+    stage = object.__new__(pipeline._TimedStage)
+    stage.stage_index_to_group_rank = {0: 0, 1: 1, 2: 1, 3: 0}
+    stage.stage_index, stage.num_stages, stage.group_rank, stage.group = number, 4, rank, None
+    stage.device = CPU
+    assert [operation.group_peer for operation in stage._get_init_p2p_neighbors_ops()] == greeted
+
+
 @pytest.mark.launches
 @pytest.mark.parametrize(
     ("flags", "gathered", "reduced"),
