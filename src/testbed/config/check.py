@@ -6,6 +6,7 @@ An error is an InputError with one sentence: the flag, its value, the rule, the 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -49,6 +50,7 @@ from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 from testbed.model.shape import ModelShape
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
+OLDEST_TORCH = (2, 11)  # as in pyproject.toml
 
 
 def check_command_line(arguments: list[str]) -> tuple[CheckedRun, Launch]:
@@ -85,6 +87,7 @@ def check_run(asked: Asked, launch: Launch) -> CheckedRun:
 
 def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     """Fill in the settings. Each step sees the results of the steps before it."""
+    _check_torch()
     _check_ranks(asked.values["run_type"], launch)
     deepspeed_file = _deepspeed_file(asked)
     if deepspeed_file is not None:
@@ -122,6 +125,17 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     _check_measuring(settings)
     _check_files(settings)
     return CheckedRun(asked, settings, train_file, val_file)
+
+
+def _check_torch() -> None:
+    """Check the version of PyTorch. Planning runs needs none."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise InputError(f"PyTorch {version} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
 
 
 def _check_ranks(run_type: str, launch: Launch) -> None:
