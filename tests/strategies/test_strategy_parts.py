@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags
 from support.settings import checked_run
+from torch.distributed.pipelining import PipelineStage
 
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import pipeline
@@ -91,6 +92,16 @@ def test_a_stage_greets_no_neighbour_on_its_own_rank(monkeypatch, number, rank, 
     stage.stage_index, stage.num_stages, stage.group_rank, stage.group = number, 4, rank, None
     stage.device = CPU
     assert [operation.group_peer for operation in stage._get_init_p2p_neighbors_ops()] == greeted
+
+
+def test_what_a_schedule_prepares_draws_no_random_numbers(monkeypatch):
+    """PyTorch 2.11 runs a forward pass at every start, and a resumed run would go on with other random numbers."""
+    monkeypatch.setattr(PipelineStage, "_prepare_forward_infra", lambda stage, micro_batches: torch.rand(micro_batches))
+    stage = object.__new__(pipeline._TimedStage)
+    stage.device = CPU
+    before = torch.get_rng_state()
+    assert stage._prepare_forward_infra(3).shape == (3,)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.launches

@@ -199,6 +199,13 @@ class _TimedStage(PipelineStage):
         """
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
+    def _prepare_forward_infra(self, *args, **kwargs):
+        """Leave the random numbers as they are. PyTorch 2.11 runs a forward pass to learn the shapes, before the first
+        step of every start, so a resumed run would drop other places than one that was not interrupted."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            return super()._prepare_forward_infra(*args, **kwargs)
+
     def forward_one_chunk(self, *args, **kwargs):
         with phase("forward"):
             return super().forward_one_chunk(*args, **kwargs)
