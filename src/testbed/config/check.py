@@ -127,15 +127,19 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     return CheckedRun(asked, settings, train_file, val_file)
 
 
-def _check_torch() -> None:
-    """Check the version of PyTorch. Planning runs needs none."""
+def has_torch(at_least: tuple[int, int]) -> bool:
+    """Return whether the installed PyTorch is of this version or newer. Where none is installed, one still can be."""
     try:
-        version = importlib.metadata.version("torch")
+        major, minor = importlib.metadata.version("torch").split(".")[:2]
     except importlib.metadata.PackageNotFoundError:
-        return
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        raise InputError(f"PyTorch {version} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
+        return True
+    return (int(major), int(minor)) >= at_least
+
+
+def _check_torch() -> None:
+    if not has_torch(OLDEST_TORCH):
+        oldest, found = ".".join(map(str, OLDEST_TORCH)), importlib.metadata.version("torch")
+        raise InputError(f"PyTorch {found} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
 
 
 def _check_ranks(run_type: str, launch: Launch) -> None:
