@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from support.programs import REPOSITORY
 
-pytestmark = pytest.mark.launches
+from testbed.config.check import OLDEST_TORCH
 
 NOTING = """#!/usr/bin/env bash
 echo "$*" >>"$NOTED"
@@ -38,6 +40,7 @@ def done(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.launches
 def test_pip_is_asked_for_that_torch_and_for_nothing_that_contradicts_it(done):
     (install,) = [line for line in (done / "noted").read_text().splitlines() if "pip install" in line]
     assert "torch==2.11.0 -r" in install and install.endswith("-e .[test]")
@@ -46,6 +49,16 @@ def test_pip_is_asked_for_that_torch_and_for_nothing_that_contradicts_it(done):
     assert [line.partition("==")[0] for line in left_out] == ["torch", "setuptools", "-e ."]
 
 
+@pytest.mark.launches
 def test_pytest_gets_the_other_arguments(done):
     ran = [line for line in (done / "noted").read_text().splitlines() if "-m pytest" in line]
     assert ran and all(line.endswith("tests/optim -x") for line in ran)
+
+
+def test_the_guide_names_the_oldest_and_the_pinned_version():
+    guide = (REPOSITORY / "docs" / "strategies.md").read_text(encoding="utf-8").partition("## Versions of PyTorch")[2]
+    (pinned,) = re.findall(r"^torch==(\d+\.\d+)", (REPOSITORY / "requirements.txt").read_text(), re.MULTILINE)
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    assert f"pins PyTorch {pinned}." in guide and f"The oldest that works is {oldest}," in guide
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"torch>={oldest}" in project["optional-dependencies"]["train"]
