@@ -120,7 +120,7 @@ def test_an_older_pytorch_is_refused(token_files, monkeypatch, version):
     assert f"PyTorch {version} is too old" in message and "pip install 'torch>=2.11'" in message
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.11.0a0+1234.nv26.01", "2.13.0+cpu", "3.0"])
+@pytest.mark.parametrize("version", ["2.11.0", "2.11.0a0+1234.nv26.01", "2.13.0+cpu", "3.0", "main", None])
 def test_a_newer_pytorch_is_not_refused(token_files, monkeypatch, version):
     monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
     settings_of(token_files)

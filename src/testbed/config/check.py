@@ -9,6 +9,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,12 +129,12 @@ def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
 
 
 def has_torch(at_least: tuple[int, int]) -> bool:
-    """Return whether the installed PyTorch is of this version or newer. Where none is installed, one still can be."""
+    """Return whether PyTorch is of this version or newer. Where it has no number or is not installed, assume so."""
     try:
-        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch") or "")
     except importlib.metadata.PackageNotFoundError:
         return True
-    return (int(major), int(minor)) >= at_least
+    return numbers is None or (int(numbers[1]), int(numbers[2])) >= at_least
 
 
 def _check_torch() -> None:
