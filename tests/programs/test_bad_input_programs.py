@@ -116,7 +116,7 @@ def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     code = (
         "import os, sys\n"
         "from testbed.config.check import check_command_line\n"  # as root, who can read the library
-        "import encodings.utf_8_sig, mmap\n"
+        "import email.parser, encodings.utf_8_sig, mmap\n"
         "from testbed.config.flags import build_parser\n"
         "build_parser().format_help()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
