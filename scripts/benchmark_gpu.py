@@ -214,7 +214,11 @@ def run_steps(arguments: argparse.Namespace) -> int:
 
 def check_folder(out: Path) -> None:
     """Raise InputError where the folder holds something else than a benchmark: files in it will be replaced."""
-    if out.exists() and not (out.is_dir() and ((out / "steps.json").exists() or not any(out.iterdir()))):
+    is_ours = not out.exists()
+    if out.is_dir():
+        own = {"site", ".sweep.lock"}  # what a call that was refused leaves
+        is_ours = (out / "steps.json").exists() or {path.name for path in out.iterdir()} <= own
+    if not is_ours:
         raise InputError(f"{out} holds no steps.json of a benchmark, but something else; name another folder")
 
 

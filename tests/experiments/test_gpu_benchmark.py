@@ -501,6 +501,19 @@ def test_what_is_typed_wrong_is_one_sentence(tmp_path, words, piece):
     assert (tmp_path / "mine.txt").read_text() == "keep me"
 
 
+def test_a_refused_call_does_not_lock_its_folder(tmp_path):
+    program = script("benchmark_gpu.py")
+    program.check_folder(tmp_path / "new")
+    (tmp_path / "site").mkdir()
+    (tmp_path / ".sweep.lock").touch()
+    program.check_folder(tmp_path)
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(InputError, match="something else"):
+        program.check_folder(tmp_path)
+    (tmp_path / "steps.json").touch()
+    program.check_folder(tmp_path)
+
+
 def test_a_part_or_a_name_that_is_not_there_is_refused():
     program = script("benchmark_gpu.py")
     steps = plan(machine(), "out")

@@ -99,7 +99,7 @@ def _training(row: Row, machine: Machine, out: str) -> Step:
         if isinstance(row.on_cpu, str):
             step = dataclasses.replace(step, left_out=row.on_cpu)
         else:
-            step = dataclasses.replace(step, seconds=row.on_cpu, cold=())
+            step = dataclasses.replace(step, seconds=row.on_cpu, cold=(), check=_check_on_cpu(row))
     for package in row.packages:
         if package not in machine.packages and step.left_out is None:
             step = dataclasses.replace(step, left_out=f"the package {package} is not installed")
@@ -124,6 +124,13 @@ def _training(row: Row, machine: Machine, out: str) -> Step:
         name, file = row.needs
         needs += ((name, f"runs/{name}/{file.format(**places)}"),)
     return dataclasses.replace(step, command=(PYTHON, *launcher, "src/gpt2.py", *words), needs=needs)
+
+
+def _check_on_cpu(row: Row) -> Check | None:
+    if row.check is None:
+        return None
+    reference = table.REFERENCE_ON_CPU.get(row.check.reference, row.check.reference)
+    return dataclasses.replace(row.check, reference=reference)
 
 
 def _run_types(machine: Machine) -> Iterator[Row]:

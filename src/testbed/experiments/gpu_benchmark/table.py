@@ -101,6 +101,7 @@ WORK = {
     },
 }
 STEPS = {"small": {"cuda": 20, "cpu": 6}, "large": {"cuda": 24, "cpu": 8}, "learning": {"cuda": 600, "cpu": 20}}
+REFERENCE_ON_CPU = {"large_compiled": "large_eager"}  # what is left out there -> what takes its place
 SAME_ON_CPU = "on the CPU it would be the run that it is compared with"
 COMPILED_ONCE = "fp32_compiled shows on the CPU that compiling works"
 
