@@ -51,7 +51,7 @@ def bad(tmp_path_factory) -> Path:
     (folder / "run" / "profiles" / "nsys.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(200))
     report = {"schema": 2, "protocol": {}, "arms": [{}], "strategies": [], "mismatches": [], "warnings": []}
     (folder / "report.json").write_text(json.dumps(report | {"status": "ok"}))
-    (folder / "steps.tsv").write_text("a\tb\n")
+    (folder / "steps.json").write_text("[]")
     (folder / "sweep").mkdir()
     (folder / "sweep" / "sweep.json").write_bytes(DEEP)
     return folder
@@ -79,10 +79,7 @@ CASES = {
     "an export of nsys that is zeros": (
         ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys.sqlite"
     ),
-    "a benchmark whose steps have two columns": (
-        ["scripts/summarise_benchmark.py", ".", "--device", "cpu", "--seconds", "1", "--deadline_s", "2"], 1,
-        "steps.tsv",
-    ),
+    "a benchmark whose steps are a list": (["scripts/benchmark_gpu.py", "--summarise", "."], 2, "steps.json"),
     "a sweep nested too deeply": (["scripts/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
     "an audit of a list": (["scripts/audit_runs.py", "list.json"], 2, "list.json"),
 }  # fmt: skip
