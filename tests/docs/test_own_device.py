@@ -21,6 +21,7 @@ ALLOWED = {
     "src/testbed/autotune/device.py device_type": "what --device auto becomes",
     "src/testbed/autotune/device.py choose_device": "whether dp has two devices",
     "src/testbed/autotune/device.py _own_gpu": "which GPU is this rank's",
+    "src/testbed/experiments/gpu_benchmark/running.py look_at": "the devices that a benchmark may use",
     "src/testbed/metrics/environment.py hardware": "a fact of the machine, recorded",
     "src/testbed/metrics/facts.py _num_devices": "the devices of dp, on CUDA",
     "src/testbed/strategies/data_parallel.py __init__": "the devices of dp, on CUDA",
