@@ -10,15 +10,19 @@ needs_python_3_11() {
     }
 }
 
+activate_environment() {
+    if [ ! -f "$1/bin/activate" ]; then # written last: without it an earlier try was interrupted
+        local python=${PYTHON:-python3}
+        needs_python_3_11 "$python"
+        echo "making a virtual environment in $1"
+        "$python" -m venv "$1"
+    fi
+    . "$1/bin/activate"
+}
+
 use_environment() {
     if [ -z "${VIRTUAL_ENV:-}" ]; then
-        if [ ! -f .venv/bin/activate ]; then # written last: without it an earlier try was interrupted
-            local python=${PYTHON:-python3}
-            needs_python_3_11 "$python"
-            echo "making a virtual environment in .venv"
-            "$python" -m venv .venv
-        fi
-        . .venv/bin/activate
+        activate_environment .venv
     fi
     needs_python_3_11 python
     echo "installing into $VIRTUAL_ENV (the first time takes minutes: PyTorch is large)"

@@ -29,7 +29,8 @@ arms=(baseline optimized)
 if [ "$devices" -gt 0 ]; then
     ranks=$devices
     work=(--model gpt2 --seq_length 1024 --max_train_steps 100 --epochs 100 --eval_every 25 --max_val_steps 8)
-    one_device=(env CUDA_VISIBLE_DEVICES=0)
+    visible=${CUDA_VISIBLE_DEVICES:-0} # numbers, or names of GPUs or MIG parts
+    one_device=(env CUDA_VISIBLE_DEVICES="${visible%%,*}")
 else
     ranks=2
     work=(--model nano --seq_length 128 --max_train_steps 80 --epochs 100 --learning_rate 3e-3 --warmup_steps 20
@@ -59,7 +60,11 @@ train() { # arm, folder
         optimized)
             step "optimized: DeepSpeed ZeRO-1 on $ranks devices, the same work"
             # the `deepspeed` command by its module: pip writes that script in a way that breaks in a folder with a space in its name
-            python -m deepspeed.launcher.runner --num_gpus "$ranks" src/gpt2.py --run_type optimized --checkpoint_path "$2" "${work[@]}"
+            launcher=(deepspeed.launcher.runner --num_gpus "$ranks")
+            if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then # which that launcher overrides
+                launcher=(torch.distributed.run --standalone --nproc-per-node "$ranks")
+            fi
+            python -m "${launcher[@]}" src/gpt2.py --run_type optimized --checkpoint_path "$2" "${work[@]}"
             ;;
     esac
 }

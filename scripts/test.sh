@@ -1,11 +1,23 @@
 #!/usr/bin/env bash
 # Run what judges a change: ruff, mypy, and the tests that take seconds each. With --all as its first argument: every
 # test. Other arguments go to pytest.
+#
+# `--torch VERSION` before all others runs the tests with that PyTorch, in an environment .venv-torch-VERSION. ruff and
+# mypy are left out. pip decides which build it takes: the one for CUDA is a download of 2 to 3 GB with its libraries,
+# the one for CPUs 0.2 GB.
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-use_environment -r requirements.txt -e '.[test]'
-ruff check .
-ruff format --check .
-mypy
+if [ "${1:-}" = --torch ]; then
+    version=${2:?"--torch needs a version, such as 2.11.0"}
+    shift 2
+    activate_environment ".venv-torch-$version"
+    # without the pins that would contradict it: torch itself, and setuptools, of which an older torch needs an older one
+    use_environment "torch==$version" -r <(grep -vE '^(torch|setuptools)==|^-e' requirements.txt) -e '.[test]'
+else
+    use_environment -r requirements.txt -e '.[test]'
+    ruff check .
+    ruff format --check .
+    mypy
+fi
 
 NO_TESTS=5 # pytest's exit code where the arguments select none of them
 run_tests() {

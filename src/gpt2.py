@@ -32,6 +32,7 @@ if __name__ == "__main__":
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.metrics.world_step import gather_step
+from testbed.model.gpt2 import attention_kernel
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.train.divergence import raise_if_diverged
 from testbed.train.ending import RunEnding, RunPreempted
@@ -52,6 +53,13 @@ def main(checked: CheckedRun, launch: Launch) -> int:
 
 
 def train(run: TrainingRun) -> None:
+    """Train and validate with the run's attention kernel, then finish the run."""
+    with attention_kernel(run.settings.model.attention):
+        do_steps(run)
+    finish(run)
+
+
+def do_steps(run: TrainingRun) -> None:
     """Train step after step; save, validate and stop where the settings or a signal say so."""
     settings, strategy, clock, report = run.settings, run.strategy, run.clock, run.report
     report.begin_training(startup_s=time.perf_counter() - STARTED_S)
@@ -82,7 +90,6 @@ def train(run: TrainingRun) -> None:
         stop = validate(run, 0)
         if stop:  # nothing was trained, so there is nothing to save
             raise run.signals.as_exception()
-    finish(run)
 
 
 def leave_preempted(run: TrainingRun, step: int) -> NoReturn:

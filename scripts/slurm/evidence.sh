@@ -150,7 +150,7 @@ _evidence_torchrun_logs() {
 }
 
 # Never DETAIL: it wraps every process group, and DDP on gloo dies of that (segmentation fault, torch 2.13). INFO logs
-# what DDP was built with. The flight recorder exists in NCCL's process group alone; new and old names of its variables.
+# what DDP was built with. Only NCCL's groups write the flight recorder to a file; new and old names of its variables.
 _evidence_dist_debug() {
     _evidence_export TORCH_DISTRIBUTED_DEBUG="${TORCH_DISTRIBUTED_DEBUG:-INFO}"
     if [ "$TORCH_DISTRIBUTED_DEBUG" = DETAIL ]; then
@@ -163,9 +163,9 @@ _evidence_dist_debug() {
         TORCH_NCCL_DEBUG_INFO_TEMP_FILE="$EVIDENCE_DIR/flight_recorder_rank_"
     EVIDENCE_GPT2_FLAGS+=(--log_collectives)
     _evidence_is_dry || cat >"$EVIDENCE_DIR/flight_recorder.txt" <<'TEXT'
-PyTorch's flight recorder belongs to NCCL's process group: flight_recorder_rank_N appears here when a collective of a run
-on GPUs times out, and `torchfrtrace` reads it. A run on gloo (CPU) has no flight recorder and leaves no such file,
-whatever happens to it; its collectives stand in collectives_rank*.jsonl.
+flight_recorder_rank_N appears here when NCCL's own timeout ends a run on GPUs, and `torchfrtrace` reads it. A run on gloo
+(CPU) leaves no such file, whatever happens to it; its collectives stand in collectives_rank*.jsonl. With either, the reason
+in RUN_FAILED.txt names the collective that a rank was in.
 TEXT
 }
 

@@ -150,6 +150,10 @@ if [ $is_dry = no ]; then
     { mkdir -p "$run_dir" && : >"$run_dir/.writable" && rm "$run_dir/.writable"; } 2>/dev/null || refuse \
         "RUN_DIR=$run_dir cannot be written from $(hostname): give one on a file system that the nodes share and may write, such as your scratch folder"
 fi
+torch_is_older_than_2_12() {
+    "$found_python" -c 'from importlib.metadata import version
+exit([*map(int, version("torch").split(".")[:2])] >= [2, 12])' 2>/dev/null
+}
 address_of() { # the first node's: by its name, or where that means nothing here, as Slurm itself reaches it
     local first
     first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -190,8 +194,13 @@ else
     # shellcheck disable=SC2054
     torchrun=("$found_python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$ranks" --rdzv-id="$job.$restarts"
         --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --max-restarts="$max_restarts"
-        --shutdown-timeout="$((10#$grace + 10))" # a rank that saves needs longer than its own --grace_seconds
         --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "${EVIDENCE_TORCHRUN_FLAGS[@]}")
+    patience=$((10#$grace + 10)) # a rank that saves needs longer than its own --grace_seconds
+    if torch_is_older_than_2_12; then # whose torchrun has no flag for it
+        [ "$patience" -le 30 ] || say "WARNING: PyTorch before 2.12 kills ranks after 30 s, so --grace_seconds $grace has no effect above 20" >&2
+    else
+        torchrun+=(--shutdown-timeout="$patience")
+    fi
     if [ ${#EVIDENCE_RANK_PREFIX[@]} -gt 0 ]; then
         torchrun+=(--no-python bash "$here/rank.sh" "${EVIDENCE_RANK_PREFIX[@]}" -- "${gpt2[@]}")
     else

@@ -88,11 +88,12 @@ def test_the_kernel_is_timed_with_the_micro_batch_that_the_run_will_have(setting
 
 
 def test_auto_compiles_only_what_an_agreement_test_compiles():
-    """Each pair of run type and recomputation is a case there, and one is in bf16."""
+    """Each pair of run type and recomputation is a case there, and each run type in bf16 too."""
     compiled = [(run_type, flags) for run_type, _, flags, _ in VARIANTS.values() if "--compile" in flags]
-    compiled += [(run_type, flags) for run_type, flags, _ in BF16.values() if "--compile" in flags]
-    assert all("--attention" in flags for _, flags in compiled), "auto always names a kernel on CUDA"
-    assert any("--precision bf16" in flags for _, flags in compiled)
+    in_bf16 = [(run_type, flags) for run_type, flags, _ in BF16.values() if "--compile" in flags]
+    assert {run_type for run_type, _ in in_bf16} == PROVEN_COMPILED.keys()
+    compiled += [case for case in in_bf16 if case[0] == "baseline"]  # what fp32 cases are compared with
+    assert all("--attention" in flags for _, flags in compiled + in_bf16), "auto always names a kernel on CUDA"
     for run_type, recomputed in ((run_type, each) for run_type, all_ in PROVEN_COMPILED.items() for each in all_):
         flag = f"--activation_checkpointing {recomputed}" if recomputed != "none" else ""
         cases = [flags for other, flags in compiled if other == run_type]
@@ -113,7 +114,7 @@ def test_auto_compiles_only_what_an_agreement_test_compiles():
         ("optimized --zero_stage 2", 2, ""),
         ("pipeline", 2, ""),
         ("tensor", 2, ""),
-        ("model_parallel", 2, "--run_type model_parallel"),
+        ("model_parallel", 2, ""),
         ("optimized --zero_stage 3", 2, "hooks inside the blocks"),
         ("pipeline --pipeline_schedule zero_bubble --num_layers 4", 2, "zero_bubble"),
     ],
@@ -124,6 +125,17 @@ def test_auto_compiles_on_cuda_where_that_is_proven_and_says_where_not(token_fil
     compiles, words = choices._compiles(settings, CUDA)
     assert compiles is (why_not == "") and why_not in words
     assert words == "" or words.startswith("not compiled with ")
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_a_run_type_without_an_agreement_case_is_not_compiled(token_files, monkeypatch):
+    monkeypatch.delitem(PROVEN_COMPILED, "allreduce")
+    settings = settings_of(token_files, "--run_type", "allreduce", world_size=2)
+    assert choices._compiles(settings, CUDA) == (
+        False,
+        "not compiled with --run_type allreduce: no test shows that compiled blocks compute the same there; give "
+        "--compile to do it anyway",
+    )
 
 
 def test_a_compiler_that_fails_without_a_word_is_no_failure(token_files, monkeypatch):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+import threading
+
 import pytest
 import torch
 from support.automatic_choices_cases import ALONE, CPU
 from support.settings import settings_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.autotune import attention, choices
-from testbed.autotune.attention import check_backend, fastest_backend, own_choice, why_not
+from testbed.autotune.attention import FUSED, check_backend, fastest_backend, own_choice, why_not
 from testbed.autotune.choices import ChoiceContradicts, decide
-from testbed.model.gpt2 import BACKENDS, GPT2
+from testbed.model.gpt2 import BACKENDS, GPT2, attention_kernel
 from testbed.model.shape import ModelShape
 
 
@@ -112,11 +116,80 @@ def test_a_kernel_that_computes_something_else_takes_no_part(token_files, monkey
     assert chosen == "auto" and "wrong by" in next(str(trial) for trial in trials if trial.backend == "flash")
 
 
+@pytest.mark.parametrize(("result", "factor"), [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (0, float("nan"))])
+def test_a_kernel_that_is_wrong_for_the_last_head_of_the_run_s_shape_takes_no_part(
+    token_files, monkeypatch, result, factor
+):
+    """An index that overflows would show there alone: the last tokens of the last head of the last sequence."""
+    settings = settings_of(
+        token_files,
+        *("--seq_length", "320", "--max_position_embeddings", "320", "--num_heads", "4"),
+        *("--micro_batch_size_per_gpu", "3", "--global_batch_size", "3"),
+    )
+    plain, scores = attention._forward_and_backward, []
+
+    def wrong(backend, settings, heads, **options):
+        results = plain(backend, settings, heads, **options)
+        if backend == "math":
+            scores.append(heads[0].shape[:-2].numel() * heads[0].shape[-2] ** 2)
+        elif heads[0].shape == (3, 4, 320, 8):
+            results[result][-1, -1, 300:] += factor * results[result].abs().max()
+        return results
+
+    monkeypatch.setattr(attention, "_forward_and_backward", wrong)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 5 * 320**2)
+    chosen, trials = fastest_backend(settings, CPU, rounds=1)
+    assert chosen == "auto" and "wrong by" in str(trials[FUSED.index("flash")])
+    assert scores == [5 * 320**2, 5 * 320**2, 2 * 320**2], "twelve heads, five at a time: memory is bounded"
+    monkeypatch.setattr(attention, "_forward_and_backward", plain)
+    assert fastest_backend(settings, CPU, rounds=1)[0] == "flash"
+
+
+@pytest.mark.parametrize("recomputed", ["none", "block"])
 @pytest.mark.parametrize("backend", ["flash", "math"])
-def test_the_model_computes_with_the_kernel_that_was_chosen(backend):
+def test_the_model_computes_with_the_kernel_that_was_chosen(backend, recomputed):
+    """In forward, recomputation in backward, and evaluation."""
     shape = ModelShape(num_layers=1, num_heads=2, embedding_size=32, vocab_size=50, max_position_embeddings=16)
-    model = GPT2(shape, attention=backend)
-    with torch.profiler.profile() as profile:
-        model(torch.zeros(1, 16, dtype=torch.int64))
-    names = {event.name for event in profile.events()}
-    assert any("flash_attention_for_cpu" in name for name in names) == (backend == "flash")
+    model, tokens = GPT2(shape, activation_checkpointing=recomputed), torch.zeros(1, 16, dtype=torch.int64)
+    passes = 1 if recomputed == "none" else 2
+    with attention_kernel(backend):
+        assert kernels_of(lambda: model(tokens, tokens).backward()) == {backend: passes}
+        with torch.no_grad():
+            assert kernels_of(lambda: model.eval()(tokens, tokens)) == {backend: 1}
+    assert kernels_of(lambda: model(tokens)) == {"flash": 1}, "PyTorch's choice again"
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_threads_that_compute_at_the_same_time_keep_the_kernel(backend):
+    """DataParallel's: a context in each layer, entered and left by several threads, would undo the others'."""
+    shape = ModelShape(num_layers=8, num_heads=2, embedding_size=32, vocab_size=50, max_position_embeddings=16)
+    model, tokens = GPT2(shape), torch.zeros(1, 16, dtype=torch.int64)
+    found = []
+    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+    with attention_kernel(backend):
+        threads = [threading.Thread(target=lambda: found.append(kernels_of(lambda: model(tokens)))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [{backend: 8}] * 16
+    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
+
+
+def kernels_of(work) -> dict[str, int]:
+    """How often each kernel of attention runs."""
+    with Kernels() as kernels:
+        work()
+    return dict(kernels.found)
+
+
+class Kernels(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = str(function)
+        if "flash_attention_for_cpu" in name or "_safe_softmax" in name:  # which the plain kernel alone uses
+            self.found["math" if "softmax" in name else "flash"] += "backward" not in name
+        return function(*arguments, **(options or {}))

@@ -8,6 +8,7 @@ import gzip
 import json
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,9 +57,10 @@ SHAPE = ModelShape(num_layers=1, num_heads=2, embedding_size=8, vocab_size=300, 
 
 
 @pytest.fixture
-def drill(tmp_path) -> Drill:
+def drill(tmp_path) -> Iterator[Drill]:
     watch_classes()
-    return Drill(tmp_path)
+    with hostile_files.registered():
+        yield Drill(tmp_path)
 
 
 def state(fill: float = 0.0) -> dict:
@@ -73,7 +75,7 @@ def read_state(folder: Path) -> None:
 def read_random_state(folder: Path) -> None:
     before = torch.get_rng_state()
     try:
-        load._restore_random_state(folder, Launch(0, 0, 1, 1))
+        load._restore_random_state(folder, Launch(0, 0, 1, 1), "cpu")
     finally:
         torch.set_rng_state(before)
 

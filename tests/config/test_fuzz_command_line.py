@@ -150,7 +150,8 @@ PROGRAMS = {
     "scripts/generate_scaling_table.py": "--dir= --report= --gpu1= --gpu2= --protocol= --target_val_loss= --table= "
     "--allow-mismatch",
     "scripts/verify_run_artifacts.py": "--dir= --metrics_only",
-    "scripts/summarise_benchmark.py": "= --device= --seconds= --deadline_s=",
+    "scripts/benchmark_gpu.py": "= --part= --only= --check --summarise --device= --wheels= --nanogpt_dir= "
+    "--peer_rounds= --deadline_s= --packages= --python_version= --gpus=",
     "scripts/profiling/parse_nsys_stats.py": "--run_dir= --optimizer_steps= --ranks_in_profile= --rows=",
     "scripts/profiling/diff_profiles.py": "= = --rows=",
     "scripts/compare_peers.py": "--table= --repeats= --peers= --precision= --batch_size= --steps= --warmup_steps=",
@@ -171,6 +172,7 @@ ALWAYS = {
     "download_data.py": ["--output_dir", "../made"],
     "scripts/run_scaling_benchmarks.py": ["--dry_run", "--out_dir", "sweep"],
     "scripts/compare_peers.py": ["--table", "nowhere.json"],
+    "scripts/benchmark_gpu.py": ["--dry_run"],
     "scripts/fault_drill.py": ["--dry_run", "--out_dir", "drill"],
     "scripts/find_fastest.py": ["--dry_run", "--out_dir", "race"],
     "scripts/network_study.py": ["--dry_run", "--out_dir", "study"],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+from unittest.mock import Mock
 
 import pytest
 from support.programs import TINY_RUN, data_flags, python_command, run_program
-from support.settings import refusal
+from support.settings import refusal, settings_of
 
 # flags, ranks, and what the sentence names. Flags that begin with a run type have it after --run_type.
 REFUSED = [
@@ -109,6 +111,24 @@ def test_a_rank_exits_with_2_before_any_process_group(token_files, tmp_path, fla
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and all(part in done.stderr for part in named)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.10.0+cu128"])
+def test_an_older_pytorch_is_refused(token_files, monkeypatch, version):
+    monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
+    message = refusal(token_files)
+    assert f"PyTorch {version} is too old" in message and "pip install 'torch>=2.11'" in message
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.11.0a0+1234.nv26.01", "2.13.0+cpu", "3.0", "main", None])
+def test_a_newer_pytorch_is_not_refused(token_files, monkeypatch, version):
+    monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
+    settings_of(token_files)
+
+
+def test_a_run_is_planned_where_pytorch_is_not_installed(token_files, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", Mock(side_effect=importlib.metadata.PackageNotFoundError))
+    settings_of(token_files)
 
 
 @pytest.mark.launches

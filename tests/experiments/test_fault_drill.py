@@ -25,11 +25,13 @@ from testbed.experiments.fault_drill.faults import (
     LAUNCH,
     PROCESSES,
     RESTARTING,
+    TORCHRUN,
     events,
     plan,
 )
 from testbed.experiments.fault_drill.start import _BEGINS
 from testbed.experiments.fault_drill.verdict import weights_sha256
+from testbed.experiments.fault_drill.work import Work
 
 
 def test_a_fault_follows_from_the_seed_and_its_number_alone():
@@ -74,6 +76,14 @@ def test_what_strikes_can_be_struck():
         assert each.signal is {"sigterm": signal.SIGTERM, "sigusr1": signal.SIGUSR1, "stop_rank": signal.SIGSTOP}.get(
             each.kind, signal.SIGKILL
         )
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("2.11.0", False), ("2.12.0", True)])
+def test_torchrun_is_told_how_long_to_wait_where_it_can_be(monkeypatch, tmp_path, version, is_told):
+    monkeypatch.setattr("importlib.metadata.version", {"torch": version}.__getitem__)
+    work = Work(tmp_path, tmp_path, "tiny", steps=8, save_every=2, collective_timeout=20, grace=15)
+    ((command, _),) = work.commands(TORCHRUN, [])
+    assert ("--shutdown-timeout" in command) == is_told
 
 
 def checkpoint_with_files(directory: Path) -> Path:

@@ -51,7 +51,7 @@ def bad(tmp_path_factory) -> Path:
     (folder / "run" / "profiles" / "nsys.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(200))
     report = {"schema": 2, "protocol": {}, "arms": [{}], "strategies": [], "mismatches": [], "warnings": []}
     (folder / "report.json").write_text(json.dumps(report | {"status": "ok"}))
-    (folder / "steps.tsv").write_text("a\tb\n")
+    (folder / "steps.json").write_text("[]")
     (folder / "sweep").mkdir()
     (folder / "sweep" / "sweep.json").write_bytes(DEEP)
     return folder
@@ -79,10 +79,7 @@ CASES = {
     "an export of nsys that is zeros": (
         ["scripts/profiling/parse_nsys_stats.py", "--run_dir", "run"], 1, "nsys.sqlite"
     ),
-    "a benchmark whose steps have two columns": (
-        ["scripts/summarise_benchmark.py", ".", "--device", "cpu", "--seconds", "1", "--deadline_s", "2"], 1,
-        "steps.tsv",
-    ),
+    "a benchmark whose steps are a list": (["scripts/benchmark_gpu.py", "--summarise", "."], 2, "steps.json"),
     "a sweep nested too deeply": (["scripts/verify_run_artifacts.py", "--dir", "sweep"], 2, "nested too deeply"),
     "an audit of a list": (["scripts/audit_runs.py", "list.json"], 2, "list.json"),
 }  # fmt: skip
@@ -116,7 +113,7 @@ def test_files_that_may_not_be_read_are_one_sentence(bad, tmp_path):
     code = (
         "import os, sys\n"
         "from testbed.config.check import check_command_line\n"  # as root, who can read the library
-        "import encodings.utf_8_sig, mmap\n"
+        "import email.parser, encodings.utf_8_sig, mmap\n"
         "from testbed.config.flags import build_parser\n"
         "build_parser().format_help()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

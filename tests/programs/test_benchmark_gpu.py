@@ -1,121 +1,112 @@
-"""scripts/benchmark_gpu.sh: its plan fits, what it cannot do is said and not passed over, and it ends when told."""
+"""scripts/benchmark_gpu.sh with DEVICE=cpu: everything that a CPU can do runs, and it goes on where it was stopped."""
 
 from __future__ import annotations
 
 import builtins
-import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from support.programs import REPOSITORY, script
+from support.programs import REPOSITORY
 
-from testbed.config.flags import parse_command_line
+from testbed.experiments.gpu_benchmark import record
+from testbed.io import read_json
 from testbed.metrics import file
 from testbed.metrics.file import read_metrics, write_metrics
 
-SCRIPT = REPOSITORY / "scripts" / "benchmark_gpu.sh"
 RUN = REPOSITORY / "docs" / "results" / "quickstart" / "baseline"
+VARIABLES = ("ONLY", "NANOGPT_DIR", "WHEELS", "DEADLINE_S", "PEER_ROUNDS")
+DONE_BEFORE = 3  # steps, when it is stopped
 
 
-def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("ONLY", "NANOGPT_DIR", "WHEELS")}
-    return {**kept, "PYTHON": sys.executable, "DEVICE": "cpu", **changes}
+@dataclass
+class Call:
+    """One call of the benchmark: its exit code, what it said, and what its folder held afterwards."""
+
+    code: int
+    said: str
+    rows: dict[str, dict]
+    summary: dict
+    packed: set[str]
 
 
-def plan(**changes: str) -> dict[str, tuple[int, list[str]]]:
-    """Name of each step that would run -> its estimate and its words, and "" -> the sum that the script prints."""
-    command = ["bash", str(SCRIPT), "--dry_run", "nowhere"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(**changes)).stdout
-    rows = re.findall(r"^(\S+) +(\d+) s  (.*)$", said, re.MULTILINE)
-    found = {name: (int(seconds), words.split()) for name, seconds, words in rows}
-    return {**found, "": (int(re.search(r"estimated: (\d+) s of 520 s", said).group(1)), [])}
+def rows_of(folder: Path) -> dict[str, dict]:
+    return {row["name"]: row for row in record.STEPS_FILE.read(folder)["steps"]}
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("changes", [{}, {"NANOGPT_DIR": "nanoGPT"}, {"ONLY": "peers", "PEER_ROUNDS": "5"}])
-def test_the_estimates_fit_into_the_deadline(changes):
-    steps = plan(DEVICE="cuda", **changes)
-    total, _ = steps.pop("")
-    assert total == sum(seconds for seconds, _ in steps.values()) <= 520
-
-
-@pytest.mark.launches
-def test_the_plan_puts_first_what_matters_and_leaves_nothing_to_a_default():
-    steps = plan(DEVICE="cuda")
-    names = list(steps)
-    assert names[names.index("agree_fp32") + 1] == "peers", "right after the device was shown to compute right"
-    settings = {
-        name: parse_command_line(words[words.index("src/gpt2.py") + 1 :]).values
-        for name, (_, words) in steps.items()
-        if "src/gpt2.py" in words
-    }
-    assert all(values["precision"] != "auto" for values in settings.values())
-    assert {settings[f"attention_{name}"]["precision"] for name in ("flash", "cudnn", "efficient")} == {"bf16"}
-    assert {settings[f"time_to_loss_{name}"]["compile"] for name in ("adamw", "muon")} == {False}
-    assert "transformers-compiled" in " ".join(steps["peers"][1])
-
-
-@pytest.mark.launches
-def test_what_no_longer_fits_is_named_and_is_no_pass(tmp_path):
-    done = subprocess.run(
-        ["bash", str(SCRIPT), str(tmp_path / "out")],
-        capture_output=True, text=True, check=False, env=environment(DEADLINE_S="1"),
-    )  # fmt: skip
-    assert done.returncode == 1 and "did not pass: corpus" in done.stdout, done.stderr
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["failed"] == ["corpus"]
-
-
-@pytest.mark.launches
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_at_once_and_leaves_what_there_is_in_one_file(tmp_path, number, code):
-    """The first step would take 100 s and is ended by its limit after 42; nothing of it is left."""
-    started = tmp_path / "started"
-    stand_in = tmp_path / "python"
-    stand_in.write_text(
-        f'#!/bin/sh\n[ "$1" = download_data.py ] || exec {sys.executable} "$@"\necho $$ >{started}\nexec sleep 100\n'
-    )
-    stand_in.chmod(0o755)
-    process = subprocess.Popen(
-        ["bash", str(SCRIPT), str(tmp_path / "out")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(PYTHON=str(stand_in)),
-        start_new_session=True,
-    )  # fmt: skip
+def call(folder: Path, is_stopped: bool) -> Call:
+    """Run it to its end, or stop it with SIGINT while the step after DONE_BEFORE others runs."""
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    log = folder.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", str(REPOSITORY / "scripts" / "benchmark_gpu.sh"), str(folder)],
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**kept, "PYTHON": sys.executable, "DEVICE": "cpu"},
+        )  # fmt: skip
     try:
-        while not (started.exists() and started.read_text().strip()):
-            assert process.poll() is None, process.stdout.read()
-            time.sleep(0.05)
-        os.killpg(process.pid, number)
-        said, _ = process.communicate(timeout=30)
+        while is_stopped and process.poll() is None:
+            time.sleep(0.1)
+            if (folder / "steps.json").exists():
+                statuses = [row["status"] for row in rows_of(folder).values()]
+                if statuses.count(record.DONE) == DONE_BEFORE:
+                    time.sleep(1.0)  # into the next one
+                    os.killpg(process.pid, signal.SIGINT)
+                    break
+        process.wait(timeout=1500)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == code, said
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
-    found = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [step["status"] for step in found["steps"]] == ["interrupted"] and found["failed"] == ["corpus"]
-    with tarfile.open(tmp_path / "out" / "results.tar.gz") as packed:
-        assert {"./summary.json", "./steps.tsv", "./logs/corpus.log"} <= set(packed.getnames())
+    with tarfile.open(folder / "results.tar.gz") as packed:
+        names = set(packed.getnames())
+    return Call(process.returncode, log.read_text(), rows_of(folder), read_json(folder / "summary.json"), names)
 
 
-def test_the_summary_compares_each_run_with_the_measured_matrix_rate(tmp_path):
-    shutil.copytree(RUN, tmp_path / "runs" / "baseline")
-    metrics = read_metrics(RUN / "training_metrics.json")
-    precision, speed = metrics["training_config"]["precision"], metrics["flops"]
-    (tmp_path / "matrix_rate.json").write_text(json.dumps({precision: {"flops_per_s": 4e11, "source": "measured"}}))
-    (run,) = script("summarise_benchmark.py").summary(tmp_path)["runs"].values()
-    tokens_per_s = metrics["summary"]["mean_tokens_per_sec_global"]
-    assert run["mfu_of_matrix_rate"] == pytest.approx(tokens_per_s * speed["per_token_palm"] / 4e11)
-    assert run["mfu"] == pytest.approx(speed["mfu"]) and run["mfu_peak_source"] == speed["peak_source"]
-    (tmp_path / "matrix_rate.json").unlink()
-    assert script("summarise_benchmark.py").summary(tmp_path)["runs"]["baseline"]["mfu_of_matrix_rate"] is None
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory) -> tuple[Call, Call]:
+    """The benchmark stopped in the middle of a step, and called again."""
+    folder = tmp_path_factory.mktemp("benchmark") / "out"
+    return call(folder, is_stopped=True), call(folder, is_stopped=False)
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_stopped_in_the_middle_it_says_so_and_keeps_what_it_has(calls):
+    stopped, _ = calls
+    statuses = [row["status"] for row in stopped.rows.values()]
+    assert stopped.code == 130, stopped.said
+    assert (statuses.count(record.DONE), statuses.count(record.INTERRUPTED)) == (DONE_BEFORE, 1)
+    (interrupted,) = [name for name, row in stopped.rows.items() if row["status"] == record.INTERRUPTED]
+    assert stopped.summary["failed"] == [interrupted] and stopped.summary["pending_parts"]
+    assert {"steps.json", "summary.json", "logs/corpus.log", f"logs/{interrupted}.log"} <= stopped.packed
+
+
+@pytest.mark.slow
+@pytest.mark.launches
+def test_called_again_it_goes_on_and_everything_that_a_cpu_can_do_runs_and_agrees(calls):
+    stopped, ended = calls
+    assert ended.code == 0, ended.said
+    for name, row in stopped.rows.items():
+        if row["status"] == record.DONE:
+            assert ended.rows[name] == row, "not run again"
+    assert {row["status"] for row in ended.rows.values()} == {record.DONE, record.LEFT_OUT}
+    assert all(row["reason"] for row in ended.rows.values() if row["status"] == record.LEFT_OUT)
+    assert ended.summary["failed"] == [] and ended.summary["pending_parts"] == []
+    compared = [check for check in ended.summary["agreement"] if check["holds"] is not None]
+    assert len(compared) > 15 and all(check["compared_steps"] > 2 for check in compared)
+    assert {"saved", "saved_async", "resumed", "fp32_compiled"} <= {check["run"] for check in compared}
+    checks = {check["run"]: check for check in ended.summary["agreement"]}
+    bits = checks["deterministic_resumed"]
+    assert (bits["largest_loss_difference"], bits["largest_norm_difference"]) == (0, 0)
+    assert ended.summary["runs"]["ddp_2ranks_gloo"]["ranks"] == 2
+    assert "peers_transformers/peers.json" in ended.packed
+    assert not any("safetensors" in name or name.startswith(("data/", "compiled/")) for name in ended.packed)
 
 
 def test_a_bare_machine_writes_its_runs_unchecked_and_says_so_but_reads_none(tmp_path, monkeypatch, capsys):

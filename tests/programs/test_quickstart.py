@@ -14,6 +14,7 @@ pytestmark = pytest.mark.launches
 
 NOTING = """#!/usr/bin/env bash
 echo "OMP_NUM_THREADS=${OMP_NUM_THREADS:-} $*" >>"$NOTED"
+echo "${CUDA_VISIBLE_DEVICES:-all} $*" >>"$NOTED.devices"
 case "$*" in
     *device_count*) echo "$DEVICES" ;;
     *usable_cores*) echo "$CORES" ;;
@@ -21,7 +22,7 @@ esac
 """
 
 
-def called(tmp_path: Path, devices: int, cores: int, *arguments: str) -> list[str]:
+def called(tmp_path: Path, devices: int, cores: int, *arguments: str, visible: str = "") -> list[str]:
     """Return every call of python that the quickstart makes on such a machine, with the threads it was given.
 
     The script runs in a copy of scripts/, because with --repeats it clears the folder of its runs.
@@ -32,6 +33,7 @@ def called(tmp_path: Path, devices: int, cores: int, *arguments: str) -> list[st
     python.write_text(NOTING)
     python.chmod(0o755)
     variables = {"DEVICES": str(devices), "CORES": str(cores), "NOTED": str(tmp_path / "noted")}
+    variables |= {"CUDA_VISIBLE_DEVICES": visible}
     variables |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path)}
     others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     subprocess.run(
@@ -66,6 +68,24 @@ def test_the_same_cores_in_one_process_stand_beside_two_ranks(tmp_path, devices,
     assert drawn.split()[-len(runs) :] == [folder_of(call) for call in runs], "the table takes every run, in this order"
     work = {call.partition("--model")[2] for call in runs}
     assert len(work) == 1, "all of them do the same work"
+
+
+@pytest.mark.parametrize(
+    ("visible", "first", "launcher"),
+    [
+        ("", "0", "deepspeed.launcher.runner"),
+        ("2,3", "2", "torch.distributed.run"),
+        ("GPU-8932f937,GPU-d0a6", "GPU-8932f937", "torch.distributed.run"),
+        ("MIG-4f7d2c34-05a2-5c39", "MIG-4f7d2c34-05a2-5c39", "torch.distributed.run"),
+    ],
+)
+def test_devices_are_those_that_are_visible(tmp_path, visible, first, launcher):
+    """DeepSpeed's launcher numbers devices from 0, whatever CUDA_VISIBLE_DEVICES says."""
+    called(tmp_path, 2, 4, visible=visible)
+    noted = (tmp_path / "noted.devices").read_text().splitlines()
+    baseline, optimized = (call for call in noted if "src/gpt2.py" in call)
+    assert baseline.split()[0] == first
+    assert optimized.split()[0] == (visible or "all") and launcher in optimized
 
 
 @pytest.mark.parametrize(

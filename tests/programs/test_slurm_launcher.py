@@ -155,9 +155,26 @@ def test_a_requeued_job_goes_on_and_replaces_nothing():
     assert again.values["checkpoint_path"] == first.values["checkpoint_path"] and again.of("rdzv-id") == "123456.1"
 
 
-def test_torchrun_waits_longer_than_a_rank_may_take():
-    assert Plan("run_2node_8gpu.sbatch").of("shutdown-timeout") == "30"
-    assert Plan("run_2node_8gpu.sbatch", "--grace_seconds=90").of("shutdown-timeout") == "100"
+def with_torch(folder: Path, version: str) -> str:
+    """Return a PYTHONPATH on which this version of PyTorch is installed."""
+    (folder / "torch-0.dist-info").mkdir()
+    (folder / "torch-0.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    return str(folder)
+
+
+def test_torchrun_waits_longer_than_a_rank_may_take(tmp_path):
+    installed = with_torch(tmp_path, "2.12.0+cu130")
+    assert Plan("run_2node_8gpu.sbatch", PYTHONPATH=installed).of("shutdown-timeout") == "30"
+    assert Plan("run_2node_8gpu.sbatch", "--grace_seconds=90", PYTHONPATH=installed).of("shutdown-timeout") == "100"
+
+
+@pytest.mark.parametrize(("grace", "is_warned"), [("20", False), ("90", True)])
+def test_torchrun_of_an_older_pytorch_gets_no_flag_that_it_lacks(tmp_path, grace, is_warned):
+    installed = with_torch(tmp_path, "2.11.0")
+    done = ask("run_2node_8gpu.sbatch", "--grace_seconds", grace, PYTHONPATH=installed)
+    assert done.returncode == 0 and "torch.distributed.run" in done.stdout
+    assert "--shutdown-timeout" not in done.stdout
+    assert (f"--grace_seconds {grace} has no effect above 20" in done.stderr) == is_warned
 
 
 def test_ranks_that_start_again_do_not_meet_the_addresses_of_the_dead():

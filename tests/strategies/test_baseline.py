@@ -39,7 +39,7 @@ def build(token_files, keeps_casts: bool | None, *more: str, kind: type[Baseline
     checked = checked_run(token_files, *flags, "--precision", "bf16", *more)
     torch.manual_seed(0)
     shape, recomputed = checked.settings.shape, checked.settings.compute.activation_checkpointing
-    strategy = kind(checked.settings, GPT2(shape, checked.settings.model.dropout, "auto", recomputed), CPU)
+    strategy = kind(checked.settings, GPT2(shape, checked.settings.model.dropout, recomputed), CPU)
     if keeps_casts is not None:
         strategy.keeps_casts = keeps_casts
     return strategy, TrainingBatches(checked.train_file, checked.settings, 0, CPU)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags
 from support.settings import checked_run
+from torch.distributed.pipelining import PipelineStage
 
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import pipeline
@@ -78,6 +79,29 @@ def test_the_tied_gradients_are_added_after_the_average_over_data_ranks(monkeypa
     end.model = SimpleNamespace(wte=SimpleNamespace(weight=weight))
     pipeline.Pipeline.synchronise_gradients(end)
     assert done == ["average", "add the two ends"]
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "greeted"), [(0, 0, [1, 1]), (1, 1, [0, 0]), (2, 1, [0, 0]), (3, 0, [1, 1])]
+)
+def test_a_stage_greets_no_neighbour_on_its_own_rank(monkeypatch, number, rank, greeted):
+    """The stages of a V on two ranks. gloo cannot send to its own rank, which PyTorch 2.11 would try."""
+    monkeypatch.setattr(torch.distributed, "P2POp", lambda op, tensor, group_peer, group: SimpleNamespace(**locals()))
+    stage = object.__new__(pipeline._TimedStage)
+    stage.stage_index_to_group_rank = {0: 0, 1: 1, 2: 1, 3: 0}
+    stage.stage_index, stage.num_stages, stage.group_rank, stage.group = number, 4, rank, None
+    stage.device = CPU
+    assert [operation.group_peer for operation in stage._get_init_p2p_neighbors_ops()] == greeted
+
+
+def test_what_a_schedule_prepares_draws_no_random_numbers(monkeypatch):
+    """PyTorch 2.11 runs a forward pass at every start, and a resumed run would go on with other random numbers."""
+    monkeypatch.setattr(PipelineStage, "_prepare_forward_infra", lambda stage, micro_batches: torch.rand(micro_batches))
+    stage = object.__new__(pipeline._TimedStage)
+    stage.device = CPU
+    before = torch.get_rng_state()
+    assert stage._prepare_forward_infra(3).shape == (3,)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.launches

@@ -26,11 +26,11 @@ from support.planted_bugs import making
 from support.waits import counted_waits
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
-from testbed.config.settings import RunSettings
+from testbed.config.settings import CheckedRun, RunSettings
 from testbed.distributed import process_group
 from testbed.distributed.launch import read_launch
 from testbed.metrics import world_step
-from testbed.model.gpt2 import GPT2, Block
+from testbed.model.gpt2 import GPT2, Block, attention_kernel
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.profiling.step_clock import StepClock
 from testbed.step import StepResult
@@ -54,9 +54,7 @@ def all_tasks_done(folder: Path, is_needed: bool) -> Iterator[list]:
 
 def build(settings: RunSettings) -> Strategy:
     torch.manual_seed(settings.training.seed)
-    model = GPT2(
-        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
-    )
+    model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     return build_strategy(settings, model, CPU)
 
 
@@ -122,6 +120,11 @@ def resumed_and_uninterrupted(strategy: Strategy, batches: TrainingBatches, fold
 
 def run_case(arguments: list[str], checkpoint_folder: Path | None) -> dict:
     checked = check_run(parse_command_line(arguments), read_launch())
+    with attention_kernel(checked.settings.model.attention):
+        return results_of(checked, checkpoint_folder)
+
+
+def results_of(checked: CheckedRun, checkpoint_folder: Path | None) -> dict:
     settings = checked.settings
     if settings.compute.compile:  # loading the compiler takes seconds
         compiler = importlib.import_module("torch._dynamo")

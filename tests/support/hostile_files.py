@@ -6,6 +6,7 @@ folder at `canary`. Files that are only damaged are drawn by mutations.py.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import io
 import os
@@ -182,12 +183,17 @@ def pickles(canary: Path) -> Iterator[tuple[str, bytes]]:
     yield from tricks(canary)
 
 
-def registered() -> None:
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
     """Give two numbers of the extension registry to os.mkdir, as a library could have."""
-    for code in (EXTENSION, EXTENSION & 0xFF):
-        if code not in copyreg._inverted_registry:
-            name = ("posix", "mkdir") if code == EXTENSION else ("os", "mkdir")
-            copyreg.add_extension(*name, code)
+    names = {EXTENSION: ("posix", "mkdir"), EXTENSION & 0xFF: ("os", "mkdir")}
+    for code, name in names.items():
+        copyreg.add_extension(*name, code)
+    try:
+        yield
+    finally:  # pickles that other tests make would hold the number
+        for code, name in names.items():
+            copyreg.remove_extension(*name, code)
 
 
 def archive(content: bytes, more: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED) -> bytes:

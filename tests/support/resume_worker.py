@@ -51,9 +51,7 @@ def run(task: dict, number: int) -> dict:
     checked = check_run(parse_command_line(task["flags"]), launch)
     settings = checked.settings
     torch.manual_seed(1000 + number)
-    model = GPT2(
-        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
-    )
+    model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     strategy = build_strategy(settings, model, CPU)
     torch.manual_seed(process_group.seed_of_rank(settings.training.seed, launch.rank))
     if task["load"]:

@@ -23,7 +23,7 @@ VARIANTS = {
 } | {
     "ddp, small buckets": ("ddp", 2, "--bucket_cap_mb 0.02", "data=2 pipeline=1 tensor=1"),
     "ddp, blocks recomputed": ("ddp", 2, "--activation_checkpointing block", None),
-    # compiled: a kernel is always named in what --compile auto compiles, and that context is part of the graph
+    # compiled: a kernel is always named in what --compile auto compiles, and the graph has it
     "allreduce, compiled": ("allreduce", 2, "--compile --attention flash", None),
     "ddp, compiled": ("ddp", 2, "--compile --attention flash", None),
     "ddp, blocks compiled and recomputed": (
@@ -35,6 +35,7 @@ VARIANTS = {
     "ZeRO 0, compiled": ("optimized", 2, "--zero_stage 0 --compile --attention flash", None),
     "ZeRO 1, compiled": ("optimized", 2, "--zero_stage 1 --compile --attention flash", None),
     "ZeRO 2, compiled": ("optimized", 2, "--zero_stage 2 --compile --attention flash", None),
+    "model_parallel, compiled": ("model_parallel", 2, "--compile --attention flash", None),
     "pipeline, compiled": ("pipeline", 2, "--compile --attention flash", None),
     "tensor, compiled": ("tensor", 2, "--compile --attention flash", None),
     "fsdp, weights kept": (
@@ -97,6 +98,19 @@ BF16 = {
     "pipeline": ("pipeline", "--precision bf16", 2),
     # each part of a sum is rounded, then the sum: three times instead of once
     "tensor": ("tensor", "--precision bf16", 4),
+    **{
+        f"{name}, compiled": (run_type, f"--precision bf16 {flags}--compile --attention flash", times)
+        for name, run_type, flags, times in (
+            ("allreduce", "allreduce", "", 2),
+            ("ddp", "ddp", "", 2),
+            ("fsdp", "fsdp", "", 2),
+            ("ZeRO 0", "optimized", "--zero_stage 0 ", 2),
+            ("ZeRO 2", "optimized", "--zero_stage 2 ", 2),
+            ("model_parallel", "model_parallel", "", 2),
+            ("pipeline", "pipeline", "", 2),
+            ("tensor", "tensor", "", 4),
+        )
+    },
     # weights, gradients and the residual stream are rounded too
     "fsdp, native": ("fsdp", "--precision bf16 --mixed_precision native", 4),
     "ZeRO 2, native": ("optimized", "--precision bf16 --mixed_precision native --zero_stage 2", 4),

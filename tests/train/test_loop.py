@@ -6,6 +6,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 from support.settings import stand_in
 
 import gpt2
@@ -16,10 +17,12 @@ from testbed.train.ending import RunPreempted
 class Noted:
     """A run of four steps that saves after step 2 and validates after steps 2 and 4. It notes each call."""
 
-    def __init__(self, monkeypatch, stop_at: int = 0):
+    def __init__(self, monkeypatch, stop_at: int = 0, attention: str = "auto"):
         self.calls: list[str] = []
         note = self.calls.append
-        self.settings = stand_in(last_step=4, precision="fp32", eval_only=False, skip_gradient_sync=None)
+        self.settings = stand_in(
+            last_step=4, precision="fp32", eval_only=False, skip_gradient_sync=None, attention=attention
+        )
         self.first_step, self.owes_validation, self.device = 0, False, None
         self.strategy = SimpleNamespace(train_step=lambda micro_batches, learning_rate: note("step"))
         self.batches = SimpleNamespace(of_step=lambda step: None)
@@ -84,3 +87,21 @@ def test_a_validation_that_an_earlier_start_was_stopped_in_comes_first(monkeypat
     run.first_step, run.owes_validation = 2, True
     gpt2.train(run)
     assert run.calls[:2] == ["validate 2", "step"]
+
+
+@pytest.mark.parametrize(("attention", "allowed"), [("auto", [True, True]), ("math", [False, True])])
+def test_steps_and_validations_see_the_run_s_attention_kernel_alone(monkeypatch, attention, allowed):
+    """And what follows sees PyTorch's choice: sampling, on a CPU or with a mask, may not have the run's kernel."""
+    run, seen = Noted(monkeypatch, attention=attention), {}
+
+    def look(name: str) -> None:
+        seen[name] = [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()]
+
+    run.strategy.train_step = lambda micro_batches, learning_rate: look("step")
+    run.owes_validation = True
+    monkeypatch.setattr(gpt2, "validate", lambda run, step: look(f"validation {step}") or 0)
+    monkeypatch.setattr(gpt2, "finish", lambda run: look("finish"))
+    gpt2.train(run)
+    assert seen == dict.fromkeys(("validation 0", "step", "validation 2", "validation 4"), allowed) | {
+        "finish": [True, True]
+    }

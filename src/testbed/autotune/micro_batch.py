@@ -21,7 +21,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.model.float8 import convert_to_float8_
-from testbed.model.gpt2 import GPT2
+from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.planner.candidates import job_of_settings
 from testbed.planner.job import Layout
 from testbed.planner.memory import SPARE, memory_of
@@ -145,7 +145,8 @@ def _try(settings: RunSettings, device: torch.device, candidates: Sequence[int])
         for micro_batch in candidates:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-            _step(strategy, settings, micro_batch)
+            with attention_kernel(settings.model.attention):
+                _step(strategy, settings, micro_batch)
             torch.cuda.synchronize(device)
             peaks[micro_batch] = torch.cuda.max_memory_allocated(device)
     except RuntimeError as error:  # of which torch.OutOfMemoryError is one
@@ -170,9 +171,7 @@ def _throw_away(settings: RunSettings, device: torch.device) -> Baseline:
     """Return a single process with the work of one rank, not compiled."""
     alone = settings.with_values(run_type="baseline", compile=False, mesh=MeshSizes())
     with device:
-        model = GPT2(
-            settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
-        )
+        model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if settings.compute.matmul == "fp8":
         convert_to_float8_(model)
     return Baseline(alone, model, device)

@@ -40,7 +40,7 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
             full_state = directory / FULL_STATE
             strategy.load_full_state(full_state if full_state.exists() else directory)
         if checkpoint.world_size == launch.world_size:
-            is_restored = _restore_random_state(directory, launch)
+            is_restored = _restore_random_state(directory, launch, settings.compute.device)
     except (Exception, CheckpointException) as error:  # PyTorch's own is no Exception
         cause = error
     failed = None
@@ -55,14 +55,14 @@ def load(checkpoint: Checkpoint, strategy: Strategy, settings: RunSettings, laun
     return True
 
 
-def _restore_random_state(directory: Path, launch: Launch) -> bool:
+def _restore_random_state(directory: Path, launch: Launch, device_type: str) -> bool:
     """Restore this rank's random numbers. Returns whether the file has those of its device."""
     path = directory / random_state_file(launch.rank)
     with open_regular(path) as file:
         state = load_tensors(file, str(path))
     if not isinstance(state, dict) or not all(isinstance(state.get(kind), torch.Tensor) for kind in {"cpu", *state}):
         raise InputError(f"{path} holds something else than a rank's random numbers")
-    if torch.cuda.is_available() != ("cuda" in state):
+    if (device_type == "cuda") != ("cuda" in state):
         return False
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:

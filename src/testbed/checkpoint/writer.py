@@ -185,7 +185,7 @@ class CheckpointWriter:
         # The strategy first: its ranks wait for each other, and would wait for one that failed before it. Saving draws
         # no random number.
         written = self.strategy.save_checkpoint(temporary, in_background=self._in_background)
-        torch.save(_random_state(), temporary / random_state_file(self.launch.rank))
+        torch.save(_random_state(self.settings.compute.device), temporary / random_state_file(self.launch.rank))
         return written
 
     def _finish(self, temporary: Path, step: int, row: dict[str, Any], start_s: float, written: Future | None) -> None:
@@ -221,10 +221,10 @@ def _completed(work: Callable[..., Any], *arguments: object) -> Future:
     return future
 
 
-def _random_state() -> dict[str, torch.Tensor]:
+def _random_state(device_type: str) -> dict[str, torch.Tensor]:
     """Return the state of dropout's random numbers. The order of the data follows from the seed and the step."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    if device_type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

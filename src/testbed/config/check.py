@@ -6,8 +6,10 @@ An error is an InputError with one sentence: the flag, its value, the rule, the 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +52,7 @@ from testbed.io import SOURCE, cannot_become_a_folder, not_a_folder
 from testbed.model.shape import ModelShape
 
 DEFAULT_DEEPSPEED_CONFIG = SOURCE / "deepspeed_config.json"
+OLDEST_TORCH = (2, 11)  # as in pyproject.toml
 
 
 def check_command_line(arguments: list[str], planner: Planner | None = None) -> tuple[CheckedRun, Launch]:
@@ -97,6 +100,7 @@ def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> C
 
 def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
     """Fill in the settings. Each step sees the results of the steps before it."""
+    _check_torch()
     _check_ranks(asked.values["run_type"], launch)
     deepspeed_file = _deepspeed_file(asked)
     if deepspeed_file is not None:
@@ -147,6 +151,21 @@ def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[
     values |= _batch(values, mesh)
     check_schedule(values, mesh)
     return values, mesh
+
+
+def has_torch(at_least: tuple[int, int]) -> bool:
+    """Return whether PyTorch is of this version or newer. Where it has no number or is not installed, assume so."""
+    try:
+        numbers = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch") or "")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return numbers is None or (int(numbers[1]), int(numbers[2])) >= at_least
+
+
+def _check_torch() -> None:
+    if not has_torch(OLDEST_TORCH):
+        oldest, found = ".".join(map(str, OLDEST_TORCH)), importlib.metadata.version("torch")
+        raise InputError(f"PyTorch {found} is too old: {oldest} or newer is needed; pip install 'torch>={oldest}'")
 
 
 def _check_ranks(run_type: str, launch: Launch) -> None:

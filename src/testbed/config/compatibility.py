@@ -21,6 +21,7 @@ PROVEN_COMPILED = {
     "ddp": ("none", "block"),
     "fsdp": ("none",),
     "optimized": ("none",),  # ZeRO 0 to 2; stage 3 is refused below
+    "model_parallel": ("none",),
     "pipeline": ("none",),
     "tensor": ("none",),
 }

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from testbed.distributed import watchdog
+from testbed.distributed.addresses import WAY_OUT, check_addresses
 from testbed.distributed.launch import Launch
 from testbed.distributed.mesh import MeshSizes
 from testbed.distributed.rendezvous import LOOK_EVERY_S, no_answer, wait_for_ranks
@@ -49,6 +50,7 @@ def start_process_group(
 
     Raises:
         RankMissing: one did not come.
+        Unreachable: gloo would give other machines an address of the loopback.
     """
     if not (launch.is_distributed or is_needed):
         return None
@@ -57,6 +59,7 @@ def start_process_group(
     if launch.is_distributed:
         store = _store_of_this_start(launch, patience_s)
         wait_for_ranks(store, launch, patience_s)
+        check_addresses(store, launch)
     else:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
         store = dist.HashStore()
@@ -157,8 +160,7 @@ def new_gloo_group() -> dist.ProcessGroup | None:
         return dist.new_group(backend="gloo", timeout=_limit)
     except RuntimeError as error:
         raise RuntimeError(
-            f"the ranks do not reach each other over TCP to agree on files ({first_line(error)}); set "
-            "GLOO_SOCKET_IFNAME to the network interface that the nodes share, such as eth0"
+            f"the ranks do not reach each other over TCP to agree on files ({first_line(error)}); {WAY_OUT}"
         ) from error
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
@@ -40,11 +40,10 @@ PREFIX = "transformer."  # of every parameter in GPT2LMHeadModel
 class Attention(nn.Module):
     """Causal self-attention; query, key and value come from one matrix product."""
 
-    def __init__(self, shape: ModelShape, dropout: float, backend: str):
+    def __init__(self, shape: ModelShape, dropout: float):
         super().__init__()
         self.num_heads = shape.num_heads
         self.dropout = dropout
-        self.backend = backend  # a key of BACKENDS, or "auto"
         self.c_attn = nn.Linear(shape.embedding_size, 3 * shape.embedding_size)
         self.c_proj = nn.Linear(shape.embedding_size, shape.embedding_size)
 
@@ -53,8 +52,7 @@ class Attention(nn.Module):
         heads = self.c_attn(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)  # each (B, H, T, D)
         dropout = self.dropout if self.training else 0.0
-        with contextlib.nullcontext() if self.backend == "auto" else sdpa_kernel(BACKENDS[self.backend]):
-            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         return self.c_proj(mixed.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -73,10 +71,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer layer: attention and MLP, each on a normalised copy of the residual stream."""
 
-    def __init__(self, shape: ModelShape, dropout: float, attention: str, activation_checkpointing: str):
+    def __init__(self, shape: ModelShape, dropout: float, activation_checkpointing: str):
         super().__init__()
         self.ln_1 = nn.LayerNorm(shape.embedding_size)
-        self.attn = Attention(shape, dropout, attention)
+        self.attn = Attention(shape, dropout)
         self.ln_2 = nn.LayerNorm(shape.embedding_size)
         self.mlp = MLP(shape)
         self.dropout = nn.Dropout(dropout)
@@ -105,20 +103,14 @@ class GPT2(nn.Module):
 
     padding_bias: torch.Tensor
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        dropout: float = 0.0,
-        attention: str = "auto",
-        activation_checkpointing: str = "none",
-    ):
+    def __init__(self, shape: ModelShape, dropout: float = 0.0, activation_checkpointing: str = "none"):
         super().__init__()
         self.shape = shape
         self.embeds = self.predicts = True  # whether it begins with token ids and ends in logits
         self.wte = nn.Embedding(shape.padded_vocab_size, shape.embedding_size)
         self.wpe = nn.Embedding(shape.max_position_embeddings, shape.embedding_size)
         self.drop = nn.Dropout(dropout)
-        blocks = (Block(shape, dropout, attention, activation_checkpointing) for _ in range(shape.num_layers))
+        blocks = (Block(shape, dropout, activation_checkpointing) for _ in range(shape.num_layers))
         self.h = nn.ModuleDict({str(index): block for index, block in enumerate(blocks)})
         self.ln_f = nn.LayerNorm(shape.embedding_size)
         # Padded rows must not take part in the softmax. A bias of -inf inside the head's matrix product does that
@@ -268,3 +260,14 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+
+
+@contextlib.contextmanager
+def attention_kernel(name: str) -> Iterator[None]:
+    """Let attention run in one kernel alone, a key of BACKENDS, or in PyTorch's own choice with "auto".
+
+    It holds for the whole process, recomputation in backward and DataParallel's threads included. A context in each
+    layer would cost the host more than the call inside, and threads that enter and leave it would undo each other's.
+    """
+    with contextlib.nullcontext() if name == "auto" else sdpa_kernel(BACKENDS[name]):
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ def profiler_window(settings: RunSettings, directory: Path, rank: int) -> Iterat
     def write_trace(profiler: torch.profiler.profile) -> None:
         profiler.export_chrome_trace(str(trace_file(directory, rank)))
 
+    # which PyTorch 2.11 says of the only cycle that there is
+    warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
     # shapes, because the bytes of a collective follow from them
     with torch.profiler.profile(
         activities=activities, schedule=schedule, on_trace_ready=write_trace, record_shapes=True

@@ -53,7 +53,7 @@ class StepClock:
 
     def __init__(self, device: torch.device, emits_nvtx: bool = False):
         self.device = device
-        self.emits_nvtx = emits_nvtx
+        self.emits_nvtx = emits_nvtx and device.type == "cuda"
         self.step_time_s = 0.0
         self.phase_s = dict.fromkeys(RANGES, 0.0)
         self._open: list[str] = []
@@ -139,8 +139,7 @@ def phase(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_range(name: str, emits_nvtx: bool = False) -> Iterator[None]:
-    """Mark a range in a torch.profiler trace and, if asked and on CUDA, in Nsight."""
-    emits_nvtx = emits_nvtx and torch.cuda.is_available()
+    """Mark a range in a torch.profiler trace and, with `emits_nvtx`, for which CUDA is needed, in Nsight."""
     if emits_nvtx:
         torch.cuda.nvtx.range_push(name)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -59,11 +60,9 @@ class UtilizationSampler:
     def _sample_device(self) -> None:
         import pynvml
 
-        try:
-            self._gpu_percent.append(pynvml.nvmlDeviceGetUtilizationRates(self._device).gpu)
+        with contextlib.suppress(pynvml.NVMLError):  # what is unknown stays out
             self._gpu_memory_bytes.append(pynvml.nvmlDeviceGetMemoryInfo(self._device).used)
-        except pynvml.NVMLError:  # a part of a device (MIG) has no utilization; what is unknown stays out
-            self._device = None
+            self._gpu_percent.append(pynvml.nvmlDeviceGetUtilizationRates(self._device).gpu)  # a MIG part has none
 
 
 def _nvml_device(device: torch.device) -> Any:
@@ -74,12 +73,25 @@ def _nvml_device(device: torch.device) -> Any:
         import pynvml
     except ImportError:
         return None
-    try:
+    # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for PyTorch, not for NVML
+    uuid = torch.cuda.get_device_properties(device).uuid
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        # by its UUID: CUDA_VISIBLE_DEVICES renumbers devices for PyTorch, not for NVML
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except pynvml.NVMLError:
-        return None
+        for kind in ("MIG", "GPU"):  # CUDA gives the UUID of a part of a GPU (MIG), in some versions that of the whole
+            with contextlib.suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+                return None if kind == "GPU" and _is_divided(handle) else handle
+    return None
+
+
+def _is_divided(handle: Any) -> bool:
+    """Return whether a GPU is divided into MIG parts: its memory is then more than this rank's."""
+    import pynvml
+
+    try:
+        return pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # a GPU that cannot be divided
+        return False
 
 
 def _mean(values: list) -> float | None:

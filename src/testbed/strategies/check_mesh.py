@@ -161,12 +161,7 @@ def build_without_memory(settings: RunSettings) -> Strategy:
     device = torch.device("cpu") if is_deepspeed else META
     with _fake_deepspeed() if is_deepspeed else _meta_torch():
         with device:
-            model = GPT2(
-                settings.shape,
-                settings.model.dropout,
-                settings.model.attention,
-                settings.compute.activation_checkpointing,
-            )
+            model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
         return build_strategy(settings, model, device)
 
 

@@ -191,6 +191,21 @@ class ModelParallel(Pipeline):
 class _TimedStage(PipelineStage):
     """What a schedule calls, as phases of the step: what remains of the schedule is waiting, its bubble."""
 
+    def _get_init_p2p_neighbors_ops(self):
+        """Return PyTorch 2.11's greetings to the neighbours of a stage, but for those to the rank itself.
+
+        Where a V of stages turns, both neighbours are on one rank, and gloo cannot send to its own rank. PyTorch 2.12
+        makes itself known to neighbours in another way, and does not call this.
+        """
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+    def _prepare_forward_infra(self, *args, **kwargs):
+        """Leave the random numbers as they are. PyTorch 2.11 runs a forward pass to learn the shapes, before the first
+        step of every start, so a resumed run would drop other places than one that was not interrupted."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            return super()._prepare_forward_infra(*args, **kwargs)
+
     def forward_one_chunk(self, *args, **kwargs):
         with phase("forward"):
             return super().forward_one_chunk(*args, **kwargs)

@@ -13,6 +13,7 @@ from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.weights import WeightsUnavailable
 from testbed.config.settings import RunSettings
 from testbed.data.disk_array import FileChanged
+from testbed.distributed.addresses import Unreachable
 from testbed.distributed.process_group import RanksDiffer
 from testbed.distributed.rendezvous import RankMissing
 from testbed.distributed.store_port import PortTaken
@@ -22,7 +23,7 @@ from testbed.train.divergence import TrainingDiverged
 
 # errors that are one sentence already
 EXPECTED: tuple[type[Exception], ...] = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed)
-EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken, RankMissing)
+EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken, RankMissing, Unreachable)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 

@@ -149,9 +149,7 @@ def build(setup: Setup) -> Strategy:
     """Build the model that every rank begins with, and around it the strategy, which may keep only a part of it."""
     settings = setup.settings
     torch.manual_seed(settings.training.seed)  # every rank draws the same weights ...
-    model = GPT2(
-        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
-    )
+    model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     if setup.weights is not None:
         model.load_state_dict(setup.weights)
         setup.weights = None  # a rank that trains a part of the model must not keep the whole

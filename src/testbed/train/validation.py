@@ -34,7 +34,7 @@ def validate(run: TrainingRun, step: int) -> int:
     for index in run.report.console.batches(len(run.validation), "validation"):
         if stop := run.signals.agree(process_group.agree_on_stop(run.signals.number, run.device)):
             return stop
-        with named_range("val/batch", run.settings.measuring.profile_mode):
+        with named_range("val/batch", run.clock.emits_nvtx):
             result = run.strategy.evaluate(run.validation.of_batch(index))
         loss_sum += result.loss_sum
         num_tokens += result.num_target_tokens

@@ -20,7 +20,7 @@ from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError
 from testbed.experiments.calibration.work import Setting
-from testbed.model.gpt2 import GPT2
+from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.planner.calibration import WholeStep
 from testbed.profiling.step_clock import StepClock
@@ -118,13 +118,12 @@ def _built(checked: CheckedRun, device: torch.device) -> Iterator[tuple[Any, Tra
     """Build model, strategy and batches as gpt2.py does."""
     settings = checked.settings
     torch.manual_seed(settings.training.seed)
-    model = GPT2(
-        settings.shape, settings.model.dropout, settings.model.attention, settings.compute.activation_checkpointing
-    )
+    model = GPT2(settings.shape, settings.model.dropout, settings.compute.activation_checkpointing)
     strategy = build_strategy(settings, model, device)
     batches = TrainingBatches(checked.train_file, settings, strategy.data_rank, device)
     try:
-        yield strategy, batches
+        with attention_kernel(settings.model.attention):
+            yield strategy, batches
     finally:
         batches.close()
         strategy.close()

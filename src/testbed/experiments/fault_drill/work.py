@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from testbed.config.check import check_run
+from testbed.config.check import check_run, has_torch
 from testbed.config.flags import parse_command_line
 from testbed.data.token_file import TokenFileWriter
 from testbed.distributed.launch import Launch
@@ -81,7 +81,8 @@ class Work:
         # by module: the console script of another environment may come first on PATH
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
         torchrun += ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
-        torchrun += ["--shutdown-timeout", str(self.grace + 5)]
+        if has_torch((2, 12)):  # before, torchrun had no such flag and killed ranks after 30 s
+            torchrun += ["--shutdown-timeout", str(self.grace + 5)]
         if launcher == RESTARTING:
             torchrun += ["--max-restarts", "2"]
         return [([*torchrun, *program], {})]

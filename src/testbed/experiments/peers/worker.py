@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from testbed.autotune.device import device_type
 from testbed.config.check import check_run
 from testbed.config.flags import parse_command_line
 from testbed.config.settings import CheckedRun, RunSettings
@@ -42,7 +43,7 @@ def run_work(file: Path) -> None:
     """Do what `file` says and write the answer where it says. "auto" is CUDA where PyTorch finds it."""
     work = json.loads(file.read_text(encoding="utf-8"))
     torch.set_num_threads(work["threads"])
-    device = torch.device("cuda" if work["device"] != "cpu" and torch.cuda.is_available() else "cpu")
+    device = torch.device(device_type(work["device"]))
     write_text(Path(work["out"]), json.dumps(WORK[work["kind"]](work, device)))
 
 
@@ -59,7 +60,7 @@ def ceiling(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def ceilings(work: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Measure it at several precisions in one process, which scripts/benchmark_gpu.sh asks for."""
+    """Measure it at several precisions in one process, which scripts/benchmark_gpu.py asks for."""
     return {precision: ceiling({**work, "precision": precision}, device) for precision in work["precisions"]}
 
 
