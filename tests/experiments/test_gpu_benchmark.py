@@ -89,7 +89,7 @@ def test_the_program_accepts_every_command_of_the_plan(out, gpus, device, number
             assert compile_blocker(settings.by_flag()) is None
         assert settings.checkpointing.checkpoint_path == f"{out}/runs/{step.name}"
         seen += 1
-    assert seen > 25
+    assert seen > (25 if device == "cuda" else 18)
 
 
 @pytest.mark.parametrize(("device", "number"), [("cuda", 1), ("cpu", 0)])
@@ -167,7 +167,7 @@ def test_what_cannot_run_is_left_out_with_the_reason():
     assert bare["peers_transformers"] == "the package transformers is not installed"
     on_cpu = left_out(device="cpu", gpus=0)
     assert {"fp8", "fp16", "profile_ddp_1rank", "attention_cudnn"} <= set(on_cpu) and all(on_cpu.values())
-    assert len(plan(machine("cpu", 0), "out")) - len(on_cpu) > 25, "what a CPU can do"
+    assert len(plan(machine("cpu", 0), "out")) - len(on_cpu) > 20, "what a CPU can do"
 
 
 def test_every_comparison_names_a_run_and_a_tolerance():

@@ -99,8 +99,8 @@ def test_called_again_it_goes_on_and_everything_that_a_cpu_can_do_runs_and_agree
     assert all(row["reason"] for row in ended.rows.values() if row["status"] == record.LEFT_OUT)
     assert ended.summary["failed"] == [] and ended.summary["pending_parts"] == []
     compared = [check for check in ended.summary["agreement"] if check["holds"] is not None]
-    assert len(compared) > 15 and all(check["compared_steps"] > 2 for check in compared)
-    assert {"saved", "saved_async", "resumed", "fp32_compiled"} <= {check["run"] for check in compared}
+    assert len(compared) > 10 and all(check["compared_steps"] > 2 for check in compared)
+    assert {"saved_async", "resumed", "fp32_compiled", "zero3_1rank"} <= {check["run"] for check in compared}
     checks = {check["run"]: check for check in ended.summary["agreement"]}
     bits = checks["deterministic_resumed"]
     assert (bits["largest_loss_difference"], bits["largest_norm_difference"]) == (0, 0)

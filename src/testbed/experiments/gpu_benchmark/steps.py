@@ -138,7 +138,8 @@ def _run_types(machine: Machine) -> Iterator[Row]:
     ranks = ranks_of(machine)
     one_rank = "1 rank, so nothing travels" if ranks == 1 else f"{ranks} ranks"
     for name, flags in table.ON_ONE_RANK.items():
-        yield _in_fp32(f"{name}_{_ranks(ranks)}", f"{one_rank}: the losses of one process", flags, ranks)
+        row = _in_fp32(f"{name}_{_ranks(ranks)}", f"{one_rank}: the losses of one process", flags, ranks)
+        yield dataclasses.replace(row, on_cpu=table.NOT_ON_CPU.get(name, row.on_cpu))
     for name, flags in table.ON_RANKS.items():
         cut = min(ranks, table.LARGEST_CUT)
         row = _in_fp32(
@@ -228,7 +229,11 @@ def _peers(machine: Machine, out: str, rounds: int) -> Iterator[Step]:
         ("peers_nanogpt", "nanogpt", 30, "nanogpt", nanogpt),
         ("peers_transformers", "transformers-compiled", 25, "transformers", transformers),
     ):
-        step = Step(name, f"ours against {peer}, interleaved", left_out=left_out)
+        step = Step(
+            name,
+            f"ours against {peer if machine.device == 'cuda' else name.removeprefix('peers_')}, interleaved",
+            left_out=left_out,
+        )
         if machine.device == "cuda":
             work = "--model gpt2 --batch_size 32 --seq_length 1024 --precision bf16 --steps 40 --warmup_steps 10"
             # a round: ours 20 s, the other, and 9 s for the matrix product; 12 s for starting and drawing

@@ -104,6 +104,11 @@ STEPS = {"small": {"cuda": 20, "cpu": 6}, "large": {"cuda": 24, "cpu": 8}, "lear
 REFERENCE_ON_CPU = {"large_compiled": "large_eager"}  # what is left out there -> what takes its place
 SAME_ON_CPU = "on the CPU it would be the run that it is compared with"
 COMPILED_ONCE = "fp32_compiled shows on the CPU that compiling works"
+# name in ON_ONE_RANK -> why the CPU is left out, where the suite compares every run type anyway
+NOT_ON_CPU = {
+    **dict.fromkeys(("allreduce", "ddp"), "on the CPU two ranks show it"),
+    **dict.fromkeys(("zero0", "zero2"), "zero1 and zero3 show on the CPU that DeepSpeed works"),
+}
 
 FIRST = (
     Row("cpu_fp32", "the reference of all small runs, on the CPU", "small",
@@ -129,8 +134,8 @@ PATHS = (
     Row("profile", "torch.profiler, and the time of a step by cause", "large",
         "--compile {compile} --profile --profile_steps 3", 34, cold=("large",)),
     Row("saved", "a checkpoint between the steps", "large",
-        "--compile {compile} --save_every {half}", 36, cold=("large",),
-        check=Check("large_compiled", "bf16")),
+        "--compile {compile} --save_every {half}", 36, "saved_async shows on the CPU that saving works",
+        cold=("large",), check=Check("large_compiled", "bf16")),
     Row("saved_async", "a checkpoint written in the background", "large",
         "--compile {compile} --save_every {half} --async_mode async", 36, cold=("large",),
         check=Check("large_compiled", "bf16")),
@@ -144,8 +149,10 @@ SPEED = (
     Row("recomputed_block", "blocks computed again in backward", "large",
         "--compile off --activation_checkpointing block", 22, check=Check("large_eager", "bf16")),
     Row("recomputed_selective", "all but products and attention computed again", "large",
-        "--compile off --activation_checkpointing selective", 22, check=Check("large_eager", "bf16")),
+        "--compile off --activation_checkpointing selective", 22,
+        "recomputed_block shows on the CPU that recomputing works", check=Check("large_eager", "bf16")),
     Row("attention_flash", "the flash kernel", "large", "--compile off --attention flash", 19,
+        "every other run on the CPU takes it",
         check=Check("large_eager", "bf16")),
     Row("attention_cudnn", "cuDNN's kernel", "large", "--compile off --attention cudnn", 19,
         "a CPU has no cuDNN", check=Check("large_eager", "bf16")),
@@ -161,7 +168,8 @@ SPEED = (
         "--compile off --precision fp32 --micro_batch_size_per_gpu 16 --max_train_steps 8", 22,
         "every small run on the CPU is in fp32"),
     Row("time_to_loss_adamw", "time to a loss", "learning", "--optimizer adamw", 18),
-    Row("time_to_loss_muon", "time to the same loss with Muon", "learning", "--optimizer muon", 20),
+    Row("time_to_loss_muon", "time to the same loss with Muon", "learning", "--optimizer muon", 20,
+        "time_to_loss_adamw shows it on the CPU"),
     Row("generation", "text at the end, and how long it takes", "small",
         "--precision bf16 --compile off --sample_tokens 16 --run_inference_benchmark", 20, 7),
 )  # fmt: skip
