@@ -209,7 +209,7 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
         from testbed.analysis.plan.picture import plan_figure
 
         title = f"{question.model_name} on {question.machine.devices} x {question.machine.device.name}"
-        notes = [f"Best: {headline(shown[0], question.budget)}", f"Estimates, {shown[0].time.label}."]
+        notes = [f"Best: {headline(shown, question.budget)}", f"Estimates, {shown[0].time.label}."]
         save_png(plan_figure(shown, title, notes), arguments.picture)
     say(plan_text(shown, question.budget, refused, question.work))
     return 0

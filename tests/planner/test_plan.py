@@ -86,10 +86,12 @@ def test_failures_of_a_machine_are_those_of_all_its_nodes():
 
 
 def test_the_headline_answers_the_question(runs):
-    said = headline(runs[0], Budget(tokens=1e10, price=3.0))
+    said = headline(runs[:1], Budget(tokens=1e10, price=3.0))
     for words in ("8 x h100-sxm", "micro batch", "79.1 GiB", "512 x 1,024 tokens", "10B tokens", "days", "cost"):
         assert words in said
-    assert "days" not in headline(runs[0], Budget())
+    assert "days" not in headline(runs[:1], Budget()) and "apart" not in said
+    slow = dataclasses.replace(runs[1], time=dataclasses.replace(runs[1].time, seconds=9e9))
+    assert "1 more of 2 lie within its interval" in headline([runs[0], runs[1], slow], Budget())
 
 
 def test_a_plan_is_read_back_from_its_file(runs, tmp_path):

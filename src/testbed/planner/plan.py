@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,8 +173,13 @@ def settings_of(job: Job) -> str:
     return f"micro batch {job.micro_batch:g} x {job.accumulation:g}{recompute.get(job.recompute, job.recompute)}"
 
 
-def headline(run: PlannedRun, budget: Budget) -> str:
-    """Return the answer in one sentence: strategy, settings, memory, time, cost."""
+def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
+    """Return the answer in a sentence: strategy, settings, memory, time, cost; and how many others are as fast.
+
+    Args:
+        runs: one of each strategy and mesh, the best first.
+    """
+    run = runs[0]
     job, time, device = run.job, run.time, run.machine.device
     words = f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
     words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device; a step of "
@@ -187,6 +192,9 @@ def headline(run: PlannedRun, budget: Budget) -> str:
         costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
         if None not in costs:
             words += " and cost {} ({} to {})".format(*(f"{cost:,.0f}" for cost in costs))
+    as_fast = sum(other.fits and other.time.seconds <= time.high for other in runs[1:])
+    if as_fast:
+        words += f". {as_fast} more of {len(runs) - 1} lie within its interval: only a measurement tells them apart"
     return words + "."
 
 

@@ -28,7 +28,7 @@ def plan_text(runs: Sequence[PlannedRun], budget: Budget, refused: dict[str, str
     """
     best = runs[0]
     groups = [
-        [f"Best: {headline(best, budget)}", f"({best.time.label})"],
+        [f"Best: {headline(runs, budget)}", f"({best.time.label})"],
         table_lines(overview(runs, budget)),
         ["Memory per device at its peak, GiB", *table_lines(memory_table(runs))],
         ["Step, ms", *table_lines(time_table(runs))],
