@@ -36,3 +36,28 @@ def test_nothing_starts_again_on_a_gpu_or_where_a_test_runs_the_program(started_
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "pytest", "tests"])
     heap.without_small_caches("/there/src/gpt2.py", "cpu")
     assert not started_again and heap.VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["-m pdb", "-mpdb", "-m cProfile -o out", "-X importtime -m trace --trace", "/bin/coverage run", "-c code"],
+)
+def test_a_debugger_or_profiler_keeps_its_process(started_again, monkeypatch, before):
+    monkeypatch.setattr(sys, "orig_argv", ["python", *before.split(), "src/gpt2.py", "--run_type", "ddp"])
+    heap.without_small_caches("/there/src/gpt2.py", "cpu")
+    assert not started_again
+
+
+@pytest.mark.parametrize("before", ["", "-u", "-X importtime -O", "-W error -Xdev"])
+def test_options_of_python_are_kept(started_again, monkeypatch, before):
+    monkeypatch.setattr(sys, "orig_argv", ["python", *before.split(), "src/gpt2.py"])
+    heap.without_small_caches("/there/src/gpt2.py", "cpu")
+    assert started_again == [[sys.executable, sys.executable, *before.split(), "src/gpt2.py"]]
+
+
+def test_a_process_that_may_not_start_again_goes_on(started_again, monkeypatch):
+    def refuse(path, words):
+        raise PermissionError
+
+    monkeypatch.setattr(heap.os, "execv", refuse)
+    heap.without_small_caches("/there/src/gpt2.py", "cpu")
