@@ -57,23 +57,6 @@ DEVIATIONS: Mapping[str, Mapping[str, float]] = {
     "host": {"all": 0.4, "stack": 0.3},
 }
 
-# The same for a machine whose rates were measured: what whole steps of src/gpt2.py correct.
-MEASURED_DEVIATIONS: Mapping[str, Mapping[str, float]] = {
-    TOTAL: {"all": 0.2, "run type": 0.1, "run type, ranks": 0.05},
-    "products": {"all": 0.1},
-    "attention": {"all": 0.2},
-    "elementwise": {"all": 0.4},
-    "head": {"all": 0.2},
-    "optimizer": {"all": 0.3},
-    "tensor links": {"all": 0.3, "run type": 0.2, "link": 0.2},
-    "data links": {"all": 0.3, "run type": 0.3, "link": 0.2},
-    "pipeline links": {"all": 0.3, "run type": 0.3, "link": 0.2},
-    "context links": {"all": 0.3},
-    "offload": {"all": 0.5},
-    "stragglers": {"all": 0.5},
-    "host": {"all": 0.4, "run type": 0.3},
-}
-
 
 @dataclass(frozen=True)
 class Factor:
@@ -93,12 +76,9 @@ def strategy_of(job: Job) -> str:
     return " x ".join(name for ranks, name in axes if ranks > 1) or "single"
 
 
-def factors_of(
-    job: Job, machine: Machine, framework: str | None, deviations: Mapping[str, Mapping[str, float]] = DEVIATIONS
-) -> list[Factor]:
+def factors_of(job: Job, machine: Machine, framework: str | None) -> list[Factor]:
     """Return all factors of a job, whether fitted or not."""
     device, model = machine.device, job.model
-    link = machine.within_node if machine.devices <= machine.per_node else machine.between_nodes
     values = {
         "all": "all",
         "architecture": device.architecture or device.name,
@@ -111,12 +91,9 @@ def factors_of(
         "compiled": str(job.compiled),
         "strategy": strategy_of(job),
         "setting": f"{job.stack}, {device.name}, {job.precision}, {model.layers} x {model.hidden}",
-        "run type": str(job.run_type),
-        "ranks": str(machine.devices),
-        "link": link.name,
     }
     return [
         Factor(part, kind, ", ".join(values[name] for name in kind.split(", ")), deviation)
-        for part, kinds in deviations.items()
+        for part, kinds in DEVIATIONS.items()
         for kind, deviation in kinds.items()
     ]

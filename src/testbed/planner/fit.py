@@ -8,13 +8,13 @@ the factors (Rasmussen and Williams 2006, Gaussian Processes for Machine Learnin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from testbed.planner.factors import DEVIATIONS, TOTAL, Factor, factors_of
+from testbed.planner.factors import TOTAL, Factor, factors_of
 from testbed.planner.job import Job, Machine
 from testbed.planner.parts import PARTS, Rates, step_parts
 from testbed.planner.published import FRAMEWORKS, Row
@@ -53,13 +53,11 @@ class Measured:
     noise: float
 
 
-def nominal_of(
-    job: Job, machine: Machine, rates: Rates, deviations: Mapping[str, Mapping[str, float]] = DEVIATIONS
-) -> Nominal:
+def nominal_of(job: Job, machine: Machine, rates: Rates) -> Nominal:
     """Return a step before any factor."""
     parts, idle = step_parts(job, machine, rates)
     framework = FRAMEWORKS.get(job.stack)
-    factors = tuple(factors_of(job, machine, framework, deviations))
+    factors = tuple(factors_of(job, machine, framework))
     return Nominal(np.array([parts[part] for part in PARTS]), idle, factors)
 
 
