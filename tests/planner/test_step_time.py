@@ -242,3 +242,15 @@ def test_the_conformal_quantile_counts_the_new_score_as_the_largest():
     assert math.isinf(conformal_quantile([]))
     heavy = np.array([1.0] * 9 + [0.01])
     assert conformal_quantile(list(range(10)), heavy) == 8
+
+
+def test_offloaded_states_take_the_way_to_the_host_and_its_memory():
+    """fp32 gradients go down and weights up at 25 GB/s; AdamW reads and writes 28 bytes per element at 100 GB/s."""
+    seconds = {
+        offload: step_parts(replace(job(), offload=offload), machine(1), DataSheetRates(device_named("h100-sxm")))[0]
+        for offload in ("none", "optimizer", "parameters")
+    }
+    assert seconds["none"]["offload"] == seconds["optimizer"]["optimizer"] == 0
+    assert seconds["none"]["optimizer"] < seconds["optimizer"]["offload"] < seconds["parameters"]["offload"]
+    elements = job().model.parameters
+    assert seconds["optimizer"]["offload"] == pytest.approx(elements * (8 / 25e9 + 28 / 100e9))

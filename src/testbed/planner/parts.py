@@ -21,6 +21,9 @@ FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
+# ZeRO's offload (Ren et al. 2021, arXiv:2101.06840): a device's way to the host, and the host's memory, which the devices
+# of a node share and which bounds AdamW there. Both rates are estimates.
+HOST_LINK, HOST_MEMORY, HOST_UPDATE_BYTES = 25e9, 100e9, 28.0
 KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
 FLOOR = 0.05  # of a collective's time that nothing hides: the first and the last bucket
 
@@ -215,9 +218,31 @@ def step_parts(job: Job, machine: Machine, rates: Rates) -> tuple[dict[str, floa
         window = hidden * traffic.window
         parts["data links"] += traffic.times * max(FLOOR * seconds, seconds - window)
     held = job.model.parameters / (job.layout.tensor * job.layout.pipeline)
-    parts["optimizer"] = rates.optimizer_seconds(held / (job.layout.shard if job.layout.zero_stage else 1), job)
+    own = held / (job.layout.shard if job.layout.zero_stage else 1)
+    if job.offload in ("optimizer", "parameters"):
+        parts["offload"] = offloaded_seconds(job, machine, own, hidden)
+    else:
+        parts["optimizer"] = rates.optimizer_seconds(own, job)
     parts["stragglers"] = 0.01 * straggling(machine.devices) * passes * one_pass
     return parts, idle
+
+
+def offloaded_seconds(job: Job, machine: Machine, own: float, hidden: float) -> float:
+    """Return seconds of a step for ZeRO's offload: gradients to the host, AdamW there, weights back.
+
+    With "parameters" each pass of each micro batch brings the weights again, partly behind it.
+
+    Args:
+        own: elements that a device updates.
+        hidden: seconds of a micro batch's passes that a transfer can run behind.
+    """
+    width = 2.0 if job.has_16_bit_weights else 4.0
+    sharing = min(machine.devices, machine.per_node)
+    seconds = 2 * width * own / HOST_LINK + HOST_UPDATE_BYTES * own * sharing / HOST_MEMORY
+    if job.offload == "parameters":
+        brought = 2 * width * own / HOST_LINK
+        seconds += job.accumulation * max(FLOOR * brought, brought - hidden)
+    return seconds
 
 
 def bubble_seconds(job: Job, stage_seconds: list[float]) -> float:
