@@ -280,6 +280,20 @@ def test_another_file_is_one_sentence(tmp_path, content):
         read_calibration(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("data", 0), ("data", "x"), ("data", 10**400), ("pipeline", 1e308), ("virtual_stages", [])],
+)
+def test_numbers_that_no_run_has_are_one_sentence(tmp_path, place, value):
+    path = tmp_path / "calibration.json"
+    with_steps(TRUE).write(path)
+    content = json.loads(path.read_text())
+    content["steps"][0]["job"]["layout"][place] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"make it again with scripts/plan.py --calibrate"):
+        calibrated_constants(path, HERE)
+
+
 def test_without_whole_steps_the_parts_are_added_up_with_a_wide_interval():
     time = step_time(SETTING.job("ddp", 2, "fp32"), made_up().machine(2), constants_of_calibration(made_up()))
     assert time.high / time.low > 1.5 and time.seconds == pytest.approx(sum(time.parts.values()))

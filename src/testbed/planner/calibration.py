@@ -113,7 +113,7 @@ class WholeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured on a machine. An empty table leaves that rate to the data sheet.
+    """What was measured on a machine. Without one of TABLES nothing can be predicted from it.
 
     Attributes:
         device: one rank's share of the machine: name, memory, peak, bandwidth.
@@ -174,7 +174,7 @@ def read_calibration(path: Path) -> Calibration:
         )
     try:
         return from_json(content)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"--calibration {path}: {error}; make it again with scripts/plan.py --calibrate") from None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.errors import InputError
 from testbed.planner.calibrated_time import Predictor
 from testbed.planner.calibration import Calibration, check_machine, read_calibration
 from testbed.planner.fit import Fit, measured
@@ -67,7 +68,15 @@ def calibrated_constants(path: Path, here: Mapping[str, Any]) -> Constants:
     """
     calibration = read_calibration(path)
     check_machine(calibration, here, path)
-    return constants_of_calibration(calibration, path.name)
+    try:
+        return constants_of_calibration(calibration, path.name)
+    except InputError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise InputError(
+            f"--calibration {path}: nothing can be computed from its numbers ({error}); make it again with "
+            "scripts/plan.py --calibrate"
+        ) from None
 
 
 def constants_of_calibration(calibration: Calibration, name: str = "calibration.json") -> Constants:
