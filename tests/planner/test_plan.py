@@ -15,7 +15,7 @@ from testbed.planner.calibration import Calibration
 from testbed.planner.candidates import candidates
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
-from testbed.planner.memory import fits, memory_of
+from testbed.planner.memory import fits, largest_micro_batch, memory_of
 from testbed.planner.plan import Budget, PlannedRun, best_of_each, headline, plan
 from testbed.planner.plan_file import plan_record, prediction_of, read_plan, write_plan
 from testbed.planner.question import numbers_of_sweep, tokens_of
@@ -215,3 +215,38 @@ def test_check_builds_every_strategy_for_many_ranks(tmp_path):
     done = run_program(command, timeout_s=600, cwd=Path(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("would start") >= 10 and "would fail" not in done.stdout
+
+
+def test_a_run_that_failures_never_let_end_is_said_and_written(runs, tmp_path):
+    budget = Budget(tokens=1e10, price=3.0, mtbf_hours=1e-3)
+    assert "10B tokens are never reached" in headline(runs[:1], budget)
+    path = tmp_path / "plan.json"
+    write_plan(path, plan_record(runs[:1], budget, (), "plan.py"))
+    (run,) = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    assert run["goodput"] == 0 and run["days"] is None and run["cost"] is None
+
+
+def test_a_plan_file_with_words_for_numbers_is_refused(runs, tmp_path):
+    path = tmp_path / "plan.json"
+    record = plan_record(runs[:1], Budget(), (), "plan.py")
+    record["runs"][0]["needs_bytes"] = "much"
+    write_plan(path, record)
+    with pytest.raises(InputError, match="is no plan"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gpus", str(10**11)], "at most 1,048,576 devices"),
+        (["--matmul", "fp8"], "a100-80gb multiplies nothing in 8 bits"),
+    ],
+)
+def test_what_the_devices_cannot_be_or_do_is_refused(words, reason):
+    ended = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", *words)
+    assert ended.returncode == 2 and reason in ended.stderr
+
+
+def test_a_huge_batch_is_planned_without_trying_each_number():
+    job = candidates(MODEL_SIZES["gpt2"], 1024, 2**40, NODE, {"run_type": "ddp"})[0]
+    assert largest_micro_batch(job, NODE.device) in (32, 64, 128)

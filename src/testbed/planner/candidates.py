@@ -192,7 +192,7 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
     asked = values["micro_batch_size_per_gpu"]
     lanes = machine.devices if values["run_type"] == "dp" else mesh.data
     most = max(1, MOST_TOKENS[machine.device.kind] // values["seq_length"])
-    sizes = [size for size in _divisors(values["global_batch_size"] // lanes) if size <= most]
+    sizes = _divisors(values["global_batch_size"] // lanes, most)
     for micro_batch in sizes if asked is None else [asked]:
         try:
             settled, _ = spread_over_ranks({**values, "micro_batch_size_per_gpu": micro_batch}, ranks)
@@ -201,5 +201,6 @@ def _batches(values: dict[str, Any], typed: frozenset[str], shape: ModelShape, m
         yield job_of(settled, mesh, shape, machine)
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+def _divisors(number: int, most: int | None = None) -> list[int]:
+    """Return the divisors of a number, up to `most`: there is no need to try a huge batch's others."""
+    return [size for size in range(1, min(number, most or number) + 1) if number % size == 0]

@@ -18,6 +18,7 @@ from testbed.planner.job import Machine
 # FLOPs per cycle of a core: two units, each multiplies and adds a register of fp32
 PER_CYCLE = {"avx512f": 64, "avx2": 32, "asimd": 16}
 LEAST_PER_CYCLE = 8
+MOST_DEVICES = 2**20  # above any machine
 CORE_BYTES_PER_S = 10e9  # an estimate; a calibration measures it
 ASSUMED_HERTZ = 2.5e9  # where the system does not say
 LOOPBACK = Link(name="loopback, an estimate", latency_s=50e-6, bytes_per_s=2e9)
@@ -75,6 +76,8 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     """Return devices of a kind in whole nodes, with the links of such nodes where no network is named."""
     nodes_of = per_node or device.per_node
     devices = gpus or nodes_of
+    if devices > MOST_DEVICES:
+        raise InputError(f"--gpus {devices}: a plan has at most {MOST_DEVICES:,} devices")
     if devices > nodes_of and devices % nodes_of:
         below = devices // nodes_of * nodes_of
         raise InputError(

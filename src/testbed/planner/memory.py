@@ -7,6 +7,7 @@ works. docs/planner.md has the formulas in one table.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,8 @@ def fits(estimate: MemoryEstimate, device: Device) -> bool:
 def largest_micro_batch(job: Job, device: Device) -> int:
     """Return the largest micro batch that fits and divides a data rank's share of the global batch; 0 if none fits."""
     share = round(job.micro_batch * job.accumulation)
-    sizes = [size for size in range(1, share + 1) if share % size == 0]
+    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
+    sizes = sorted({*small, *(share // size for size in small)})
     jobs = [dataclasses.replace(job, micro_batch=size, accumulation=share // size) for size in sizes]
     return max((size for size, it in zip(sizes, jobs, strict=True) if fits(memory_of(it), device)), default=0)
 

@@ -187,7 +187,9 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         f"{job.global_batch:g} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
     days = [budget.days(run, seconds) for seconds in (time.seconds, time.low, time.high)]
-    if budget.tokens is not None and None not in days:
+    if budget.tokens is not None and not budget.goodput(run.machine):
+        words += f"; {_short(budget.tokens)} tokens are never reached, as failures leave no time to train"
+    elif budget.tokens is not None and None not in days:
         words += f"; {_short(budget.tokens)} tokens take {_span(*days)} days"  # type: ignore[arg-type]
         costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
         if None not in costs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,16 @@ def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str]) -> dict[st
         "parts_s": dict(run.time.parts),
         "tokens_per_s": run.tokens_per_s,
         "mfu": run.mfu,
-        "days": budget.days(run),
-        "cost": budget.cost(run),
+        "days": _finite(budget.days(run)),
+        "cost": _finite(budget.cost(run)),
         "goodput": budget.goodput(run.machine),
         "limited_by": run.limited_by,
     }
+
+
+def _finite(number: float | None) -> float | None:
+    """Return a number as JSON can have it: None for a run that never ends, whose goodput is 0."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +107,7 @@ def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
         raise InputError(f"{path} is of format {found!r}, and this program reads {FORMAT}; make it with plan.py --json")
     try:
         return _machine_of(content["machine"]), [_prediction(each, content["label"]) for each in content["runs"]]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{path} is no plan ({error!r}); make it again with plan.py --json") from None
 
 

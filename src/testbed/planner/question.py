@@ -136,6 +136,8 @@ def question(
     base = dataclasses.asdict(MODEL_SIZES[values["model"]])
     shape = {name: values.get(name) or number for name, number in base.items()}
     check_shape(shape, values["seq_length"])
+    if values.get("matmul") == "fp8" and "fp8" not in machine.device.peak_flops:
+        raise InputError(f"--matmul fp8: {machine.device.name} multiplies nothing in 8 bits; leave --matmul out")
     work = [word for name in WORK if values.get(name) is not None for word in (f"--{name}", str(values[name]))]
     return Question(
         shape=ModelShape(**shape),

@@ -161,7 +161,7 @@ def _assumptions(run: PlannedRun, budget: Budget) -> list[str]:
     failures = budget.failures(machine)
     if failures is not None:
         lines.append(
-            f"goodput: Daly 2006; a failure of the machine every {failures.between_s / 3600:,.3g} h, a checkpoint of "
+            f"goodput: Daly 2006; a failure of the machine every {three(failures.between_s / 3600)} h, a checkpoint of "
             f"{failures.save_s:g} s every {failures.interval_s / 60:,.3g} min, {failures.restart_s:g} s to restart"
         )
     return [line for line in lines if line]
