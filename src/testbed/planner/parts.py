@@ -21,8 +21,8 @@ FORWARD, BACKWARD = 1.0, 2.0  # of a matrix product
 ATTENTION_BACKWARD = 2.5
 ELEMENTWISE_FORWARD = 1 / 3  # of the bytes of both passes
 OFFLOAD_EXPOSED, OFFLOAD_SPEED = 0.1, 100e9  # of activations to the host and back, an estimate
-# ZeRO's offload (Ren et al. 2021, arXiv:2101.06840): a device's way to the host, and the host's memory, which bounds AdamW
-# there and which the devices of a node share. Both rates are estimates.
+# ZeRO's offload (Ren et al. 2021, arXiv:2101.06840): a device's way to the host, and the host's memory, which bounds
+# AdamW there and which the devices of a node share. Both rates are estimates.
 HOST_LINK, HOST_MEMORY, HOST_UPDATE_BYTES = 25e9, 100e9, 28.0
 KERNELS = {False: 80, True: 25}  # of one block, both passes: eager with autocast's casts, compiled; counted by hand
 FLOOR = 0.05  # of a collective's time that nothing hides: the first and the last bucket
