@@ -310,6 +310,7 @@ def _job(
         schedule=_schedule(schedule, layout),
         offload="activations" if _number(extra, "activation_cpu_offload_layers") else "none",
         dropout=float(extra.get("dropout") or 0.0),
+        offload_layers=_count(extra, "activation_cpu_offload_layers", None),
         bucket_elements=_number(extra, "deepspeed_bucket_elements") or Job.bucket_elements,
         overlap=False not in is_behind,
         tensor_overlap=bool(extra.get("tp_comm_overlap") or extra.get("async_tp")),
