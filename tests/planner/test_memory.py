@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from testbed.autotune.micro_batch import _step, _throw_away
 from testbed.distributed.mesh import MeshSizes
-from testbed.model.gpt2 import GPT2
+from testbed.model.gpt2 import GPT2, attention_kernel
 from testbed.model.shape import MODEL_SIZES, ModelShape
 from testbed.planner.candidates import job_of_settings
 from testbed.planner.devices import Device
@@ -62,7 +62,7 @@ def test_a_step_holds_what_is_predicted(token_files, flags, monkeypatch):
     """The second of two steps: the first has no moments. Weights, gradients, activations and logits all matter here."""
     monkeypatch.setattr(GPT2, "to", lambda model, *place: model)  # tensors without memory cannot be moved
     settings = settings_of(token_files, *SMALL, *flags.split(), "--run_type", "baseline").with_values(vocab_size=16_000)
-    with FakeTensorMode(), HeldBytes() as held:
+    with attention_kernel(settings.model.attention), FakeTensorMode(), HeldBytes() as held:
         strategy = _throw_away(settings, torch.device("cpu"))
         for _ in range(2):
             _step(strategy, settings, 4)
