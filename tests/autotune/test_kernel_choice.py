@@ -9,6 +9,9 @@ import pytest
 import torch
 from support.automatic_choices_cases import ALONE, CPU
 from support.settings import settings_of
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.autotune import attention, choices
@@ -174,6 +177,29 @@ def test_threads_that_compute_at_the_same_time_keep_the_kernel(backend):
             thread.join()
     assert found == [{backend: 8}] * 16
     assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
+
+
+def test_what_the_compiler_keeps_on_disk_is_kept_by_kernel():
+    """PyTorch's key of compiled graphs lacks the kernel: a run with --attention math would compute with flash."""
+    before, tags = torch.compiler.config.cache_key_tag, []
+    for backend in ("auto", *BACKENDS):
+        with attention_kernel(backend):
+            tags.append(torch.compiler.config.cache_key_tag)
+    assert tags[0] == before and len(set(tags)) == len(tags), tags
+    assert all(tag.startswith(before) for tag in tags) and torch.compiler.config.cache_key_tag == before
+
+
+@pytest.mark.launches
+def test_what_was_compiled_with_one_kernel_is_not_taken_from_disk_for_another():
+    heads, found = torch.zeros(1, 2, 16, 8), []
+    with fresh_cache():
+        for backend in ("flash", "math", "flash"):
+            torch._dynamo.reset()  # as in a process of its own
+            counters.clear()
+            with attention_kernel(backend), torch.no_grad():
+                torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))(heads)
+            found.append("taken" if counters["aot_autograd"]["autograd_cache_hit"] else "compiled")
+    assert found == ["compiled", "compiled", "taken"]
 
 
 def kernels_of(work) -> dict[str, int]:

@@ -268,6 +268,17 @@ def attention_kernel(name: str) -> Iterator[None]:
 
     It holds for the whole process, recomputation in backward and DataParallel's threads included. A context in each
     layer would cost the host more than the call inside, and threads that enter and leave it would undo each other's.
+
+    The compiler builds the kernel into what it keeps on disk, and would give it to a later run with another kernel: the
+    name of the kernel is not in its key. So the key gets it here.
     """
-    with contextlib.nullcontext() if name == "auto" else sdpa_kernel(BACKENDS[name]):
+    if name == "auto":
         yield
+        return
+    tag = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = f"{tag} attention={name}"
+    try:
+        with sdpa_kernel(BACKENDS[name]):
+            yield
+    finally:
+        torch.compiler.config.cache_key_tag = tag
