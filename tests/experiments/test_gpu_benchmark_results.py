@@ -84,6 +84,7 @@ def test_the_summary_says_what_ran_what_agrees_and_what_did_not_pass(tmp_path, c
     assert run["mfu_of_matrix_rate"] == pytest.approx(run["tokens_per_s"] * per_token / 4e11 / run["ranks"])
     summary.print_summary(found)
     said = capsys.readouterr().out
+    assert f"attention {run['attention']}" in said
     assert "ddp_1rank with fp32, as fp32: agrees; 3 steps" in said and "left out: fp8: the package torchao" in said
     other = benchmark(tmp_path, ddp_1rank=FAILED, corpus=PENDING)
     assert other["failed"] == ["ddp_1rank"] and other["pending_parts"] == [1] and "ddp_1rank" not in other["runs"]
