@@ -2,7 +2,7 @@
 """Measure a GPU machine, without a network, in numbered parts of at most nine minutes.
 
     bash scripts/benchmark_gpu.sh --check                # what is missing here, and how to fetch it
-    bash scripts/benchmark_gpu.sh --dry_run              # the plan, with estimates
+    bash scripts/benchmark_gpu.sh --dry_run              # the plan, or what --part and --only choose, with estimates
     bash scripts/benchmark_gpu.sh --part 1               # then --part 2, and so on
     bash scripts/benchmark_gpu.sh                        # all parts, one after the other
     DEVICE=cpu bash scripts/benchmark_gpu.sh DIR         # a tiny variant: everything that a CPU can do runs
@@ -21,11 +21,12 @@ was typed cannot be run; 130 or 143 interrupted.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     what.add_argument(
         "--only", default=variables.get("ONLY"), metavar="REGEX", help="run only the steps whose names match"
     )
-    what.add_argument("--dry_run", action="store_true", help="print the plan and run nothing")
+    what.add_argument("--dry_run", action="store_true", help="print what would run and run nothing")
     what.add_argument(
         "--check",
         action="store_true",
@@ -126,11 +127,24 @@ def main() -> int:
     if arguments.check:
         return check(arguments)
     if arguments.summarise:
+        if fault := not_a_file(arguments.out / "steps.json"):  # before wheels are installed there
+            raise InputError(f"{arguments.out / 'steps.json'} {fault}; name the folder of a benchmark")
+        have_packages(arguments, [each for each in packages.PACKAGES if each.module not in packages.TRAINING])
         return sum_up(arguments.out)
     if arguments.dry_run:
         found = {"name": arguments.device, "gpus": arguments.gpus, "torch_version": "any"}
-        return say_plan(plan(machine_of(found, arguments), name_of(arguments.out), arguments.peer_rounds))
+        return say_plan(machine_of(found, arguments), arguments)
     return run_steps(arguments)
+
+
+def have_packages(arguments: argparse.Namespace, needed: Sequence[packages.Package]) -> None:
+    """Install --wheels. Raise InputError where one of these packages is missing without which nothing works."""
+    if arguments.wheels is not None:
+        from testbed.experiments.gpu_benchmark.install import install
+
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        install(packages.wheels_in(arguments.wheels), arguments.out)
+    packages.check_needed([package for package in needed if not packages.is_here(package)])
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -156,22 +170,48 @@ def name_of(out: Path) -> str:
     return os.path.relpath(out, SOURCE.parent)
 
 
-def say_plan(steps: list[Step]) -> int:
+def say_plan(machine: Machine, arguments: argparse.Namespace) -> int:
+    """Print the steps that --part and --only choose."""
+    out = name_of(arguments.out)
+    steps = plan(machine, out, arguments.peer_rounds)
+    wanted = wanted_steps(steps, arguments)
+    say_missing(machine, steps, out)
     total = 0
     for number, of_part in enumerate(parts(steps), start=1):
-        seconds = estimate_s(of_part, steps)
+        chosen = [step for step in of_part if step.name in wanted]
+        if not chosen:
+            continue
+        seconds = estimate_s(chosen, steps)
         total += seconds
         say(f"part {number}: {seconds} s estimated on a bare machine")
         warm: set[str] = set()
-        for step in of_part:
+        for step in chosen:
             say(f"  {step.name:26s} {step.estimate_s(warm):4d} s  {step.shows}")
             say(f"  {'':33s}  {' '.join(step.command)}")
             warm |= set(step.cold)
-    for step in steps:
-        if step.left_out is not None:
+    left_out = [step for step in steps if step.left_out is not None]
+    if len(wanted) + len(left_out) == len(steps):
+        for step in left_out:
             say(f"left out: {step.name}: {step.left_out}")
-    say(f"all parts: {total / 60:.0f} minutes on bare machines, estimated")
+        say(f"all parts: {total / 60:.0f} minutes on bare machines, estimated")
     return 0
+
+
+def say_missing(machine: Machine, steps: Sequence[Step], out: str) -> None:
+    """Say which packages this machine lacks, or a copy of nanoGPT, and which steps of the plan that leaves out."""
+    missing = packages.missing()
+    if needed := [package.name for package in missing if not package.used_for]:
+        say(f"missing: {', '.join(needed)}; nothing runs without that")
+    lacking = [package.name for package in missing if package.used_for]
+    lacking += [] if machine.nanogpt_dir else ["NANOGPT_DIR"]
+    whole = frozenset(package.module for package in packages.OPTIONAL)
+    complete = plan(dataclasses.replace(machine, packages=whole, nanogpt_dir="nanoGPT"), out)
+    could_run = {step.name for step in complete if step.left_out is None}
+    without = [step.name for step in steps if step.left_out is not None and step.name in could_run]
+    if lacking:
+        say(f"missing: {', '.join(lacking)}; left out without that: {', '.join(without) or 'no step'}")
+    if missing:
+        say("bash scripts/benchmark_gpu.sh --check prints the commands that fetch the packages")
 
 
 def run_steps(arguments: argparse.Namespace) -> int:
@@ -179,12 +219,7 @@ def run_steps(arguments: argparse.Namespace) -> int:
     started_s = time.monotonic()
     out = arguments.out
     check_folder(out)
-    if arguments.wheels is not None:
-        from testbed.experiments.gpu_benchmark.install import install
-
-        out.mkdir(parents=True, exist_ok=True)
-        install(packages.wheels_in(arguments.wheels), out)
-    packages.check_needed(packages.missing())
+    have_packages(arguments, packages.PACKAGES)
     from testbed.distributed.processes import Stop
     from testbed.experiments.gpu_benchmark import record, summary
     from testbed.experiments.gpu_benchmark.running import Runner, environment_of_steps, look_at

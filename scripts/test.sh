@@ -7,7 +7,12 @@
 # the one for CPUs 0.2 GB.
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 if [ "${1:-}" = --torch ]; then
-    version=${2:?"--torch needs a version, such as 2.11.0"}
+    version=${2:-}
+    oldest=$(sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+    if ! [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || ! printf '%s\n' "$oldest" "$version" | sort -VC; then
+        echo "--torch '$version' is not a version of three numbers from $oldest on; give one such as $oldest.0" >&2
+        exit 2
+    fi
     shift 2
     activate_environment ".venv-torch-$version"
     # without the pins that would contradict it: torch itself, and setuptools, of which an older torch needs an older one

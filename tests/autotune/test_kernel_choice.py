@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from support.automatic_choices_cases import ALONE, CPU
 from support.settings import settings_of
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from testbed.autotune import attention, choices
@@ -174,6 +179,50 @@ def test_threads_that_compute_at_the_same_time_keep_the_kernel(backend):
             thread.join()
     assert found == [{backend: 8}] * 16
     assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == before
+
+
+def test_what_the_compiler_keeps_on_disk_is_kept_by_kernel():
+    """PyTorch's key of compiled graphs lacks the kernel: a run with --attention math would compute with flash."""
+    before, tags = torch.compiler.config.cache_key_tag, []
+    for backend in ("auto", *BACKENDS):
+        with attention_kernel(backend):
+            tags.append(torch.compiler.config.cache_key_tag)
+    assert tags[0] == before and len(set(tags)) == len(tags), tags
+    assert all(tag.startswith(before) for tag in tags) and torch.compiler.config.cache_key_tag == before
+
+
+@pytest.mark.launches
+def test_what_was_compiled_with_one_kernel_is_not_taken_from_disk_for_another():
+    heads, found = torch.zeros(1, 2, 16, 8), []
+    with fresh_cache():
+        for backend in ("flash", "math", "flash"):
+            torch._dynamo.reset()  # as in a process of its own
+            counters.clear()
+            with attention_kernel(backend), torch.no_grad():
+                torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))(heads)
+            found.append("taken" if counters["aot_autograd"]["autograd_cache_hit"] else "compiled")
+    assert found == ["compiled", "compiled", "taken"]
+
+
+def test_what_was_compiled_with_one_kernel_does_not_compute_for_another_in_the_same_process():
+    """PyTorch's guards lack the kernel too. The first call, outside of any context, has PyTorch's choice."""
+    found = []
+
+    def note(graph: torch.fx.GraphModule, _) -> Callable:
+        found.append("flash" if "flash_attention_for_cpu" in graph.print_readable(print_output=False) else "math")
+        return graph.forward
+
+    compiled = torch.compile(
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), backend=aot_autograd(fw_compiler=note)
+    )
+    heads = torch.zeros(1, 2, 16, 8)
+    compiled(heads)
+    for _ in range(2):
+        with attention_kernel("math"):
+            compiled(heads)
+            compiled(heads)
+    compiled(heads)
+    assert found == ["flash", "math", "math", "flash"], "once where the kernel stays"
 
 
 def kernels_of(work) -> dict[str, int]:

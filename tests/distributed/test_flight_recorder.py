@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 
 import pytest
 
 from testbed.distributed import flight_recorder
 from testbed.distributed.flight_recorder import _first_open, collective_under_way
+from testbed.metrics import run_directory
 
 
 @pytest.mark.launches
@@ -48,15 +50,44 @@ def test_without_a_group_there_is_nothing_to_read():
     assert collective_under_way() is None
 
 
-def test_a_recorder_that_does_not_answer_keeps_no_rank_from_ending(monkeypatch):
-    never = threading.Event()
-    monkeypatch.setattr(flight_recorder, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(flight_recorder, "_recorded", lambda: [entry()] * never.wait())
-    assert collective_under_way() is None
-    never.set()
+# As NCCL's recorder with a driver that hangs: PyDLL keeps the interpreter's lock during the call.
+HANGS = """
+import ctypes, sys
+from pathlib import Path
+from types import SimpleNamespace
+from testbed.distributed import flight_recorder
+from testbed.distributed.launch import Launch
+from testbed.train.ending import RunEnding
+from testbed.train.other_ranks import OtherRanks
+
+flight_recorder._recorded = lambda: ctypes.PyDLL(None).sleep(600)
+ending = object.__new__(RunEnding)
+ending.launch, ending.recorder, ending.signals = Launch(0, 0, 2, 2), None, SimpleNamespace(number=0)
+ending._ranks = OtherRanks(ending.launch)
+ending._ranks.directory = Path(sys.argv[1])
+ending._end_for_stuck_rank("rank 1 is late")
+"""
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.launches
+def test_a_recorder_that_hangs_with_the_interpreter_s_lock_costs_neither_the_mark_nor_the_end(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", HANGS, tmp_path], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1 and "rank 0 failed: rank 1 is late; rank 0 waited in" in ended.stderr
+    assert "in collective_under_way" in ended.stderr, "faulthandler's stacks"
+    assert (tmp_path / "RUN_FAILED.txt").read_text().startswith("[Rank 0] RUN_FAILED reason=rank 1 is late; rank 0 ")
+
+
+def test_the_collective_is_added_to_the_mark_of_the_rank_that_wrote_it(tmp_path):
+    run_directory.mark_failed(tmp_path, 1, "rank 0 is late")
+    before = (tmp_path / "RUN_FAILED.txt").read_text()
+    run_directory.add_to_failure(tmp_path, 0, "rank 0 was inside another one")
+    assert (tmp_path / "RUN_FAILED.txt").read_text() == before
+    run_directory.add_to_failure(tmp_path, 1, "rank 1 was inside gloo:all_reduce")
+    reason, _, timestamp = before.partition(" timestamp_utc=")
+    added = f"{reason}; rank 1 was inside gloo:all_reduce timestamp_utc={timestamp}"
+    assert (tmp_path / "RUN_FAILED.txt").read_text() == added
+
+
 def test_a_format_that_is_not_known_is_no_answer(monkeypatch):
     monkeypatch.setattr(flight_recorder, "_recorded", lambda: [{"of": "the future"}])
     assert collective_under_way() is None

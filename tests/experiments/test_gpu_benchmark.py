@@ -15,6 +15,7 @@ from support.programs import REPOSITORY, script, write_token_files
 from support.settings import typed
 
 from testbed.autotune import device as device_choice
+from testbed.autotune.attention import FUSED
 from testbed.config.compatibility import compile_blocker
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Ended
@@ -128,6 +129,16 @@ def test_every_cuda_path_is_in_the_plan(number):
     across = ("--run_type=pipeline", "--run_type=tensor", "--run_type=model_parallel", "--run_type=dp")
     for flag in across:
         assert any(flag.replace("=", " ") in command for command in commands) == (number > 1), flag
+
+
+def test_a_compiled_run_has_another_attention_kernel_than_auto_takes():
+    """A graph that was compiled with one kernel must not be taken from disk for another."""
+    steps = {step.name: step for step in plan(machine(), "out")}
+    compiled, reference = steps["efficient_compiled"], steps["large_compiled"]
+    assert "--compile on --attention efficient" in " ".join(compiled.command)
+    assert compiled.check == table.Check("large_compiled", "bf16") and "--attention" not in reference.command
+    assert set(compiled.cold).isdisjoint(reference.cold), "its graphs are compiled apart"
+    assert FUSED[-1] == "efficient", "auto prefers each of the others"
 
 
 @pytest.mark.parametrize("number", [1, 8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_the_summary_says_what_ran_what_agrees_and_what_did_not_pass(tmp_path, c
     assert run["mfu_of_matrix_rate"] == pytest.approx(run["tokens_per_s"] * per_token / 4e11 / run["ranks"])
     summary.print_summary(found)
     said = capsys.readouterr().out
+    assert f"attention {run['attention']}" in said
     assert "ddp_1rank with fp32, as fp32: agrees; 3 steps" in said and "left out: fp8: the package torchao" in said
     other = benchmark(tmp_path, ddp_1rank=FAILED, corpus=PENDING)
     assert other["failed"] == ["ddp_1rank"] and other["pending_parts"] == [1] and "ddp_1rank" not in other["runs"]
@@ -191,10 +193,43 @@ def test_a_dry_run_prints_the_parts_and_makes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_prints_what_is_chosen(tmp_path):
+    """The part and the name that a run would take, and no figure of all parts."""
+    done = run_here(PROGRAM, tmp_path / "out", "--dry_run", "--part", 1, "--only", "^(zero|saved)")
+    steps = [line.split()[0] for line in done.stdout.splitlines() if re.match(r"  \w", line)]
+    assert steps == ["zero1_1rank", "zero0_1rank", "zero2_1rank", "zero3_1rank"], done.stderr
+    assert done.stdout.count("part 1: ") == 1 and "part 2: " not in done.stdout
+    assert "all parts: " not in done.stdout and "left out: " not in done.stdout
+
+
+def test_a_dry_run_says_first_what_is_missing(monkeypatch, capsys):
+    program = script("benchmark_gpu.py")
+    lacking = {"torch", "deepspeed", "einops", "torchao"}
+    monkeypatch.setattr(packages, "is_here", lambda package: package.name not in lacking)
+    monkeypatch.setattr(packages, "missing", lambda: [each for each in packages.PACKAGES if each.name in lacking])
+    monkeypatch.setattr(sys, "argv", [PROGRAM, "--dry_run"])
+    monkeypatch.delenv("NANOGPT_DIR", raising=False)
+    assert program.main() == 0
+    first, second, third, fourth = capsys.readouterr().out.splitlines()[:4]
+    assert first == "missing: torch; nothing runs without that"
+    assert second == (
+        "missing: torchao, deepspeed, einops, NANOGPT_DIR; left out without that: zero1_1rank, zero0_1rank, "
+        "zero2_1rank, zero3_1rank, peers_nanogpt, fp8, zero1_compiled_1rank"
+    )
+    assert "--check" in third and fourth.startswith("part 1: ")
+    lacking.clear()
+    monkeypatch.setenv("NANOGPT_DIR", "nanoGPT")
+    assert program.main() == 0
+    assert capsys.readouterr().out.startswith("part 1: ")
+
+
 @pytest.mark.parametrize(
     ("words", "piece"),
     [
         (["--part", "0"], "--part"),
+        (["--part", "99", "--dry_run"], "--part 99: the plan has"),
+        (["--only", "(", "--dry_run"], "no regular expression"),
+        (["--only", "nothing", "--dry_run"], "matches no step"),
         (["--quick"], "--quick is not a flag"),
         (["--wheels", "nowhere"], "holds no wheel"),
         (["FOLDER"], "something else"),
@@ -243,7 +278,7 @@ def test_a_part_or_a_name_that_is_not_there_is_refused():
 
 @pytest.mark.launches
 def test_it_starts_with_the_standard_library_alone_and_says_what_is_missing(tmp_path):
-    """Isolated, so without any package: --check and --dry_run work, and a benchmark is refused in one sentence."""
+    """Isolated, so without any package: --check and --dry_run work, a run and a summary are refused in a sentence."""
     command = [sys.executable, "-I", "-S", str(REPOSITORY / PROGRAM)]
 
     def said(*words: str) -> subprocess.CompletedProcess:
@@ -254,6 +289,9 @@ def test_it_starts_with_the_standard_library_alone_and_says_what_is_missing(tmp_
     assert said("--dry_run").returncode == 0
     refused = said("out")
     assert refused.returncode == 2 and "lacks torch, numpy" in refused.stderr and "Traceback" not in refused.stderr
+    benchmark(tmp_path / "done")
+    refused = said("--summarise", "done")
+    assert refused.returncode == 2 and "lacks numpy, scipy" in refused.stderr and "Traceback" not in refused.stderr
 
 
 @pytest.mark.launches

@@ -24,20 +24,27 @@ done
 
 
 @pytest.fixture
-def done(tmp_path: Path) -> Path:
-    """A copy of the scripts, of which test.sh was run with an active environment that it must not touch."""
+def copy(tmp_path: Path) -> Path:
+    """A folder with the scripts and what they read."""
     shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
-    shutil.copy(REPOSITORY / "requirements.txt", tmp_path)
-    binaries = tmp_path / ".venv-torch-2.11.0" / "bin"
+    for name in ("requirements.txt", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def done(copy: Path) -> Path:
+    """The copy, of which test.sh was run with an active environment that it must not touch."""
+    binaries = copy / ".venv-torch-2.11.0" / "bin"
     binaries.mkdir(parents=True)
     (binaries / "activate").write_text(f'VIRTUAL_ENV={binaries.parent}\nPATH="{binaries}:$PATH"\n')
     (binaries / "python").write_text(NOTING)
     (binaries / "python").chmod(0o755)
-    noted = {"NOTED": str(tmp_path / "noted"), "REQUIREMENTS": str(tmp_path / "installed.txt")}
-    command = ["bash", str(tmp_path / "scripts" / "test.sh"), "--torch", "2.11.0", "tests/optim", "-x"]
+    noted = {"NOTED": str(copy / "noted"), "REQUIREMENTS": str(copy / "installed.txt")}
+    command = ["bash", str(copy / "scripts" / "test.sh"), "--torch", "2.11.0", "tests/optim", "-x"]
     environment = os.environ | noted | {"VIRTUAL_ENV": "/another"}
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
-    return tmp_path
+    return copy
 
 
 @pytest.mark.launches
@@ -53,6 +60,21 @@ def test_pip_is_asked_for_that_torch_and_for_nothing_that_contradicts_it(done):
 def test_pytest_gets_the_other_arguments(done):
     ran = [line for line in (done / "noted").read_text().splitlines() if "-m pytest" in line]
     assert ran and all(line.endswith("tests/optim -x") for line in ran)
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("version", ["2.10.0", "1.13.1", "2.11", "../../x", "2.11.0 x", "nightly", None])
+def test_a_version_that_runs_refuse_or_that_is_none_is_refused_before_anything_is_made(copy, version):
+    before = sorted(copy.iterdir())
+    command = ["bash", str(copy / "scripts" / "test.sh"), "--torch", *([] if version is None else [version])]
+    # without an interpreter, an environment cannot be made
+    refused = subprocess.run(
+        command, env=os.environ | {"PYTHON": "false"}, capture_output=True, text=True, timeout=60, check=False
+    )
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    said = f"--torch '{version or ''}' is not a version of three numbers from {oldest} on; give one such as {oldest}.0"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", said + "\n")
+    assert sorted(copy.iterdir()) == before
 
 
 def test_the_guide_names_the_oldest_and_the_pinned_version():

@@ -6,32 +6,33 @@ is read in memory, as JSON, so no file of another process is opened.
 
 from __future__ import annotations
 
-import contextlib
+import faulthandler
 import json
-import threading
 from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-PATIENCE_S = 2.0  # NCCL's recorder asks CUDA about events, and a driver that hangs does not answer
+PATIENCE_S = 5.0  # a busy machine answers later; NCCL asks CUDA about events, and a driver that hangs never answers
+STDERR = 2
 
 
 def collective_under_way() -> str | None:
-    """Name the first collective that this rank has entered and that is not over. None: there is none, or no answer.
+    """Name the first collective that this rank has entered and that is not over. None: none is known.
 
     Ranks that name different operations under the same number and group did not call alike.
+
+    Call it when all else is written: a recorder that has not answered after PATIENCE_S ends the process with exit code
+    1 and the threads' stacks on stderr. It keeps the interpreter's lock while it asks CUDA, so that no Python code
+    could go on. Only faulthandler's thread needs no lock.
     """
-    answer: list[str | None] = []
-
-    def ask() -> None:
-        with contextlib.suppress(KeyError, TypeError, ValueError, RuntimeError):  # another version's format
-            answer.append(_first_open(_recorded()))
-
-    thread = threading.Thread(target=ask, name="flight-recorder", daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    return answer[0] if answer else None
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True, file=STDERR)
+    try:
+        return _first_open(_recorded())
+    except (KeyError, TypeError, ValueError, RuntimeError):  # another version's format
+        return None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _recorded() -> list[dict[str, Any]]:

@@ -176,6 +176,14 @@ def mark_failed(directory: Path, rank: int, reason: str) -> str:
     return reason
 
 
+def add_to_failure(directory: Path, rank: int, words: str) -> None:
+    """Add words to the reason in RUN_FAILED.txt if this rank wrote it. Where that fails, the file stays as it is."""
+    with contextlib.suppress(OSError):
+        reason, when, timestamp = read_text(directory / FAILED, errors="replace").rpartition(" timestamp_utc=")
+        if reason.startswith(f"[Rank {rank}] "):
+            write_text(directory / FAILED, f"{reason}; {_one_line(words)}{when}{timestamp}")
+
+
 def _one_line(words: object) -> str:
     """Return text without line breaks, for a mark."""
     return one_line(str(words), LONGEST)

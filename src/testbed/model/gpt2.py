@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from typing import cast
 
@@ -268,6 +269,27 @@ def attention_kernel(name: str) -> Iterator[None]:
 
     It holds for the whole process, recomputation in backward and DataParallel's threads included. A context in each
     layer would cost the host more than the call inside, and threads that enter and leave it would undo each other's.
+
+    The compiler builds the kernel into what it keeps on disk, and would give it to a later run with another kernel: the
+    name of the kernel is not in its key. So the key gets it here. Nor is it among the guards of what was compiled in
+    this process, so that is dropped where the kernel changes.
     """
-    with contextlib.nullcontext() if name == "auto" else sdpa_kernel(BACKENDS[name]):
+    if name == "auto":
         yield
+        return
+    tag = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = f"{tag} attention={name}"
+    try:
+        _forget_compiled()
+        with sdpa_kernel(BACKENDS[name]):
+            yield
+    finally:
+        torch.compiler.config.cache_key_tag = tag
+        _forget_compiled()
+
+
+def _forget_compiled() -> None:
+    """Let what was compiled in this process be compiled again at its next call."""
+    compiler = sys.modules.get("torch._dynamo")  # loading it takes seconds, and a reset loads still more of it
+    if compiler is not None and compiler.convert_frame.FRAME_COUNTER:
+        compiler.reset()

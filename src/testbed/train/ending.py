@@ -17,7 +17,7 @@ from testbed.autotune.choices import ChoiceContradicts
 from testbed.checkpoint.folders import CheckpointFailed, step_folders
 from testbed.checkpoint.writer import CheckpointWriter
 from testbed.config.settings import RunSettings
-from testbed.distributed import process_group, watchdog
+from testbed.distributed import flight_recorder, process_group, watchdog
 from testbed.distributed.launch import Launch, refuse, tell_torchrun
 from testbed.distributed.rendezvous import StartupWatch, this_process
 from testbed.distributed.signals import RunStopped, StopSignals, end_deaf, end_process
@@ -133,7 +133,7 @@ class RunEnding:
                 error = failure
         if self.checkpoints is not None:
             self.checkpoints.let_finish()
-        return self.leave(self._mark_failed(*self._reason_and_code(error)))
+        return self.leave(self._mark_failed(*self._reason_and_code(error), has_waited=is_broken_collective(error)))
 
     def leave(self, exit_code: int) -> int:
         """End the process group after a success. After a failure the other ranks may be gone, so do not wait for them.
@@ -214,7 +214,7 @@ class RunEnding:
         missing = self._ranks.missing()
         words = f"; {missing}" if missing else ""
         reason = f"{stop.reason}; {self._ranks.waited()}{words}" if self._directory else stop.reason
-        self._mark_failed(reason, stop.exit_code)
+        self._mark_failed(reason, stop.exit_code, has_waited=True)
 
     def _end_for_stuck_rank(self, missing: str) -> None:
         """End from the watching thread: a rank is dead or stopped, and this one would wait for ever."""
@@ -226,12 +226,15 @@ class RunEnding:
 
     def _mark_failed_and_exit(self, reason: str) -> None:
         exit_code = self.signals.as_exception().exit_code if self.signals.number else 1
-        end_process(lambda: self._mark_failed(reason, exit_code), exit_code)
+        end_process(lambda: self._mark_failed(reason, exit_code, has_waited=True), exit_code)
 
-    def _mark_failed(self, reason: str, exit_code: int) -> int:
+    def _mark_failed(self, reason: str, exit_code: int, has_waited: bool = False) -> int:
         """Mark the run as failed, keep its rows, say where the last checkpoint is. Returns the exit code.
 
         What goes wrong after a run has closed its files changes nothing about them.
+
+        Args:
+            has_waited: this rank waited for others. Then the collective that it is in is added.
         """
         rank, directory = self.launch.rank, self._directory
         folder = run_lock.place_of(directory) if directory else None  # a renamed one gets its mark where it is
@@ -246,8 +249,15 @@ class RunEnding:
         tell_torchrun(f"rank {rank} failed: {reason}")
         standing_reason = run_directory.mark_failed(folder, rank, reason) if folder else reason
         watchdog.enter("ended")
-        if folder is None:
-            return exit_code
+        if folder is not None:
+            self._close_metrics(folder, standing_reason)
+        if has_waited:
+            self._add_collective(folder, reason)
+        return exit_code
+
+    def _close_metrics(self, folder: Path, standing_reason: str) -> None:
+        """Keep the rows of a failed run, with the reason."""
+        rank = self.launch.rank
         try:
             if self.recorder is not None and self.recorder.is_writer:
                 self.recorder.directory = folder
@@ -257,7 +267,17 @@ class RunEnding:
                 write_in_rank_0s_stead(folder, standing_reason)
         except (OSError, ValueError) as error:  # a full disk, say: the file of the last write stays as it is
             say_if_read(f"rank {rank}: the metrics could not be updated: {error}")
-        return exit_code
+
+    def _add_collective(self, folder: Path | None, reason: str) -> None:
+        """Add the collective that this rank is in to its message and mark. This may end the process, so it is last."""
+        collective = flight_recorder.collective_under_way()
+        if collective is None:
+            return
+        words = f"rank {self.launch.rank} was inside {collective}"
+        say_if_read(words)
+        tell_torchrun(f"rank {self.launch.rank} failed: {reason}; {words}")
+        if folder is not None:
+            run_directory.add_to_failure(folder, self.launch.rank, words)
 
 
 def write_in_rank_0s_stead(folder: Path, reason: str) -> None:

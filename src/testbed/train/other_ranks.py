@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from testbed import run_lock
-from testbed.distributed import flight_recorder, process_group, watchdog
+from testbed.distributed import process_group, watchdog
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import StartupWatch
 
@@ -46,12 +46,10 @@ class OtherRanks:
         return self._wait_for_proof_of_death() or self._longest_at_same_phase() or self._unknown()
 
     def waited(self) -> str:
-        """Say where this rank waited, and in which collective."""
-        collective = flight_recorder.collective_under_way()
-        inside = "" if collective is None else f", inside {collective}"
+        """Say where this rank waited."""
         if self.directory is None:
-            return f"rank {self.launch.rank} waited for the others to start{inside}"
-        return f"rank {self.launch.rank} waited in {watchdog.own_place(self.progress_folder, self.launch.rank)}{inside}"
+            return f"rank {self.launch.rank} waited for the others to start"
+        return f"rank {self.launch.rank} waited in {watchdog.own_place(self.progress_folder, self.launch.rank)}"
 
     def _wait_for_proof_of_death(self) -> str | None:
         """Look until a rank is known to be gone, or until each of the others has shown that it lives.

@@ -28,7 +28,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
-def is_broken_collective(error: Exception) -> bool:
+def is_broken_collective(error: BaseException) -> bool:
     """Return whether a collective broke or timed out: another rank is gone, or does not come."""
     is_named = isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE)
     return is_named or isinstance(error, torch.distributed.DistError)

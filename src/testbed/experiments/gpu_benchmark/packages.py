@@ -57,6 +57,7 @@ PACKAGES = (
         for name in ("einops", "hjson", "msgpack", "ninja", "packaging", "py-cpuinfo", "pydantic")
     ),
 )
+TRAINING = ("torch", "safetensors", "tokenizers")  # modules that every run needs and the summary does not
 OPTIONAL = tuple(package for package in PACKAGES if package.used_for)
 
 

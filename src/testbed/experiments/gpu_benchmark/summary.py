@@ -185,7 +185,8 @@ def print_summary(found: Mapping[str, Any]) -> None:
             shares = [f"{run[key]:.1%}" if run[key] else "n/a" for key in ("mfu", "mfu_of_matrix_rate")]
             ranks = "1 rank" if run["ranks"] == 1 else f"{run['ranks']} ranks"
             speed = f"{run['tokens_per_s']:>12,.0f} tokens/s"
-            say(f"{name:28s} {ranks:8s}{speed}  MFU {shares[0]}, of the matrix rate {shares[1]}")
+            how = f"attention {run['attention']}{', compiled' if run['compile'] else ''}"
+            say(f"{name:28s} {ranks:8s}{speed}  MFU {shares[0]}, of the matrix rate {shares[1]}; {how}")
     for table in found["peers"].values():
         say(f"\n{table}\n")
     for check in found["agreement"]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 COLD_S = {
     "small": 45,
     "large": 60,
+    "efficient": 60,
     "fp8": 70,
     "ddp": 30,
     "fsdp": 30,
@@ -158,6 +159,10 @@ SPEED = (
         "a CPU has no cuDNN", check=Check("large_eager", "bf16")),
     Row("attention_efficient", "the memory-efficient kernel", "large", "--compile off --attention efficient", 19,
         "a CPU has no such kernel", check=Check("large_eager", "bf16")),
+    # of the fused kernels the one that --attention auto takes last, so that large_compiled has another
+    Row("efficient_compiled", "the memory-efficient kernel in compiled blocks", "large",
+        "--compile on --attention efficient", 25, "a CPU has no such kernel", cold=("efficient",),
+        check=Check("large_compiled", "bf16")),
     Row("attention_math", "attention without a fused kernel", "large",
         "--compile off --attention math --micro_batch_size_per_gpu {math}", 26,
         check=Check("large_eager", "bf16")),
