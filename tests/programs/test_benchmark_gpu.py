@@ -22,6 +22,7 @@ from testbed.metrics.file import read_metrics, write_metrics
 
 RUN = REPOSITORY / "docs" / "results" / "quickstart" / "baseline"
 VARIABLES = ("ONLY", "NANOGPT_DIR", "WHEELS", "DEADLINE_S", "PEER_ROUNDS")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # DeepSpeed in a test before leaves some of them
 DONE_BEFORE = 3  # steps, when it is stopped
 
 
@@ -42,7 +43,7 @@ def rows_of(folder: Path) -> dict[str, dict]:
 
 def call(folder: Path, is_stopped: bool) -> Call:
     """Run it to its end, or stop it with SIGINT while the step after DONE_BEFORE others runs."""
-    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    kept = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *LAUNCHERS)}
     log = folder.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(

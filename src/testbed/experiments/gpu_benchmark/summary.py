@@ -130,7 +130,9 @@ def matrix_rates(path: Path) -> dict[str, Any]:
         for rate in rates.values():
             if not 0 < rate["flops_per_s"] < math.inf:
                 raise InputError(f"flops_per_s is {rate['flops_per_s']}")
-    return rates
+        return {
+            name: {"flops_per_s": rate["flops_per_s"], "source": str(rate["source"])} for name, rate in rates.items()
+        }
 
 
 def facts(run: Run, rates: Mapping[str, Any]) -> dict[str, Any]:
