@@ -92,7 +92,7 @@ def test_a_block_of_gpt2_keeps_what_the_formula_says(precision, recompute):
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with FakeTensorMode(), made_in(dtype):
         checkpointing = "block" if recompute == "full" else "none"
-        block = Block(ModelShape(1, HEADS, CHANNELS, 100, SEQUENCE), 0.0, "auto", checkpointing)
+        block = Block(ModelShape(1, HEADS, CHANNELS, 100, SEQUENCE), 0.0, checkpointing)
         x = torch.empty(BATCH, SEQUENCE, CHANNELS, requires_grad=True) * 1
         is_autocast = precision == "autocast"
         found = saved_bytes(block, x, torch.autocast("cpu", torch.bfloat16, enabled=is_autocast))
