@@ -19,13 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # so that `testbed` is
 
 from testbed.config.check import check_command_line
 from testbed.config.settings import CheckedRun
-from testbed.distributed.heap import without_small_caches
 from testbed.planner.automatic import best_plan
 
 if __name__ == "__main__":
     # ends here after --help or an error, before torch is imported
     CHECKED, LAUNCH = check_command_line(sys.argv[1:], best_plan)
-    without_small_caches(__file__, CHECKED.settings.compute.device)
     if LAUNCH.rank == 0:
         print("starting: loading PyTorch, checking the data ...", flush=True)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 
 import pytest
 import torch
 from support.held_bytes import HeldBytes
-from support.programs import PROGRAM, data_flags, run_program, torchrun_command
 from support.settings import settings_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -171,60 +169,6 @@ def test_the_largest_micro_batch_and_the_fewest_devices():
     assert number is not None and 1 < number <= 64
     assert not fits(memory_of(sharded(number - 1 if number <= 8 else number // 2)[0]), device(16))
     assert smallest_number_of_devices(sharded, device(1), per_node=8, most=64) is None
-
-
-BIG = [
-    "--max_position_embeddings",
-    "1024",
-    "--num_layers",
-    "4",
-    "--num_heads",
-    "8",
-    "--embedding_size",
-    "512",
-    "--precision",
-    "fp32",
-    "--seq_length",
-    "256",
-]
-RUN_TYPES = [
-    (1, "baseline"),
-    (2, "allreduce"),
-    (2, "ddp"),
-    (2, "fsdp"),
-    (2, "optimized --zero_stage 1"),
-    (2, "model_parallel"),
-    (2, "pipeline --pipeline_schedule gpipe"),
-    (2, "tensor"),
-    (4, "ddp"),
-]
-
-
-@pytest.mark.launches
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "run_type"), RUN_TYPES)
-def test_a_process_on_a_cpu_grows_as_predicted(tmp_path, ranks, run_type):
-    """The largest rank's peak above its resident set from before the model was built; 700 MiB to 2 GiB."""
-    import numpy as np
-
-    from testbed.data.token_file import TokenFileWriter
-
-    files = tmp_path / "train.bin", tmp_path / "val.bin"
-    for path in files:
-        with TokenFileWriter(path, 50257, "random", 50256) as writer:
-            writer.append_document(np.random.default_rng(0).integers(0, 50255, 10_000))
-    share = 8 if run_type.startswith(("model_parallel", "pipeline", "tensor")) else 4 * ranks
-    flags = [*data_flags(files), *BIG, "--run_type", *run_type.split(), "--micro_batch_size_per_gpu", "2"]
-    flags += ["--global_batch_size", str(share), "--device", "cpu"]
-    estimate = memory_of(job_of_settings(settings_of(files, *flags[4:], world_size=ranks)))
-    command = torchrun_command(ranks) if ranks > 1 else [torchrun_command(1)[0], str(PROGRAM)]
-    last = ["--max_train_steps", "2", "--max_val_steps", "1", "--sample_tokens", "0"]
-    done = run_program([*command, *flags, *last, "--checkpoint_path", str(tmp_path / "run")])
-    assert done.returncode == 0, done.stderr[-2000:]
-    of_ranks = json.loads((tmp_path / "run" / "training_metrics.json").read_text())["memory"]["per_rank"]
-    grown = max(row["peak_rss_bytes"] - row["rss_before_model_bytes"] for row in of_ranks)
-    assert grown > 500 * 2**20
-    assert estimate.resident == pytest.approx(grown, rel=0.10)
 
 
 def test_the_mesh_of_a_run_decides_what_it_holds(token_files):

@@ -17,7 +17,7 @@ from testbed.distributed.launch import Launch
 from testbed.errors import InputError, first_line
 from testbed.profiling.device_limits import choose_precision
 
-M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
@@ -31,7 +31,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(M_MXFAST, 0)  # see distributed/heap.py
 
 
 def keep_to_own_cores(num_threads: int, launch: Launch) -> None:
