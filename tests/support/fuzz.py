@@ -101,7 +101,7 @@ def run_in_process(program: Path | str, *arguments: object) -> str:
     Raises:
         Refused: exit code 1 or 2 and one sentence; argparse's usage may stand before it.
     """
-    done = run_here(program, *arguments)
+    done = run_here(program, *arguments, cwd=Path.cwd())
     return refused(done.returncode, done.stdout, done.stderr, Path(program).name) if done.returncode else done.stdout
 
 
