@@ -19,6 +19,8 @@ import torch
 from testbed.errors import InputError, one_line
 
 MOST_DESCRIBING_BYTES = 1 << 28  # far above what a rank of a large model has
+# All that torch.load, zipfile and pickle raise on bytes that someone changed (the fuzz finds them); a hostile file must
+# end in one sentence.
 _FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError),
     *(pickle.UnpicklingError, RecursionError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile),

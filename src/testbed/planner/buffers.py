@@ -38,7 +38,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Held:
-    """What a pipeline rank holds of the model, in elements."""
+    """Part of the model on a pipeline rank, in elements."""
 
     elements: int
     matrices: int  # of the blocks

@@ -113,7 +113,7 @@ class WholeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured on a machine. Without one of TABLES nothing can be predicted from it.
+    """Measurements of one machine. Without one of TABLES nothing can be predicted from it.
 
     Attributes:
         device: one rank's share of the machine: name, memory, peak, bandwidth.

@@ -29,7 +29,7 @@ NORMAL_WIDTH = 1.645  # standard deviations on each side that hold 90 % of a nor
 
 @dataclass(frozen=True)
 class Constants:
-    """What a step's time is computed with.
+    """Constants of the formulas of a step's time.
 
     Attributes:
         fit: factors of published runs; without rows all are 1.

@@ -46,7 +46,7 @@ class HeldOut:
 
     @property
     def score(self) -> float:
-        """How many deviations the prediction is off."""
+        """Return the error of the prediction in deviations."""
         return abs(self.residual) / self.deviation
 
     @property

@@ -22,7 +22,7 @@ Entry = TypeVar("Entry")
 
 
 class Tables:
-    """What a calibration measured with a number of ranks at work at once: that number, or the nearest one."""
+    """A calibration's tables for a number of ranks that work at once: that number, or the nearest one."""
 
     def __init__(self, calibration: Calibration, ranks: int) -> None:
         self.host_runs_ahead = calibration.device.kind == "cuda"

@@ -46,7 +46,7 @@ PARTS = (
 
 
 class Rates(Protocol):
-    """How fast a machine is, measured or from its data sheet."""
+    """Speed of a machine, measured or from its data sheet."""
 
     window: float  # share of the passes' time in which collectives can run behind them
 
@@ -71,7 +71,7 @@ class Rates(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank of a pipeline has: a number of blocks, and perhaps the head."""
+    """Blocks of a pipeline rank, and the head if it is there."""
 
     blocks: int
     predicts: bool

@@ -61,7 +61,7 @@ class PlannedRun:
 
     @property
     def limited_by(self) -> str:
-        """What takes most of the step; memory where the run does not fit."""
+        """Return the kind of part that takes most of the step; "memory" if the run does not fit."""
         if not self.fits:
             return "memory"
         seconds: dict[str, float] = {}
@@ -73,7 +73,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a whole run is asked to do, and what a device costs.
+    """Work of a whole run, and the price of a device.
 
     Attributes:
         tokens: to be trained on.

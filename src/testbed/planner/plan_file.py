@@ -67,7 +67,7 @@ def _finite(number: float | None) -> float | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a plan says of one run."""
+    """A plan's prediction of one run."""
 
     job: Job
     seconds: float

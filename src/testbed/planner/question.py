@@ -1,4 +1,4 @@
-"""What a plan is asked: model, batch, devices, the whole run; and its answer. No torch."""
+"""Read the question of a plan (model, batch, devices, the whole run), and answer it. No torch."""
 
 from __future__ import annotations
 

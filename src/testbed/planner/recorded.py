@@ -1,4 +1,4 @@
-"""What a plan says of a run that was made: its own plan.json, or an estimate from what its files record. No torch."""
+"""Predict a run that was made: from its own plan.json, or from what its files record. No torch."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltRank:
-    """What one rank was built into, or why it could not be."""
+    """One rank as it was built, or the reason that it could not be."""
 
     rank: int
     fault: str | None = None

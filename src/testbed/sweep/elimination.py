@@ -59,7 +59,7 @@ class Difference:
 
 
 class Evidence:
-    """What the runs of a race say about its configurations."""
+    """Compare the configurations of a race by its runs."""
 
     def __init__(self, runs: Sequence[Measured], tail: float) -> None:
         """Args:

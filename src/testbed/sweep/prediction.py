@@ -1,4 +1,4 @@
-"""What the plan says of the configurations of a race, before any of them has run. No torch."""
+"""Predict the configurations of a race before they run. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a race found, in sentences: the verdict from fresh runs, the reason, and each configuration in a table."""
+"""Write what a race found: the verdict from fresh runs, the reason, and a table of the configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sizes a calibration measures. No torch."""
+"""Sizes that a calibration measures. No torch."""
 
 from __future__ import annotations
 

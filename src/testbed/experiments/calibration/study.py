@@ -30,7 +30,7 @@ SECONDS_PER_RUN = 9  # most of it is loading PyTorch
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What the runs of one set have in common, whatever strategy they use. `batch`: the global one."""
+    """Model and batch that all runs of a set share. `batch`: the global one."""
 
     name: str
     layers: int

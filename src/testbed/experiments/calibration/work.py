@@ -1,4 +1,4 @@
-"""What the ranks of one start of a calibration measure. No torch."""
+"""Divide a calibration into starts, and say what the ranks of each measure. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS_OF_KIND = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a whole step trains. Shapes as in ModelShape and Job; `micro_batch` of a data rank."""
+    """Model and batch of a whole step. Shapes as in ModelShape and Job; `micro_batch` of a data rank."""
 
     layers: int
     heads: int

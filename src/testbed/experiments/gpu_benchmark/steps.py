@@ -17,7 +17,7 @@ NANOGPT = "NANOGPT_DIR names no copy of nanoGPT"
 
 @dataclass(frozen=True)
 class Machine:
-    """What the plan depends on. `packages`: modules that can be imported, of those that some steps need."""
+    """The machine that a plan is for. `packages`: modules that can be imported, of those that some steps need."""
 
     device: str
     name: str
