@@ -93,13 +93,12 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.distributed.processes import Stop
     from testbed.planner.automatic import constants_here
     from testbed.sweep.field import OVER, field_of, prune
     from testbed.sweep.prediction import predictions_of
     from testbed.sweep.race import Race
     from testbed.sweep.request import facts_of_machine, parse_names
-    from testbed.sweep.runner import agree_to_oversubscribe
+    from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
 
     over = parse_names(arguments.over, OVER, "--over") if arguments.over is not None else ()
     facts = facts_of_machine()
@@ -119,18 +118,9 @@ def main() -> int:
     if not agree_to_oversubscribe(field.cells, request.machine, arguments.yes):
         return 2
     race = Race([cell.name for cell in field.cells], arguments.equivalent)
-    try:
-        with Stop() as stop:  # up to here and after it, Ctrl-C ends the program as it ends any
-            fresh = make_runs(arguments, request, field, race, facts, stop)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise Failure(
-            f"{error.filename or arguments.out_dir} cannot be written ({error.strerror or error}); free space or give "
-            "another --out_dir, and call again: finished runs are kept"
-        ) from None
+    with resumable_runs(arguments.out_dir) as stop:
+        fresh = make_runs(arguments, request, field, race, facts, stop)
     if stop.exit_code is not None:
-        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
         return stop.exit_code
     conclude(arguments, request, field, race, fresh, predictions, facts["commit"])
     return 0

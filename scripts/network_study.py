@@ -155,12 +155,11 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
 
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
-    from testbed.distributed.processes import Stop
     from testbed.experiments.fault_drill.work import write_made_up_tokens
     from testbed.experiments.network_lab.study import VOCABULARY, cells_of
     from testbed.sweep.plan import FAILED
     from testbed.sweep.request import Machine, facts_of_machine
-    from testbed.sweep.runner import Runner, only_sweep_in
+    from testbed.sweep.runner import Runner, only_sweep_in, resumable_runs
     from testbed.sweep.state import Sweep, take_over
 
     asked = asked_for(arguments)
@@ -170,7 +169,7 @@ def study(arguments: argparse.Namespace) -> int:
     if (reason := why_not_here(cells)) is not None:
         raise InputError(f"no lab can be made here: {reason}")
     out_dir = Path(asked.folder)
-    with Stop() as stop, only_sweep_in(out_dir) as lock:
+    with resumable_runs(out_dir) as stop, only_sweep_in(out_dir) as lock:
         write_made_up_tokens(Path(asked.data), VOCABULARY)
         settings = check(cells)
         facts = facts_of_machine()
@@ -182,7 +181,6 @@ def study(arguments: argparse.Namespace) -> int:
         Runner(sweep, out_dir, machine, settings, stop, lock, RUN_TIMEOUT_S).run_all(warmup_runs=0)
     report(asked, sweep)
     if stop.exit_code is not None:
-        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
         return stop.exit_code
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 

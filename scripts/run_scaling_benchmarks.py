@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.errors import Failure, InputError, say
+from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
@@ -157,10 +157,9 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
-    from testbed.distributed.processes import Stop
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import agree_to_oversubscribe
+    from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
     from testbed.sweep.state import Sweep, take_over
 
     check_typed(arguments)
@@ -179,18 +178,9 @@ def main() -> int:
         return 0
     if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
         return 2
-    try:
-        with Stop() as stop:  # up to here and after it, Ctrl-C ends the program as it ends any
-            make_runs(arguments, request.machine, sweep, settings, stop)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise Failure(
-            f"{error.filename or arguments.out_dir} cannot be written ({error.strerror or error}); free space or give "
-            "another --out_dir, and call again: finished runs are kept"
-        ) from None
+    with resumable_runs(arguments.out_dir) as stop:
+        make_runs(arguments, request.machine, sweep, settings, stop)
     if stop.exit_code is not None:
-        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
         return stop.exit_code
     report(cells, arguments.out_dir)
     return 1 if any(cell.status == FAILED for cell in cells) else 0

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from testbed.config.settings import RunSettings
 from testbed.distributed.processes import Stop, run
-from testbed.errors import InputError, say
+from testbed.errors import Failure, InputError, say
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
 from testbed.run_files import FAILED as FAILED_MARK
@@ -56,6 +56,27 @@ def only_sweep_in(out_dir: Path) -> Iterator[int]:
                 "or give another --out_dir"
             ) from None
         yield lock.fileno()
+
+
+@contextlib.contextmanager
+def resumable_runs(out_dir: Path) -> Iterator[Stop]:
+    """Watch for Ctrl-C and SIGTERM while runs are made. The same command goes on after those that have finished.
+
+    Raises:
+        Failure: a file of the runs cannot be written.
+    """
+    try:
+        with Stop() as stop:  # before it and after it, Ctrl-C ends the program as it ends any
+            yield stop
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(
+            f"{error.filename or out_dir} cannot be written ({error.strerror or error}); free space or give another "
+            "--out_dir, and call again: finished runs are kept"
+        ) from None
+    if stop.exit_code is not None:
+        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
 
 
 @dataclasses.dataclass
