@@ -14,9 +14,9 @@ import pytest
 from testbed.errors import InputError
 from testbed.planner import hold_out
 from testbed.planner.constants import SCORE_FILE
-from testbed.planner.hold_out import LEFT_OUT, HeldOut, constant_mfu, held_out, width_of
+from testbed.planner.hold_out import LEFT_OUT, UNKNOWN, HeldOut, constant_mfu, held_out, width_of
 from testbed.planner.predict import predict_file
-from testbed.planner.published import OWN_COPY, own_rows
+from testbed.planner.published import OWN_COPY, as_unknown, own_rows
 from testbed.planner.score import score_file, text_of
 
 RAW: list[dict[str, Any]] = json.loads(OWN_COPY.read_text(encoding="utf-8"))["rows"]
@@ -161,6 +161,16 @@ def test_rows_that_the_fit_has_seen_are_predicted_closely(predictions: dict[str,
         if row.is_scored and row.step_time_s
     )
     assert errors[len(errors) // 2] < 0.03
+
+
+def test_an_unknown_device_is_scored_without_its_data_sheet():
+    """Its width comes from rows that are predicted as if devices.json had not their kind."""
+    row = own_rows()[0]
+    unknown = as_unknown(row)
+    assert not unknown.device_is_known and unknown.machine.device.name != row.machine.device.name
+    assert unknown.machine.device.memory_bytes == row.machine.device.memory_bytes
+    assert COMMITTED["width_of_unknown_device"] >= COMMITTED["width"]
+    assert COMMITTED["schemes"][UNKNOWN]["all"]["median"] > COMMITTED["schemes"]["GPU kind"]["all"]["median"]
 
 
 def test_an_unknown_device_has_the_wider_interval(predictions: dict[str, Any]):

@@ -24,6 +24,7 @@ LEFT_OUT: dict[str, Callable[[Row], Hashable]] = {
     "model size": lambda row: row.job.model.hidden,
 }
 FOR_WIDTH = ("block", "sub_block")
+UNKNOWN = "unknown GPU kind"  # as "GPU kind", and without its data sheet
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,27 @@ class HeldOut:
         return self.score <= self.width
 
 
-def held_out(rows: Sequence[Row], group_of: Callable[[Row], Hashable]) -> list[HeldOut]:
-    """Predict each row that has a time from all rows of other groups."""
+def held_out(
+    rows: Sequence[Row], group_of: Callable[[Row], Hashable], read_as: Callable[[Row], Row] = lambda row: row
+) -> list[HeldOut]:
+    """Predict each row that has a time from all rows of other groups.
+
+    Args:
+        read_as: what is predicted in place of a row.
+    """
     timed = [row for row in rows if row.step_time_s is not None]
     seen: dict[str, Measured] = {row.id: measured(row) for row in timed}
+    asked = {row.id: read_as(row) for row in timed}
     found = {}
     for group in dict.fromkeys(group_of(row) for row in timed):
         others = [row for row in timed if group_of(row) != group and row.is_fitted]
         fit = Fit([seen[row.id] for row in others])
         for row in timed:
             if group_of(row) == group:
-                log_time, deviation = fit.predict(seen[row.id].nominal)
+                log_time, deviation = fit.predict(measured(asked[row.id]).nominal)
                 truth = seen[row.id].log_time
-                found[row.id] = HeldOut(row, log_time - truth, deviation, constant_mfu(row, others) - truth)
+                control = constant_mfu(asked[row.id], others) - truth
+                found[row.id] = HeldOut(row, log_time - truth, deviation, control)
     return [found[row.id] for row in timed]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,6 @@ from testbed.planner.devices import GIB
 from testbed.planner.memory import fits, memory_of
 from testbed.planner.published import ImpossibleRow, Row, own_rows, rows_of
 from testbed.planner.step_time import step_time
-
-UNKNOWN_DEVICE = 2.0  # times the interval of a device that devices.json has not
 
 
 def predict_file(path: Path, out: Path) -> dict[str, Any]:
@@ -37,10 +36,14 @@ def predict(found: list[Row | ImpossibleRow], references: list[Row]) -> dict[str
     """Return the prediction of each row, or the reason to reject it, by id; of rows with one id the last."""
     own = own_rows()
     known = {row.id for row in own}
-    width = json.loads(SCORE_FILE.read_text(encoding="utf-8"))["width"]
-    constants = constants_of_rows([*own, *(row for row in references if row.id not in known)], width)
+    widths = json.loads(SCORE_FILE.read_text(encoding="utf-8"))
+    constants = constants_of_rows([*own, *(row for row in references if row.id not in known)], widths["width"])
+    of_unknown = replace(constants, width=widths["width_of_unknown_device"])
     return {
-        one.id: _rejected(one.reason) if isinstance(one, ImpossibleRow) else _tried(one, constants) for one in found
+        one.id: _rejected(one.reason)
+        if isinstance(one, ImpossibleRow)
+        else _tried(one, constants if one.device_is_known else of_unknown)
+        for one in found
     }
 
 
@@ -60,15 +63,12 @@ def _prediction(row: Row, constants: Constants) -> dict[str, Any]:
     time = step_time(row.job, row.machine, constants)
     if not 0 < time.seconds < float("inf"):
         return _rejected(f"its sizes give a step of {time.seconds} seconds")
-    widen = 1.0 if row.device_is_known else UNKNOWN_DEVICE
     estimate = memory_of(row.job)
-    kind = str(row.memory_kind or "")
-    peak = estimate.reserved if "reserved" in kind else estimate.allocated
     return {
         "step_time_s": time.seconds,
-        "low": time.seconds * (time.low / time.seconds) ** widen,
-        "high": time.seconds * (time.high / time.seconds) ** widen,
-        "peak_memory_gib": (estimate.steady if "between" in kind else peak) / GIB,
+        "low": time.low,
+        "high": time.high,
+        "peak_memory_gib": estimate.of_kind(row.memory_kind) / GIB,
         "steady_memory_gib": estimate.steady / GIB,
         "fits": bool(fits(estimate, row.machine.device)),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -54,7 +54,7 @@ class Row:
     device_is_known: bool  # in devices.json; else it was made from what the row states
     family: str  # of the strategy, as the row names it
     step_time_s: float | None  # measured
-    memory: Mapping[str, float] = field(default_factory=dict)  # measured, GiB by kind
+    memory: Mapping[str | None, float] = field(default_factory=dict)  # measured, GiB by memory_kind
     memory_kind: str | None = None
     block: str = ""
     sub_block: str = ""
@@ -111,7 +111,11 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
     job = _job(raw, part, model, layout, micro_batch, accumulation)
     machine = _machine(part["hardware"], device, layout)
     measured = part["measured"]
-    kinds = ("peak_memory_gib", "peak_reserved_gib", "steady_memory_gib")
+    memory_kind = measured.get("memory_kind") or raw.get("memory_kind")
+    memory = {
+        memory_kind: _number(measured, "peak_memory_gib"),
+        "allocated_between_steps": _number(measured, "steady_memory_gib"),
+    }
     row = Row(
         id=name,
         job=job,
@@ -119,8 +123,8 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
         device_is_known=is_known,
         family=str(part["strategy"].get("family") or "unknown"),
         step_time_s=_number(measured, "step_time_s") if raw.get("kind") != "memory_only" else None,
-        memory={kind: value for kind in kinds if (value := _number(measured, kind)) is not None},
-        memory_kind=measured.get("memory_kind") or raw.get("memory_kind"),
+        memory={kind: gib for kind, gib in memory.items() if gib is not None},
+        memory_kind=memory_kind,
         block=str(raw.get("block") or ""),
         sub_block=str(raw.get("sub_block") or ""),
         grade=str(raw.get("grade") or "medium"),
@@ -256,9 +260,21 @@ def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
         right = [one for one in found_devices if not memory or abs(memory * GIB / one.memory_bytes - 1) < 0.15]
         other_size = replace(found_devices[0], memory_bytes=DRIVER_LEAVES * (memory or 0.0) * GIB)
         return right[0] if right else other_size, True
-    sized = memory or 80.0
-    alike = min(devices().values(), key=lambda device: (abs(math.log(sized * GIB / device.memory_bytes)), device.name))
-    return replace(alike, name=name or "unknown", architecture="", memory_bytes=DRIVER_LEAVES * sized * GIB), False
+    return _guessed(name, DRIVER_LEAVES * (memory or 80.0) * GIB, devices().values()), False
+
+
+def _guessed(name: str, memory_bytes: float, known: Iterable[Device]) -> Device:
+    """Return a device that no data sheet describes: as the one with the nearest memory."""
+    alike = min(known, key=lambda device: (abs(math.log(memory_bytes / device.memory_bytes)), device.name))
+    return replace(alike, name=name or "unknown", architecture="", memory_bytes=memory_bytes)
+
+
+def as_unknown(row: Row) -> Row:
+    """Return a row as it would be read if devices.json had not its kind of device."""
+    was = row.machine.device
+    others = [device for device in devices().values() if device.name != was.name]
+    guessed = _guessed(f"unlisted {was.name}", was.memory_bytes, others)
+    return replace(row, machine=replace(row.machine, device=guessed), device_is_known=False)
 
 
 def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machine:

@@ -11,15 +11,16 @@ import numpy as np
 from testbed.errors import InputError
 from testbed.io import read_json
 from testbed.planner.devices import GIB
-from testbed.planner.hold_out import FOR_WIDTH, LEFT_OUT, HeldOut, held_out, width_of, with_widths
+from testbed.planner.hold_out import FOR_WIDTH, LEFT_OUT, UNKNOWN, HeldOut, held_out, width_of, with_widths
 from testbed.planner.memory import fits, memory_of
-from testbed.planner.published import ImpossibleRow, Row, rows_of
+from testbed.planner.published import ImpossibleRow, Row, as_unknown, rows_of
 
 LEAST_ROWS, LEAST_SUB_BLOCKS = 3, 2  # of a block whose median counts
 TITLES = {
     "block": "(a) without its block",
     "sub_block": "(b) without its sub_block",
     "GPU kind": "without its GPU kind",
+    UNKNOWN: "without its GPU kind and data sheet",
     "source": "without its source",
     "precision": "without its precision",
     "model size": "without its model width",
@@ -43,9 +44,19 @@ def score_file(path: Path) -> tuple[str, dict[str, Any]]:
 def score(rows: Sequence[Row]) -> dict[str, Any]:
     """Return errors by what was left out, the interval's width, and the verdicts on memory."""
     by_scheme = {scheme: held_out(rows, group_of) for scheme, group_of in LEFT_OUT.items()}
+    by_scheme[UNKNOWN] = held_out(rows, LEFT_OUT["GPU kind"], as_unknown)
     pool = [one for scheme in FOR_WIDTH for one in by_scheme[scheme]]
-    schemes = {scheme: _scheme(with_widths(found, pool)) for scheme, found in by_scheme.items()}
-    return {"width": round(width_of(pool), 4), "schemes": schemes, "memory": _memory(rows)}
+    unknown = by_scheme[UNKNOWN]
+    schemes = {
+        scheme: _scheme(with_widths(found, unknown if scheme == UNKNOWN else pool))
+        for scheme, found in by_scheme.items()
+    }
+    return {
+        "width": round(width_of(pool), 4),
+        "width_of_unknown_device": round(max(width_of(pool), width_of(unknown)), 4),
+        "schemes": schemes,
+        "memory": _memory(rows),
+    }
 
 
 def _scheme(found: Sequence[HeldOut]) -> dict[str, Any]:
@@ -100,9 +111,7 @@ def _memory(rows: Sequence[Row]) -> dict[str, Any]:
             wrong.append(row.id)
         elif estimate.states > device.memory_bytes:
             false_fits.append(row.id)
-        for kind, gib in row.memory.items():
-            predicted = MEMORY_KINDS[kind](estimate) / GIB
-            errors.append(100 * abs(predicted / gib - 1))
+        errors += [100 * abs(estimate.of_kind(kind) / GIB / gib - 1) for kind, gib in row.memory.items()]
     return {
         "rows": len(rows),
         "false_fits": false_fits,
@@ -111,13 +120,6 @@ def _memory(rows: Sequence[Row]) -> dict[str, Any]:
         "median": _percent(errors, 0.5),
         "p90": _percent(errors, 0.9),
     }
-
-
-MEMORY_KINDS = {
-    "peak_memory_gib": lambda estimate: estimate.allocated,
-    "peak_reserved_gib": lambda estimate: estimate.reserved,
-    "steady_memory_gib": lambda estimate: estimate.steady,
-}
 
 
 def text_of(result: dict[str, Any]) -> str:
