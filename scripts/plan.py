@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,9 +35,8 @@ from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
 
 if TYPE_CHECKING:
-    from testbed.planner.job import Job, Machine
+    from testbed.planner.constants import Constants
     from testbed.planner.question import Question
-    from testbed.planner.step_time import StepTime
 
 
 ANY_DEVICE = "h100-sxm"
@@ -151,8 +149,10 @@ def main() -> int:
 
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
     """Return what is asked. InputError names the flag that cannot be."""
+    from testbed.planner.machines import as_measured
     from testbed.planner.plan import Budget
     from testbed.planner.question import check_device, machine_asked, numbers_of_sweep, question, tokens_of
+    from testbed.planner.step_time import step_time
 
     budget = Budget(
         tokens=None if arguments.tokens is None else tokens_of(arguments.tokens),
@@ -166,19 +166,19 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
     machine = machine_asked(arguments.gpu or kind, here, arguments.gpus, arguments.gpus_per_node, arguments.network)
     if arguments.calibration is not None and arguments.gpu is not None:
         check_device(arguments.calibration, machine.device)
+    constants = constants_of(arguments.calibration, here)
+    machine = as_measured(machine, constants.calibration)
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
     most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
-    return question(flags, machine, budget, time_of(arguments.calibration, here), most)
+    return question(flags, machine, budget, lambda job, machine: step_time(job, machine, constants), most)
 
 
-def time_of(calibration: Path | None, here: bool) -> Callable[[Job, Machine], StepTime]:
-    """Return the step time of a job on a machine, from a calibration where there is one."""
+def constants_of(calibration: Path | None, here: bool) -> Constants:
+    """Return what step times are predicted with: a calibration where there is one."""
     from testbed.planner.automatic import constants_here
     from testbed.planner.constants import published_constants
-    from testbed.planner.step_time import step_time
 
-    constants = constants_here(calibration) if here or calibration is not None else published_constants()
-    return lambda job, machine: step_time(job, machine, constants)
+    return constants_here(calibration) if here or calibration is not None else published_constants()
 
 
 def calibrate(arguments: argparse.Namespace) -> int:

@@ -5,11 +5,12 @@
     python scripts/planner_study.py --dry_run           # every command, and how long it will take
     python scripts/planner_study.py                     # about 20 minutes; the same command goes on after a stop
     python scripts/planner_study.py --quick             # a trial: one small model, three run types
+    python scripts/planner_study.py --memory            # the resident memory of every run type on 1, 2 and 4 ranks
     python scripts/planner_study.py --tables docs/results/planner --into docs/results/planner/README.md
 
 The runs train sizes that no calibration trains, with every run type of a CPU, on one rank and two, the latter also
-over --links between two hosts of the network lab (root only). Writes DIR/planner_study.json and a picture. See
-docs/planner.md.
+over --links between two hosts of the network lab (root only). Writes DIR/planner_study.json and a picture, or
+DIR/planner_memory.json. See docs/planner.md.
 
 Exit code: 0, 1 a run failed, 2 what was typed cannot be done, 128 + a signal's number after it.
 """
@@ -52,13 +53,15 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     text = "between two ranks: unlimited, or a rate of the network lab (default: unlimited,100mbit)"
     what.add_argument("--links", metavar="LIST", help=text)
     what.add_argument("--quick", action="store_true", help="a trial of a minute, which proves nothing")
+    text = "memory in place of time, with one size; neither --calibration nor root is needed"
+    what.add_argument("--memory", action="store_true", help=text)
     how = parser.add_argument_group("how")
     text = "interleaved rounds (default: %(default)s)"
     how.add_argument("--repeats", type=positive, default=1, metavar="N", help=text)
     text = f"optimizer steps of a run, {WARMUP_STEPS} of them warm-up (default: %(default)s)"
     how.add_argument("--steps", type=positive, default=13, metavar="N", help=text)
-    text = "runs and results (default: %(default)s)"
-    how.add_argument("--out_dir", type=Path, default=Path("checkpoint/planner"), metavar="DIR", help=text)
+    text = "runs and results (default: checkpoint/planner, with --memory checkpoint/planner_memory)"
+    how.add_argument("--out_dir", type=Path, metavar="DIR", help=text)
     how.add_argument("--allow_mismatch", action="store_true", help="keep runs of other commits of the code")
     how.add_argument("--dry_run", action="store_true", help="print every command and the time; run nothing")
     shown = parser.add_argument_group("what was measured")
@@ -96,6 +99,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def asked_for(arguments: argparse.Namespace) -> Asked:
     """Return the request. InputError names what cannot be."""
+    from testbed.experiments.calibration import memory_study
     from testbed.experiments.calibration.study import QUICK_WORKS, UNLIMITED, WORKS, Asked, rates_of
     from testbed.experiments.calibration.work import FLAGS_OF_KIND
     from testbed.sweep.request import parse_names
@@ -108,8 +112,9 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     links = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     rates_of(links)
     kinds = arguments.kinds or (QUICK_KINDS if arguments.quick else ",".join(FLAGS_OF_KIND))
-    out_dir = Path(os.path.relpath(arguments.out_dir))  # it is recorded, and a record should not name a home folder
-    return Asked(
+    out_dir = arguments.out_dir or Path("checkpoint", "planner_memory" if arguments.memory else "planner")
+    out_dir = Path(os.path.relpath(out_dir))  # it is recorded, and a record should not name a home folder
+    asked = Asked(
         works=QUICK_WORKS if arguments.quick else WORKS,
         kinds=parse_names(kinds, FLAGS_OF_KIND, "--kinds"),
         links=links,
@@ -120,11 +125,11 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
         program=os.path.relpath(REPOSITORY / "src" / "gpt2.py"),
         network=os.path.relpath(REPOSITORY / "scripts" / "lab" / "network.py"),
     )
+    return memory_study.of_memory(asked) if arguments.memory else asked
 
 
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
-    from testbed.distributed.processes import Stop
     from testbed.experiments.calibration.calibrate import VOCABULARY
     from testbed.experiments.calibration.study import cells_of, settings_by_name
     from testbed.experiments.fault_drill.work import write_made_up_tokens
@@ -132,17 +137,18 @@ def study(arguments: argparse.Namespace) -> int:
     from testbed.planner.here import facts_here
     from testbed.sweep.plan import FAILED
     from testbed.sweep.request import Machine, facts_of_machine
-    from testbed.sweep.runner import Runner, only_sweep_in
+    from testbed.sweep.runner import Runner, only_sweep_in, resumable_runs
     from testbed.sweep.state import Sweep, take_over
 
     asked = asked_for(arguments)
     cells = cells_of(asked)
     if arguments.dry_run:
         return say_plan(cells)
-    calibration = read_calibration(arguments.calibration)
-    check_machine(calibration, facts_here(), arguments.calibration)
+    calibration = None if arguments.memory else read_calibration(arguments.calibration)
+    if calibration is not None:
+        check_machine(calibration, facts_here(), arguments.calibration)
     out_dir = Path(asked.folder)
-    with Stop() as stop, only_sweep_in(out_dir) as lock:
+    with resumable_runs(out_dir) as stop, only_sweep_in(out_dir) as lock:
         write_made_up_tokens(out_dir / "data", VOCABULARY)
         if any("--rate" in cell.command for cell in cells) and (reason := why_no_lab()) is not None:
             raise InputError(f"--links {arguments.links or '100mbit'}: no lab can be made here: {reason}")
@@ -154,9 +160,11 @@ def study(arguments: argparse.Namespace) -> int:
         sweep.write(out_dir)
         machine = Machine(num_cores=os.cpu_count() or 1)
         Runner(sweep, out_dir, machine, settings, stop, lock, RUN_TIMEOUT_S).run_all(warmup_runs=0)
-    report(asked, command_line, calibration)
+    if calibration is None:
+        report_memory(out_dir, command_line, settings)
+    else:
+        report(asked, command_line, calibration)
     if stop.exit_code is not None:
-        say("interrupted: finished runs are kept, the same command goes on from here", file=sys.stderr)
         return stop.exit_code
     return 1 if any(cell.status == FAILED for cell in cells) else 0
 
@@ -192,6 +200,15 @@ def report(asked: Asked, command_line: str, calibration) -> None:
     drawn = draw(content, out_dir)
     say("\n\n".join(["", *blocks(content).values(), ""]))
     say(f"files: {out_dir / STUDY_FILE.name}, {drawn}")
+
+
+def report_memory(out_dir: Path, command_line: str, settings: dict) -> None:
+    """Write planner_memory.json of what there is by now, and print its table."""
+    from testbed.experiments.calibration.memory_study import MEMORY_FILE, content_of, memory_table
+
+    rows = json.loads((out_dir / "sweep.json").read_text(encoding="utf-8"))["cells"]
+    MEMORY_FILE.write(out_dir / MEMORY_FILE.name, content_of(command_line, rows, settings, out_dir))
+    say(f"\n{memory_table(MEMORY_FILE.read(out_dir))}\n\nfile: {out_dir / MEMORY_FILE.name}")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,12 @@ def planner_study(name: str) -> str:
     return blocks(STUDY_FILE.read(RESULTS / "planner"))[name]
 
 
+def planner_memory() -> str:
+    from testbed.experiments.calibration.memory_study import MEMORY_FILE, memory_table
+
+    return memory_table(MEMORY_FILE.read(RESULTS / "planner"))
+
+
 def metrics_fields() -> str:
     from testbed.metrics import schema
 
@@ -114,6 +120,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
     **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
+    "planner memory": planner_memory,
     "planner score": planner_score,
 }
 
@@ -124,7 +131,6 @@ def flags_page() -> str:
     return page()
 
 
-BLOCKS["metrics fields"] = metrics_fields
 WHOLE_FILES: dict[Path, Callable[[], str]] = {REPOSITORY / "docs" / "flags.md": flags_page}
 
 

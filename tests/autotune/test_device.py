@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -130,3 +131,17 @@ def test_more_threads_than_cores_are_refused_and_nothing_is_bound(cores):
     with pytest.raises(ValueError, match=words):
         keep_to_own_cores(len(cores), Launch(0, 0, 2, 2))
     assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_freed_memory_is_kept_unless_the_user_set_the_c_library(monkeypatch):
+    calls: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: library)
+    for name in device.OWN_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    device.keep_freed_memory()
+    assert {option for option, _ in calls} == {device.M_MMAP_THRESHOLD, device.M_TRIM_THRESHOLD}
+    calls.clear()
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    device.keep_freed_memory()
+    assert not calls

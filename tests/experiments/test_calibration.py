@@ -14,7 +14,7 @@ from support.programs import REPOSITORY
 from testbed.distributed.launch import Launch
 from testbed.distributed.processes import Stop
 from testbed.errors import InputError
-from testbed.experiments.calibration import operations, sizes
+from testbed.experiments.calibration import memory_study, operations, sizes
 from testbed.experiments.calibration.calibrate import Asked, calibrate, link_of, with_link, work_of
 from testbed.experiments.calibration.study import (
     QUICK_WORKS,
@@ -37,6 +37,7 @@ from testbed.planner.constants import constants_of_calibration
 from testbed.planner.step_time import step_time
 
 CPU = torch.device("cpu")
+MIB = 2**20
 TINY = Setting(layers=2, heads=2, hidden=32, vocab=1024, seq_length=16, micro_batch=1, accumulation=4)
 
 
@@ -172,6 +173,29 @@ def test_the_study_runs_every_run_type_of_a_cpu_at_sizes_of_no_calibration(tmp_p
     with pytest.raises(InputError, match="cannot run"):
         odd = dataclasses.replace(QUICK_WORKS[0], heads=1)
         settings_by_name(cells_of(asked_study(tmp_path, works=(odd,))))
+
+
+def test_the_study_of_memory_runs_every_run_type_on_one_two_and_four_ranks(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_made_up_tokens(tmp_path / "data", 1000)
+    asked = memory_study.of_memory(asked_study(tmp_path))
+    cells = cells_of(asked)
+    assert len(settings_by_name(cells)) == len(cells) == 8 + 13 + 13
+    assert {cell.ranks for cell in cells} == {1, 2, 4}
+    assert all(memory_study.RETURNED in cell.command for cell in cells)
+
+
+def test_the_table_of_memory_counts_what_is_large_enough():
+    rows = [
+        {"kind": "ddp", "ranks": 2, "measured_bytes": 1000 * MIB, "predicted_bytes": 1050 * MIB},
+        {"kind": "fsdp", "ranks": 2, "measured_bytes": 800 * MIB, "predicted_bytes": 1000 * MIB},
+        {"kind": "tensor", "ranks": 4, "measured_bytes": 100 * MIB, "predicted_bytes": 300 * MIB},
+    ]
+    found = memory_study.results({"rows": rows})
+    assert (found["rows"], found["within"], found["worst"]) == (2, 1, pytest.approx(0.25))
+    head = {name: content()[name] for name in ("git_commits", "hardware", "env")}
+    table = memory_study.memory_table({"rows": rows, "results": found, "command_line": "x", **head})
+    assert "| ddp | 2 | 1,000 | 1,050 | +5.0% |" in table and "+200.0% (small)" in table
 
 
 def test_a_slow_link_of_the_study_has_the_lab_s_rate_and_bucket():

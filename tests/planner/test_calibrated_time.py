@@ -26,6 +26,7 @@ from testbed.planner.calibration import (
 )
 from testbed.planner.constants import calibrated_constants, constants_of_calibration
 from testbed.planner.devices import Link
+from testbed.planner.machines import as_measured, machine_here, machine_named
 from testbed.planner.measured_compute import along, interpolated
 from testbed.planner.measured_traffic import Collectives, Message, messages, share_sent, traffic_s
 from testbed.planner.residuals import GROUPS, kind_of
@@ -315,3 +316,30 @@ def test_each_message_takes_the_link_that_its_ranks_cross():
     gradients = 4 * job.model.parameters / 2
     assert parts["exposed communication between nodes"] == pytest.approx(gradients / 12.5e6, rel=0.1)
     assert 0 < parts["exposed communication within a node"] < 0.1
+
+
+def test_offloading_replaces_the_device_s_update_by_the_way_to_the_host():
+    predictor = Predictor.of(with_steps(TRUE))
+    job, machine = SETTING.job("optimized 3", 2, "fp32"), made_up().machine(2)
+    plain, optimizer, weights = (
+        predictor.predict(dataclasses.replace(job, offload=offload), machine).parts
+        for offload in ("none", "optimizer", "parameters")
+    )
+    assert "offload" not in plain and "optimizer" not in optimizer.keys() | weights.keys()
+    assert 0 < optimizer["offload"] < weights["offload"]
+    assert optimizer["matrix products"] == plain["matrix products"]
+
+
+def test_a_calibration_replaces_guesses_of_a_cpu_and_leaves_a_gpu_its_data_sheet(monkeypatch):
+    monkeypatch.setattr("testbed.planner.machines._gpus_here", lambda: [])
+    measured = dataclasses.replace(made_up(), memory={"plain": 2e8, "deepspeed": 3e8})
+    guessed = machine_here(2, None, None)
+    machine = as_measured(guessed, measured)
+    assert machine.device.context_bytes == 3e8 and machine.within_node == measured.links[0]
+    assert machine.device.peak_flops == measured.device.peak_flops
+    assert machine.device.memory_bytes == guessed.device.memory_bytes
+    sheet = machine_named("h100-sxm", 8, None, None)
+    gpu = as_measured(sheet, measured)
+    assert gpu.device.context_bytes == 3e8
+    assert dataclasses.replace(gpu.device, context_bytes=sheet.device.context_bytes) == sheet.device
+    assert as_measured(sheet, None) is sheet

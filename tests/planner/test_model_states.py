@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.model_states import TRANSIENT, count_before_updates, counts_of, live_tensors
+from support.model_states import TRANSIENT, count_before_updates, counts_of, live_tensors, published_zero_bytes
 
 from testbed.experiments.model_states import difference
 from testbed.model.gpt2 import GPT2
@@ -17,7 +17,6 @@ from testbed.planner.model_states import (
     UPDATE_COPY,
     elements_held,
     model_state_bytes,
-    published_zero_bytes,
     update_copy_bytes,
 )
 from testbed.planner.stages import Stage
@@ -134,6 +133,15 @@ def test_live_tensors_of_two_ranks_are_what_the_formulas_say(tmp_path):
                 differs += abs(gradients["measured_bytes"] / gradients["paper_bytes"] - 1) > 0.02
         assert all(of_rank["transient"].keys() <= {"500,000 bfloat16"} for of_rank in result["per_rank"]), "the bucket"
     assert differs > 0
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_live_tensors_of_four_ranks_are_what_the_formulas_say(tmp_path):
+    results = counts_of(tmp_path, 4, ["ZeRO 1", "ZeRO 2", "ZeRO 3", "FSDP", "pipeline", "tensor"])
+    assert [len(result["per_rank"]) for result in results] == [4] * 6
+    rows = [(result["strategy"], row) for result in results for rank in result["per_rank"] for row in rank["rows"]]
+    assert not [(name, row) for name, row in rows if abs(difference(row)) > 0.01]
 
 
 def test_the_count_finds_what_is_alive_and_counts_an_allocation_once():

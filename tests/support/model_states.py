@@ -30,7 +30,7 @@ from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import local_tensor
 from testbed.planner.candidates import job_of_settings
-from testbed.planner.model_states import UPDATE_COPY, model_state_bytes, published_zero_bytes, update_copy_bytes
+from testbed.planner.model_states import UPDATE_COPY, elements_held, model_state_bytes, part_of, update_copy_bytes
 from testbed.planner.stages import stages_of
 from testbed.strategies import Strategy, build_strategy
 from testbed.train.batches import TrainingBatches
@@ -111,6 +111,17 @@ def live_tensors() -> list[torch.Tensor]:
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     # the local part of a DTensor is a tensor of its own
     return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type == "cpu"]
+
+
+def published_zero_bytes(model: DenseModel, data_ranks: int, zero_stage: int) -> dict[str, int]:
+    """Return the bytes of mixed precision in figure 1 of the ZeRO paper. Stage 3 is its fully sharded one."""
+    whole = elements_held(model)
+    part = part_of(whole, data_ranks)
+    return {
+        "parameters": 2 * (part if zero_stage >= 3 else whole),
+        "gradients": 2 * (part if zero_stage >= 2 else whole),
+        "optimizer": 12 * (part if zero_stage >= 1 else whole),
+    }
 
 
 def with_formulas(count: dict[str, Storages], settings: RunSettings, rank: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from testbed.planner.command import arguments_of
 from testbed.planner.constants import Constants, calibrated_constants, published_constants
 from testbed.planner.here import facts_here
 from testbed.planner.job import Job, Machine
-from testbed.planner.machines import machine_here
+from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.plan import plan, three
 from testbed.planner.step_time import step_time
 
@@ -55,8 +55,8 @@ def best_plan(asked: Asked, launch: Launch) -> Taken | None:
     known = dict.fromkeys(asked.explicit & SETS)  # a plain run, for its shape and batch alone
     settings = check_run(_without(asked, known, plain), launch).settings
     try:
-        machine = machine_here(launch.world_size, launch.local_world_size, None)
         constants = constants_here()
+        machine = as_measured(machine_here(launch.world_size, launch.local_world_size, None), constants.calibration)
     except InputError:
         return None
     jobs, _ = possible(settings.shape, settings.data.seq_length, settings.batch.global_batch_size, machine, own)

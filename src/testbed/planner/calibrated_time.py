@@ -18,6 +18,7 @@ from testbed.planner.job import Job, Machine
 from testbed.planner.measured_compute import Tables, along, block_parts, embedding_s, head_s
 from testbed.planner.measured_traffic import Collectives, Message, messages, traffic_s
 from testbed.planner.model_states import elements_held
+from testbed.planner.parts import offloaded_seconds
 from testbed.planner.residuals import Residuals, fitted, kind_of
 from testbed.planner.stages import Stage, stages_of, stages_of_ranks
 
@@ -71,6 +72,10 @@ class Predictor:
         found = _parts(job, self.tables, job.layout.devices)
         parts = {name: factors[GROUP_OF[name]] * seconds for name, seconds in found.items()}
         computing_s, found_messages = sum(parts.values()), messages(job)
+        if job.offload in ("optimizer", "parameters"):  # the ways to the host are not measured
+            hidden = self.calibration.overlap * (computing_s - parts.pop("optimizer")) / job.accumulation
+            updated = max(_updated(job, stages) for stages in _held(job))
+            parts["offload"] = offloaded_seconds(job, machine, updated, hidden)
         for name, crosses in ((WITHIN, False), (BETWEEN, True)):
             here = [each for each in found_messages if each.crosses_nodes(machine.per_node) == crosses]
             work_s, wait_s = self._traffic(here, machine.between_nodes if crosses else UNLIMITED, computing_s)

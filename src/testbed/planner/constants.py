@@ -43,6 +43,10 @@ class Constants:
     predictor: Predictor | None = None
     label: str = "uncalibrated: data sheet"
 
+    @property
+    def calibration(self) -> Calibration | None:
+        return None if self.predictor is None else self.predictor.calibration
+
 
 @cache
 def published_constants() -> Constants:

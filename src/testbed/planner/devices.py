@@ -46,6 +46,7 @@ class Device:
     kind: str = "cuda"  # or "cpu"
     source: str = ""
     architecture: str = ""  # of its maker: kinds of one architecture resemble each other
+    context_bytes: float = 1.0e9  # that a process takes before its model: CUDA's context, its kernels, NCCL's buffers
     per_node: int = 8  # devices that `within_node` joins, as it is sold
     within_node: Link | None = None
     between_nodes: Link | None = None  # the usual network of such nodes

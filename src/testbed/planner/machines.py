@@ -6,12 +6,14 @@ import os
 import platform
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from testbed.distributed.launch import usable_cores
 from testbed.errors import InputError
+from testbed.planner.calibration import Calibration
 from testbed.planner.devices import Device, Link, device_named, network
 from testbed.planner.job import Machine
 
@@ -21,6 +23,7 @@ LEAST_PER_CYCLE = 8
 MOST_DEVICES = 2**20  # above any machine
 CORE_BYTES_PER_S = 10e9  # an estimate; a calibration measures it
 ASSUMED_HERTZ = 2.5e9  # where the system does not say
+PROCESS_BYTES = 400 * 2**20  # of Python with PyTorch and DeepSpeed, a guess
 LOOPBACK = Link(name="loopback, an estimate", latency_s=50e-6, bytes_per_s=2e9)
 SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
@@ -52,6 +55,24 @@ def machine_here(gpus: int | None, per_node: int | None, link: str | None) -> Ma
     return machine_of(cpu_core(min(per_node, gpus or cores)), gpus or cores, per_node, link)
 
 
+def as_measured(machine: Machine, calibration: Calibration | None) -> Machine:
+    """Return a machine with what a calibration measured of it in place of guesses.
+
+    On a GPU that is what a process holds before its model; its data sheet stays, which MFU is a share of.
+    """
+    if calibration is None:
+        return machine
+    held = max(calibration.memory.values(), default=machine.device.context_bytes)
+    device = replace(machine.device, context_bytes=held)
+    if device.kind != "cpu":
+        return replace(machine, device=device)
+    found, links = calibration.device, calibration.links
+    device = replace(
+        device, peak_flops=found.peak_flops, memory_bytes_per_s=found.memory_bytes_per_s, source=found.source
+    )
+    return replace(machine, device=device, within_node=links[0] if links else machine.within_node)
+
+
 def cpu_core(ranks: int) -> Device:
     """Return one of `ranks` equal shares of this computer's cores and memory as a device; its speed is a guess."""
     cores = max(1, usable_cores() // ranks)
@@ -64,6 +85,7 @@ def cpu_core(ranks: int) -> Device:
         peak_flops={"fp32": peak},
         memory_bytes_per_s=cores * CORE_BYTES_PER_S,
         kind="cpu",
+        context_bytes=PROCESS_BYTES,
         source="a guess from clock and instructions; --calibrate measures it",
         architecture="cpu",
         per_node=ranks,

@@ -32,7 +32,6 @@ MOMENTS = ("forward end", "loss", "backward", "backward end", "update")
 WORKSPACE = 32 * 2**20  # cuBLAS's own, from PyTorch's allocator: 8 MiB, on Hopper 32 MiB
 RESERVED = 1.20  # reserved / allocated, PyTorch's caching allocator; measured on GPUs: 1.02 to 1.41
 SPARE = 1.02  # of which a device that is nearly full cannot do without: the allocator frees what it cached, and retries
-CONTEXT = 1.0e9  # CUDA's context, its kernels, and NCCL's buffers, which no allocator counts
 # On a CPU
 HEAP = 1.05  # of what the heap holds at its largest, for what lies between blocks in use; measured
 LIBRARIES = 60 * 2**20  # what PyTorch loads with the first optimizer, passes and threads
@@ -48,6 +47,7 @@ class MemoryEstimate:
         reserved: with what the caching allocator holds between tensors.
         steady: in tensors between two steps.
         resident: peak growth of the process where the device is a CPU, from just before the model is built.
+        returned: the same where the C library gives freed memory back at once.
     """
 
     moments: Mapping[str, Mapping[str, float]]
@@ -56,8 +56,14 @@ class MemoryEstimate:
     reserved: float
     steady: float
     resident: float
+    returned: float
     pipeline_rank: int = 0
     states: float = 0.0  # weights, gradients and optimizer state alone
+
+    def of_kind(self, memory_kind: str | None) -> float:
+        """Return the bytes that a published figure counts; the peak in tensors where its kind is not stated."""
+        kinds = {"peak_reserved": self.reserved, "allocated_between_steps": self.steady}
+        return kinds.get(str(memory_kind), self.allocated)
 
 
 def memory_of(job: Job) -> MemoryEstimate:
@@ -68,9 +74,8 @@ def memory_of(job: Job) -> MemoryEstimate:
 
 def needs(estimate: MemoryEstimate, device: Device) -> float:
     """Return the bytes that a device must have: with the context and what fragments, on a CPU the resident set."""
-    if device.kind == "cpu":
-        return estimate.resident
-    return SPARE * estimate.allocated + CONTEXT
+    taken = estimate.resident if device.kind == "cpu" else SPARE * estimate.allocated
+    return taken + device.context_bytes
 
 
 def fits(estimate: MemoryEstimate, device: Device) -> bool:
@@ -150,6 +155,7 @@ def _on_rank(job: Job, rank: int, stages: Sequence[Stage]) -> MemoryEstimate:
         reserved=RESERVED * allocated,
         steady=sum(moments["update"].kinds[kind] for kind in between) + WORKSPACE,
         resident=_resident(moments),
+        returned=LIBRARIES + allocated - WORKSPACE,
         pipeline_rank=rank,
         states=states,
     )

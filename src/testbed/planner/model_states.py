@@ -101,17 +101,6 @@ def _deepspeed_bytes(job: Job, data_rank: int, persistent: int) -> dict[str, int
     }
 
 
-def published_zero_bytes(model: DenseModel, data_ranks: int, zero_stage: int) -> dict[str, int]:
-    """Return the bytes of mixed precision in figure 1 of the ZeRO paper. Stage 3 is its fully sharded one."""
-    whole = elements_held(model)
-    part = part_of(whole, data_ranks)
-    return {
-        "parameters": 2 * (part if zero_stage >= 3 else whole),
-        "gradients": 2 * (part if zero_stage >= 2 else whole),
-        "optimizer": 12 * (part if zero_stage >= 1 else whole),
-    }
-
-
 def update_copy_bytes(model: DenseModel, data_ranks: int, zero_stage: int | None) -> int:
     """Bytes of the fp32 gradients that DeepSpeed's ZeRO makes inside the update, more than the paper counts.
 

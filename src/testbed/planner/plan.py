@@ -9,7 +9,7 @@ from typing import Any
 from testbed.planner.devices import Device
 from testbed.planner.goodput import RESTART_S, SAVE_S, Failures
 from testbed.planner.job import Job, Machine
-from testbed.planner.memory import CONTEXT, MemoryEstimate, fits, memory_of, needs
+from testbed.planner.memory import MemoryEstimate, fits, memory_of, needs
 from testbed.planner.step_time import StepTime
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
@@ -44,10 +44,10 @@ class PlannedRun:
     def memory_by_kind(self) -> dict[str, float]:
         """Bytes at the peak, by kind. They add up to `needs_bytes`."""
         kinds = dict(self.memory.moments[self.memory.peak_moment])
-        rest = self.needs_bytes - sum(kinds.values())
-        if self.machine.device.kind == "cpu":
-            return kinds | {"heap and libraries": rest}
-        return kinds | {"fragmentation": rest - CONTEXT, "context": CONTEXT}
+        context = self.machine.device.context_bytes
+        rest = self.needs_bytes - sum(kinds.values()) - context
+        between = "heap and libraries" if self.machine.device.kind == "cpu" else "fragmentation"
+        return kinds | {between: rest, "context": context}
 
     @property
     def tokens_per_s(self) -> float:

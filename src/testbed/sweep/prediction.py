@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from testbed.config.settings import RunSettings
 from testbed.planner.automatic import job_of_settings
 from testbed.planner.constants import Constants
-from testbed.planner.machines import machine_here
+from testbed.planner.machines import as_measured, machine_here
 from testbed.planner.memory import fits, memory_of, needs
 from testbed.planner.step_time import step_time
 from testbed.sweep.plan import Cell
@@ -41,7 +41,7 @@ def predictions_of(
     """
     found = {}
     for cell in cells:
-        machine = machine_here(cell.ranks, None, None)
+        machine = as_measured(machine_here(cell.ranks, None, None), constants.calibration)
         job = job_of_settings(settings[cell.name], machine)
         time, memory, device = step_time(job, machine, constants), memory_of(job), machine.device
         lack = None

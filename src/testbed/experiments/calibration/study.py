@@ -83,7 +83,11 @@ class StudyArm:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The request for a study. `folder`: --out_dir; `program`, `network`: gpt2.py and network.py."""
+    """The request for a study. `folder`: --out_dir; `program`, `network`: gpt2.py and network.py.
+
+    Attributes:
+        environment: NAME=VALUE of every run.
+    """
 
     works: tuple[Work, ...]
     kinds: tuple[str, ...]
@@ -94,13 +98,16 @@ class Asked:
     folder: str
     program: str
     network: str
+    ranks: tuple[int, ...] = (1, 2)
+    environment: tuple[str, ...] = ()
 
 
 def arms_of(asked: Asked) -> list[StudyArm]:
     """Return every configuration once: what is cut over ranks needs two, a link has one host at each end."""
     arms = []
+    places = [(ranks, link) for ranks in asked.ranks for link in (asked.links if ranks > 1 else (UNLIMITED,))]
     for work in asked.works:
-        for ranks, link in [(1, UNLIMITED), *((2, link) for link in asked.links)]:
+        for ranks, link in places:
             kinds = [kind for kind in asked.kinds if (kind in ONE_PROCESS) <= (ranks == 1)]
             if ranks == 1:
                 kinds = [kind for kind in kinds if not kind.startswith("pipeline") and kind not in CUT]
@@ -140,7 +147,8 @@ def _cell(asked: Asked, arm: StudyArm, repeat: int) -> Cell:
     words = arm.work.setting(arm.kind, arm.ranks).arguments(arm.kind, data, asked.steps, asked.warmup_steps)
     words += ["--precision", "fp32", "--device", "cpu", "--threads_per_rank", "1", "--seed", "42"]
     if arm.link == UNLIMITED:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if arm.ranks > 1 else []
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arm.ranks}"]
+        launcher = launcher if arm.ranks > 1 else []
         program = ["python", *launcher, asked.program]
     else:
         lab = ["run", "--hosts", str(arm.ranks), "--rate", arm.link, "--seconds", "600"]
@@ -155,7 +163,7 @@ def _cell(asked: Asked, arm: StudyArm, repeat: int) -> Cell:
         seed=42,
         folder=folder,
         command=[
-            *("env", "OMP_NUM_THREADS=1", *program, *words),
+            *("env", "OMP_NUM_THREADS=1", *asked.environment, *program, *words),
             *("--checkpoint_path", str(Path(asked.folder) / folder), "--overwrite"),
         ],
         oversubscribed=False,

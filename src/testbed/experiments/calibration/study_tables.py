@@ -41,6 +41,15 @@ A set is all run types that do the same work on the same ranks over the same lin
 <!-- made by: scripts/update_docs.py planner predictions -->
 
 <!-- end of planner predictions -->
+
+## Memory of processes on CPU cores
+
+`python scripts/planner_study.py --memory`. glibc gives freed memory back at once here (`MALLOC_MMAP_THRESHOLD_=65536`), so
+the resident set is what is alive. Usually src/gpt2.py keeps it for the next step, which is faster and takes more.
+
+<!-- made by: scripts/update_docs.py planner memory -->
+
+<!-- end of planner memory -->
 """
 
 
