@@ -59,6 +59,18 @@ def test_a_choice_that_fits_is_taken_with_its_flags(place, token_files):
     assert settings == named, "the run is the one that could have been typed"
 
 
+def test_a_start_that_names_no_work_takes_the_choice_s(place, token_files):
+    work = choice_content(token_files)
+    write_choice(work)
+    plain = parse_command_line([*data_flags(token_files), "--run_type", "auto", "--device", "cpu"])
+    checked = check_run(plain, launch(2))
+    assert checked.settings.shape.num_layers == 2 and checked.settings.batch.global_batch_size == 32
+    assert "and its work, as no flag names another: --num_layers 2 --num_heads" in checked.notes[0]
+    work["work"]["num_layers"] = "two"
+    write_choice(work | {"work_sha256": hash_of(work["work"])})
+    assert "num_layers cannot be 'two'" in check_run(plain, launch(2)).notes[0]
+
+
 def test_what_was_typed_wins_and_is_said(place, token_files):
     write_choice(choice_content(token_files))
     checked = auto(token_files, "--zero_stage", "3")

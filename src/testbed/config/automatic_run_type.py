@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config.choice_file import DEFAULT_CHOICE, SETS, hash_of, misfit, read_choice, spelled
+from testbed.config.choice_file import DEFAULT_CHOICE, SETS, WORK, Choice, hash_of, misfit, read_choice, spelled
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import Asked, checked_like_a_flag
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
@@ -22,6 +22,8 @@ from testbed.io import read_json
 from testbed.run_files import EFFECTIVE_CONFIG
 
 DEFAULT_FOLDER = "checkpoint/auto"  # the type is not known before the folder is looked at
+SIZES = frozenset(WORK[: WORK.index("global_batch_size") + 1])
+NAMES_WORK = SIZES | {"model", "micro_batch_size_per_gpu", "grad_accum_steps"}  # one of them means another work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +96,9 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
         choice = read_choice(path)
         if choice.ranks != launch.world_size and choice.run_type != "dp":
             raise InputError(f"{path} is for ranks {choice.ranks}, not {launch.world_size}")
-        taken = Taken(
-            choice.run_type, choice.flags, f"the fastest by {path} (SHA-256 {choice.sha256[:8]})", choice.sha256
-        )
+        asked, work = _with_work_of(choice, asked)
+        why = f"the fastest by {path} (SHA-256 {choice.sha256[:8]}){work}"
+        taken = Taken(choice.run_type, choice.flags, why, choice.sha256)
         checked = _checked(taken, asked, launch, check)
         if (fault := misfit(choice, checked.settings, launch.world_size)) is not None:
             raise InputError(f"{path}: {fault}")
@@ -108,6 +110,20 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
             ) from None
         return f"no choice was taken: {error}"
     return checked
+
+
+def _with_work_of(choice: Choice, asked: Asked) -> tuple[Asked, str]:
+    """Return a start that names no model, length or batch with the choice's, and the words that say so."""
+    if asked.explicit & NAMES_WORK:
+        return asked, ""
+    work = {
+        name: checked_like_a_flag(FLAGS[name], value, name)
+        for name, value in choice.work.items()
+        if name not in asked.explicit
+    }
+    words = " ".join(f"--{name} {value_text(value)}" for name, value in work.items() if name in SIZES)
+    asked = dataclasses.replace(asked.having(work), configured=asked.configured | work.keys())
+    return asked, f", and its work, as no flag names another: {words}"
 
 
 def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> CheckedRun:
