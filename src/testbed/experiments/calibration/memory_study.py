@@ -123,8 +123,8 @@ def memory_table(content: Mapping[str, Any]) -> str:
     found, hardware = content["results"], content["hardware"]
     commits = ", ".join(f"`{commit}`" for commit in content["git_commits"])
     lines = [
-        f"{found['within']} of {found['rows']} runs of {LEAST_BYTES // 2**20} MiB or more within {MOST_ERROR:.0%}, median "
-        f"error {found['median']:.1%}, worst {found['worst']:.1%}. {hardware['cpu_cores_visible']} cores "
+        f"{found['within']} of {found['rows']} runs of {LEAST_BYTES // 2**20} MiB or more within {MOST_ERROR:.0%}, "
+        f"median error {found['median']:.1%}, worst {found['worst']:.1%}. {hardware['cpu_cores_visible']} cores "
         f"({hardware['cpu_name']}), PyTorch {content['env'].get('torch_version')}, commit {commits}, "
         f"`{content['command_line']}`.",
         "",
