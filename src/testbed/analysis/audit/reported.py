@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.analysis.audit.finding import Audited
 from testbed.analysis.runs.arms import rank_count
-from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.load import Run, breaks_down_wall_clock
 from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
 from testbed.run_files import LAUNCHER
@@ -99,8 +99,7 @@ def from_run(run: Run) -> Reported:
 
 def _instruments(run: Run) -> list[str]:
     found = []
-    selected = (run.record.get("deepspeed_config") or {}).get("selected") or {}
-    if isinstance(selected, dict) and selected.get("wall_clock_breakdown"):
+    if breaks_down_wall_clock(run.record):
         found.append("DeepSpeed's wall_clock_breakdown synchronises after each part of the step")
     if (run.record.get("settings") or {}).get("skip_gradient_sync"):
         found.append("gradients were not synchronised (--skip_gradient_sync)")

@@ -14,6 +14,7 @@ from testbed.errors import value_text
 
 UNKNOWN = "unknown"
 MOST_IN_TURN = 5  # runs whose numbers of cores are listed one by one
+INSTRUMENTS = "instruments"
 IN_PROPORTION = ("global_batch_size", "tokens")  # in weak scaling, to the ranks
 # Published 124M runs differ by 0.0013 to 0.0019 between seeds; below twice that, single runs cannot be told apart.
 LOSS_NOISE = 0.004
@@ -72,6 +73,14 @@ def loss_noise(a: Sequence[float], b: Sequence[float]) -> tuple[float, int | Non
     better = 0 if statistics.median(a) < statistics.median(b) else 1
     spread = max((a, b)[better]) - min((a, b)[better])
     return (spread, better) if spread > LOSS_NOISE else (LOSS_NOISE, None)
+
+
+def instruments_in_words(run: Run) -> str:
+    """Return what slowed a run down, as its file names it, or "none"."""
+    if not run.instrumented:
+        return "none"
+    named = ["DeepSpeed's wall_clock_breakdown"] if run.version == "2.0" else run.instruments
+    return ", ".join(named) or "a profiler or a debug switch"
 
 
 def speed_ups(runs: Sequence[Run]) -> list[float | str]:
