@@ -210,6 +210,28 @@ def test_exports_of_one_run_are_read_together(tmp_path):
     assert "0.96x the first instead of 1.91x" in found[0].corrected
 
 
+def test_a_run_on_an_unknown_number_of_ranks_is_no_baseline_by_itself(tmp_path):
+    """v1 does not record its ranks: unknown is not fewer than one."""
+    save(tmp_path / "a", v1_metrics(4))
+    v20(tmp_path / "b")
+    v20(tmp_path / "c", world=4, wall_s=300)
+    firsts = {f.runs[0] for f in audit([tmp_path]) if len(f.runs) == 2 and "n = 1" not in f.message}
+    assert firsts == {str(tmp_path / "b" / "training_metrics.json")}
+
+
+def test_cores_are_what_a_cpu_has_more_of(tmp_path):
+    """One rank on four cores is not fewer devices than two ranks on one core each."""
+    one = {"world_size": 1, "num_devices": 1, "device_type": "cpu"}
+    two = {"device_type": "cpu", "cpu_threads_per_rank": 1}
+    ranks = foreign.arm(tmp_path / "two", hardware=two, step_time_s=0.16, training_config={"run_type": "ddp"})
+    for threads, said in ((4, None), (1, "more devices were slower: 0.31x (throughput of all devices) on 2 devices")):
+        hardware = one | {"cpu_threads_per_rank": threads}
+        runs = foreign.arm(tmp_path / str(threads), world_size=1, hardware=hardware, step_time_s=0.05)
+        found = [f for f in audit([*runs, *ranks]) if f.rule == "more devices are faster"]
+        assert [f.severity for f in found] == [NOTE] * bool(said)  # in our own files a slow run is a result
+        assert said is None or said in found[0].message
+
+
 def test_what_a_file_does_not_hold_is_said(tmp_path):
     found = audit([foreign.pipeline_files(tmp_path)])
     assert [f.severity for f in found] == [NOTE]

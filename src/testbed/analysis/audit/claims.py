@@ -1,12 +1,14 @@
 """Audit training measurements, our own and others': which comparison the files allow, and which they contradict.
 
-The claim is the comparison: every arm against the first, or against the one that is named as the baseline. Arms are the
-runs of one configuration (arms.py). A sweep's plan says the protocol; without one, arms of different global batch are
-compared only where no arm has a single rank at that batch.
+The claim is the comparison: every arm against the first, or against the one that is named as the baseline. A run whose
+number of ranks no file records becomes the baseline only by being named. Arms are the runs of one configuration
+(arms.py). A sweep's plan says the protocol; without one, arms of different global batch are compared only where no arm
+has a single rank at that batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,7 +164,9 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
     order = {id(item): number for number, item in enumerate(items)}
     sides.sort(key=lambda side: min(order[id(item)] for item in side.runs))
     if baseline_first and sides:
-        ranked = [(bool(side.first.instruments), side.first.world_size or 0, not _is_baseline(side)) for side in sides]
+        ranked = [
+            (bool(side.first.instruments), side.first.world_size or math.inf, not _is_baseline(side)) for side in sides
+        ]
         first = sides[ranked.index(min(ranked))]
         sides = [first, *(side for side in sides if side is not first)]
     return sides

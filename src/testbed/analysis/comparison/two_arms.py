@@ -249,6 +249,8 @@ def losses_of(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[
         if of_a is not None and of_b is not None:
             noise, side = loss_noise(of_a, of_b)
             source = "what seeds explain in published 124M runs"
+            if min(len(of_a), len(of_b)) == 1:
+                source = "beyond any seed's doing; one run of a side does not tell what seeds explain here"
             if side is not None:
                 source = f"the {'seed-to-seed' if seeds_vary else 'run-to-run'} spread of {names[side]}"
             found.append(Losses(name, of_a, of_b, noise, source))
