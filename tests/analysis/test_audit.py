@@ -250,10 +250,10 @@ def test_the_script_prints_rule_runs_and_figure_and_exits_1(tmp_path):
     paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
     done = run_here(PROGRAM, *paths, "--json", tmp_path / "findings.json")
     assert done.returncode == 1
-    assert "CLAIM DOES NOT STAND: throughput is global" in done.stdout
+    assert "Claims that do not stand\n  1. throughput is global\n" in done.stdout
     assert "corrected: 4 x 11,213.5 = 44,854 tokens/s" in done.stdout
-    written = json.loads((tmp_path / "findings.json").read_text())["findings"]
-    assert Finding(**{**written[0], "runs": tuple(written[0]["runs"])}) in audit(paths)
+    written = json.loads((tmp_path / "findings.json").read_text())["findings"][0]
+    assert Finding(**written | {name: tuple(written[name]) for name in ("runs", "unknown")}) in audit(paths)
     done = run_here(PROGRAM, paths[0], "--json", tmp_path)
     assert done.returncode == 1 and "cannot be written" in done.stderr and len(done.stderr.splitlines()) == 1
 

@@ -41,10 +41,11 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
     if differing:
         words = "; ".join(_against(name, values) for name, values in differing.items())
         yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
-    elif unknown:
-        shown = ", ".join(name.replace("_", " ") for name in unknown[:6])
-        more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
-        yield claim.notes(Rule.EQUAL_WORK, f"equal work cannot be shown, not in every file: {shown}{more}")
+    if unknown:
+        names = [name.replace("_", " ") for name in unknown]
+        yield claim.cannot_tell(
+            Rule.EQUAL_WORK, f"equal work cannot be shown, not in every file: {', '.join(names)}", *names
+        )
 
 
 def _differing_fields(claim: Claim) -> tuple[dict[str, tuple], list[str]]:
