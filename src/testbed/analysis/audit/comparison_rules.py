@@ -7,21 +7,23 @@ from collections.abc import Callable, Iterator
 
 from testbed.analysis.audit.condition_rules import code_is_the_same, devices_are_the_same
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.analysis.audit.printed_rules import printed_settings_are_the_same, the_loader_fed_the_printed_batch
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
+from testbed.analysis.audit.scaling_rules import more_devices_are_faster
 from testbed.analysis.audit.sides import Claim
 from testbed.analysis.comparison.confounders import made_first
 from testbed.analysis.runs.comparability import (
     IN_PROPORTION,
+    LOSS_NOISE,
     differing_validation,
     differing_work,
-    LOSS_NOISE,
     loss_noise,
 )
 from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
+from testbed.errors import value_text
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
-from testbed.errors import value_text
 # rank on a synchronised clock, so there it may be caches, and is only pointed out.
 FOREIGN_LINEAR_TOLERANCE = 0.01
 OWN_LINEAR_TOLERANCE = 0.05
@@ -228,7 +230,8 @@ def ranks_do_not_train_on_the_same_data(claim: Claim) -> Iterator[Finding]:
     if equal is None and ranks_agree and base.train_loss and other.train_loss and is_exact(base.train_loss):
         equal = "train_loss" if abs(other.train_loss / base.train_loss - 1) < 1e-6 else None
     before, after = (_work_per_rank(item) for item in (base, other))
-    if equal is None or (base.global_batch_size and base.global_batch_size == other.global_batch_size):
+    is_one_batch = base.global_batch_size and base.global_batch_size == other.global_batch_size
+    if equal is None or (is_one_batch and not other.batch_is_printed):
         return
     said = f"{equal.replace('_', ' ')} {getattr(other, equal)!r} on {base.world_size} and on {other.world_size} ranks"
     if before is None or after is None or abs(after / before - 1) > RATE_TOLERANCE:
@@ -257,12 +260,11 @@ def _is_same(before: float | None, after: float | None) -> bool:
 
 
 def _work_per_rank(item: Reported) -> float | None:
-    """Return sequences per rank and step, or, where a rate is per rank, what one rank does in an iteration."""
-    if item.global_batch_size and item.world_size:
-        return item.global_batch_size / item.world_size
-    if item.rate_is_per_rank and item.rate and item.time_s and item.time_meaning == "time of one iteration":
-        return item.rate * item.time_s
-    return None
+    """Return what one rank does in an iteration: sequences, or where its batch is unknown or only printed, its rate x
+    time."""
+    if item.batch_is_printed or not item.global_batch_size or not item.world_size:
+        return item.work_per_iteration
+    return item.global_batch_size / item.world_size
 
 
 def data_parallel_batch_is_counted_once(claim: Claim) -> Iterator[Finding]:
@@ -320,4 +322,7 @@ CLAIM_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (
     devices_are_the_same,
     both_leave_the_warm_up_of_the_learning_rate,
     repeats_are_interleaved,
+    more_devices_are_faster,
+    printed_settings_are_the_same,
+    the_loader_fed_the_printed_batch,
 )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.audit.printed_setup import printed_setup
 from testbed.analysis.audit.reported import Reported
 from testbed.errors import InputError
 from testbed.io import read_json, read_text
@@ -111,7 +112,8 @@ def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
 
     devices = [int(number) for number in re.findall(r"(?m)^\|\s*(\d+)\s*\|.*(?:MB|%|°C)", text)]
     world = re.search(r"World Size:\s*(\d+)", text)
-    world_size = int(world[1]) if world else (max(devices) + 1 if devices else None)
+    printed = printed_setup(text)
+    world_size = int(world[1]) if world else printed.world_size or (max(devices) + 1 if devices else None)
     world_size = world_size or ranks_in_name(path.name) or len(summaries) or None
     step_losses: dict[int, list[float]] = {}
     for step, loss in re.findall(rf"Step (\d+): loss {NUMBER}", text):
@@ -134,11 +136,14 @@ def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
         rank_train_losses=tuple(losses) if len(losses) > 1 else (),
         train_loss=losses[-1] if losses else next((each["loss"] for each in summaries if "loss" in each), None),
         val_loss=validated[-1] if validated else None,
-        instruments=("a profiler ran (its table is in the log)",) if "ProfilerStep*" in text else (),
+        instruments=(*(["a profiler ran (its table is in the log)"] if "ProfilerStep*" in text else []),
+                     *printed.instruments),
+        global_batch_size=printed.global_batch_size, micro_batch_size=printed.micro_batch_size,
+        batch_is_printed=printed.global_batch_size is not None, printed_settings=printed.settings,
         is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
         details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
         unread=_unread({"throughput": rates, "iteration time": times, "validation loss": validated,
-                        "batch (this log does not print it)": False}),
+                        "batch (this log does not print it)": printed.global_batch_size}),
     )]  # fmt: skip
 
 

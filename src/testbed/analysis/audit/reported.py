@@ -33,6 +33,9 @@ class Reported(Audited):
     run: Run | None = None  # of a training_metrics.json
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
+    micro_batch_size: int | None = None  # sequences per rank and micro step
+    batch_is_printed: bool = False  # both are settings that a log printed; the loader may have fed other batches
+    printed_settings: dict[str, str] = field(default_factory=dict)  # what a log printed of its set-up, by its name
     optimizer_steps: int | None = None
     time_s: float | None = None  # the time that the source quotes
     time_meaning: str = "training time"
@@ -70,6 +73,12 @@ class Reported(Audited):
     def has_figures(self) -> bool:
         """Return whether the source says a time, a rate or a loss."""
         return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
+
+    @property
+    def work_per_iteration(self) -> float | None:
+        """Return what the source says that one rank does in an iteration, its rate times its time."""
+        is_of_iteration = self.rate_is_per_rank and self.time_meaning == "time of one iteration"
+        return self.rate * self.time_s if is_of_iteration and self.rate and self.time_s else None
 
     @property
     def is_our_own(self) -> bool:
