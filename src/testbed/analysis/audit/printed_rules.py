@@ -32,7 +32,7 @@ def the_loader_fed_the_printed_batch(claim: Claim) -> Iterator[Finding]:
         return
     assert base.global_batch_size is not None and other.global_batch_size is not None  # printed
     per_rank = base.global_batch_size / base.world_size, other.global_batch_size / other.world_size
-    if per_rank[0] == per_rank[1] or abs(work[1] / work[0] - 1) > RATE_TOLERANCE:
+    if per_rank[0] == per_rank[1] or not abs(work[1] / work[0] - 1) <= RATE_TOLERANCE:  # nan is not
         return
     yield claim.fails(
         Rule.EQUAL_WORK,

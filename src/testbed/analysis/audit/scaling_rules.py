@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
@@ -26,7 +27,8 @@ def more_devices_are_faster(claim: Claim) -> Iterator[Finding]:
     if few is None or many is None or few == many or claim.protocol == "time_to_loss" or not _compares(claim):
         return
     ratio, by = _gain(claim)
-    if ratio is None or (ratio >= SLOWER and ratio >= HALF * many / few):
+    is_a_ratio = ratio is not None and 0 < ratio < math.inf and few > 0  # numbers that a run can have
+    if ratio is None or not is_a_ratio or (ratio >= SLOWER and ratio >= HALF * many / few):
         return
     base, other = claim.baseline.first, claim.other.first
     is_slower = ratio < SLOWER
@@ -79,7 +81,7 @@ def _gain(claim: Claim) -> tuple[float | None, str]:
         return None, ""
     batches = [side.first.global_batch_size for side in sides]
     if is_iteration[0]:
-        if batches[0] is None or batches[1] is None or any(side.first.batch_is_printed for side in sides):
+        if not batches[0] or not batches[1] or any(side.first.batch_is_printed for side in sides):
             return None, ""
         return batches[1] / times[1] * times[0] / batches[0], "batch / time"
     steps = [side.first.optimizer_steps for side in sides]
