@@ -36,6 +36,12 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
         pairs = {name: (getattr(base, name), getattr(other, name)) for name in ("global_batch_size", "optimizer_steps")}
         differing = {name: values for name, values in pairs.items() if None not in values and len(set(values)) > 1}
         unknown = [name for name, values in pairs.items() if None in values]
+        if claim.protocol == "time_to_loss":  # batch and steps are free
+            differing, unknown = {}, []
+        for name in ("sequence_length", "num_parameters"):  # few formats print them
+            values = (getattr(base, name), getattr(other, name))
+            if None not in values and len(set(values)) > 1:
+                differing[name] = values
     if differing:
         words = "; ".join(_against(name, values) for name, values in differing.items())
         yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.finding import Audited
+from testbed.analysis.audit.log_lines import LogLine, Product, Relation
 from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run
 from testbed.config.environment_variables import instruments_in
@@ -48,6 +49,17 @@ class Reported(Audited):
     communication_s: tuple[float, ...] = ()
     instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
     is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
+    micro_batch_size: int | None = None  # sequences per data rank and pass
+    sequence_length: int | None = None  # tokens
+    num_parameters: int | None = None  # of the whole model
+    device_name: str | None = None  # as the driver reports it
+    peak_flops: float | None = None  # FLOP/s of one device, by which the source divides for its MFU
+    mfu: float | None = None  # 0..1, that the source quotes
+    tflops: float | None = None  # 1e12 FLOP/s of one device, that the source quotes
+    protocol: str | None = None  # by which such logs are compared, where it is not equal work: "time_to_loss"
+    lines: tuple[LogLine, ...] = ()  # of a log that prints one for each step, or for every so many
+    relations: tuple[Relation, ...] = ()  # between the figures of each line
+    products: tuple[Product, ...] = ()  # between figures of the header
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
     unread: tuple[str, ...] = ()
 
