@@ -67,6 +67,7 @@ class Relation:
     powers: dict[str, int]
     expected: Figure | None = None  # the number, where the log's header gives it
     source: str = ""  # where the header says it, in words
+    is_fixed: bool = False  # nothing but an error changes the number in this log: two lines that differ are enough
 
     def interval(self, line: LogLine) -> tuple[float, float] | None:
         """Return the least and the greatest product that the printed figures allow, none of them below 0.
@@ -112,16 +113,16 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     if not outside:
         return None
     found = Disagreement(relation, constant, tuple(line for line, _ in outside), len(intervals))
-    agreeing = len(intervals) - len(outside)
+    agreeing, few = len(intervals) - len(outside), _few(len(intervals))
     if relation.expected and not agreeing:
         # The lines have to agree on another number: else the relation is not this program's.
-        return found if len(_outside(intervals, None)[1]) <= _few(len(intervals)) else None
-    if agreeing < (1 if relation.expected else FEWEST_THAT_AGREE):
-        return None
-    if len(outside) > (min(_few(len(intervals)), agreeing) if relation.expected else _few(len(intervals))):
-        return None
+        return found if len(_outside(intervals, None)[1]) <= few else None
     are_alike = len(outside) > 1 and not _outside(outside, None)[1]
-    return None if are_alike or len(outside) * 2 > max(agreeing, 2) else found
+    if len(outside) > few or are_alike:
+        return None
+    if relation.expected or (relation.is_fixed and agreeing >= len(outside)):
+        return found
+    return found if agreeing >= max(FEWEST_THAT_AGREE, 2 * len(outside)) else None
 
 
 def _few(count: int) -> float:

@@ -42,7 +42,8 @@ def _said(found: Disagreement) -> tuple[str, str]:
     elif relation.expected:
         against = f"it is {found.constant:,.6g} by {relation.source} and in the other lines"
     else:
-        against = f"it is {found.constant:,.6g} in the {found.num_checked - len(found.lines)} other lines"
+        others = found.num_checked - len(found.lines)
+        against = f"it is {found.constant:,.6g} in the other line{'s' * (others > 1)}"
     where = f"the line of step {steps}" if len(found.lines) == 1 else f"the lines of steps {steps}{more}"
     return (
         f"{where}: {relation.words} is {one:,.6g} ({values}), {against}: these figures do not follow from one another",

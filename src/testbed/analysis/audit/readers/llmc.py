@@ -28,7 +28,6 @@ MAIN_MARK = r"(?m)^s:\d+ (?:tel|trl|eval):"
 LINE = re.compile(r"\bstep\s+(?P<step>\d{1,12})/\d+ \| (?:train )?loss\s+(?P<loss>\S+)(?P<rest>.*)")
 KEPT = 0.95  # of the mean so far, in the rate of train_gpt2.cu
 FLOAT32 = 2e-6  # relative: the mean is computed in float32
-LONGEST_MEAN = 300  # lines: the mean's last digits say less of each further line
 
 
 def read_llmc(path: Path, text: str) -> list[Reported]:
@@ -67,25 +66,21 @@ def read_llmc(path: Path, text: str) -> list[Reported]:
 
 
 def _lines(text: str) -> Iterator[LogLine]:
-    """Yield the lines. `own tok/s` is the rate of the line's own step, as far as the mean's digits tell it."""
-    expected, mean = 1, None  # the mean before the bias is corrected
+    """Yield the lines. `own tok/s` is the rate of the line's own step, taken out of the mean of two lines in a row."""
+    is_one_run = len(re.findall(r"(?m)^\| Parameter +\| Value", text)) <= 1  # a second one begins another mean
+    before: tuple[int, Figure] | None = None
     for found in LINE.finditer(text):
         step, rest = int(found["step"]), found["rest"]
         rate, mfu = _of(rf"{_REAL} tok/s", rest), _of(rf"{_REAL}% \w+ MFU", rest)
-        own = None
-        if "MFU" not in rest:
-            own = rate  # train_gpt2.py prints the rate of the step
-        elif rate and step == expected and step <= LONGEST_MEAN:
-            if step == 1:
-                own, mean = rate, Figure(0.0)
-            elif mean is not None:
-                weight = 1 - KEPT ** (step - 1)
-                now = Figure(rate.value * weight, (rate.slack + rate.value * FLOAT32) * weight)
-                own = now.minus(mean.times(KEPT)).times(1 / (1 - KEPT))
-                mean = now
-            expected += 1
-        else:
-            expected, mean = 0, None
+        own = rate if step == 1 or "MFU" not in rest else None  # train_gpt2.py prints the rate of the step
+        if rate and own is None and is_one_run:
+            weight = 1 - KEPT ** (step - 1)  # the correction of the bias; the first step is not in the mean
+            mean = Figure(rate.value * weight, (rate.slack + rate.value * FLOAT32) * weight)
+            if before and before[0] == step - 1:
+                own = mean.minus(before[1].times(KEPT)).times(1 / (1 - KEPT))
+            before = (step, mean)
+        elif step == 1:
+            before = (1, Figure(0.0))
         yield LogLine(step, figures([
             ("loss", figure(found["loss"])), ("ms", _of(rf"{_REAL} ms", rest)), ("tok/s", rate), ("own tok/s", own),
             ("MFU", mfu if mfu and mfu.value > 0 else None),

@@ -53,7 +53,7 @@ def read_torchtitan(path: Path, text: str) -> list[Reported]:
         val_loss=last_number(r"validate step:\s*\d+\s+loss:\s*(\S+)", text),
         device_name=only(r"CUDA capacity: (.+?) with", text) or only(UNKNOWN_PEAK, text),
         peak_flops=_peak(text), mfu=share(middle(lines, "mfu")), tflops=middle(lines, "tflops"),
-        lines=lines, relations=_relations(text),
+        lines=lines, relations=_relations(text, is_one_run=length is not None),
         products=_products(local, accumulation, ranks["data"] if ranks else None, batch),
         details={"peak_is_of": "an A100" if re.search(UNKNOWN_PEAK, text) else None},
         unread=not_found({"number of ranks (no line 'Building device mesh')": ranks, "global batch": batch,
@@ -100,7 +100,7 @@ def _peak(text: str) -> float | None:
     return peak.value if peak and peak.value > 0 else None
 
 
-def _relations(text: str) -> tuple[Relation, ...]:
+def _relations(text: str, is_one_run: bool) -> tuple[Relation, ...]:
     """Return what follows from `tps`: TFLOP/s is FLOPs per token x tps, MFU is TFLOP/s over the peak."""
     peak = only_figure(r"Peak FLOPS used for computing MFU: (\S+)", text)
     capacity = only_figure(r"CUDA capacity: .+? with (\S+?)GiB memory", text)
@@ -109,8 +109,8 @@ def _relations(text: str) -> tuple[Relation, ...]:
         per_tflops = Figure(1e14 / peak.value, 1e14 / peak.low - 1e14 / peak.value)
     return (
         Relation("mfu / tflops", {"mfu": 1, "tflops": -1}, per_tflops, "its peak FLOPS"),
-        Relation("tflops / tps", {"tflops": 1, "tps": -1}),
-        Relation("mfu / tps", {"mfu": 1, "tps": -1}),
+        Relation("tflops / tps", {"tflops": 1, "tps": -1}, is_fixed=is_one_run),
+        Relation("mfu / tps", {"mfu": 1, "tps": -1}, is_fixed=is_one_run),
         Relation("memory GiB / %", {"memory_gib": 1, "memory_percent": -1}, capacity and capacity.times(0.01),
                  "the memory of its device"),
     )  # fmt: skip
