@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 FLOAT_NOISE = 1e-6  # relative: programs compute what they print in float32
 FEWEST_THAT_AGREE = 3
-MOST_THAT_DISAGREE = 0.1  # of the lines: where more do, the program counts in another way than the relation
+MOST_THAT_DISAGREE = 0.01  # of the lines: where more do, the program counts in another way than the relation
 ALWAYS_FEW = 2  # a figure that enters the next line's too makes two lines disagree
 
 
