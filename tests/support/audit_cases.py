@@ -8,6 +8,7 @@ from pathlib import Path
 from support import foreign_examples as foreign
 from support.deepspeed_log import deepspeed_lines
 from support.metrics_examples import merge, save, v1_metrics, v20_metrics
+from support.real_logs import FOLDER
 
 TOKENS = 29_171_712  # one epoch of seed 000's and 004's data: 56,976 sequences of 512
 
@@ -97,6 +98,14 @@ def beside(paths: list[Path], name: str, content: dict) -> list[Path]:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(json.dumps(content), encoding="utf-8")
     return paths
+
+
+def real_log(tmp: Path, name: str, old: str = "", new: str = "") -> Path:
+    """One of tests/support/real_logs, with one figure changed."""
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    tmp.mkdir(parents=True, exist_ok=True)
+    (tmp / f"{name}.log").write_text(text.replace(old, new) if old else text, encoding="utf-8")
+    return tmp / f"{name}.log"
 
 
 NCCL = {"nccl_env": {"NCCL_DEBUG": "INFO"}}
@@ -296,6 +305,14 @@ CASES = {
             "nccl:all_reduce": 5280, "aten::mm": 3284})],
         lambda t: [foreign.profiler_table(t / "ddp_4GPU.csv", {
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)": 5670, "aten::mm": 3284})]),
+    "a line of a log that contradicts the others": (
+        "figures follow from one another", "the line of step 7: dt x tok/sec is 5.73",
+        "dt x tok/sec = 5.24288e+08",
+        lambda t: [real_log(t, "nanochat", "1,075,269", "1,175,269")], lambda t: [real_log(t, "nanochat")]),
+    "a header that does not multiply": (
+        "equal work", "1,280 does not follow from local batch size 160 x accumulation steps 2", "2,560",
+        lambda t: [real_log(t, "torchtitan", "batch size 2560, grad", "batch size 1280, grad")],
+        lambda t: [real_log(t, "torchtitan")]),
     "a loss of zero": ("unknown is null", "exactly 0.0", "unknown",
         lambda t: [v20(t / "a", val_loss=0.0)], lambda t: [v20(t / "a", val_loss=5.6)]),
     "a report of unlike runs": ("equal work", "its runs differ in: global_batch_size, precision", None,

@@ -17,6 +17,7 @@ from testbed.analysis.audit import foreign
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
+from testbed.analysis.audit.log_rules import LOG_RULES
 from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
@@ -77,7 +78,7 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    for rule, forms in (METRICS_RULES | FOREIGN_RULES).items():
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES).items():
         if not forms or item.form in forms:
             yield from rule(item)
 
@@ -128,7 +129,7 @@ def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) ->
     by_cell: dict[tuple, list[Reported]] = {}
     cells = {} if has_baseline else _cells(items)
     for item in items:
-        by_cell.setdefault(cells.get(item.path.absolute().parent, (None, None)), []).append(item)
+        by_cell.setdefault(cells.get(item.path.absolute().parent, (item.protocol, None)), []).append(item)
     found: list[tuple[str | None, list[Side]]] = []
     for (protocol, _), members in by_cell.items():
         sides = _sides(members, baseline_first=not has_baseline and (prefer_baseline or protocol is not None))

@@ -40,7 +40,16 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
         pairs = {name: (getattr(base, name), getattr(other, name)) for name in ("global_batch_size", "optimizer_steps")}
         differing = {name: values for name, values in pairs.items() if None not in values and len(set(values)) > 1}
         unknown = [name for name, values in pairs.items() if None in values]
-    if differing:
+        if claim.protocol == "time_to_loss":  # batch and steps are free
+            differing, unknown = {}, []
+        for name in ("sequence_length", "num_parameters"):  # few formats print them
+            values = (getattr(base, name), getattr(other, name))
+            if None not in values and len(set(values)) > 1:
+                differing[name] = values
+    if list(differing) == ["optimizer_steps"] and base.lines and other.lines:
+        words = _against("optimizer_steps", differing["optimizer_steps"])
+        yield claim.notes(Rule.EQUAL_WORK, f"{words}: the logs compare rates, and neither losses nor whole times")
+    elif differing:
         words = "; ".join(_against(name, values) for name, values in differing.items())
         yield claim.fails(Rule.EQUAL_WORK, f"not equal work: {words}", _at_equal_updates(claim))
     if unknown:
@@ -93,6 +102,8 @@ def _at_equal_updates(claim: Claim) -> str | None:
     base_steps, steps = claim.baseline.middle("optimizer_steps"), claim.other.middle("optimizer_steps")
     base_s, seconds = claim.baseline.middle("time_s"), claim.other.middle("time_s")
     if not base_steps or not steps or not base_s or not seconds or base_steps == steps:
+        return None
+    if claim.baseline.first.time_meaning.endswith("iteration") or claim.other.first.time_meaning.endswith("iteration"):
         return None
     scaled_s = seconds * base_steps / steps
     return (
@@ -189,6 +200,8 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
     base, other = claim.baseline.first, claim.other.first
     if by == "time" and base.time_meaning.endswith("iteration") and base.world_size != other.world_size:
         return  # an iteration of more ranks can be of more data
+    if base.lines and other.lines and base.optimizer_steps != other.optimizer_steps:
+        return  # losses of other steps: `work_is_equal` says so
     if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
         claim, speed_up = claim.turned, 1 / speed_up
     before, after = claim.baseline.middle("val_loss"), claim.other.middle("val_loss")

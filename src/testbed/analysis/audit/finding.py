@@ -28,6 +28,7 @@ class Rule(StrEnum):
     TRACEABLE = "each figure can be traced"
     DEVICES = "equal devices"
     WARM_UP = "warm-up is left out"
+    FOLLOWS = "figures follow from one another"
 
 
 @dataclass(frozen=True)

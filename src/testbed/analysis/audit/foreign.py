@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.printed_setup import printed_setup
+from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS, plain
 from testbed.analysis.audit.reported import Reported
 from testbed.errors import InputError
 from testbed.io import read_json, read_text
@@ -44,12 +45,15 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
     Raises:
         InputError: it was typed and is not known.
     """
-    text = _read_text(path).replace("\r", "\n")
+    text = plain(_read_text(path).replace("\r", "\n"))
     if read := next((read for pattern, read in LOGS.items() if re.search(pattern, text)), None):
-        return [run for run in read(path, text) if is_typed or run.has_figures]
+        named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
+        runs = [replace(run, world_size=run.world_size or named) for run in read(path, text)]
+        return [run for run in runs if is_typed or run.has_figures]
     if is_typed:
         raise InputError(
-            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary"
+            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
+            f"nor the lines of {KNOWN}"
         )
     return []
 
@@ -314,6 +318,7 @@ READERS: dict[str, Callable[..., list[Reported]]] = {
 }
 # what stands in a text log -> what reads it
 LOGS: dict[str, Callable[[Path, str], list[Reported]]] = {
+    **TEXT_LOGS,  # before wandb's summary, which stands in some of them
     "(?i)timing breakdown": _timing_log_runs,
     "wandb: Run summary|elapsed_time_per_iteration": _wandb_log_runs,
 }

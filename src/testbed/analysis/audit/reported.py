@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.finding import Audited
+from testbed.analysis.audit.log_lines import LogLine, Product, Relation
 from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run, breaks_down_wall_clock
 from testbed.config.environment_variables import instruments_in
@@ -33,8 +34,7 @@ class Reported(Audited):
     run: Run | None = None  # of a training_metrics.json
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
-    micro_batch_size: int | None = None  # sequences per rank and micro step
-    batch_is_printed: bool = False  # both are settings that a log printed; the loader may have fed other batches
+    batch_is_printed: bool = False  # it is a setting that a log printed; the loader may have fed other batches
     printed_settings: dict[str, str] = field(default_factory=dict)  # what a log printed of its set-up, by its name
     optimizer_steps: int | None = None
     time_s: float | None = None  # the time that the source quotes
@@ -51,6 +51,17 @@ class Reported(Audited):
     communication_s: tuple[float, ...] = ()
     instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
     is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
+    micro_batch_size: int | None = None  # sequences per data rank and pass
+    sequence_length: int | None = None  # tokens
+    num_parameters: int | None = None  # of the whole model
+    device_name: str | None = None  # as the driver reports it
+    peak_flops: float | None = None  # FLOP/s of one device, by which the source divides for its MFU
+    mfu: float | None = None  # 0..1, that the source quotes
+    tflops: float | None = None  # 1e12 FLOP/s of one device, that the source quotes
+    protocol: str | None = None  # by which such logs are compared, where it is not equal work: "time_to_loss"
+    lines: tuple[LogLine, ...] = ()  # of a log that prints one for each step, or for every so many
+    relations: tuple[Relation, ...] = ()  # between the figures of each line
+    products: tuple[Product, ...] = ()  # between figures of the header
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
     unread: tuple[str, ...] = ()
 

@@ -13,6 +13,7 @@ from testbed.analysis.runs.comparability import cores_of
 SLOWER = 0.95  # under it more than the noise of single runs made the larger run slower
 HALF = 0.5
 # in which a token costs another time, so that rates do not compare
+SAME_IN_LOGS = ("device_name", "num_parameters", "sequence_length")  # unknown in one only is another
 COST_OF_A_TOKEN = ("num_layers", "num_heads", "embedding_size", "seq_len", "vocab_size")
 
 
@@ -56,7 +57,9 @@ def _devices(claim: Claim) -> tuple[int | None, int | None]:
 def _compares(claim: Claim) -> bool:
     """Return whether a difference in rates could be the devices' number: same devices, model, and instruments."""
     base, other = claim.baseline.first, claim.other.first
-    if bool(base.instruments) != bool(other.instruments):
+    if bool(base.instruments) != bool(other.instruments) or (base.form != other.form and not (base.run and other.run)):
+        return False
+    if any(getattr(base, name) != getattr(other, name) for name in SAME_IN_LOGS):
         return False
     of_devices = (item for item in confounders(*claim.measured_runs) if item.kind == DEVICE and item.a != item.b)
     if any(item.what != "cpu threads per rank" for item in of_devices):
