@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support import foreign_examples as foreign
-from support.audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20
+from support.audit_cases import CASES, ONLY_NOTES, edited, ours, scale_rows, v20, wandb_pair
 from support.metrics_examples import example_metrics, save, v1_metrics
 from support.programs import REPOSITORY, run_here
 
@@ -217,6 +217,13 @@ def test_a_run_on_an_unknown_number_of_ranks_is_no_baseline_by_itself(tmp_path):
     v20(tmp_path / "c", world=4, wall_s=300)
     firsts = {f.runs[0] for f in audit([tmp_path]) if len(f.runs) == 2 and "n = 1" not in f.message}
     assert firsts == {str(tmp_path / "b" / "training_metrics.json")}
+
+
+def test_a_shorter_iteration_on_an_unknown_batch_is_no_speed_up(tmp_path):
+    """Two ranks can be quick because each has less to do."""
+    second = {"iteration_s": 0.3, "tflops_per_s": 8.0, "losses": [2.31, 2.33], "val_loss": 2.25, "seconds_at": (15, 20)}
+    found = audit(wandb_pair(tmp_path, 2, second))
+    assert [f.message for f in found if "more than linear" in f.message] == []
 
 
 def test_cores_are_what_a_cpu_has_more_of(tmp_path):

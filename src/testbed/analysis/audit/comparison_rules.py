@@ -150,6 +150,9 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
     speed_up, by = _speed_up(claim)
     if speed_up is None or not base.world_size or not other.world_size:
         return
+    is_of_iterations = by == "time" and base.time_meaning.endswith("iteration")
+    if is_of_iterations and (base.global_batch_size is None or base.global_batch_size != other.global_batch_size):
+        return  # an iteration on more ranks can be of less data
     linear = other.world_size / base.world_size
     own = base.is_our_own and other.is_our_own
     slowest = [max(item.rank_times_s, default=0.0) for item in (base, other)]

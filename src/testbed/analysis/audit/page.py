@@ -119,5 +119,10 @@ def _shortened(finding: Finding, folder: str) -> Finding:
 
 def _wrapped(text: str, indent: str, further: str | None = None) -> list[str]:
     return textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=further or indent, break_long_words=False
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=further or indent,
+        break_long_words=False,
+        break_on_hyphens=False,  # names of files have them
     )
