@@ -47,8 +47,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", type=Path, nargs="+", required=True, metavar="B",
                         help="runs of the configuration it is compared with")  # fmt: skip
     parser.add_argument("--allow-mismatch", action="store_true",
-                        help="compare unequal work too; every verdict then begins with NOT EQUAL WORK and the fields "
-                        "that differ (default: refuse, exit code 2)")  # fmt: skip
+                        help="compare unequal work too, and count a side's instrumented runs where it has no others; "
+                        "every verdict then begins with NOT EQUAL WORK and the fields that differ, or with "
+                        "INSTRUMENTED (default: refuse, exit code 2)")  # fmt: skip
     parser.add_argument("--to_final_loss", action="store_true",
                         help="instead of speeds: after which share of the steps and of the time A's run of each seed "
                         "had the validation loss at which B's run of that seed ended")  # fmt: skip
@@ -70,11 +71,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.to_final_loss:
         return show_way_to_final_loss(arguments, a, b, unreadable)
     from testbed.analysis.comparison.document import comparison_text, json_of
+    from testbed.analysis.comparison.sentences import unequal_work
     from testbed.analysis.comparison.two_arms import compare_arms  # numpy and scipy: a second that --help does not owe
 
-    comparison = compare_arms(a, b, names=("A", "B"))
+    comparison = compare_arms(a, b, names=("A", "B"), allow_instrumented=arguments.allow_mismatch)
     if comparison.mismatches and not arguments.allow_mismatch:
-        fields = "\n".join(f"  {mismatch}" for mismatch in comparison.mismatches)
+        fields = "\n".join(f"  {part}" for part in unequal_work(comparison))
         raise InputError(
             "A and B did not do equal work, or their files do not show that they did, so their throughputs do not "
             f"compare:\n{fields}\nCompare runs of equal work, or label the result with --allow-mismatch."

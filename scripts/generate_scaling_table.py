@@ -45,7 +45,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--table", choices=tuple(LAYOUTS), help="; ".join(f"{k}: {v}" for k, v in LAYOUTS.items()))
     parser.add_argument("--variants", nargs=2, metavar=("A", "B"), help="strategies that --table 004 compares")
     parser.add_argument("--allow-mismatch", action="store_true",
-                        help="give speed-ups between unequal work too, labelled as such")  # fmt: skip
+                        help="give speed-ups between unequal work too, and of instrumented runs where a configuration "
+                        "has no others, labelled as such")  # fmt: skip
     return parser.parse_args()
 
 

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.metrics_examples import save
+from support.metrics_examples import save, v20_metrics
 from support.scaling_examples import arm_of, metrics_of, report_of, run_with_losses, write_arm
 
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
-from testbed.analysis.scaling.report import report_on_directory
+from testbed.analysis.scaling.report import report_on_directory, report_on_files
 from testbed.analysis.scaling.tables import scaling_table
 
 
@@ -51,6 +51,47 @@ def test_a_batch_size_without_a_reference_is_never_poured_into_another_batch_siz
     assert report["status"] == "invalid_comparison"
     allowed = report_of(tmp_path, allow_mismatch=True)
     assert arm_of(allowed, "ddp", 2, batch=32)["speedup"]["ratio"] == pytest.approx(3.5)
+
+
+def test_without_a_plan_an_arm_has_its_own_batch_and_enters_no_other_batch_sizes_fit(tmp_path):
+    write_arm(tmp_path, "baseline", 1, 1000)
+    write_arm(tmp_path, "ddp", 2, 1800)
+    write_arm(tmp_path, "ddp", 4, 6000, batch=16)
+    report = report_of(tmp_path, allow_mismatch=True)
+    assert [(arm["ranks"], arm["batch_size"]) for arm in report["arms"]] == [(1, 8), (2, 8), (4, 16)]
+    assert arm_of(report, "ddp", 4)["speedup"]["ratio"] == pytest.approx(6)
+    table = scaling_table(report)
+    assert "| ddp | 16 | 4 |" in table and "(UNEQUAL WORK)" in table
+    fits = {row["batch_size"]: row["fits"]["amdahl"] for row in report["strategies"] if row["strategy"] == "ddp"}
+    assert fits[8]["rank_counts"] == [1, 2] and fits[8]["serial_fraction"] == pytest.approx(1 / 9, abs=1e-3)
+    assert fits[16]["serial_fraction"] is None and "unequal work" in fits[16]["reason"]
+    assert list(report["runs"]) == ["1", "2", "4"]
+    assert {item["batch_size"] for item in report_of(tmp_path)["mismatches"]} == {16}
+
+
+def test_files_that_are_given_keep_their_own_batch(tmp_path):
+    one, four = (
+        save(tmp_path, metrics_of(name, ranks, 1000.0 * ranks, batch=batch), f"{name}.json")
+        for name, ranks, batch in (("baseline", 1, 8), ("ddp", 4, 32))
+    )
+    report = report_on_files({1: one, 4: four}, allow_mismatch=True)
+    assert [(arm["ranks"], arm["batch_size"]) for arm in report["arms"]] == [(1, 8), (4, 32)]
+    assert report["arms"][1]["speedup"]["ratio"] == pytest.approx(4)
+    assert report["strategies"][0]["fits"]["amdahl"]["serial_fraction"] is None
+    assert report_on_files({1: one, 4: four})["arms"][1]["speedup"] is None
+    assert report_on_files({1: one, 4: four}, "weak")["status"] == "ok"
+
+
+def test_fields_that_no_file_records_are_one_line(tmp_path):
+    for ranks, batch in ((1, 16), (2, 32), (4, 64)):
+        metrics = v20_metrics(ranks)
+        metrics["training_config"]["global_batch_size"] = batch
+        save(tmp_path / str(ranks), metrics)
+    lines = scaling_table(report_of(tmp_path)).splitlines()
+    assert [line for line in lines if "not recorded" in line] == [line for line in lines if line.startswith("- Not ")]
+    assert sum("global_batch_size is" in line for line in lines) == 2
+    unknown = next(line for line in lines if line.startswith("- Not "))
+    assert "seed" in unknown and "weight_decay" in unknown and "global_batch_size" not in unknown
 
 
 def test_two_strange_batch_sizes_are_not_pooled_either(tmp_path):

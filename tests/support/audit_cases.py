@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 from support import foreign_examples as foreign
+from support.deepspeed_log import deepspeed_lines
 from support.metrics_examples import merge, save, v1_metrics, v20_metrics
+from support.real_logs import FOLDER
 
 TOKENS = 29_171_712  # one epoch of seed 000's and 004's data: 56,976 sequences of 512
 
@@ -98,11 +100,26 @@ def beside(paths: list[Path], name: str, content: dict) -> list[Path]:
     return paths
 
 
+def real_log(tmp: Path, name: str, old: str = "", new: str = "") -> Path:
+    """One of tests/support/real_logs, with one figure changed."""
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    tmp.mkdir(parents=True, exist_ok=True)
+    (tmp / f"{name}.log").write_text(text.replace(old, new) if old else text, encoding="utf-8")
+    return tmp / f"{name}.log"
+
+
 NCCL = {"nccl_env": {"NCCL_DEBUG": "INFO"}}
 QUIET = {"nccl_env": {"NCCL_DEBUG": "WARN"}}
 WARM_UP_1000 = {"scheduler": {"params": {"warmup_num_steps": 1000}}}
 BREAKDOWN = {"selected": {"wall_clock_breakdown": True}}
 DIFFERENT = [2.31, 2.33]
+
+
+def deepspeed_pair(tmp: Path, **second) -> list[Path]:
+    """One rank and two with a printed global batch of 8; the second did half the first's work per rank."""
+    half = {"iteration_s": 0.45, "tflops_per_s": 7.78, "losses": DIFFERENT, "val_loss": 2.25, "seconds_at": (15, 23)}
+    return wandb_pair(tmp, 2, half | {"printed": deepspeed_lines(2)} | second, printed=deepspeed_lines(1))
+
 
 # name -> (rule, words of the message, words of the corrected figure or None, the erroneous files, their sound twin)
 CASES = {
@@ -143,6 +160,40 @@ CASES = {
         "a faster run that learns worse is not faster", "worse by 0.010", "no speed-up",
         lambda t: ours(t, edit=lambda m: m["evaluations"][-1].update(val_loss=m["evaluations"][-1]["val_loss"] + 0.01)),
         ours),
+    "a single run learns a little worse": (
+        "a faster run that learns worse is not faster", "worse by 0.008. One run of a side does not tell", None,
+        lambda t: [v20(t / "a", val_loss=5.6), v20(t / "b", world=4, wall_s=300, val_loss=5.608)],
+        lambda t: [v20(t / "a", val_loss=5.6), v20(t / "b", world=4, wall_s=300, val_loss=5.603)]),
+    "slower on more devices": (
+        "more devices are faster", "more devices were slower: 0.87x (throughput of all devices) on 4 devices against 1",
+        "22% efficiency: 4 devices do the work of 0.87",
+        lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=1150)],
+        lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=300)]),
+    "DataParallel slower on more devices": (
+        "more devices are faster", "0.95x (time of the one batch that DataParallel splits) on 4 devices", "24%",
+        lambda t: wandb_pair(t, 4, {"iteration_s": 0.87, "tflops_per_s": 8.0453, "losses": DIFFERENT, "val_loss": 2.25,
+                                    "module": "DataParallel"}),
+        lambda t: wandb_pair(t, 4, {"losses": DIFFERENT, "val_loss": 2.25})),
+    "a log slower on more devices": (
+        "more devices are faster", "more devices were slower: 0.84x (time) on 2 devices against 1", "42% efficiency",
+        lambda t: logs(t, (1000.0,), (1200.0, 1190.0)), lambda t: logs(t, (1000.0,), (520.0, 519.0))),
+    "efficiency under half": (
+        "more devices are faster", "efficiency is under 50 %: 1.67x (throughput of all devices) on 4 devices", "42%",
+        lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=600)],
+        lambda t: [v20(t / "a"), v20(t / "b", world=4, wall_s=480)]),
+    "a printed batch that the loader did not feed": (
+        "equal work", "8 on 1 and 8 on 2 ranks, are 8 and 4 sequences per rank and step; that does not follow from",
+        "16 sequences per step on 2 ranks",
+        lambda t: deepspeed_pair(t, iteration_s=0.8676, tflops_per_s=8.0681, seconds_at=(15, 28)), deepspeed_pair),
+    "an offloaded optimizer": (
+        "equal devices", "optimizer on the cpu against nothing offloaded", None,
+        lambda t: deepspeed_pair(t, printed=deepspeed_lines(2, is_offloaded=False)), deepspeed_pair),
+    "another printed precision": (
+        "equal work", "not equal work: precision fp32 against fp16", None,
+        lambda t: deepspeed_pair(t, printed=deepspeed_lines(2, fp16=True)), deepspeed_pair),
+    "a printed wall_clock_breakdown": (
+        "instrumented runs", "wall_clock_breakdown synchronises", None,
+        lambda t: deepspeed_pair(t, printed=deepspeed_lines(2, breakdown=True)), deepspeed_pair),
     "v1: a rate of one rank": (
         "throughput is global", "1/4 per epoch, so over the same data the second ran on 4 times as many ranks",
         "4 x 11,213.5 = 44,854 tokens/s over all ranks, 3.47x the first instead of 0.87x",
@@ -254,6 +305,14 @@ CASES = {
             "nccl:all_reduce": 5280, "aten::mm": 3284})],
         lambda t: [foreign.profiler_table(t / "ddp_4GPU.csv", {
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)": 5670, "aten::mm": 3284})]),
+    "a line of a log that contradicts the others": (
+        "figures follow from one another", "the line of step 7: dt x tok/sec is 5.73",
+        "dt x tok/sec = 5.24288e+08",
+        lambda t: [real_log(t, "nanochat", "1,075,269", "1,175,269")], lambda t: [real_log(t, "nanochat")]),
+    "a header that does not multiply": (
+        "equal work", "1,280 does not follow from local batch size 160 x accumulation steps 2", "2,560",
+        lambda t: [real_log(t, "torchtitan", "batch size 2560, grad", "batch size 1280, grad")],
+        lambda t: [real_log(t, "torchtitan")]),
     "a loss of zero": ("unknown is null", "exactly 0.0", "unknown",
         lambda t: [v20(t / "a", val_loss=0.0)], lambda t: [v20(t / "a", val_loss=5.6)]),
     "a report of unlike runs": ("equal work", "its runs differ in: global_batch_size, precision", None,
@@ -266,5 +325,6 @@ CASES = {
 }  # fmt: skip
 ONLY_NOTES = {
     "one run", "all of one arm first", "a run that never leaves the warm-up", "rank JSON: a rate of one rank",
-    "ranks print one loss", "nested rows added up", "a deviation of one run",
+    "ranks print one loss", "nested rows added up", "a deviation of one run", "a single run learns a little worse",
+    "efficiency under half", "an offloaded optimizer", "DataParallel slower on more devices",
 }  # fmt: skip

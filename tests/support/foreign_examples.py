@@ -66,12 +66,14 @@ def wandb_log(
     has_profiler: bool = True,
     module: str = "DistributedDataParallel",
     seconds_at: tuple[int, int] = (15, 40),
+    printed: str = "",
 ) -> Path:
     """Seed 003: what its trainer printed at steps 15 and 30, and wandb's summary of each process.
 
-    `losses` are those of step 30, one per process; `seconds_at` is where the progress bar stood at the two steps.
+    `losses` are those of step 30, one per process; `seconds_at` is where the progress bar stood at the two steps;
+    `printed` is what the log begins with.
     """
-    lines = [f"World Size:  {ranks}"] * len(losses)
+    lines = [*printed.splitlines(), *[f"World Size:  {ranks}"] * len(losses)]
     for step, clock_s, time_s in ((15, seconds_at[0], 1.9 * iteration_s), (30, seconds_at[1], iteration_s)):
         lines.append(f"Training:  48%|####  | {step}/31 [00:{clock_s:02d}<00:16,  1.28s/it]")
         for loss in losses:

@@ -4,13 +4,15 @@ To add a rule, write one function and list it in the table at the end of its fil
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
-- comparison_rules.py, CLAIM_RULES: one arm against the baseline. Rules on code and devices are in condition_rules.py.
+- comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code and devices are in
+  condition_rules.py, on what devices gain in scaling_rules.py, on settings that a log prints in printed_rules.py.
 
 A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
 a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
-the files give one. What a file does not record is None, and a rule says nothing about it. The names of the rules
-stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has a fault of each
-kind and its sound twin.
+the files give one. `item.cannot_tell(Rule.X, message, names...)` is about what no file records: page.py puts the names
+of all such findings into one paragraph. What a file does not record is None, and a rule says nothing about it. The
+names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has
+a fault of each kind and its sound twin.
 
 To add a format of another program, write one function in foreign.py and list it in READERS or LOGS.
 """

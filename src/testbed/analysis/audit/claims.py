@@ -1,12 +1,14 @@
 """Audit training measurements, our own and others': which comparison the files allow, and which they contradict.
 
-The claim is the comparison: every arm against the first, or against the one that is named as the baseline. Arms are the
-runs of one configuration (arms.py). A sweep's plan says the protocol; without one, arms of different global batch are
-compared only where no arm has a single rank at that batch.
+The claim is the comparison: every arm against the first, or against the one that is named as the baseline. A run whose
+number of ranks no file records becomes the baseline only by being named. Arms are the runs of one configuration
+(arms.py). A sweep's plan says the protocol; without one, arms of different global batch are compared only where no arm
+has a single rank at that batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from testbed.analysis.audit import foreign
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
+from testbed.analysis.audit.log_rules import LOG_RULES
 from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
@@ -75,7 +78,7 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    for rule, forms in (METRICS_RULES | FOREIGN_RULES).items():
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES).items():
         if not forms or item.form in forms:
             yield from rule(item)
 
@@ -126,7 +129,7 @@ def _tables(items: list[Reported], has_baseline: bool, prefer_baseline: bool) ->
     by_cell: dict[tuple, list[Reported]] = {}
     cells = {} if has_baseline else _cells(items)
     for item in items:
-        by_cell.setdefault(cells.get(item.path.absolute().parent, (None, None)), []).append(item)
+        by_cell.setdefault(cells.get(item.path.absolute().parent, (item.protocol, None)), []).append(item)
     found: list[tuple[str | None, list[Side]]] = []
     for (protocol, _), members in by_cell.items():
         sides = _sides(members, baseline_first=not has_baseline and (prefer_baseline or protocol is not None))
@@ -162,7 +165,9 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
     order = {id(item): number for number, item in enumerate(items)}
     sides.sort(key=lambda side: min(order[id(item)] for item in side.runs))
     if baseline_first and sides:
-        ranked = [(bool(side.first.instruments), side.first.world_size or 0, not _is_baseline(side)) for side in sides]
+        ranked = [
+            (bool(side.first.instruments), side.first.world_size or math.inf, not _is_baseline(side)) for side in sides
+        ]
         first = sides[ranked.index(min(ranked))]
         sides = [first, *(side for side in sides if side is not first)]
     return sides

@@ -16,6 +16,7 @@ class Rule(StrEnum):
     EQUAL_WORK = "equal work"
     EQUAL_MATH = "equal math"
     STEP_CLOCK = "step clock"
+    MORE_DEVICES = "more devices are faster"
     EVERY_STEP = "every step is timed"
     THROUGHPUT = "throughput is global"
     INSTRUMENTED = "instrumented runs"
@@ -27,6 +28,7 @@ class Rule(StrEnum):
     TRACEABLE = "each figure can be traced"
     DEVICES = "equal devices"
     WARM_UP = "warm-up is left out"
+    FOLLOWS = "figures follow from one another"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Finding:
     message: str
     severity: str  # FAILS or NOTE
     corrected: str | None = None
+    unknown: tuple[str, ...] = ()  # what the files do not record, where the finding is about nothing else
 
 
 class Audited(ABC):
@@ -53,6 +56,9 @@ class Audited(ABC):
 
     def notes(self, rule: Rule, message: str, corrected: str | None = None) -> Finding:
         return self.finds(rule, NOTE, message, corrected)
+
+    def cannot_tell(self, rule: Rule, message: str, *unknown: str) -> Finding:
+        return Finding(rule, self.names, message, NOTE, unknown=unknown)
 
     def finds(self, rule: Rule, severity: str, message: str, corrected: str | None = None) -> Finding:
         return Finding(rule, self.names, message, severity, corrected)

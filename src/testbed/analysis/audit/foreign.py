@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.audit.printed_setup import printed_setup
+from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS, plain
 from testbed.analysis.audit.reported import Reported
 from testbed.errors import InputError
 from testbed.io import read_json, read_text
@@ -43,12 +45,15 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
     Raises:
         InputError: it was typed and is not known.
     """
-    text = _read_text(path).replace("\r", "\n")
+    text = plain(_read_text(path).replace("\r", "\n"))
     if read := next((read for pattern, read in LOGS.items() if re.search(pattern, text)), None):
-        return [run for run in read(path, text) if is_typed or run.has_figures]
+        named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
+        runs = [replace(run, world_size=run.world_size or named) for run in read(path, text)]
+        return [run for run in runs if is_typed or run.has_figures]
     if is_typed:
         raise InputError(
-            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary"
+            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
+            f"nor the lines of {KNOWN}"
         )
     return []
 
@@ -111,7 +116,8 @@ def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
 
     devices = [int(number) for number in re.findall(r"(?m)^\|\s*(\d+)\s*\|.*(?:MB|%|°C)", text)]
     world = re.search(r"World Size:\s*(\d+)", text)
-    world_size = int(world[1]) if world else (max(devices) + 1 if devices else None)
+    printed = printed_setup(text)
+    world_size = int(world[1]) if world else printed.world_size or (max(devices) + 1 if devices else None)
     world_size = world_size or ranks_in_name(path.name) or len(summaries) or None
     step_losses: dict[int, list[float]] = {}
     for step, loss in re.findall(rf"Step (\d+): loss {NUMBER}", text):
@@ -134,11 +140,14 @@ def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
         rank_train_losses=tuple(losses) if len(losses) > 1 else (),
         train_loss=losses[-1] if losses else next((each["loss"] for each in summaries if "loss" in each), None),
         val_loss=validated[-1] if validated else None,
-        instruments=("a profiler ran (its table is in the log)",) if "ProfilerStep*" in text else (),
+        instruments=(*(["a profiler ran (its table is in the log)"] if "ProfilerStep*" in text else []),
+                     *printed.instruments),
+        global_batch_size=printed.global_batch_size, micro_batch_size=printed.micro_batch_size,
+        batch_is_printed=printed.global_batch_size is not None, printed_settings=printed.settings,
         is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
         details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
         unread=_unread({"throughput": rates, "iteration time": times, "validation loss": validated,
-                        "batch (this log does not print it)": False}),
+                        "batch (this log does not print it)": printed.global_batch_size}),
     )]  # fmt: skip
 
 
@@ -309,6 +318,7 @@ READERS: dict[str, Callable[..., list[Reported]]] = {
 }
 # what stands in a text log -> what reads it
 LOGS: dict[str, Callable[[Path, str], list[Reported]]] = {
+    **TEXT_LOGS,  # before wandb's summary, which stands in some of them
     "(?i)timing breakdown": _timing_log_runs,
     "wandb: Run summary|elapsed_time_per_iteration": _wandb_log_runs,
 }

@@ -138,7 +138,10 @@ def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
 
 def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
     if item.unread:
-        yield item.notes(Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}")
+        names = [words.partition(" (")[0] for words in item.unread]
+        yield item.cannot_tell(
+            Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}", *names
+        )
 
 
 # rule -> the forms of files that it reads, and takes no other

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.finding import Audited
+from testbed.analysis.audit.log_lines import LogLine, Product, Relation
 from testbed.analysis.runs.arms import rank_count
-from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.load import Run, breaks_down_wall_clock
 from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
 from testbed.run_files import LAUNCHER
@@ -33,6 +34,8 @@ class Reported(Audited):
     run: Run | None = None  # of a training_metrics.json
     world_size: int | None = None  # devices that compute: of dp, all that its one process drives
     global_batch_size: int | None = None
+    batch_is_printed: bool = False  # it is a setting that a log printed; the loader may have fed other batches
+    printed_settings: dict[str, str] = field(default_factory=dict)  # what a log printed of its set-up, by its name
     optimizer_steps: int | None = None
     time_s: float | None = None  # the time that the source quotes
     time_meaning: str = "training time"
@@ -48,6 +51,17 @@ class Reported(Audited):
     communication_s: tuple[float, ...] = ()
     instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
     is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
+    micro_batch_size: int | None = None  # sequences per data rank and pass
+    sequence_length: int | None = None  # tokens
+    num_parameters: int | None = None  # of the whole model
+    device_name: str | None = None  # as the driver reports it
+    peak_flops: float | None = None  # FLOP/s of one device, by which the source divides for its MFU
+    mfu: float | None = None  # 0..1, that the source quotes
+    tflops: float | None = None  # 1e12 FLOP/s of one device, that the source quotes
+    protocol: str | None = None  # by which such logs are compared, where it is not equal work: "time_to_loss"
+    lines: tuple[LogLine, ...] = ()  # of a log that prints one for each step, or for every so many
+    relations: tuple[Relation, ...] = ()  # between the figures of each line
+    products: tuple[Product, ...] = ()  # between figures of the header
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
     unread: tuple[str, ...] = ()
 
@@ -70,6 +84,12 @@ class Reported(Audited):
     def has_figures(self) -> bool:
         """Return whether the source says a time, a rate or a loss."""
         return any(value is not None for value in (self.time_s, self.rate, self.train_loss, self.val_loss))
+
+    @property
+    def work_per_iteration(self) -> float | None:
+        """Return what the source says that one rank does in an iteration, its rate times its time."""
+        is_of_iteration = self.rate_is_per_rank and self.time_meaning == "time of one iteration"
+        return self.rate * self.time_s if is_of_iteration and self.rate and self.time_s else None
 
     @property
     def is_our_own(self) -> bool:
@@ -99,8 +119,7 @@ def from_run(run: Run) -> Reported:
 
 def _instruments(run: Run) -> list[str]:
     found = []
-    selected = (run.record.get("deepspeed_config") or {}).get("selected") or {}
-    if isinstance(selected, dict) and selected.get("wall_clock_breakdown"):
+    if breaks_down_wall_clock(run.record):
         found.append("DeepSpeed's wall_clock_breakdown synchronises after each part of the step")
     if (run.record.get("settings") or {}).get("skip_gradient_sync"):
         found.append("gradients were not synchronised (--skip_gradient_sync)")

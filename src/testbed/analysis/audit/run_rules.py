@@ -123,10 +123,11 @@ def sampled_steps_are_not_aliased(item: Reported) -> Iterator[Finding]:
 
 def warm_up_cannot_be_left_out(item: Reported) -> Iterator[Finding]:
     if item.rate:
-        yield item.notes(
+        yield item.cannot_tell(
             Rule.WARM_UP,
             f"a {item.form} throughput is tokens over the whole epoch: warm-up is inside, and the file has no rows to "
             "leave it out by",
+            "throughput without warm-up",
         )
 
 
@@ -181,10 +182,11 @@ def rows_are_every_step_of_the_slowest_rank(item: Reported) -> Iterator[Finding]
 
 def rate_of_one_rank_is_not_the_global_rate(item: Reported) -> Iterator[Finding]:
     if item.rate and item.time_s:
-        yield item.notes(
+        yield item.cannot_tell(
             Rule.THROUGHPUT,
             f"v1 throughput is of one rank, and the file does not say how many there were: {item.rate:,.1f} tokens/s x "
             f"{item.time_s:,.2f} s is {item.rate * item.time_s:,.0f} tokens, the share of one rank",
+            "number of ranks",
         )
 
 

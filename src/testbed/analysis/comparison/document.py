@@ -75,6 +75,7 @@ def json_of(comparison: Comparison) -> dict[str, Any]:
     return {
         "verdict": ratio.verdict,
         "is_equal_work": not comparison.mismatches,
+        "instrumented": list(comparison.instrumented),
         "learns_worse": comparison.learns_worse,
         "worse_side": comparison.worse_side,
         "sentences": [labelled_verdict(comparison), power(comparison), *about_losses(comparison)],

@@ -62,7 +62,7 @@ def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
     A profiler is a setting, so the profiled run of a sweep's cell is another configuration than its repeats; it counts
     for nothing here, and no more for the number of configurations.
     """
-    arms = group_into_arms([run for run in runs if not run.instrumented] or runs[:1])
+    arms = group_into_arms([run for run in runs if not run.instrumented] or runs)
     if len(arms) > 1:
         lines = [f"\n  {arm.label}: {arm.runs[0].path.parent}" for arm in arms[:SHOWN]]
         more = f"\n  and {len(arms) - SHOWN} more" if len(arms) > SHOWN else ""

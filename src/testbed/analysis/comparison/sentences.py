@@ -21,8 +21,10 @@ def verdict_of(comparison: Comparison) -> Verdict:
 
 
 def labelled_verdict(comparison: Comparison) -> str:
-    """Return the verdict; of unequal work what was measured all the same, after a label in capitals."""
-    label = f"NOT EQUAL WORK: {_unequal(comparison)}. " if comparison.mismatches else ""
+    """Return the verdict; of unequal work or instrumented runs what was measured all the same, after a label in
+    capitals."""
+    label = f"INSTRUMENTED: {'; '.join(comparison.instrumented)}. " if comparison.instrumented else ""
+    label += f"NOT EQUAL WORK: {_unequal(comparison)}. " if comparison.mismatches else ""
     return label + _measured(comparison).sentence
 
 
@@ -95,11 +97,15 @@ def _gap(comparison: Comparison) -> str:
     return f"{last.name.lower()} {medians}, apart by more than {last.noise:.4f} ({last.noise_source})"
 
 
-def _unequal(comparison: Comparison) -> str:
-    """Return the fields in which the work differs, then those that some file does not record."""
+def unequal_work(comparison: Comparison) -> list[str]:
+    """Return the fields in which the work differs, then in one part all that some file does not record."""
     parts = [str(mismatch) for mismatch in comparison.mismatches if not mismatch.is_unknown]
     unknown = [mismatch.field.replace("_", " ") for mismatch in comparison.mismatches if mismatch.is_unknown]
-    return "; ".join([*parts, *([f"not recorded on both sides: {', '.join(unknown)}"] if unknown else [])])
+    return [*parts, *([f"not recorded on both sides: {', '.join(unknown)}"] if unknown else [])]
+
+
+def _unequal(comparison: Comparison) -> str:
+    return "; ".join(unequal_work(comparison))
 
 
 def _percent(fraction: float) -> str:

@@ -14,7 +14,14 @@ import numpy as np
 
 from testbed.analysis.comparison.confounders import other_explanations
 from testbed.analysis.runs.arms import Arm, arm_names, automatic_choices, configuration, without_copies
-from testbed.analysis.runs.comparability import UNKNOWN, Difference, differing_validation, differing_work, loss_noise
+from testbed.analysis.runs.comparability import (
+    UNKNOWN,
+    Difference,
+    differing_validation,
+    differing_work,
+    instruments_in_words,
+    loss_noise,
+)
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import (
     FASTER,
@@ -98,6 +105,7 @@ class Comparison:
     settings: tuple[str, ...]  # in what the configurations differ, in words
     not_counted: tuple[tuple[Run, str], ...]
     warnings: tuple[str, ...]
+    instrumented: tuple[str, ...] = ()  # a side and its instruments, where instrumented runs were allowed to count
 
     @property
     def worse_side(self) -> str | None:
@@ -113,40 +121,47 @@ class Comparison:
     @property
     def kind(self) -> str:
         """The verdict in a word: a faster arm that learns worse is not faster."""
-        if self.mismatches:
+        if self.mismatches or self.instrumented:
             return NOT_COMPARED  # of unequal work, or seeds that no run shares, the losses do not say who learns worse
         if self.ratio.verdict == NOT_ENOUGH:
             return NO_CLAIM
         return WORSE if self.worse_side == "a" and self.ratio.verdict == FASTER else self.ratio.verdict
 
 
-def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None) -> Comparison:
+def compare_arms(a: Arm, b: Arm, names: tuple[str, str] | None = None, allow_instrumented: bool = False) -> Comparison:
     """Compare two arms whose runs come from `load_run`; `names` stand in the sentences instead of the arms' own.
 
     Only finished runs without instruments count; where seeds vary within an arm, only those that both arms have.
+    With `allow_instrumented` the instrumented runs of an arm count where it has no others, and every verdict says so.
     InputError when an arm is left with no run.
     """
     if names is None:
         of_a, of_b = arm_names((a, b))
         names = (of_a, of_b) if of_a != of_b else ("A", "B")
-    runs_a, runs_b, not_counted = _counted(a, b, names)
+    runs_a, runs_b, not_counted = _counted(a, b, names, allow_instrumented)
     for name, runs in zip(names, (runs_a, runs_b), strict=True):
         if not runs:
             reasons = "; ".join(sorted({reason for run, reason in not_counted if run in (*a.runs, *b.runs)}))
-            raise InputError(f"{name} has no run that counts: {reasons or 'it is empty'}")
+            way_out = "; compare_runs.py --allow-mismatch gives a figure, labelled" * ("instrumented" in reasons)
+            raise InputError(f"{name} has no run that counts: {reasons or 'it is empty'}{way_out}")
     arm_a, arm_b = Arm(a.label, runs_a), Arm(b.label, runs_b)
     return Comparison(
         names[0],
         names[1],
         arm_a,
         arm_b,
-        compare(arm_a.tokens_per_s, arm_b.tokens_per_s),
+        compare(*([run.tokens_per_s for run in runs if run.tokens_per_s is not None] for runs in (runs_a, runs_b))),
         tuple(mismatches(arm_a, arm_b)),
         tuple(_quantities(runs_a, runs_b)),
         tuple(losses_of(names, runs_a, runs_b)),
         tuple(_settings_that_differ(runs_a[0], runs_b[0])),
         tuple(not_counted),
         tuple(other_explanations(names, runs_a, runs_b)),
+        tuple(
+            f"{name} by {instruments_in_words(runs[0])}"
+            for name, runs in zip(names, (runs_a, runs_b), strict=True)
+            if runs[0].instrumented
+        ),
     )
 
 
@@ -169,12 +184,17 @@ def _by_arm(difference: Difference, num_a: int) -> tuple[list[str], list[str]]:
     return [value for number, value in pairs if number <= num_a], [value for number, value in pairs if number > num_a]
 
 
-def _counted(a: Arm, b: Arm, names: Sequence[str]) -> tuple[tuple[Run, ...], tuple[Run, ...], list[tuple[Run, str]]]:
+def _counted(
+    a: Arm, b: Arm, names: Sequence[str], allow_instrumented: bool
+) -> tuple[tuple[Run, ...], tuple[Run, ...], list[tuple[Run, str]]]:
     copies = dict(copy for arm in (a, b) for copy in without_copies(arm.runs)[1])
+    kept = [arm.measured_runs or (_instrumented(arm) if allow_instrumented else ()) for arm in (a, b)]
     not_counted = [
-        (run, _why_not(run) or copies[run]) for arm in (a, b) for run in arm.runs if run not in arm.measured_runs
+        (run, _why_not(run) or copies[run])
+        for arm, runs in zip((a, b), kept, strict=True)
+        for run in arm.runs
+        if run not in runs
     ]
-    kept = [arm.measured_runs for arm in (a, b)]
     seeds = [{run.work.get("seed") for run in runs} for runs in kept]
     shared = seeds[0] & seeds[1]
     if shared and seeds[0] != seeds[1]:
@@ -185,11 +205,16 @@ def _counted(a: Arm, b: Arm, names: Sequence[str]) -> tuple[tuple[Run, ...], tup
     return kept[0], kept[1], not_counted
 
 
+def _instrumented(arm: Arm) -> tuple[Run, ...]:
+    finished = [run for run in arm.runs if run.instrumented and run.status == "complete"]
+    return tuple(without_copies([run for run in finished if run.tokens_per_s is not None])[0])
+
+
 def _why_not(run: Run) -> str | None:
     if run.status != "complete":
         return f"its status is {run.status}"
     if run.instrumented:
-        return f"it is instrumented ({', '.join(run.instruments) or 'profiler or debug switch'})"
+        return f"it is instrumented ({instruments_in_words(run)})"
     return "it records no throughput" if run.tokens_per_s is None else None
 
 
@@ -224,6 +249,8 @@ def losses_of(names: Sequence[str], a: Sequence[Run], b: Sequence[Run]) -> list[
         if of_a is not None and of_b is not None:
             noise, side = loss_noise(of_a, of_b)
             source = "what seeds explain in published 124M runs"
+            if min(len(of_a), len(of_b)) == 1:
+                source = "beyond any seed's doing; one run of a side does not tell what seeds explain here"
             if side is not None:
                 source = f"the {'seed-to-seed' if seeds_vary else 'run-to-run'} spread of {names[side]}"
             found.append(Losses(name, of_a, of_b, noise, source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,9 +98,14 @@ class Workload:
 
     @property
     def reference(self) -> Entry | None:
-        """Return what speed-ups are against: the baseline on the fewest ranks, or else the fewest ranks' first."""
+        """Return what speed-ups are against: the baseline on the fewest ranks, or else the fewest ranks' first.
+
+        Unknown ranks are not few: such a run is the reference only where no other is there.
+        """
         return min(
-            self.measured, key=lambda entry: (entry.example.run_type != "baseline", entry.ranks or 0), default=None
+            self.measured,
+            key=lambda entry: (entry.example.run_type != "baseline", entry.ranks or math.inf),
+            default=None,
         )
 
 
@@ -249,7 +255,7 @@ def _order(arm: Arm, strategy: str, rates: dict[tuple, list[float]]) -> tuple:
     """Sort few ranks first, then the highest median throughput. A profiled arm stands where its strategy does."""
     ranks = rank_count(_example(arm))
     known = arm.tokens_per_s or rates[strategy, ranks]
-    return (bool(arm.runs[0].instrumented), ranks or 0, -float(np.median(known or [0.0])), strategy)
+    return (bool(arm.runs[0].instrumented), ranks or math.inf, -float(np.median(known or [0.0])), strategy)
 
 
 def _titles(groups: Sequence[Sequence[Arm]]) -> list[str]:

@@ -238,6 +238,19 @@ def _from_v22(path: Path, metrics: dict) -> Run:
     )
 
 
+def breaks_down_wall_clock(metrics: dict) -> bool:
+    """Return whether DeepSpeed synchronised after every part of a step.
+
+    A file of DeepSpeed's settings that was named in the command says nothing of a run without DeepSpeed.
+    """
+    config, file = metrics.get("training_config") or {}, metrics.get("deepspeed_config") or {}
+    selected = file.get("selected")
+    is_used = config.get("deepspeed_enabled")
+    if is_used is None:  # early files of 2.0: their baseline is plain PyTorch
+        is_used = not re.search(r"--run_type[= ]baseline\b", metrics.get("command_line") or "")
+    return bool(is_used and isinstance(selected, dict) and selected.get("wall_clock_breakdown"))
+
+
 def _of_earlier_version(metrics: dict) -> dict[str, Any]:
     """Leave out what only 2.1 and later define: an earlier file may hold anything under these names."""
     return {name: value for name, value in metrics.items() if name not in _SINCE_21}
@@ -285,7 +298,6 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         epoch.get("max_cuda_mem_allocated_bytes_global") or epoch.get("max_cuda_mem_allocated_bytes_rank0")
         for epoch in epochs
     ]
-    selected = (metrics.get("deepspeed_config") or {}).get("selected") or {}
     is_global = all(epoch.get("max_cuda_mem_allocated_bytes_global") for epoch in epochs)
     return Run(
         path=path,
@@ -294,7 +306,7 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         label=one_line(f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)"),
         status="complete",  # 2.0 is written only at the end
         # A breakdown that synchronises after every part; a profiler would not show in the file.
-        instrumented=True if selected.get("wall_clock_breakdown") else None,
+        instrumented=True if breaks_down_wall_clock(metrics) else None,
         world_size=world_size,
         work=work,
         training_time_s=times[-1] if times else None,

@@ -19,7 +19,7 @@ from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.runs.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
 from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
-from testbed.analysis.scaling.strategies import ScalingArm, rank_count, reference_of, sort_into_arms
+from testbed.analysis.scaling.strategies import ALLOWED, ScalingArm, rank_count, reference_of, sort_into_arms
 from testbed.analysis.statistics import MIN_REPEATS
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, write_text
@@ -128,10 +128,9 @@ def report_on_files(
             recorded = "does not record its number of ranks" if found is None else f"was run on {found}"
             raise InputError(f"--gpu{ranks} {path} {recorded}; give the file of a run on {ranks}")
         runs.append(run)
-    # They are one series because the user says so; their folders need not say anything.
-    cells = {
-        run.path.parent: {"variant": "files given", "batch_size": runs[0].work.get("global_batch_size")} for run in runs
-    }
+    # They are one series because the user says so, compared at the first one's batch; folders need not say anything.
+    at = runs[0].work.get("global_batch_size")
+    cells = {run.path.parent: {"variant": "files given", "compared_at": at} for run in runs}
     return scaling_report(runs, protocol or "strong", target=target, cells=cells, allow_mismatch=allow_mismatch)
 
 
@@ -161,7 +160,8 @@ def scaling_report(
         protocol: "strong", "weak" or "time_to_loss".
         target: validation loss; needed by time_to_loss, an addition elsewhere.
         cells: folder of a run -> its cell of sweep.json; without it the settings tell strategies apart.
-        allow_mismatch: give speed-ups between unequal work too, under the status mismatch_allowed.
+        allow_mismatch: give speed-ups between unequal work too, under the status mismatch_allowed, and count
+            instrumented runs of configurations that have no others.
         directory: paths in the report are relative to it.
         left_out: {path, reason} of what did not become one of `runs`.
     """
@@ -169,7 +169,7 @@ def scaling_report(
         raise InputError(f"--protocol {protocol} is none of {', '.join(PROTOCOLS)}")
     if protocol == "time_to_loss" and target is None:
         raise InputError("--protocol time_to_loss needs --target_val_loss LOSS, the loss that time is measured to")
-    arms, unfit = sort_into_arms(runs, protocol, cells)
+    arms, unfit = sort_into_arms(runs, protocol, cells, allow_instrumented=allow_mismatch)
     left_out = [*left_out, *unfit]
     if not arms:
         reasons = Counter(item["reason"] for item in left_out)
@@ -199,7 +199,7 @@ def scaling_report(
         "strategies": strategies,
         "arms": rows,
         "left_out": [{**item, "path": relative_path(Path(item["path"]), directory)} for item in left_out],
-        "warnings": _warnings(arms, rows, cells or {}),
+        "warnings": [*_warnings(arms, rows, cells or {}), *_about_instrumented(unfit)],
     }
 
 
@@ -235,19 +235,26 @@ def _fits(members: Sequence[dict], rows: Sequence[dict], protocol: str) -> dict[
         if protocol != owner:
             fits[law] = no_fit(law, f"the law is about {owner} scaling, the protocol is {protocol}")
             continue
-        fair = [row for row in members if row["speedup"] and row["ranks"] > 1]
+        spread = [row for row in members if row["speedup"] and row["ranks"] > 1]
+        fair = [row for row in spread if not _is_unequal(row)]
         if not fair:
             reason = next((row["reason"] for row in members if row["reason"]), None)
-            fits[law] = no_fit(law, reason or "needs runs at 2 rank counts or more, there is 1")
+            few = "unequal work follows no law" if spread else "needs runs at 2 rank counts or more, there is 1"
+            fits[law] = no_fit(law, reason or few)
             continue
         wanted = (fair[0]["reference_strategy"], fair[0]["batch_size"], 1)
         at_one = next((row for row in rows if (row["strategy"], row["batch_size"], row["ranks"]) == wanted), None)
-        if at_one is None:  # a mismatch that was allowed: speed-ups against another batch size follow no law
+        if at_one is None:  # a batch that no file records, allowed
             fits[law] = no_fit(law, "needs runs at one rank with this batch size")
             continue
         fits[law] = fit({row["ranks"]: row["tokens_per_s"]["values"] for row in (at_one, *fair)})
         fits[law]["reference"] = fair[0]["reference"]
     return fits
+
+
+def _is_unequal(row: dict) -> bool:
+    """Return whether work is known to differ; what no file records may be equal."""
+    return any(None not in (item["baseline"], item["mismatch"]) for item in row["mismatches"])
 
 
 def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[dict[str, Any], Run]:
@@ -257,11 +264,11 @@ def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[d
     """
     pairs = list(zip(arms, rows, strict=True))
     first = next((arm for arm in arms if arm.ranks > 1), arms[0])
-    members = [(a, row) for a, row in pairs if (a.strategy, a.batch_size) == (first.strategy, first.batch_size)]
+    members = [(a, row) for a, row in pairs if (a.strategy, a.series) == (first.strategy, first.series)]
     reference = reference_of(first, arms)
     if reference is not None:
         members = [pair for pair in pairs if pair[0] is reference] + [pair for pair in members if pair[0].ranks > 1]
-    members.sort(key=lambda pair: pair[0].ranks)
+    members.sort(key=lambda pair: (pair[0].ranks, pair[0].stray_of is None))  # the last of a number of ranks stays
     shape = {}
     for arm, row in members:
         throughput, epochs = row["tokens_per_s"]["values"], row["epoch_wall_time_s"]["values"]
@@ -278,6 +285,12 @@ def _first_strategy(arms: Sequence[ScalingArm], rows: Sequence[dict]) -> tuple[d
         }
     about = {"strategy": first.strategy, "batch_size": first.batch_size}
     return {"runs_are_of": about, "runs": shape}, members[0][0].runs[0]
+
+
+def _about_instrumented(left_out: Sequence[dict]) -> list[str]:
+    alone = sum(item["reason"].endswith(ALLOWED) for item in left_out)
+    runs = "1 run is" if alone == 1 else f"{alone} runs are"
+    return [f"{runs} left out, instrumented and alone in a configuration; {ALLOWED}"] if alone else []
 
 
 def _warnings(arms: Sequence[ScalingArm], rows: Sequence[dict], cells: Mapping[Path, dict]) -> list[str]:

@@ -28,7 +28,7 @@ def arm_row(
 ) -> dict[str, Any]:
     reference = reference_of(arm, arms)
     # Without an arm at one rank there is no speed-up, but unequal work is still to be told: against the first arm.
-    compared = reference or next(other for other in arms if other.batch_size == arm.batch_size)
+    compared = reference or next(other for other in arms if other.batch_size == arm.series)
     found = mismatches(arm, compared, protocol)
     n = len(arm.runs)
     reached = None if target is None else time_to_loss_of_arm(arm.runs, target, arm.failed)

@@ -24,16 +24,23 @@ from testbed.analysis.runs.arms import (
     strategies_of,
     without_copies,
 )
-from testbed.analysis.runs.comparability import IN_PROPORTION, compiler_with_strategy
+from testbed.analysis.runs.comparability import (
+    IN_PROPORTION,
+    INSTRUMENTS,
+    compiler_with_strategy,
+    instruments_in_words,
+)
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
 
 BASELINE = "baseline"
+INSTRUMENTED = "instrumented (a profiler or a debug switch was on): no throughput from it"
+ALLOWED = "--allow-mismatch gives its figure, labelled"
 
 
 @dataclass(frozen=True, eq=False)
 class ScalingArm:
-    """Repeats of one strategy at one batch size on `ranks` devices; `batch_size` as the protocol holds it fixed.
+    """Repeats of one strategy at one batch size on `ranks` devices; `batch_size` is per rank in weak scaling.
 
     `strategy` is what tells strategies apart, the plan's variant where there is one; `strategy_name` is for readers.
     """
@@ -52,14 +59,20 @@ class ScalingArm:
         """ "ddp on 2 ranks"."""
         return arm_name(self.strategy_name, self.runs[0])
 
+    @property
+    def series(self) -> int | float | None:
+        """Return the batch size that the arm is compared at, which a stray does not have itself."""
+        return self.batch_size if self.stray_of is None else self.stray_of
+
 
 def sort_into_arms(
-    runs: Sequence[Run], protocol: str, cells: Mapping[Path, dict] | None = None
+    runs: Sequence[Run], protocol: str, cells: Mapping[Path, dict] | None = None, allow_instrumented: bool = False
 ) -> tuple[list[ScalingArm], list[dict]]:
     """Return the arms by strategy (the baseline first), batch size and ranks, and what was left out: {path, reason}.
 
     Args:
         cells: folder of a run -> its cell in sweep.json.
+        allow_instrumented: take instrumented runs for the throughput of configurations that have no others.
     """
     left_out, measured, instrumented, failed = [], [], [], []
     runs, copies = without_copies(runs)
@@ -73,13 +86,18 @@ def sort_into_arms(
                 failed.append((run, ranks))
         elif run.instrumented:
             instrumented.append((run, ranks))
-            left_out.append(_left_out(run, "instrumented (a profiler or a debug switch was on): no throughput from it"))
+            left_out.append(_left_out(run, INSTRUMENTED))
         elif cells and run.path.parent not in cells:
             left_out.append(_left_out(run, "not in the plan of the sweep"))
         elif run.tokens_per_s is None:
             left_out.append(_left_out(run, "no measured step"))
         else:
             measured.append((run, ranks))
+    alone = _without_plain_repeats(instrumented, measured, cells or {})
+    if allow_instrumented:
+        measured += alone
+        instrumented = [pair for pair in instrumented if pair not in alone]
+    left_out = _told_of_instrumented(left_out, {str(run.path) for run, _ in alone}, allow_instrumented)
     arms = _arms(measured, protocol, cells or {})
     profiled: dict[tuple, list[Run]] = {}
     for run, ranks in instrumented:
@@ -97,6 +115,30 @@ def sort_into_arms(
     ], left_out
 
 
+def _without_plain_repeats(
+    instrumented: Sequence[tuple[Run, int]], measured: Sequence[tuple[Run, int]], cells: Mapping[Path, dict]
+) -> list[tuple[Run, int]]:
+    """Return the instrumented runs of configurations that nothing else measures."""
+    plain = {_place(run, ranks, cells) for run, ranks in measured}
+    return [
+        (run, ranks)
+        for run, ranks in instrumented
+        if run.tokens_per_s is not None
+        and (not cells or run.path.parent in cells)
+        and _place(run, ranks, cells) not in plain
+    ]
+
+
+def _told_of_instrumented(left_out: Sequence[dict], alone: set[str], is_allowed: bool) -> list[dict]:
+    """Return what is left out; instrumented runs that are `alone` not where allowed, else with the way to them."""
+    found = []
+    for item in left_out:
+        is_alone = item["reason"] == INSTRUMENTED and item["path"] in alone
+        if not (is_alone and is_allowed):
+            found.append(item | {"reason": f"{INSTRUMENTED}; {ALLOWED}"} if is_alone else item)
+    return found
+
+
 def _place(run: Run, ranks: int, cells: Mapping[Path, dict]) -> tuple:
     """Return where the plan puts a run; without one, what its settings say."""
     cell = cells.get(run.path.parent)
@@ -109,8 +151,7 @@ def reference_of(arm: ScalingArm, arms: Sequence[ScalingArm]) -> ScalingArm | No
     The baseline with the same settings beside the strategy's own (baseline:compile for ddp:compile); without one the
     plain baseline, and `reference_note` says what differs; without any baseline the same strategy.
     """
-    batch = arm.batch_size if arm.stray_of is None else arm.stray_of
-    at_one_rank = [other for other in arms if other.ranks == 1 and other.batch_size == batch]
+    at_one_rank = [other for other in arms if other.ranks == 1 and other.batch_size == arm.series]
     baselines = [other for other in at_one_rank if _is_baseline(other.strategy)]
     baselines.sort(key=lambda other: other.strategy != BASELINE)
     if not baselines:
@@ -159,6 +200,10 @@ def mismatches(arm: ScalingArm, reference: ScalingArm, protocol: str) -> list[di
             entry = {"field": name, "baseline": expected, "mismatch": value}
             if entry not in found:
                 found.append(entry)
+        if run.instrumented or first.instrumented:
+            words = instruments_in_words(first), instruments_in_words(run)
+            entry = {"field": INSTRUMENTS, "baseline": words[0], "mismatch": words[1]}
+            found += [entry] if entry not in found else []
         for item in compiler_with_strategy((first, run)):
             entry = {"field": item.field, "baseline": item.values[0], "mismatch": item.values[1]}
             found += [entry] if entry not in found else []
@@ -203,12 +248,12 @@ def _arms(measured: Sequence[tuple[Run, int]], protocol: str, cells: Mapping[Pat
     stray_of: dict[tuple, int | float | None] = {}
     for name, batch, (run, ranks) in zip(names, batches, measured, strict=True):
         own = [known for owner, known in sorted(referenced, key=str) if owner == name or _is_baseline(owner)]
+        series = cells.get(run.path.parent, {}).get("compared_at", batch)
         if run.path.parent not in cells and batch not in own:
             others = [known for other, known in zip(names, batches, strict=True) if other == name]
-            if len(ran_at[name, ranks]) == 1:
-                batch = (own or others)[0]
-            elif own:
-                stray_of[name, batch, ranks] = own[0]
+            series = own[0] if own else others[0] if len(ran_at[name, ranks]) == 1 else batch
+        if series != batch:
+            stray_of[name, batch, ranks] = series
         members.setdefault((name, batch, ranks), []).append(run)
     return [
         ScalingArm(key[0], shown[members[key][0]], key[1], key[2], tuple(members[key]), stray_of=stray_of.get(key))
@@ -239,9 +284,11 @@ def _strategies(runs: Sequence[Run], cells: Mapping[Path, dict]) -> tuple[list[s
 
 
 def _batch_size(run: Run, ranks: int, protocol: str, cells: Mapping[Path, dict]) -> int | float | None:
-    cell = cells.get(run.path.parent)
-    batch = run.work.get("global_batch_size") if cell is None else cell.get("batch_size")
-    if cell is not None or batch is None or protocol != "weak":
+    cell = cells.get(run.path.parent, {})
+    if "batch_size" in cell:
+        return cell["batch_size"]
+    batch = run.work.get("global_batch_size")
+    if batch is None or protocol != "weak":
         return batch
     per_rank = Fraction(batch, ranks)
     return int(per_rank) if per_rank.denominator == 1 else float(per_rank)

@@ -11,6 +11,7 @@ from typing import Any
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Block, Cell, Document, Section, Table, Text
 from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number, times
+from testbed.analysis.runs.comparability import INSTRUMENTS
 from testbed.analysis.statistics import FASTER, SLOWER, compare
 from testbed.errors import InputError
 
@@ -108,14 +109,20 @@ def _speed_up(arm: dict) -> Cell:
     """Return "1.61x [1.58, 1.64]", or why there is none."""
     if not arm["speedup"]:
         return f"{UNKNOWN} ({arm['reason']})"
-    return _of("speedup", times, unit="x")(arm), " (UNEQUAL WORK)" * bool(arm["mismatches"])
+    return _of("speedup", times, unit="x")(arm), f" ({', '.join(_labels(arm)).upper()})" * bool(arm["mismatches"])
+
+
+def _labels(arm: dict) -> list[str]:
+    """Return what a ratio of unequal arms must carry."""
+    fields = {item["field"] for item in arm["mismatches"]}
+    return ["unequal work"] * bool(fields - {INSTRUMENTS}) + ["instrumented"] * (INSTRUMENTS in fields)
 
 
 def _verdict(arm: dict) -> str:
     """Return the verdict with what a reader must not overlook: unequal work, faster than linear, unequal losses."""
     if not arm["speedup"]:
         return UNKNOWN
-    marks = ["unequal work"] if arm["mismatches"] else []
+    marks = _labels(arm)
     marks += ["faster than linear"] if arm["efficiency"]["ratio"] > 1 and arm["ranks"] > 1 else []
     marks += ["losses differ"] if arm["loss_note"] else []
     return "; ".join([arm["verdict"] or "reference", *marks])
@@ -238,13 +245,14 @@ def _about(report: dict) -> str:
 
 def _footnotes(report: dict) -> list[Text]:
     notes: list[Text] = [f"Warning: {text}." for text in report["warnings"]]
+    known = [item for item in report["mismatches"] if None not in (item["mismatch"], item["baseline"])]
+    unknown = _in_order(item["field"] for item in report["mismatches"] if item not in known)
     if report["mismatches"]:
-        notes.append(f"Status {report['status']}. Work that is not equal:")
-        for item in report["mismatches"]:
-            own, reference = (
-                "not recorded" if item[side] is None else str(item[side]) for side in ("mismatch", "baseline")
-            )
-            notes.append(f"- {item['name']}: {item['field']} is {own}, the reference's {reference}")
+        notes.append(f"Status {report['status']}." + " Work that is not equal:" * bool(known))
+    for item in known:
+        notes.append(f"- {item['name']}: {item['field']} is {item['mismatch']}, the reference's {item['baseline']}")
+    if unknown:
+        notes.append(f"- Not shown to be equal, not recorded in every file: {', '.join(unknown)}")
     return notes
 
 

@@ -1,0 +1,79 @@
+"""The page of an audit: what does not stand first, one line for all that is unknown, the rest behind --details."""
+
+from __future__ import annotations
+
+import re
+
+from support.audit_cases import v20
+from support.metrics_examples import save, v1_metrics
+from support.programs import run_here
+
+from testbed.analysis.audit.claims import audit
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.analysis.audit.page import WIDTH, details, page
+
+PROGRAM = "scripts/audit_runs.py"
+
+
+def ten_arms(folder):
+    """Arms of 2.0, none of equal work: each lacks the same seventeen fields, and each has another batch."""
+    v20(folder / "a", world=1)
+    for number in range(2, 11):
+        v20(folder / f"arm{number}", world=number, batch=8 * number, wall_s=1000 / number)
+    return folder
+
+
+def test_a_folder_of_ten_arms_is_one_page(tmp_path):
+    findings = audit([ten_arms(tmp_path)])
+    text = page(findings, 10)
+    lines = text.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= WIDTH
+    heading = " ".join(text.partition("\n\n")[0].split())
+    assert re.fullmatch(rf"Audit of 10 runs in {tmp_path}: \d+ x claim does not stand, \d+ x note", heading)
+    assert text.count(str(tmp_path)) == 1
+    assert len(details(findings).splitlines()) > 3 * len(lines)
+    heads = [line for line in text.partition("\n\n")[2].splitlines() if line and not line.startswith(" ")]
+    assert heads == ["Claims that do not stand", "What cannot be known", "Notes"]
+
+
+def test_all_that_is_not_recorded_is_one_paragraph_and_precision_comes_first(tmp_path):
+    save(tmp_path / "a", v1_metrics(1))
+    save(tmp_path / "b", v1_metrics(4))
+    text = page(audit([tmp_path]), 2)
+    assert text.count("not in every file: ") == 1
+    unknown = re.search(r"not in every file: (.*?)(\n\n|$)", text, re.S)[1]
+    assert unknown.startswith(("global batch size", "precision", "number of ranks"))
+    assert "seed" in unknown and "weight decay" in unknown
+    assert "equal work cannot be shown" not in text and "equal work cannot be shown" in details(audit([tmp_path]))
+
+
+def test_what_many_runs_say_alike_is_said_once():
+    findings = [Finding(Rule.INSTRUMENTED, (f"run{n}",), "a profiler ran", FAILS) for n in range(9)]
+    text = page(findings, 9)
+    assert text.count("a profiler ran") == 1 and "run0; run1 and 7 more: a profiler ran" in text
+
+
+def test_a_rule_that_many_arms_break_is_counted():
+    findings = [Finding(Rule.STEP_CLOCK, (f"run{n}",), f"{n} seconds too short", FAILS, f"{n} s") for n in range(9)]
+    text = page(findings, 9)
+    assert text.count("seconds too short") == text.count("corrected: ") == 2
+    assert "and 7 more of this rule (--details)" in text
+    assert details(findings).count("seconds too short") == 9
+
+
+def test_figures_that_read_otherwise_stand_before_notes():
+    notes = [
+        Finding(Rule.ONE_RUN, ("a",), "n = 1", NOTE),
+        Finding(Rule.THROUGHPUT, ("b",), "of one rank", NOTE, "5,900 tokens/s"),
+    ]
+    text = page(notes, 2)
+    assert text.startswith("Audit of 2 runs: 0 x claim does not stand, 2 x note\n")
+    assert text.index("Corrected figures") < text.index("5,900 tokens/s") < text.index("Notes") < text.index("n = 1")
+
+
+def test_the_program_prints_details_when_asked(tmp_path):
+    paths = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "four", v1_metrics(4))]
+    short, full = run_here(PROGRAM, *paths), run_here(PROGRAM, *paths, "--details")
+    assert "CLAIM DOES NOT STAND" not in short.stdout
+    assert full.stdout.startswith(short.stdout) and "CLAIM DOES NOT STAND: throughput is global" in full.stdout
+    assert short.returncode == full.returncode == 1
