@@ -135,13 +135,20 @@ def warnings(runs: Sequence[Run]) -> list[str]:
     if any(run.status != "complete" for run in runs):
         found.append("A run that is not complete shows the steps it has done so far.")
     losses = all_known(run.final_validation_loss for run in runs)
-    if not differences and losses and max(losses) - min(losses) > LOSS_NOISE:
+    if losses and max(losses) - min(losses) > LOSS_NOISE and not differing and not other_validation:
+        at = "at work that is not shown to be equal" if differences else "at equal work"
         found.append(
-            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} at equal work, "
+            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} {at}, "
             f"more than the {LOSS_NOISE} that seeds explain in published 124M runs; a faster run that learns worse is "
             "not faster."
         )
     return found
+
+
+def marks_of(runs: Sequence[Run]) -> dict[Run, str]:
+    """Return "[1] " and so on, to stand before the names of runs in a picture whose warnings number them; else ""."""
+    has_numbers = any(re.search(r" \[\d", text) for text in warnings(runs))
+    return {run: f"[{number}] " * has_numbers for number, run in enumerate(runs, start=1)}
 
 
 def _difference_text(difference: Difference) -> str:
