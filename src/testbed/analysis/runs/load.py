@@ -293,8 +293,8 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         record=_of_earlier_version(metrics),
         label=one_line(f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)"),
         status="complete",  # 2.0 is written only at the end
-        # A breakdown that synchronises after every part; a profiler would not show in the file.
-        instrumented=True if selected.get("wall_clock_breakdown") else None,
+        # A breakdown that synchronises after every part, or ranges for a profiler; the profiler is not in the file.
+        instrumented=True if selected.get("wall_clock_breakdown") or _has_profile_mode(metrics) else None,
         world_size=world_size,
         work=work,
         training_time_s=times[-1] if times else None,
@@ -307,6 +307,10 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         memory_bytes_per_rank=(max(peaks),) if peaks and all(peaks) else (),
         memory_meaning="v2.0: peak allocated CUDA memory, " + ("largest rank" if is_global else "rank 0"),
     )
+
+
+def _has_profile_mode(metrics: dict) -> bool:
+    return "--profile_mode" in str(metrics.get("command_line")).split()
 
 
 def _from_v1(path: Path, metrics: dict) -> Run:
