@@ -6,6 +6,7 @@ neither is used. Each profile is one instrumented run: a difference is what thes
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def _notes(a: dict, b: dict) -> list[str]:
 def _in_words(value: Any) -> str:
     if value is None:
         return "unknown"
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:8]  # eight digits tell two files apart
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
