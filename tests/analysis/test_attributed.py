@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.metrics_examples import example_metrics, save
 from support.scaling_examples import report_of
@@ -64,15 +66,28 @@ def test_one_process_of_several_devices_does_communicate():
     assert only_step(metrics(1, 0.012, 0.016, num_devices=4))["exposed_communication_s"] == 0.016
 
 
+def sweep(folder: Path) -> dict:
+    for ranks, times in ((1, (0.012, 0.016)), (2, (IN_FLIGHT_S, WITH_PACKING_S))):
+        save(folder / f"profiled_{ranks}", metrics(ranks, *times))
+        plain = {"training_config": {"run_type": "allreduce"}, "settings": {"run_type": "allreduce"}}
+        save(folder / f"plain_{ranks}", example_metrics(world_size=ranks, run_id=f"plain-{ranks}", **plain))
+    return report_of(folder)
+
+
 @pytest.mark.parametrize("layout", ["001", "003"])
 def test_the_tables_of_earlier_studies_say_it_so(tmp_path, layout):
-    for ranks, times in ((1, (0.012, 0.016)), (2, (IN_FLIGHT_S, WITH_PACKING_S))):
-        save(tmp_path / f"profiled_{ranks}", metrics(ranks, *times))
-        plain = {"training_config": {"run_type": "allreduce"}, "settings": {"run_type": "allreduce"}}
-        save(tmp_path / f"plain_{ranks}", example_metrics(world_size=ranks, run_id=f"plain-{ranks}", **plain))
-    table = scaling_table(report_of(tmp_path), layout)
+    table = scaling_table(sweep(tmp_path), layout)
     assert "| 194.3, 194.3 exposed |" in table and "| 0.0, 0.0 exposed |" in table
     assert "177" not in table and "16.0 exposed" not in table
+
+
+def test_a_report_from_before_is_shown_so_too(tmp_path):
+    """It held the means of what the files say."""
+    report = sweep(tmp_path)
+    now = scaling_table(report, "001")
+    for arm, times in zip(report["arms"], ((0.012, 0.016), (IN_FLIGHT_S, WITH_PACKING_S)), strict=True):
+        arm["attribution"] |= step(*times)
+    assert scaling_table(report, "001") == now
 
 
 def test_the_breakdown_of_one_device_shows_none(tmp_path):

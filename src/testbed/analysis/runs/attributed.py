@@ -20,16 +20,18 @@ def attribution_of(metrics: dict[str, Any]) -> dict[str, Any] | None:
     if not found:
         return None
     hardware = metrics.get("hardware") or {}
-    is_alone = (hardware.get("num_devices") or hardware.get("world_size")) == 1
-    adjusted = _alone if is_alone else _among_others
-    per_rank = [{**of_rank, "steps": list(map(adjusted, of_rank["steps"]))} for of_rank in found["per_rank"]]
+    devices = hardware.get("num_devices") or hardware.get("world_size")
+    per_rank = [
+        {**of_rank, "steps": [with_one_meaning(step, devices) for step in of_rank["steps"]]}
+        for of_rank in found["per_rank"]
+    ]
     return {**found, "per_rank": per_rank}
 
 
-def _alone(step: dict[str, Any]) -> dict[str, Any]:
-    idle_s = step["idle_s"] + step["exposed_communication_s"]
-    return {**step, "idle_s": idle_s, "exposed_communication_s": 0.0, "communication_s": 0.0}
-
-
-def _among_others(step: dict[str, Any]) -> dict[str, Any]:
-    return {**step, "communication_s": max(step["communication_s"], step["exposed_communication_s"])}
+def with_one_meaning(step: dict[str, Any], devices: int | None) -> dict[str, Any]:
+    """Return a row of the attribution, of a step or a mean of steps, with communication as above; a second time it
+    changes nothing."""
+    exposed_s = step["exposed_communication_s"]
+    if devices == 1:
+        return {**step, "idle_s": step["idle_s"] + exposed_s, "exposed_communication_s": 0.0, "communication_s": 0.0}
+    return {**step, "communication_s": max(step["communication_s"], exposed_s)}
