@@ -230,7 +230,10 @@ def test_an_unfit_run_is_labelled_and_gives_no_speed_up(load, overrides, label, 
 def test_a_faster_run_that_learns_worse_is_called_out(load):
     worse = example_metrics(step_time_s=0.1)
     worse["evaluations"][-1]["val_loss"] += 0.01
-    assert any("Unequal learning" in warning for warning in warnings(load(example_metrics(), worse)))
+    said = warnings(load(example_metrics(), worse))
+    assert any(
+        "losses differ by 0.0100 at equal work" in warning and "only repeats tell" in warning for warning in said
+    )
 
 
 def test_equal_labels_are_told_apart_by_their_folders(load, tmp_path):

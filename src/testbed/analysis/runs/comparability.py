@@ -138,9 +138,9 @@ def warnings(runs: Sequence[Run]) -> list[str]:
     if losses and max(losses) - min(losses) > LOSS_NOISE and not differing and not other_validation:
         at = "at work that is not shown to be equal" if differences else "at equal work"
         found.append(
-            f"Unequal learning: final validation losses differ by {max(losses) - min(losses):.4f} {at}, "
-            f"more than the {LOSS_NOISE} that seeds explain in published 124M runs; a faster run that learns worse is "
-            "not faster."
+            f"Final validation losses differ by {max(losses) - min(losses):.4f} {at}. Seeds explain "
+            f"{LOSS_NOISE} in published 124M runs; what they explain here, only repeats tell. A faster run that learns "
+            "worse is not faster."
         )
     return found
 
