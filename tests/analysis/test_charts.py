@@ -1,5 +1,8 @@
 """Pictures of runs: what is drawn is what the files say, with its unit, and nothing is drawn that does not compare."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -58,6 +61,58 @@ def test_a_footer_stays_inside_the_picture():
     assert "".join(line.get_text() for line in lines).replace(" ", "") == "".join(notes).replace(" ", "")
     ends = [line.get_window_extent(renderer).x1 / figure.bbox.x1 for line in lines]
     assert max(ends) <= 1 and min(ends[:3]) > 0.97, ends  # inside, and the cut word's lines are full
+
+
+def test_labels_of_seven_runs_stay_clear_of_one_another(load):
+    """Names as long as files have them: a status, an instrument, and the settings in which the runs differ."""
+    config, failure = {"run_type": "pipeline"}, {"reason": "x", "step": 3}
+    runs = load(
+        *[
+            example_metrics(
+                world_size=1, status="failed", failure=failure, instrumented=True, training_config=config,
+                settings={"pipeline_schedule": "interleaved_1f1b"}, hardware={"cpu_threads_per_rank": threads},
+            )
+            for threads in range(1, 8)
+        ]
+    )  # fmt: skip
+    runs = [replace(run, label=f"{run.label}, a setting of this run alone 1234567890") for run in runs]
+    for name, (_, quantity, build) in training.CHARTS.items():
+        figure = build(runs)
+        if figure is None:
+            assert quantity == "inference"
+            continue
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        labels = (
+            [text for axis in figure.axes for text in axis.get_yticklabels()] if quantity or name == "step time" else []
+        )
+        labels += [text for legend in figure.legends for text in legend.get_texts()]
+        boxes = [label.get_window_extent(renderer) for label in labels if label.get_text()]
+        assert len(boxes) == 7, name
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), name
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_numbers_in_a_warning_stand_on_the_picture(load, count):
+    runs = load(*[example_metrics(training_config={"seed": min(seed, 3)}) for seed in range(1, count + 1)])
+    for name, (_, _, build) in training.CHARTS.items():
+        if figure := build(runs):
+            text = text_of(figure)
+            assert ("seed 1 [1] / 2 [2] / 3 [3, 4]" in text) == (count == 4), name
+            assert [f"[{number}] baseline" in text for number in (1, 2, 3, 4)] == [count == 4] * 4, name
+    bars = text_of(
+        training.plot_results({"a": [1.0], **{run.path.parent.name: [run] for run in runs}}, "training_time")
+    )
+    assert ("[4] run3" in bars) == (count == 4) and "[1] a" not in bars
+
+
+def test_the_time_chart_of_a_v1_pair_says_that_losses_differ(load):
+    first, second = v1_metrics(1), v1_metrics(4)
+    second["val_loss_per_epoch"] = [first["val_loss_per_epoch"][-1] + 0.5]
+    text = text_of(training.training_time_figure(load(first, second)))
+    assert "Final validation losses differ by 0.5000 at work that is not shown to be equal." in text
+    second["val_loss_per_epoch"] = first["val_loss_per_epoch"]
+    assert "losses differ" not in text_of(training.training_time_figure(load(first, second)))
 
 
 def test_equal_runs_show_their_speed_up_and_no_warning(pair):

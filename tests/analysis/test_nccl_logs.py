@@ -42,6 +42,21 @@ def test_a_machine_of_its_own(via):
     assert found["nvls_multicast"]["value"] == "not available"
 
 
+def test_processes_are_counted_and_not_files():
+    """What a job printed is one file of all its processes. A version without a process's name is said by one."""
+    apart, together = summary(one_host(0), one_host(1)), summary([*one_host(0), *one_host(1)])
+    assert together == apart
+    assert together["num_processes"] == 2 and together["network"]["processes_that_say"] == 2
+    assert "NCCL 2.21.5+cuda12.4 (said by 1 of 2 processes)" in summary_text(together)
+    assert "network: Socket (said by 1 of 1 process)" in summary_text(summary(one_host(0)))
+
+
+def test_processes_of_two_hosts_with_one_number_are_two():
+    first, second = ([line.replace("991", "981") for line in two_hosts(rank)] for rank in (0, 1))
+    found = summary([*first, *second])
+    assert found["num_processes"] == 2 and found["communicators"][0]["hosts"] == ["gn-0010", "gn-0011"]
+
+
 def test_numbers_and_names_of_algorithms_mean_the_same():
     one = only_communicator(one_host(0), one_host(1))
     assert [(row["collective"], row["algorithm"], row["protocol"], row["calls"]) for row in one["algorithms"]] == [

@@ -1,17 +1,19 @@
 """The report's pictures and breakdowns: bars, laws and dots are where the numbers are."""
 
+import itertools
 import json
 import statistics
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from support.metrics_examples import example_metrics, save
 from support.report_cases import arms, load, markdown, repeats, run_metrics, write_sweep
 
 from testbed.analysis.document.model import plain
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.build import report_of
-from testbed.analysis.report.figures import breakdown_figure, loss_figure, scaling_figure
+from testbed.analysis.report.figures import breakdown_figure, loss_figure, repeats_figure, scaling_figure
 from testbed.analysis.runs.comparability import LOSS_NOISE
 from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.tables import fit_lines
@@ -30,6 +32,33 @@ def test_the_breakdown_adds_up_to_the_step(tmp_path):
     assert sum(phases.seconds.values()) == pytest.approx(np.mean([row["per_rank_step_time_s"] for row in rows]))
     assert phases.seconds["synchronise"] == pytest.approx(0.06 * np.mean([row["per_rank_step_time_s"] for row in rows]))
     assert breakdown([load_run(save(tmp_path / "n", example_metrics()))]) is None
+
+
+def test_labels_of_seven_configurations_stay_clear_of_one_another(tmp_path):
+    """Names of three lines: settings in which runs of one run type differ."""
+    config = {"pipeline_schedule": "interleaved_1f1b", "activation_checkpointing": "selective", "deterministic": True}
+    subject = arms(
+        tmp_path,
+        **{
+            f"arm_{n}": repeats("pipeline", 0.2, count=1, settings=config | {"stages_per_rank": n, "bucket_cap_mb": n})
+            for n in range(7)
+        },
+    )
+    names = [entry.name for entry in subject.entries]
+    assert len(set(names)) == 7 and min(map(len, names)) > 64, names
+    figures = [
+        loss_figure(subject.workloads[0]),
+        breakdown_figure([(name, Breakdown("clock", False, {"forward": 0.1, "backward": 0.2})) for name in names]),
+        repeats_figure(subject.entries, lambda entry: entry.tokens_per_s, lambda entry: "", "tokens/s"),
+    ]
+    for figure in figures:
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        labels = [axis.get_yticklabels() for axis in figure.axes] + [legend.get_texts() for legend in figure.legends]
+        for together in labels:
+            boxes = [label.get_window_extent(renderer) for label in together if label.get_text()]
+            assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)), figure
+            assert all(0 <= box.x0 < box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def test_a_target_gives_the_time_to_it(tmp_path):

@@ -5,6 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
+from support.metrics_examples import save, v20_metrics
 from support.report_cases import arms, load, repeats, table
 
 from testbed.analysis.report.cautions import cautions
@@ -56,6 +57,20 @@ def test_unequal_work_is_not_compared(tmp_path):
     assert kinds(subject) == ["not compared"]
     assert [workload.title for workload in subject.workloads] == ["global batch size 8", "global batch size 16"]
     assert "global batch size 8 / 16" in next(w.text for w in cautions(subject) if w.title == "Unequal work")
+
+
+def test_groups_whose_recorded_work_is_equal_are_not_called_unequal(tmp_path):
+    """2.0 records neither seed nor data: such a pair of groups is apart because nothing shows it to be equal."""
+    unrecorded = [v20_metrics(), v20_metrics(command_line="src/gpt2.py --run_type baseline")]
+    del unrecorded[1]["training_config"]["seq_len"]
+    for number, metrics in enumerate(unrecorded):
+        save(tmp_path / f"run_{number}", metrics)
+    subject = subject_of(load(tmp_path))
+    (said,) = [verdict.sentence for verdict in verdicts(subject) if verdict.kind == NOT_COMPARED]
+    assert said.startswith("2 groups of configurations did work that their files do not show to be equal and are")
+    save(tmp_path / "run_2", v20_metrics(training_config={"seq_len": 1024}))
+    (said,) = [each.sentence for each in verdicts(subject_of(load(tmp_path))) if each.kind == NOT_COMPARED]
+    assert "3 groups of configurations did unequal work, or work that their files do not show to be equal, and" in said
 
 
 def test_one_configuration_has_nothing_to_compare(tmp_path):

@@ -92,6 +92,15 @@ def test_v2_0_zero_loss_of_a_run_without_validation_is_not_a_loss(load):
     assert load(metrics)[0].final_validation_loss is None
 
 
+def test_v2_0_with_profile_mode_is_instrumented(load):
+    quiet, loud = load(
+        v20_metrics(command_line="src/gpt2.py --run_type optimized --checkpoint_path a--profile_mode"),
+        v20_metrics(command_line="src/gpt2.py --run_type optimized --profile_mode --max_train_steps 300"),
+    )
+    assert (quiet.instrumented, loud.instrumented) == (None, True)
+    assert speed_ups([quiet, loud])[1] == "n/a (instrumented)"
+
+
 def test_v2_0_with_the_wall_clock_breakdown_on_is_instrumented(load):
     quiet, loud = load(
         v20_metrics(), v20_metrics(deepspeed_config={"selected": {"wall_clock_breakdown": True, "fp16_enabled": True}})
@@ -162,6 +171,8 @@ def test_another_optimizer_or_schedule_is_other_work(load):
         example_metrics(training_config={**muon, "muon_learning_rate": 0.02}),
         example_metrics(training_config={"lr_schedule": "wsd", "decay_share": 0.2}),
     )
+    (log,) = load(example_metrics(training_config={"lr_schedule": "cosine", "warmup_shape": "log"}))
+    assert warnings([adamw, log])[0] == "Not equal work: lr schedule cosine / cosine, log warm-up."
     assert differing_work([older, adamw]) == []
     assert warnings([adamw, first])[0] == "Not equal work: optimizer AdamW / Muon (learning rate 0.01, momentum 0.95)."
     assert [each.field for each in differing_work([first, second])] == ["optimizer"]

@@ -44,7 +44,7 @@ NAMES_AN_ARM = (
     "mixed_precision gradient_compression skip_gradient_sync bucket_cap_mb reshard_after_forward shard_size "
     "pipeline_stages pipeline_schedule stages_per_rank tensor_parallel_size micro_batch_size_per_gpu grad_accum_steps "
     "activation_checkpointing backend deterministic compile attention matmul num_workers threads_per_rank bind_cores "
-    "async_mode optimizer lr_schedule decay_share muon_learning_rate muon_momentum eval_only"
+    "async_mode optimizer lr_schedule warmup_shape decay_share muon_learning_rate muon_momentum eval_only"
 )
 ONE_START = flags_where(lambda flag: flag.of_one_start or flag.sets is not None or not flag.field)
 

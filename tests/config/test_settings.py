@@ -185,7 +185,7 @@ def test_a_deepspeed_value_without_a_flag_is_taken_over_by_both_run_types(token_
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"scheduler": {"type": "WarmupLR"}}, "scheduler"),
+        ({"scheduler": {"type": "OneCycle"}}, "scheduler"),
         ({"optimizer": {"type": "Lamb"}}, "Lamb"),
         ({"gradient_clipping": "high"}, "gradient_clipping"),
         ({"zero_optimization": 3}, "zero_optimization"),

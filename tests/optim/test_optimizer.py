@@ -20,6 +20,7 @@ from testbed.optim.optimizer import build_optimizer, clip_gradients_, global_gra
 def schedule(**changes):
     marks = {"warmup_steps": 4, "lr_decay_steps": 14}
     values = {"lr_schedule": "cosine", "learning_rate": 1.0, "min_learning_rate": 0.1, "decay_share": None, **marks}
+    values |= {"warmup_shape": "linear"}
     return stand_in(**{**values, **changes})
 
 
@@ -31,6 +32,12 @@ def test_learning_rate_warms_up_falls_by_a_cosine_and_stays():
     assert rates[6] == pytest.approx(0.1 + 0.45 * (1 + math.cos(0.2 * math.pi))), "a straight line would be lower"
     assert rates[14:] == pytest.approx([0.1] * 6)
     assert all(later <= earlier for earlier, later in itertools.pairwise(rates[3:]))
+
+
+def test_a_log_warm_up_rises_by_the_logarithm_and_not_beyond_the_peak():
+    rates = [learning_rate_at(step, schedule(warmup_shape="log", lr_schedule="constant")) for step in range(6)]
+    assert rates == pytest.approx([0.5, math.log(3) / math.log(4), 1, 1, 1, 1])
+    assert learning_rate_at(0, schedule(warmup_shape="log", warmup_steps=1)) == 1
 
 
 def test_learning_rate_without_warmup_or_decay():

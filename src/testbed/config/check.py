@@ -99,12 +99,20 @@ def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> C
 
 
 def _resolve(asked: Asked, launch: Launch) -> CheckedRun:
-    """Fill in the settings. Each step sees the results of the steps before it."""
+    """Fill in the settings, with those of DeepSpeed's file."""
     _check_torch()
     _check_ranks(asked.values["run_type"], launch)
     deepspeed_file = _deepspeed_file(asked)
-    if deepspeed_file is not None:
-        asked = with_deepspeed_file(asked, deepspeed_file)
+    if deepspeed_file is None:
+        return _filled_in(asked, launch, None)
+    try:
+        return _filled_in(with_deepspeed_file(asked, deepspeed_file), launch, deepspeed_file)
+    except InputError as error:
+        raise InputError(f"{error}{deepspeed_file.origin_of(str(error))}") from None
+
+
+def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | None) -> CheckedRun:
+    """Fill in the settings. Each step sees the results of the steps before it."""
     values = {**asked.values, **options_of_run_type(asked.values, asked.typed)}
     values |= _values_of_older_switches(values)
     values |= _paths(values, deepspeed_file)

@@ -6,13 +6,16 @@ counts as given.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.config.deepspeed_scheduler import Decision, flags_of_scheduler
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import Asked, checked_like_a_flag
@@ -42,7 +45,6 @@ OLDER_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload
 _NUMBERS = {keys[0] for keys in FILE_KEY_OF_FLAG.values() if len(keys) == 1}
 # what the testbed decides for every run type alike, so that an optimized run does the work of its baseline
 NOT_DECIDED_HERE = {
-    "scheduler": "the schedule comes from --learning_rate, --warmup_steps and --lr_decay_steps",
     "torch_autocast": "it follows --precision",
     "pipeline": "ZeRO does not cut the model into stages",
     "data_types": "it follows --precision and --mixed_precision",
@@ -64,14 +66,22 @@ class DeepSpeedFile:
 
     path: Path
     sha256: str  # of the file's bytes; the effective configuration has a hash of its own
-    content: dict[str, Any]
+    content: dict[str, Any]  # without the scheduler, which is in `decided`
+    decided: dict[str, Decision]  # by the names of the flags
+
+    def origin_of(self, refusal: str) -> str:
+        """Return where the file says what a refusal names as a flag's value, to follow it; empty where it does not."""
+        said = [each.said for flag, each in self.decided.items() if f"--{flag} {each.value} " in refusal]
+        if not said or str(self.path) in refusal:
+            return ""
+        return f"; {' and '.join(said)} in --deepspeed_config {self.path}"
 
 
 def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     """Read and check the file, as far as possible without DeepSpeed.
 
     Raises:
-        InputError: it cannot be read, is not a JSON object, or decides what flags must decide.
+        InputError: it cannot be read, is not a JSON object, or holds what cannot be taken; names all of that.
     """
     if fault := not_a_file(path):
         raise InputError(f"--deepspeed_config {path} {fault}")
@@ -83,65 +93,76 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     if not isinstance(content, dict):
         raise InputError(f"--deepspeed_config {path} must hold one JSON object")
     check_no_secret(f"--deepspeed_config {path}", content)
-    for key, reason in NOT_DECIDED_HERE.items():
-        if content.get(key) not in (None, AUTO):
-            raise InputError(f"--deepspeed_config {path} has a {key!r} section, but {reason}; remove the section")
     content = {key: value for key, value in content.items() if value not in (None, AUTO) or key in _NUMBERS}
-    for section in ("optimizer", "zero_optimization", "fp16", "bf16"):
-        if not isinstance(content.get(section, {}), dict):
-            raise InputError(f"--deepspeed_config {path}: {section} must be a JSON object")
-    for section in ("fp16", "bf16"):
-        if content.get(section, {}).get("enabled", AUTO) not in (True, False, AUTO):
-            raise InputError(f'--deepspeed_config {path}: {section}.enabled must be true, false or "auto"')
-    for key in QUANTIZING:
-        if content.get("zero_optimization", {}).get(key) not in (None, AUTO, False):
-            raise InputError(
-                f"--deepspeed_config {path}: zero_optimization.{key} rounds what it sends, so the run would compute "
-                "something else than its baseline; remove it"
-            )
-    optimizer_type = content.get("optimizer", {}).get("type", AUTO)
-    if optimizer_type not in ("AdamW", AUTO):
-        raise InputError(
-            f"--deepspeed_config {path} names the optimizer {optimizer_type!r}, but every run type trains with the "
-            "same AdamW or Muon, so that runs stay comparable; remove the type or name AdamW, and give --optimizer"
-        )
-    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), content)
-
-
-def values_of(file: DeepSpeedFile) -> dict[str, Any]:
-    """Return the file's decisions by the names of the flags.
-
-    Raises:
-        InputError: a value has the wrong type.
-    """
-    decided = {}
+    scheduler = content.pop("scheduler", None)
+    faults = list(_faults(content))
+    decided: dict[str, Decision] = {}
     for flag, keys in FILE_KEY_OF_FLAG.items():
-        value = _look_up(file, keys)
-        if value is not None:
-            place = f"--deepspeed_config {file.path}: {'.'.join(keys)}"
-            decided[flag] = checked_like_a_flag(FLAGS[flag], _as_typed(flag, value, place), place)
-    offload = _offload_of(file)
-    if offload is not None:
-        decided["offload"] = offload
-    betas = _look_up(file, ("optimizer", "params", "betas"))
-    if betas is not None:
-        if not isinstance(betas, list) or len(betas) != 2:
-            raise InputError(f"--deepspeed_config {file.path}: optimizer.params.betas must be a list of two numbers")
-        for flag, value in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
-            if value != AUTO:
-                place = f"--deepspeed_config {file.path}: optimizer.params.betas"
-                decided[flag] = checked_like_a_flag(FLAGS[flag], value, place)
-    enabled = [name for name in ("fp16", "bf16") if _look_up(file, (name, "enabled")) is True]
-    if len(enabled) == 2:
-        raise InputError(f"--deepspeed_config {file.path} enables both fp16 and bf16; choose one")
-    if enabled:
-        decided["precision"] = enabled[0]
-    return decided
+        with _noting(faults):
+            decided |= _value_of(content, flag, keys)
+    for decide in (_offload_of, _betas_of, _precision_of):
+        with _noting(faults):
+            decided |= decide(content)
+    if scheduler is not None:
+        schedule, inexpressible = flags_of_scheduler(scheduler, decided.get("learning_rate"))
+        decided |= schedule
+        faults += inexpressible
+    _refuse(path, list(dict.fromkeys(faults)))
+    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), content, decided)
+
+
+def _refuse(path: Path, faults: Sequence[str]) -> None:
+    if len(faults) == 1:
+        raise InputError(f"--deepspeed_config {path}: {faults[0]}")
+    if faults:
+        numbered = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, start=1))
+        raise InputError(f"--deepspeed_config {path} holds {len(faults)} things that cannot be taken: {numbered}")
+
+
+@contextlib.contextmanager
+def _noting(faults: list[str]) -> Iterator[None]:
+    """Add what is refused inside to `faults`: a user should meet all of it at once."""
+    try:
+        yield
+    except InputError as error:
+        faults.append(str(error))
+
+
+def _faults(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each section that flags decide, and each value that would be another computation."""
+    for key, reason in NOT_DECIDED_HERE.items():
+        if key in content:
+            yield f"the section {key!r} cannot be taken: {reason}; remove it"
+    for name in ("fp16", "bf16"):
+        section = content.get(name)
+        if isinstance(section, dict) and section.get("enabled", AUTO) not in (True, False, AUTO):
+            yield f'{name}.enabled must be true, false or "auto"'
+    zero = content.get("zero_optimization")
+    for key in QUANTIZING:
+        if isinstance(zero, dict) and zero.get(key) not in (None, AUTO, False):
+            yield (
+                f"zero_optimization.{key} rounds what it sends, so the run would compute something else than its "
+                "baseline; remove it"
+            )
+
+
+def _value_of(content: Mapping[str, Any], flag: str, keys: tuple[str, ...]) -> dict[str, Decision]:
+    """Return what one key decides; nothing where it is left to the flag. InputError: the value has the wrong type."""
+    value, place = _look_up(content, keys), ".".join(keys)
+    if value is None:
+        return {}
+    typed = checked_like_a_flag(FLAGS[flag], _as_typed(flag, value, place), place)
+    return {flag: Decision(typed, f"{place} = {json.dumps(value)}")}
 
 
 def _as_typed(flag: str, value: Any, place: str) -> Any:
     """Return a JSON value as the text of its flag."""
     if flag == "optimizer":
+        if value != "AdamW":
+            raise InputError(
+                f"{place} = {value!r}, but every run type trains with the same AdamW or Muon, so that runs stay "
+                "comparable; remove the type or name AdamW, and give --optimizer"
+            )
         return value.lower()
     if flag == "overlap_comm":
         if not isinstance(value, bool):
@@ -151,42 +172,63 @@ def _as_typed(flag: str, value: Any, place: str) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _offload_of(file: DeepSpeedFile) -> str | None:
-    """Return the value of --offload that the file's sections mean; None if they decide nothing."""
+def _betas_of(content: Mapping[str, Any]) -> dict[str, Decision]:
+    place = "optimizer.params.betas"
+    betas = _look_up(content, tuple(place.split(".")))
+    if betas is None:
+        return {}
+    if not isinstance(betas, list) or len(betas) != 2:
+        raise InputError(f"{place} must be a list of two numbers")
+    return {
+        flag: Decision(checked_like_a_flag(FLAGS[flag], value, place), f"{place} = {json.dumps(betas)}")
+        for flag, value in zip(("adam_beta1", "adam_beta2"), betas, strict=True)
+        if value != AUTO
+    }
+
+
+def _precision_of(content: Mapping[str, Any]) -> dict[str, Decision]:
+    enabled = [name for name in ("fp16", "bf16") if _look_up(content, (name, "enabled")) is True]
+    if len(enabled) == 2:
+        raise InputError("it enables both fp16 and bf16; choose one")
+    return {"precision": Decision(enabled[0], f"{enabled[0]}.enabled = true")} if enabled else {}
+
+
+def _offload_of(content: Mapping[str, Any]) -> dict[str, Decision]:
+    """Return the --offload that the file's sections mean; nothing if they decide nothing."""
     on_cpu: set[str] = set()
     off: set[str] = set()
     for old, section in OLDER_NAMES.items():
-        if _look_up(file, ("zero_optimization", old)) is not None:
+        if _look_up(content, ("zero_optimization", old)) is not None:
             raise InputError(
-                f"--deepspeed_config {file.path}: zero_optimization.{old} is an older name; write "
-                f'"{section}": {{"device": "cpu"}} instead, or leave it out and give --offload'
+                f'zero_optimization.{old} is an older name; write "{section}": {{"device": "cpu"}} instead, or leave '
+                "it out and give --offload"
             )
     for section in OFFLOADED["parameters"]:
         key = f"zero_optimization.{section}.device"
-        device = _look_up(file, tuple(key.split(".")))
+        device = _look_up(content, tuple(key.split(".")))
         if device == "nvme":
             raise InputError(
-                f"--deepspeed_config {file.path}: {key} = nvme, but the testbed offloads to host memory only; write "
-                '"cpu", or "auto" and give --offload'
+                f'{key} = nvme, but the testbed offloads to host memory only; write "cpu", or "auto" and give --offload'
             )
         if device not in ("cpu", "none", None):
-            raise InputError(f'--deepspeed_config {file.path}: {key} must be "cpu", "none" or "auto", not {device!r}')
+            raise InputError(f'{key} must be "cpu", "none" or "auto", not {device!r}')
         {"cpu": on_cpu, "none": off}.get(device, set()).add(section)
     if "offload_param" in on_cpu and "offload_optimizer" in off:
         raise InputError(
-            f"--deepspeed_config {file.path} offloads the weights (offload_param) but not the optimizer state "
-            '(offload_optimizer.device = "none"); --offload parameters moves both: write "cpu" or "auto" there'
+            "it offloads the weights (offload_param) but not the optimizer state (offload_optimizer.device = "
+            '"none"); --offload parameters moves both: write "cpu" or "auto" there'
         )
-    if "offload_param" in on_cpu:
-        return "parameters"
-    return "optimizer" if on_cpu else None
+    if not on_cpu:
+        return {}
+    value = "parameters" if "offload_param" in on_cpu else "optimizer"
+    return {"offload": Decision(value, f"zero_optimization.{OFFLOADED[value][-1]}.device = cpu")}
 
 
-def _look_up(file: DeepSpeedFile, keys: tuple[str, ...]) -> Any:
-    value: Any = file.content
+def _look_up(content: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    value: Any = content
     for depth, key in enumerate(keys):
-        if not isinstance(value, dict):
-            raise InputError(f"--deepspeed_config {file.path}: {'.'.join(keys[:depth])} must be a JSON object")
+        if not isinstance(value, Mapping):
+            raise InputError(f"{'.'.join(keys[:depth])} must be a JSON object")
         value = value.get(key)
         if value is None or value == AUTO:
             return None
@@ -200,27 +242,17 @@ def with_deepspeed_file(asked: Asked, file: DeepSpeedFile) -> Asked:
         InputError: the file and a flag disagree; names both.
     """
     for precision in ("fp16", "bf16"):
-        if asked.values["precision"] == precision and _look_up(file, (precision, "enabled")) is False:
+        if asked.values["precision"] == precision and _look_up(file.content, (precision, "enabled")) is False:
             raise InputError(
                 f"--precision {precision} contradicts {precision}.enabled = false in --deepspeed_config {file.path}; "
                 'change one of them, or write "auto" in the file'
             )
-    decided = values_of(file)
-    for flag, value in decided.items():
+    for flag, decision in file.decided.items():
         given = asked.values[flag]
-        if flag in asked.explicit and given != value and not (flag == "precision" and given == AUTO):
+        if flag in asked.explicit and given != decision.value and not (flag == "precision" and given == AUTO):
             raise InputError(
-                f"--{flag} {given} contradicts {_said_in_file(file, flag, value)} in --deepspeed_config "
+                f"--{flag} {given} contradicts {decision.said} in --deepspeed_config "
                 f'{file.path}; change one of them, or write "auto" in the file'
             )
+    decided = {flag: decision.value for flag, decision in file.decided.items()}
     return dataclasses.replace(asked.having(decided), from_deepspeed=frozenset(decided))
-
-
-def _said_in_file(file: DeepSpeedFile, flag: str, value: Any) -> str:
-    """Return the file's key and value for a flag."""
-    if flag == "precision":
-        return f"{value}.enabled = true"
-    if flag == "offload":
-        return f"zero_optimization.{OFFLOADED[value][-1]}.device = cpu"
-    keys = FILE_KEY_OF_FLAG.get(flag, ("optimizer", "params", "betas"))
-    return f"{'.'.join(keys)} = {json.dumps(_look_up(file, keys))}"

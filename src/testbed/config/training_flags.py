@@ -177,8 +177,12 @@ class Optimizer:
         "learning rate at the end of the schedule (default: a tenth of --learning_rate; 0 with wsd)",
         WORK, type=not_negative_number, metavar="LR", filled=Filled.DERIVED, needs=("lr_schedule", ("cosine", "wsd")), in_config="min_lr")
     warmup_steps: int = flag(
-        "steps of linear warm-up (default: a tenth of all, at most 2000)",
+        "steps of warm-up (default: a tenth of all, at most 2000)",
         WORK, type=not_negative, metavar="STEPS", filled=Filled.DERIVED, in_config="warmup_steps")
+    warmup_shape: str = flag(
+        "rise of the learning rate: linear, or log as in DeepSpeed's warm-up (default: %(default)s)",
+        WORK, choices=["linear", "log"], default="linear", before="linear", in_config="warmup_shape", compared_as="lr_schedule",
+        names_arm=True)
     lr_decay_steps: int = flag(
         "step at which the decay ends (default: the last)",
         WORK, type=positive, metavar="STEPS", filled=Filled.DERIVED, needs=("lr_schedule", ("cosine", "wsd")), in_config="lr_decay_steps")

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 def learning_rate_at(step: int, settings: RunSettings) -> float:
     """Return the learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up, then as --lr_schedule says; the minimum from lr_decay_steps on.
+    Warm-up, then as --lr_schedule says; the minimum from lr_decay_steps on.
 
-    The first step already moves (rate / warm-up steps), the last warm-up step has the full rate, the last step of the
-    schedule is still above the minimum.
+    The first step already moves (linear: rate / warm-up steps), the last warm-up step has the full rate, the last step
+    of the schedule is still above the minimum. The log of the step is DeepSpeed's (WarmupLR), which has the full rate
+    one step earlier.
     """
     optimizer = settings.optimizer
     if step < optimizer.warmup_steps:
+        if optimizer.warmup_shape == "log":
+            share = math.log(step + 2) / math.log(max(2, optimizer.warmup_steps))
+            return optimizer.learning_rate * min(1.0, share)
         return optimizer.learning_rate * (step + 1) / optimizer.warmup_steps
     if optimizer.lr_schedule == "constant":
         return optimizer.learning_rate

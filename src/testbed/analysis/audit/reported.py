@@ -123,6 +123,8 @@ def _instruments(run: Run) -> list[str]:
         found.append("DeepSpeed's wall_clock_breakdown synchronises after each part of the step")
     if (run.record.get("settings") or {}).get("skip_gradient_sync"):
         found.append("gradients were not synchronised (--skip_gradient_sync)")
+    if re.search(r"--profile_mode\b", run.record.get("command_line") or "") and run.version != "2.2":
+        found.append("ranges for a profiler were marked (--profile_mode in the command)")
     if run.instrumented and not found:
         which = f" ({', '.join(run.instruments)})" if run.instruments else ""
         found.append(f"the file marks the run as instrumented{which}")

@@ -22,11 +22,13 @@ from testbed.analysis.charts.style import (
     colour_of,
     figure_with_footer,
     not_shown,
+    row_inches,
     rows_on,
     save_png,
     wrapped,
 )
 from testbed.analysis.document.words import counted, digits, rate
+from testbed.analysis.runs.comparability import marks_of
 from testbed.analysis.runs.load import Run, load_run
 from testbed.errors import InputError
 
@@ -153,12 +155,12 @@ def runs_figure(
     shown = [run for run in runs if getattr(run, quantity.value)]
     if not shown:
         return None
-    bars = []
+    marks, bars = marks_of(runs), []
     for run in shown:
         dots = getattr(run, quantity.dots) if quantity.dots else ()
         hatch = "///" if run.instrumented or run.status != "complete" else None
         bar = Bar(
-            run.full_label, [getattr(run, quantity.value)], colour_of(runs, run), after(run), hatch,
+            marks[run] + run.full_label, [getattr(run, quantity.value)], colour_of(runs, run), after(run), hatch,
             dots if len(dots) > 1 else (),
         )  # fmt: skip
         bars.append((getattr(run, quantity.meaning), bar))
@@ -175,7 +177,8 @@ def _figure(
     for meaning, bar in bars:
         panels.setdefault(meaning, []).append(bar)
     notes = [*notes, *["Panels measure different things and do not compare."] * (len(panels) > 1)]
-    heights = [0.35 + 0.58 * len(panel) for panel in panels.values()]
+    labels = {meaning: [wrapped(bar.label, LABEL_CHARACTERS) for bar in panel] for meaning, panel in panels.items()}
+    heights = [0.35 + row_inches(rows, 0.58) * len(rows) for rows in labels.values()]
     with rc_context(STYLE):
         figure, axes = figure_with_footer(runs, title or quantity.title, heights, notes, are_single=are_single)
         for axis, (meaning, panel) in zip(axes, panels.items(), strict=True):
@@ -185,7 +188,7 @@ def _figure(
             draw_bars(axis, shown)
             room = max(0.2, 0.015 * max(len(bar.text) for bar in shown))  # for the text after the longest bar
             axis.set_xlim(right=axis.get_xlim()[1] * (1 + room))
-            rows_on(axis, [wrapped(bar.label, LABEL_CHARACTERS) for bar in panel])
+            rows_on(axis, labels[meaning])
             axis.set_title(meaning, fontsize=9, color="#555555", loc="left")
             axis.set_xlabel(quantity.axis.format(unit=unit))
     return figure
@@ -234,8 +237,10 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         raise InputError(f"these runs do not measure {quantity} alike: {'; '.join(meanings)}")
     notes = [MEANING_OF_MARKS]
     notes += [f"Left out, not finished, instrumented or not recorded: {'; '.join(left_out)}."] if left_out else []
-    named = [("".join(meanings), bar) for bar in bars]
     examples = [runs[0] for runs in measured if runs]
+    marks = marks_of(examples)
+    labels = [(marks[runs[0]] if runs else "") + bar.label for bar, runs in zip(bars, measured, strict=True)]
+    named = [("".join(meanings), replace(bar, label=label)) for bar, label in zip(bars, labels, strict=True)]
     figure = _figure(examples, QUANTITIES[quantity], named, notes, are_single=False)
     if path is not None:
         save_png(figure, Path(path))

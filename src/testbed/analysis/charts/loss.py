@@ -23,6 +23,7 @@ from testbed.analysis.charts.style import (
     not_shown,
     wrapped,
 )
+from testbed.analysis.runs.comparability import marks_of
 from testbed.analysis.runs.load import Point, Run
 
 LEGEND_CHARACTERS, LEGEND_COLUMNS = 52, 2
@@ -66,11 +67,13 @@ def _loss_figure(runs: Sequence[Run], by_time: bool) -> Figure | None:
         return None
     # The sum of step times leaves out what the wall clock of a whole run has: validation, saving, logging.
     has_wall_time = by_time and any(_wall_times(run) for run in shown)
-    curves = []
+    marks, curves = marks_of(runs), []
     for order, run in enumerate(shown):
         index = runs.index(run)
         look = index + index // len(COLOURS)  # the ninth run has the first one's colour, and nothing else of it
-        curves.append(Curve(run, wrapped(run.full_label, LEGEND_CHARACTERS), colour_of(runs, run), look, order))
+        curves.append(
+            Curve(run, wrapped(marks[run] + run.full_label, LEGEND_CHARACTERS), colour_of(runs, run), look, order)
+        )
     lines_per_row = max(curve.label.count("\n") + 1 for curve in curves)
     legend_inches = 0.14 + 0.165 * lines_per_row * math.ceil(len(shown) / LEGEND_COLUMNS)
     title = f"Loss against {'time' if by_time else 'optimizer steps'}"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from testbed.analysis.runs.comparability import note_on_cores, warnings
+from testbed.analysis.runs.comparability import marks_of, note_on_cores, warnings
 from testbed.analysis.runs.load import Run
 from testbed.errors import printable
 from testbed.io import replacing
@@ -40,6 +40,7 @@ _STRATEGIES = (*COLOURS, "#222222", "#999999")  # from the eleventh on a hatch t
 WIDTH_INCHES = 10.0
 DPI = 150
 LABEL_CHARACTERS = 34
+LABEL_LINE_INCHES = 0.16  # of a label of `rows_on`
 FOOTER_POINTS = 8.5
 FOOTER_MARGIN = 0.012  # of the width, on each side
 FOOTER_LINE_INCHES = 0.175
@@ -121,6 +122,11 @@ def wrapped(label: str, width: int) -> str:
     return "\n".join(textwrap.fill(part.replace("\u00a0", " "), width) for part in parts)
 
 
+def row_inches(labels: Sequence[str], least: float) -> float:
+    """Return the height of a row in which each of these labels, as `wrapped` breaks it, stays clear of the next."""
+    return max(least, LABEL_LINE_INCHES * (max(label.count("\n") for label in labels) + 1) + 0.06)
+
+
 def rows_on(axis: Axes, labels: Sequence[str]) -> None:
     """Name the rows 0, 1, ... of a horizontal chart, the first one on top."""
     axis.set_yticks(range(len(labels)), [printable(label, kept="\n") for label in labels], fontsize=9)
@@ -142,5 +148,5 @@ def strategy_hatch(look: int) -> str | None:
 
 
 def not_shown(runs: Sequence[Run], shown: Sequence[Run]) -> list[str]:
-    missing = [run.full_label for run in runs if run not in shown]
+    missing = [mark + run.full_label for run, mark in marks_of(runs).items() if run not in shown]
     return [f"Not shown (not in the file): {'; '.join(missing)}."] if missing else []

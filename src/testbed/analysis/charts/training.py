@@ -22,6 +22,7 @@ from testbed.analysis.charts.style import (
     STYLE,
     figure_with_footer,
     not_shown,
+    row_inches,
     rows_on,
     save_png,
     wrapped,
@@ -29,7 +30,7 @@ from testbed.analysis.charts.style import (
 from testbed.analysis.document.model import Cell, Table
 from testbed.analysis.document.terminal import table_lines
 from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
-from testbed.analysis.runs.comparability import cores_of, note_on_cores, speed_ups
+from testbed.analysis.runs.comparability import cores_of, marks_of, note_on_cores, speed_ups
 from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
 
@@ -111,8 +112,12 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
     unit, per_second = ("s", 1) if max(medians_s) >= 10 else ("ms", 1e3)
     meaning = "A dot is one optimizer step on its slowest rank; warm-up steps are left out of dots, median and p95."
     notes = [meaning, *not_shown(runs, [run for _, run in shown])]
+    marks = marks_of(runs)
+    labels = [wrapped(marks[run] + run.full_label, LABEL_CHARACTERS) for _, run in shown]
     with rc_context(STYLE):
-        figure, (axis,) = figure_with_footer(runs, "Step time distribution", [0.85 * len(shown)], notes)
+        figure, (axis,) = figure_with_footer(
+            runs, "Step time distribution", [row_inches(labels, 0.85) * len(shown)], notes
+        )
         for row, (index, run) in enumerate(shown):
             times, colour = run.step_times_s * per_second, COLOURS[index % len(COLOURS)]
             assert run.step_time_median_s is not None and run.step_time_p95_s is not None
@@ -129,7 +134,7 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
                 text, (0, row - 0.34), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
                 va="bottom", fontsize=8.5, color="#333333",
             )  # fmt: skip
-        rows_on(axis, [wrapped(run.full_label, LABEL_CHARACTERS) for _, run in shown])
+        rows_on(axis, labels)
         axis.set_ylim(len(shown) - 0.6, -0.75)
         if use_log:
             axis.set_xscale("log", subs=(2, 5))

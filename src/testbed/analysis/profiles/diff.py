@@ -6,10 +6,11 @@ neither is used. Each profile is one instrumented run: a difference is what thes
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE
+from testbed.analysis.profiles.summary import PER_STEP, PROFILES, SUMMARY_FILE, is_of_a_step, outermost_ranges
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -24,7 +25,8 @@ COMPARED = {
 }
 _SHOULD_AGREE = (
     *("world_size", "ranks_in_profile", "gpu", "seq_length", "micro_batch_size_per_gpu", "grad_accum_steps"),
-    *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "git_commit"),
+    *("global_batch_size", "model_size", "precision", "torch", "cuda", "deepspeed", "deepspeed_config_sha256"),
+    *("git_commit", "hosts", "cpu", "instance_type"),
 )
 _NEEDED = ("num_optimizer_steps", "ranks_in_profile", "phases", "sources", "warnings", "run_dir", "run_id")
 _NEEDED_OF_NCCL = ("instances", "percent_of_kernel_time")
@@ -72,6 +74,7 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         },
         "notes": _notes(a, b),
         "phases": _phases(a["phases"], b["phases"]),
+        "shares": _shares(a["tables"], b["tables"]),
         "nccl": _nccl(a["nccl"], b["nccl"]),
         "nccl_percent_of_kernel_time": [a["nccl"]["percent_of_kernel_time"], b["nccl"]["percent_of_kernel_time"]],
         "tables": {report: _rows(report, a["tables"][report], b["tables"][report]) for report in shared},
@@ -85,7 +88,7 @@ def _notes(a: dict, b: dict) -> list[str]:
         found.append(f"Unequal length: {steps[0]:,} and {steps[1]:,} optimizer steps; everything is per step.")
     for name in _SHOULD_AGREE:
         if a.get(name) != b.get(name):
-            values = ["unknown" if summary.get(name) is None else summary[name] for summary in (a, b)]
+            values = [_in_words(summary.get(name)) for summary in (a, b)]
             found.append(f"NOT THE SAME: {name.replace('_', ' ')} {values[0]} and {values[1]}.")
     if a["sources"] != b["sources"]:
         found.append(f"NOT THE SAME: made from {', '.join(a['sources'])} and {', '.join(b['sources'])}.")
@@ -99,11 +102,43 @@ def _notes(a: dict, b: dict) -> list[str]:
     return found
 
 
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:8]  # eight digits tell two files apart
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _phases(a: dict | None, b: dict | None) -> list[dict]:
     if not a or not b or a["source"] != b["source"]:
         return []
     values = [{part["name"]: part["ns"] for part in phases["parts"]} for phases in (a, b)]
     return [{"name": name, "ns": [side.get(name) for side in values]} for name in values[0] | values[1]]
+
+
+def _shares(a: dict, b: dict) -> dict[str, Any]:
+    """Return what share each range of a step has of the outermost ranges that both profiles mark, nested ones included.
+
+    A share of all ranges of a profile would fall wherever more ranges are marked, with nothing done differently.
+    """
+    if "nvtx_sum" not in a or "nvtx_sum" not in b:
+        return {"of": [], "rows": []}
+    sides = [_by_name(table["nvtx_sum"]) for table in (a, b)]
+    shared = sides[0].keys() & sides[1].keys()
+    outermost = outermost_ranges(shared)
+    wholes = [sum(side[name]["total_ns"] for name in outermost) for side in sides]
+    if not all(wholes):
+        return {"of": [], "rows": []}
+    parts = [name for name in shared if is_of_a_step(name) and outermost != {name}]
+    rows = [
+        {
+            "name": name,
+            "percent": [100 * side[name]["total_ns"] / whole for side, whole in zip(sides, wholes, strict=True)],
+        }
+        for name in parts
+    ]
+    return {"of": sorted(outermost), "rows": sorted(rows, key=lambda row: -max(row["percent"]))}
 
 
 def _nccl(a: dict, b: dict) -> list[dict]:
@@ -120,15 +155,7 @@ def _rows(report: str, a: dict, b: dict) -> list[dict]:
     A kernel or call that a profile lacks took no time there. A range that it lacks was not marked there, which says
     nothing about time: None.
     """
-    sides = []
-    for table in (a, b):
-        side: dict[str, dict] = {}
-        for row in table["rows"]:
-            name = row["name"] if len(row["name"]) <= _CUT_AT else row["name"][:_CUT_AT] + "…"
-            known = side.setdefault(name, {"total_ns": 0.0, "count": 0.0})
-            for key in known:
-                known[key] += row[PER_STEP][key]
-        sides.append(side)
+    sides = [_by_name(table) for table in (a, b)]
     absent = None if report == "nvtx_sum" else 0.0
     found = [
         {
@@ -139,3 +166,14 @@ def _rows(report: str, a: dict, b: dict) -> list[dict]:
         for name in sides[0] | sides[1]
     ]
     return sorted(found, key=lambda row: (None in row["ns"], -abs((row["ns"][1] or 0) - (row["ns"][0] or 0))))
+
+
+def _by_name(table: dict) -> dict[str, dict[str, float]]:
+    """Return nanoseconds and count per rank and step by name, cut as nsys cuts it."""
+    found: dict[str, dict[str, float]] = {}
+    for row in table["rows"]:
+        name = row["name"] if len(row["name"]) <= _CUT_AT else row["name"][:_CUT_AT] + "…"
+        known = found.setdefault(name, {"total_ns": 0.0, "count": 0.0})
+        for key in known:
+            known[key] += row[PER_STEP][key]
+    return found

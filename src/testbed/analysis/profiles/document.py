@@ -54,7 +54,10 @@ def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
             blocks.append(_table(["", "ms", "count"], rows, title))
     share = summary["likely_bottleneck"].get("allreduce_gradients_percent_of_outermost_ranges")
     if share is not None:
-        blocks.append(f"allreduce_gradients takes {share:.1f} % of the outermost training ranges")
+        blocks.append(
+            f"allreduce_gradients takes {share:.1f} % of the outermost training ranges that are marked here; "
+            "diff_profiles.py gives two profiles' shares of the same ranges"
+        )
     return terminal.text(
         Document(sections=[Section(blocks=blocks)], notes=[[f"Note: {text}" for text in summary["warnings"]]])
     )
@@ -72,7 +75,16 @@ def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
     blocks: list[Block] = [(*sides, *(Statement("Note: ", note) for note in changes["notes"]))]
     if changes["phases"]:
         rows = [[row["name"], *map(_milliseconds, row["ns"]), _change(row["ns"], 1e-6)] for row in changes["phases"]]
-        blocks.append(_table(["", "A", "B", "B - A"], rows, "An optimizer step on one rank, exclusive, ms"))
+        only = [row["name"] for row in changes["phases"] if None in row["ns"]]
+        note = f"{', '.join(only)}: in one profile only, and there no part of the range around it" if only else ""
+        blocks.append(_table(["", "A", "B", "B - A"], rows, "An optimizer step on one rank, exclusive, ms", note))
+    if shares := changes["shares"]["rows"]:
+        rows = [
+            [row["name"], *(Number(each, ".1f") for each in row["percent"]), _change(row["percent"], form="+,.1f")]
+            for row in shares[:num_rows]
+        ]
+        title = f"Share of {' + '.join(changes['shares']['of'])}, which both mark, %"
+        blocks.append(_table(["", "A", "B", "B - A"], rows, title, "Nested ranges: shares do not add up"))
     if changes["nccl"]:
         rows = [
             [f"{row['kind']}  {row['name']}", *map(_count, row[PER_STEP]), _change(row[PER_STEP], form="+,.2f")]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.analysis.runs.attributed import attribution_of
 from testbed.errors import InputError
 from testbed.io import holding_together, read_json
 from testbed.metrics.file import metrics_version, read_metrics
@@ -30,6 +31,9 @@ _FIELDS = {
     "precision": ("training_config", "precision"),
     "model_size": ("training_config", "model_size"),
     "global_batch_size": ("training_config", "global_batch_size"),
+    "cpu": ("hardware", "cpu_name"),
+    "instance_type": ("hardware", "instance_type"),
+    "deepspeed_config_sha256": ("deepspeed_config", "sha256"),
 }
 
 
@@ -66,7 +70,7 @@ class Facts:
     @property
     def attributed_steps(self) -> list[dict]:
         """Return the attributed steps of all ranks, one row each; empty where no step was."""
-        found = self.metrics.get("attribution") or {"per_rank": []}
+        found = attribution_of(self.metrics) or {"per_rank": []}
         return [row for rank in found["per_rank"] for row in rank["steps"]]
 
     @property

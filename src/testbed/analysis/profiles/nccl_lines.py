@@ -1,8 +1,8 @@
 """Read the lines of NCCL's INFO log that say how ranks are connected, as NCCL 2.18 to 2.27 write them.
 
-One process writes one file (NCCL_DEBUG_FILE with %h and %p). Not every line names its communicator: what is said
-between "Init START" and "Init COMPLETE" on a thread belongs to that communicator, what is said later to the process's
-only one, and else to none that can be named.
+One process writes one file (NCCL_DEBUG_FILE with %h and %p); what a job printed holds several processes. Not every
+line names its communicator: what is said between "Init START" and "Init COMPLETE" on a thread belongs to that
+communicator, what is said later to the process's only one, and else to none that can be named.
 """
 
 from __future__ import annotations
@@ -86,48 +86,54 @@ class Member:
     has_nvls_tree: bool = False
 
 
+Process = tuple[str, str]  # host and process id
+
+
 @dataclass
-class ProcessLog:
-    """All that one file says."""
+class LogFile:
+    """All that one file says. Facts stand with the process that states them; None: the line does not name it."""
 
     path: Path
-    versions: set[str] = field(default_factory=set)
-    networks: set[str] = field(default_factory=set)
-    nvls: set[bool] = field(default_factory=set)  # whether the hardware was said to have multicast
-    environment: dict[str, str] = field(default_factory=dict)
+    processes: set[Process] = field(default_factory=set)
+    versions: set[tuple[str, Process | None]] = field(default_factory=set)
+    networks: set[tuple[str, Process | None]] = field(default_factory=set)
+    nvls: set[tuple[str, Process | None]] = field(default_factory=set)  # whether the hardware has multicast
+    environment: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     warnings: list[str] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
     num_lines: int = 0
 
 
-def read_log(path: Path) -> ProcessLog:
-    """Read one process's file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
+def read_log(path: Path) -> LogFile:
+    """Read one file. A line that is cut off or not NCCL's is passed over. OSError where it cannot be read."""
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as lines:
         return parse_lines(lines, path)
 
 
-def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
+def parse_lines(lines: Iterable[str], path: Path) -> LogFile:
     """Read lines as `read_log` does."""
-    log = ProcessLog(path)
-    by_handle: dict[tuple[str, str], Member] = {}
-    begun: dict[tuple[str, str], Member] = {}  # by process and thread: the communicator that is being set up there
-    nameless: dict[str, Member] = {}
-    waiting: dict[str, list[tuple[Member, str]]] = defaultdict(list)
+    log = LogFile(path)
+    by_handle: dict[tuple[Process, str], Member] = {}
+    begun: dict[tuple[Process, str], Member] = {}  # by process and thread: the communicator that is being set up there
+    nameless: dict[Process, Member] = {}
+    waiting: dict[Process, list[tuple[Member, str]]] = defaultdict(list)
     for line in lines:
-        if found := _VERSION.search(line):
-            log.versions.add(found[1])
-        if not (found := _LINE.search(line)):
+        found = _LINE.search(line)
+        if version := _VERSION.search(line):
+            log.versions.add((version[1], (found["host"], found["process"]) if found else None))
+        if not found:
             continue
         log.num_lines += 1
-        process, thread, text = found["process"], found["thread"], found["text"].strip()
+        process, thread, text = (found["host"], found["process"]), found["thread"], found["text"].strip()
+        log.processes.add(process)
         if found["level"] == "WARN":
             log.warnings.append(text)
-        _read_process(log, text)
+        _read_process(log, process, text)
         if init := _INIT.search(text):
             # an address may be given to another communicator once the first is gone
             key = (process, init["handle"])
             if key not in by_handle or (init["event"] == "START" and by_handle[key].is_complete):
-                by_handle[key] = Member(found["host"], int(process), int(init["rank"]), int(init["size"]), init["id"])
+                by_handle[key] = Member(*_place(process), int(init["rank"]), int(init["size"]), init["id"])
                 log.members.append(by_handle[key])
             if init["event"] == "START":
                 begun[process, thread] = by_handle[key]
@@ -137,10 +143,10 @@ def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
         elif (process, thread) in begun:
             _read_member(begun[process, thread], text)
         else:
-            nameless.setdefault(process, Member(found["host"], int(process)))
+            nameless.setdefault(process, Member(*_place(process)))
             waiting[process].append((nameless[process], text))
     for process, said in waiting.items():
-        own = [member for member in log.members if member.process == int(process)]
+        own = [member for member in log.members if (member.host, member.process) == _place(process)]
         for member, text in said:
             _read_member(own[0] if len(own) == 1 else member, text)
         rest = nameless[process]
@@ -149,13 +155,17 @@ def parse_lines(lines: Iterable[str], path: Path) -> ProcessLog:
     return log
 
 
-def _read_process(log: ProcessLog, text: str) -> None:
+def _place(process: Process) -> tuple[str, int]:
+    return process[0], int(process[1])
+
+
+def _read_process(log: LogFile, process: Process, text: str) -> None:
     if found := _NETWORK.search(text):
-        log.networks.add(found[1].strip())
+        log.networks.add((found[1].strip(), process))
     elif found := _NVLS.search(text):
-        log.nvls.add(found[1] is None)
+        log.nvls.add(("not available" if found[1] else "available", process))
     elif found := _ENVIRONMENT.search(text):
-        log.environment[found[1]] = found[2]
+        log.environment[found[1]].add(found[2])
 
 
 def _read_member(member: Member, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.document.words import counted, ranges
-from testbed.analysis.profiles.nccl_lines import Choice, Connection, Member, ProcessLog, read_log
+from testbed.analysis.profiles.nccl_lines import Choice, Connection, LogFile, Member, Process, read_log
 from testbed.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -57,7 +57,7 @@ def summarise(place: Path) -> dict[str, Any]:
     return summary_of([read_log(path) for path in find_logs(place)])
 
 
-def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
+def summary_of(logs: Sequence[LogFile]) -> dict[str, Any]:
     """Return the facts of all processes of one start, as JSON.
 
     Raises:
@@ -69,36 +69,44 @@ def summary_of(logs: Sequence[ProcessLog]) -> dict[str, Any]:
     for log in logs:
         for member in log.members:
             is_named = member.rank is not None
-            key = (member.comm_id, member.size) if is_named else (str(log.path), member.process, None)
+            key = (member.comm_id, member.size) if is_named else (str(log.path), member.host, member.process)
             groups.setdefault(key, []).append(member)
     return {
         "schema_version": SCHEMA_VERSION,
-        "num_processes": len(logs),
+        "num_processes": sum(map(_num_processes, logs)),
         "version": _said_by(logs, lambda log: log.versions),
         "network": _said_by(logs, lambda log: log.networks),
-        "nvls_multicast": _said_by(logs, lambda log: {"available" if one else "not available" for one in log.nvls}),
+        "nvls_multicast": _said_by(logs, lambda log: log.nvls),
         "environment": _environment(logs),
         "warnings": [{"file": log.path.name, "text": text} for log in logs for text in log.warnings[:5]],
         "communicators": [_communicator(members) for members in groups.values()],
     }
 
 
-def _said_by(logs: Sequence[ProcessLog], values: Callable[[ProcessLog], set[str]]) -> dict[str, Any]:
-    """Return a fact that each process may state: its value where those that do agree, and how many do."""
-    said = [values(log) for log in logs]
-    found = sorted({value for one in said for value in one})
+def _num_processes(log: LogFile) -> int:
+    """Return the processes that a file is of; a file without a line of NCCL's is one that says nothing."""
+    return max(1, len(log.processes))
+
+
+def _said_by(logs: Sequence[LogFile], facts: Callable[[LogFile], set[tuple[str, Process | None]]]) -> dict[str, Any]:
+    """Return a fact that each process may state: its value where those that do agree, and how many do.
+
+    A line that names no process is of one of its file's.
+    """
+    found = sorted({value for log in logs for value, _ in facts(log)})
+    said = [min(_num_processes(log), len({process for _, process in facts(log)})) for log in logs]
     return {
         "value": found[0] if len(found) == 1 else None,
         "values": found,
-        "processes_that_say": sum(map(bool, said)),
-        "processes": len(logs),
+        "processes_that_say": sum(said),
+        "processes": sum(map(_num_processes, logs)),
     }
 
 
-def _environment(logs: Sequence[ProcessLog]) -> dict[str, list[str]]:
+def _environment(logs: Sequence[LogFile]) -> dict[str, list[str]]:
     names = sorted({name for log in logs for name in log.environment})
     return {
-        name: sorted({log.environment[name] for log in logs if name in log.environment})
+        name: sorted({value for log in logs for value in log.environment.get(name, ())})
         for name in names
         if name not in ("NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE")
     }
@@ -237,7 +245,7 @@ def _communicator_lines(one: dict[str, Any]) -> list[str]:
 
 
 def _fact(fact: dict[str, Any]) -> str:
-    counted = f"said by {fact['processes_that_say']} of {fact['processes']} processes"
+    counted = f"said by {fact['processes_that_say']} of {fact['processes']} process{'es' * (fact['processes'] != 1)}"
     if not fact["values"]:
         return "not logged"
     if fact["value"] is None:

@@ -221,8 +221,18 @@ def _bottleneck(rows: Sequence[Row], outermost_ns: float) -> dict:
 
 def _outermost_ns(rows: Sequence[Row]) -> float:
     """Return the time of the training ranges that lie in no other: what a share of training can be taken of."""
-    names = {row.name for row in rows}
-    return sum(row.total for row in rows if _TRAINING_RANGE.match(row.name) and _parent(row.name, names) is None)
+    outermost = outermost_ranges({row.name for row in rows})
+    return sum(row.total for row in rows if row.name in outermost)
+
+
+def outermost_ranges(names: set[str]) -> set[str]:
+    """Return the training ranges among `names` that lie in no other of them."""
+    return {name for name in names if _TRAINING_RANGE.match(name) and _parent(name, names) is None}
+
+
+def is_of_a_step(name: str) -> bool:
+    """Return whether a range is the trainer's, DeepSpeed's or a collective: not validation, nor a library's."""
+    return bool(_TRAINING_RANGE.match(name) or _COLLECTIVE.search(name))
 
 
 def _parent(name: str, names: set[str]) -> str | None:

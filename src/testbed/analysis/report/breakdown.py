@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from testbed.analysis.runs.attributed import attribution_of
 from testbed.analysis.runs.load import Run
 
 _TIMED = {name: name.replace(" ", "_") for name in ("data wait", "forward", "backward", "synchronise", "optimizer")}
@@ -52,7 +53,7 @@ def mean_of_steps(attribution: dict[str, Any], name: str) -> float | None:
 
 
 def _attributed(run: Run) -> tuple[dict[str, float], str] | None:
-    attribution: dict[str, Any] = run.record.get("attribution") or {"per_rank": []}
+    attribution: dict[str, Any] = attribution_of(run.record) or {"per_rank": []}
     means = {part: mean_of_steps(attribution, name) for part, name in _ATTRIBUTED.items()}
     seconds = {part: mean for part, mean in means.items() if mean is not None}
     return (seconds, f"{attribution['source']}, {attribution['timeline']} timeline") if seconds else None

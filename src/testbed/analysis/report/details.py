@@ -13,6 +13,7 @@ from testbed.analysis.report.breakdown import mean_of_steps
 from testbed.analysis.report.cautions import machine
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.report.sections import MIB, median
+from testbed.analysis.runs.attributed import attribution_of
 from testbed.analysis.runs.entries import Entry, Subject
 from testbed.analysis.runs.load import Run
 
@@ -62,7 +63,8 @@ def communication(subject: Subject) -> Section | None:
         }
         note = (
             f"{FIRST_ATTRIBUTED} The bound is the least time that these bytes take at the bandwidth of the link. "
-            "Exposed: all of the synchronisation after backward counts to it, the packing of gradients included."
+            "All of the synchronisation after backward counts to communication, the packing of gradients included, and "
+            "is exposed."
         )
         text = ("configuration", "link's bandwidth from")
         parts.append(table_of(bounds, columns, "Communication against its bound", note, text))
@@ -164,7 +166,7 @@ def _versions(run: Run) -> str:
 
 def _attributions(subject: Subject) -> list[Attributed]:
     """Return the first attributed run of each configuration whose steps are all alike."""
-    found = [(entry, run.record.get("attribution")) for entry in subject.entries for run in entry.runs]
+    found = [(entry, attribution_of(run.record)) for entry in subject.entries for run in entry.runs]
     first: dict[Entry, dict[str, Any]] = {}
     for entry, attribution in found:
         if attribution and entry.is_synchronised:

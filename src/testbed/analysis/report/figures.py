@@ -5,6 +5,7 @@ All of a page's pictures show a strategy in the same colour and the configuratio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from testbed.analysis.charts.bars import Bar, draw_bars
 from testbed.analysis.charts.loss import Curve, draw_curves
-from testbed.analysis.charts.style import strategy_colour, strategy_hatch, wrapped
+from testbed.analysis.charts.style import row_inches, strategy_colour, strategy_hatch, wrapped
 from testbed.analysis.document.model import Link
 from testbed.analysis.document.words import digits
 from testbed.analysis.report.breakdown import PARTS, Breakdown
@@ -22,6 +23,7 @@ from testbed.analysis.runs.comparability import LOSS_NOISE
 from testbed.analysis.runs.entries import Entry, Workload
 
 INCHES, LABEL_CHARACTERS = 9.2, 32
+LEGEND_CHARACTER_INCHES = 0.072
 # Cool is work, orange is waiting for others, yellow waiting for data, grey nothing: apart in lightness as well.
 PART_COLOURS = dict(
     zip(PARTS, ("#F0C808", "#9BC8E3", "#2C7FB8", "#6D6D6D", "#12395B", "#D55E00", "#CFCFCF"), strict=True)
@@ -92,7 +94,10 @@ def loss_figure(workload: Workload) -> Figure:
     """Draw losses against steps and, where a final validation loss compares, each run's minus the reference's."""
     validated = [entry for entry in workload.measured if entry.values("final_validation_loss")]
     with_difference = len(validated) > 1 and workload.reference in validated
-    figure = Figure(figsize=(INCHES, 3.4 + 0.076 * len(workload.entries)), layout="constrained")
+    names = [entry.name for entry in workload.entries]
+    rows = row_inches([wrapped(name, LABEL_CHARACTERS) for name in names], 0.2) * len(names)
+    legend_inches = 0.18 * math.ceil(len(names) / _columns(names))
+    figure = Figure(figsize=(INCHES, max(3.4, rows + 0.8) + legend_inches), layout="constrained")
     axes = figure.subplots(1, 1 + with_difference, squeeze=False).ravel()
     _draw_losses(figure, axes[0], workload.entries, by_time=False)
     if with_difference:
@@ -156,16 +161,24 @@ def scaling_figure(
 
 
 def _rows(names: Sequence[str], above_inches: float = 0.0) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(INCHES, 0.4 * len(names) + 0.62 + above_inches), layout="constrained")
+    labels = [wrapped(name, LABEL_CHARACTERS) for name in names]
+    height = row_inches(labels, 0.4) * len(names) + 0.62 + above_inches
+    figure = Figure(figsize=(INCHES, height), layout="constrained")
     axis = figure.subplots()
-    axis.set_yticks(range(len(names)), [wrapped(name, LABEL_CHARACTERS) for name in names], fontsize=9.5)
+    axis.set_yticks(range(len(names)), labels, fontsize=9.5)
     axis.set_ylim(len(names) - 0.5, -0.5)
     return figure, axis
 
 
+def _columns(names: Sequence[str], most: int = 3) -> int:
+    """Return the columns of a legend of these names that fit the figure's width."""
+    return max(1, min(most, int(INCHES / (0.55 + LEGEND_CHARACTER_INCHES * max(map(len, names), default=0)))))
+
+
 def _legend_below(figure: Figure, axis: Axes, columns: int = 3) -> None:
+    handles, names = axis.get_legend_handles_labels()
     figure.legend(
-        *axis.get_legend_handles_labels(), loc="outside lower left", ncols=columns, frameon=False, fontsize=8.5,
+        handles, names, loc="outside lower left", ncols=_columns(names, columns), frameon=False, fontsize=8.5,
         borderaxespad=0.1,
     )  # fmt: skip
 

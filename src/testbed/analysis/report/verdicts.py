@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from testbed.analysis.comparison.sentences import interval, verdict_of
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison, compare_arms
 from testbed.analysis.document.model import Verdict
 from testbed.analysis.document.words import SHOWN, counted, joined, times
+from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, SLOWER, Ratio
 
@@ -58,13 +60,23 @@ def verdicts(subject: Subject) -> list[Verdict]:
     if len(subject.workloads) > 1:
         titles = "; ".join(workload.title or workload.entries[0].name for workload in subject.workloads[:SHOWN])
         but = ", except as weak scaling relates them" if "weak" in subject.protocols else ""
-        text = f"{len(subject.workloads)} groups of configurations did unequal work and are compared only within"
+        why = _work_of_groups(subject.workloads)
+        text = f"{len(subject.workloads)} groups of configurations {why} and are compared only within"
         found.append(Verdict(NOT_COMPARED, f"{text}{but}: {titles}"))
     idle = Counter(_why_idle(entry) for entry in subject.entries if not entry.tokens_per_s)
     for why, number in idle.items():
         claim = f"No throughput is quoted of {counted(number, 'configuration')} whose runs are {why}"
         found.append(Verdict(NOT_COMPARED, claim))
     return in_order(found)
+
+
+def _work_of_groups(workloads: Sequence[Workload]) -> str:
+    """Return what is known of the work of groups that are kept apart: it differs, or some file does not record it."""
+    pairs = itertools.combinations((workload.entries[0].example for workload in workloads), 2)
+    kinds = {any(not each.is_unknown_only for each in differing_work(pair) if each.field != "seed") for pair in pairs}
+    if kinds == {False}:
+        return "did work that their files do not show to be equal"
+    return "did unequal work" + (", or work that their files do not show to be equal," if False in kinds else "")
 
 
 def _why_idle(entry: Entry) -> str:

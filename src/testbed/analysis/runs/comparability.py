@@ -84,8 +84,7 @@ def instruments_in_words(run: Run) -> str:
     """Return what slowed a run down, as its file names it, or "none"."""
     if not run.instrumented:
         return "none"
-    named = ["DeepSpeed's wall_clock_breakdown"] if run.version == "2.0" else run.instruments
-    return ", ".join(named) or "a profiler or a debug switch"
+    return ", ".join(run.instruments) or "a profiler or a debug switch"
 
 
 def speed_ups(runs: Sequence[Run]) -> list[float | str]:
@@ -149,13 +148,20 @@ def warnings(runs: Sequence[Run]) -> list[str]:
     if any(run.status != "complete" for run in runs):
         found.append("A run that is not complete shows the steps it has done so far.")
     losses = all_known(run.final_validation_loss for run in runs)
-    if not differences and losses and max(losses) - min(losses) > LOSS_NOISE:
+    if losses and max(losses) - min(losses) > LOSS_NOISE and not differing and not other_validation:
+        at = "at work that is not shown to be equal" if differences else "at equal work"
         found.append(
-            f"Final validation losses differ by {max(losses) - min(losses):.4f} at equal work. Seeds explain "
+            f"Final validation losses differ by {max(losses) - min(losses):.4f} {at}. Seeds explain "
             f"{LOSS_NOISE} in published 124M runs; what they explain here, only repeats tell. A faster run that learns "
             "worse is not faster."
         )
     return found
+
+
+def marks_of(runs: Sequence[Run]) -> dict[Run, str]:
+    """Return "[1] " and so on, to stand before the names of runs in a picture whose warnings number them; else ""."""
+    has_numbers = any(re.search(r" \[\d", text) for text in warnings(runs))
+    return {run: f"[{number}] " * has_numbers for number, run in enumerate(runs, start=1)}
 
 
 def _difference_text(difference: Difference) -> str:

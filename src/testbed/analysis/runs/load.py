@@ -113,7 +113,7 @@ class Run:
     @property
     def instruments(self) -> tuple[str, ...]:
         """Return what slowed the run down, as its file names it; empty in files from before they did."""
-        found = self.record.get("instruments") if self.version == "2.2" else None
+        found = self.record.get("instruments") if self.version in ("2.0", "2.2") else None
         return tuple(found or ())
 
     @property
@@ -299,14 +299,16 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         for epoch in epochs
     ]
     is_global = all(epoch.get("max_cuda_mem_allocated_bytes_global") for epoch in epochs)
+    instruments = ["DeepSpeed's wall_clock_breakdown"] * breaks_down_wall_clock(metrics)
+    instruments += ["--profile_mode"] * _has_profile_mode(metrics)
     return Run(
         path=path,
         version="2.0",
-        record=_of_earlier_version(metrics),
+        record={**_of_earlier_version(metrics), "instruments": instruments},
         label=one_line(f"{run_type}, {world_size or 'unknown'} x {device}, {precision} (v2.0)"),
         status="complete",  # 2.0 is written only at the end
-        # A breakdown that synchronises after every part; a profiler would not show in the file.
-        instrumented=True if breaks_down_wall_clock(metrics) else None,
+        # A breakdown that synchronises after every part, or ranges for a profiler; the profiler is not in the file.
+        instrumented=True if instruments else None,
         world_size=world_size,
         work=work,
         training_time_s=times[-1] if times else None,
@@ -319,6 +321,10 @@ def _from_v20(path: Path, metrics: dict) -> Run:
         memory_bytes_per_rank=(max(peaks),) if peaks and all(peaks) else (),
         memory_meaning="v2.0: peak allocated CUDA memory, " + ("largest rank" if is_global else "rank 0"),
     )
+
+
+def _has_profile_mode(metrics: dict) -> bool:
+    return "--profile_mode" in str(metrics.get("command_line")).split()
 
 
 def _from_v1(path: Path, metrics: dict) -> Run:

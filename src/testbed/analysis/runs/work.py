@@ -38,6 +38,7 @@ def recorded_work(config: dict, settings: dict) -> dict[str, Any]:
     if settings:
         work["optimizer"] += _muon_in_words(config)
         work["lr_schedule"] += f", decay share {config['decay_share']:g}" if config.get("decay_share") else ""
+        work["lr_schedule"] += ", log warm-up" if config.get("warmup_shape") == "log" else ""
         work["math_changes"] = ", ".join(config.get("math_changes", [])) or "none"  # files from before this field
     return work
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.comparison.two_arms import VALIDATION, losses_of
+from testbed.analysis.runs.attributed import attribution_of
 from testbed.analysis.runs.load import Run
 from testbed.analysis.scaling.strategies import ScalingArm, mismatches, reference_note, reference_of
 from testbed.analysis.scaling.time_to_loss import time_to_loss_of_arm
@@ -129,14 +130,12 @@ def relative_path(path: Path, directory: Path | None) -> str:
 
 def mean_attribution(runs: Sequence[Run]) -> dict[str, Any] | None:
     """Return the mean optimizer step over ranks and profiled steps, in seconds; None: not measured."""
-    kept = [run for run in runs if run.record.get("attribution")]
-    steps = [
-        step for run in kept for per_rank in run.record["attribution"]["per_rank"] for step in per_rank["steps"]
-    ]  # fmt: skip
+    kept = [found for run in runs if (found := attribution_of(run.record))]
+    steps = [step for found in kept for per_rank in found["per_rank"] for step in per_rank["steps"]]
     if not steps:
         return None
     names = [name for name in steps[0] if name != "step"]
-    source = sorted({run.record["attribution"]["source"] for run in kept})
+    source = sorted({found["source"] for found in kept})
     columns = {name: [step[name] for step in steps] for name in names}
     means = {name: None if None in values else mean(values) for name, values in columns.items()}
     return means | {"n_steps": len(steps), "source": source}

@@ -110,7 +110,7 @@ class TrainingConfig(TypedDict):
     automatic_choices: NotRequired[
         Annotated[AutomaticChoices, "what the program chose because no flag was given; `settings` has the values too"]
     ]
-    lr: Annotated[Amount, "peak and final learning rate; steps of linear warm-up; step at which the decay ends"]
+    lr: Annotated[Amount, "peak and final learning rate; steps of warm-up; step at which the decay ends"]
     min_lr: Amount
     warmup_steps: Count
     lr_decay_steps: Count
@@ -121,6 +121,7 @@ class TrainingConfig(TypedDict):
         ]
     ]
     decay_share: NotRequired[Fraction | None]
+    warmup_shape: NotRequired[Annotated[Literal["linear", "log"], "rise of the learning rate (older files: linear)"]]
     weight_decay: Annotated[
         Amount, 'of AdamW, also where "Muon" (`optimizer`) updates the matrices; the weight decay is of both'
     ]
