@@ -209,8 +209,8 @@ def test_a_known_row_of_each_table(page):
     assert exposed[1:4] == ["2.413", "0.9", f"{2_529_792 / 9e8 * 1e3:.3f}"]
     assert float(exposed[4]) / float(exposed[6]) == pytest.approx(1.6, rel=1e-3)
     ranks = row("Peak memory per rank", "ddp on 2 ranks")
-    assert ranks[1] == of_ddp[9] and int(ranks[1]) - int(ranks[2]) == 40
-    assert row("Model FLOPs", "ddp on 2 ranks")[1:4] == [of_ddp[7], f"{3.8e6 * two / 1e9:#.4g}", "100.0"]
+    assert ranks[1] == of_ddp[10] and int(ranks[1]) - int(ranks[2]) == 40
+    assert row("Model FLOPs", "ddp on 2 ranks")[1:4] == [of_ddp[8], f"{3.8e6 * two / 1e9:#.4g}", "100.0"]
     assert row("Processors", "ddp on 2 ranks")[1:] == ["0", "98", "640", "700", "12"]
     bubble = next(part for part in report_of(subject.runs, folder).sections if part.anchor == "pipeline").blocks[-1]
     assert list(map(str, bubble.rows[0][1:])) == ["2", "4", "20.0%", "25.5%", "24.0%, 27.0%"]
