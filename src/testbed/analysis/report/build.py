@@ -18,6 +18,7 @@ from testbed.analysis.document.words import counted, joined, rate
 from testbed.analysis.equivalence import DEFAULT_MARGIN
 from testbed.analysis.report import details, scaling, sections
 from testbed.analysis.report.cautions import cautions
+from testbed.analysis.report.certified import cautions_on_noise, certified
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.report.headlines import headlines
 from testbed.analysis.report.predictions import predictions
@@ -93,6 +94,7 @@ def report_of(
         ("pipeline bubble: a pipeline, trained with --profile", details.pipelines(subject)),
         ("memory", sections.memory(subject)),
         ("MFU and utilization", details.machine_use(subject)),
+        ("noise of the machine: scripts/certify_machine.py", certified(subject)),
         ("", details.environment(subject)),
     ]
     absent = [name for name, section in made if section is None]
@@ -101,7 +103,7 @@ def report_of(
         lead=_lead(subject),
         headlines=headlines(subject),
         verdicts=in_order([*scaling.scaling_verdicts(subject, studies), *verdicts(subject, margin)]),
-        cautions=cautions(subject),
+        cautions=[*cautions(subject), *cautions_on_noise(subject)],
         sections=[section for _, section in made if section is not None],
         notes=[[f"Not in these files: {'; '.join(absent)}."]] if absent else (),
         sources=[
