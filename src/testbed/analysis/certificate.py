@@ -173,7 +173,7 @@ def _configuration(name: str, a: Mapping[str, Run], b: Mapping[str, Run]) -> Con
     runs = [[side[number] for number in numbers] for side in (a, b)]
     others = {str(configuration(run)) for side in runs for run in side}
     if len(others) > 1 or (found := confounders(*runs)):
-        differs = "settings" if len(others) > 1 else f"{found[0].what}: {found[0].against}"
+        differs = "settings" if len(others) > 1 else f"{found[0].what} {', '.join(sorted({*found[0].a, *found[0].b}))}"
         raise InputError(f"the runs of {name} differ in more than chance ({differs}); remove those that do not belong")
     example = runs[0][0]
     config = example.section("training_config")
