@@ -9,7 +9,7 @@ from support.metrics_examples import example_metrics
 from support.report_cases import load, markdown, repeats, save
 
 from testbed.analysis import power
-from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of, machine_of, noisiest
+from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of, doubts, machine_of, noisiest
 from testbed.analysis.power import KnownNoise, certificate_here, known_noise, power_lines
 from testbed.analysis.report.build import report_of
 from testbed.errors import Failure, InputError
@@ -28,6 +28,7 @@ def test_a_certificate_finds_the_noise_and_no_difference_where_there_is_none(tmp
     for name in ("a_against_b", "second_against_first", "late_against_early"):
         assert found[name]["verdict"] == "no detectable difference", name
         assert found[name]["low"] < 1 < found[name]["high"]
+    assert doubts(content) == []
     assert (found["sessions"], found["claims"]) == (4, 0)
     assert found["detectable"]["5"] > found["detectable"]["10"] > found["detectable"]["20"] > noise
     assert content["machine"] == {"hostname": "node0", "device_type": "cpu", "device": "Example CPU", "cores": 2}
@@ -48,19 +49,25 @@ def slower(tmp_path, which) -> dict:
             path.write_text(json.dumps(metrics))
     content = certificate_of(folder, COMMAND)
     CERTIFICATE_FILE.write(folder / CERTIFICATE_FILE.name, content)
-    return CERTIFICATE_FILE.read(folder)["found"][0]
+    return CERTIFICATE_FILE.read(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "which"),
+    ("name", "which", "said"),
     [
-        ("a_against_b", lambda side, number: side == "a"),
-        ("second_against_first", lambda side, number: (side == "a") == (number % 2 == 0)),
-        ("late_against_early", lambda side, number: number > 10),
+        ("a_against_b", lambda side, number: side == "a", "Side a of"),
+        ("second_against_first", lambda side, number: (side == "a") == (number % 2 == 0), "The second run of"),
+        ("late_against_early", lambda side, number: number > 10, "The later half of"),
     ],
 )
-def test_what_is_not_noise_is_found_in_its_own_column(tmp_path, name, which):
-    found = slower(tmp_path, which)
+def test_what_is_not_noise_is_found_in_its_own_column_and_said(tmp_path, name, which, said):
+    content = slower(tmp_path, which)
+    (found,) = content["found"]
+    (doubt,) = doubts(content)
+    assert doubt.startswith(said) and "is slower (0.9" in doubt
+    report = report_of(load(tmp_path), tmp_path)
+    assert [each.text.startswith(doubt) for each in report.cautions if each.title == "Not only noise"] == [True]
+    assert doubt in markdown(load(tmp_path))
     assert found[name]["verdict"] == "slower"
     assert found[name]["ratio"] == pytest.approx(0.95, abs=0.01)
     assert (found["claims"] > 0) == (name == "a_against_b")

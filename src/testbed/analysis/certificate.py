@@ -16,8 +16,11 @@ from testbed.analysis.equivalence import repeats_to_show
 from testbed.analysis.runs.arms import arm_name, configuration
 from testbed.analysis.runs.load import Run, find_runs, load_run
 from testbed.analysis.statistics import (
+    FASTER,
     MIN_REPEATS,
     NO_DIFFERENCE,
+    NOT_ENOUGH,
+    SLOWER,
     Ratio,
     compare,
     detectable_effect,
@@ -33,6 +36,15 @@ from testbed.sweep.pairs import SIDES
 REPEATS = (5, 10, 20)  # for which the detectable difference is given
 EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10)  # for which the repeats are given
 SESSION = MIN_REPEATS  # pairs that a comparison would have had
+
+
+# what must be alike in equal runs
+ALL_ALIKE = {
+    "a_against_b": "Side a",
+    "second_against_first": "The second run of the pairs",
+    "late_against_early": "The later half of the pairs",
+}
+RATIOS = len(ALL_ALIKE)
 
 
 class Machine(TypedDict):
@@ -59,6 +71,8 @@ class Configuration(TypedDict):
 
 
 class Compared(TypedDict):
+    """A ratio of throughputs. The three intervals of a configuration hold together at 95 %."""
+
     ratio: AboveZero
     low: AboveZero | None
     high: AboveZero | None
@@ -135,7 +149,22 @@ def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def _row(ratio: Ratio) -> Compared:
-    return {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict}
+    low, high = ratio.interval_among(RATIOS) or (None, None)
+    verdict = (
+        NOT_ENOUGH if low is None or high is None else FASTER if low > 1 else SLOWER if high < 1 else NO_DIFFERENCE
+    )
+    return {"ratio": ratio.ratio, "low": low, "high": high, "verdict": verdict}
+
+
+def doubts(certificate: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each ratio of equal runs that is not 1: what favours a run is no noise."""
+    return [
+        f"{what} of {configuration['name']} is {row['verdict']} ({row['ratio']:.3f}, {row['low']:.3f} to "
+        f"{row['high']:.3f}), although all runs have one command."
+        for configuration, found in zip(certificate["configurations"], certificate["found"], strict=True)
+        for name, what in ALL_ALIKE.items()
+        if (row := found[name])["verdict"] in (FASTER, SLOWER)
+    ]
 
 
 def certificate_of(out_dir: Path, command_line: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy import special
 
-from testbed.analysis.certificate import REPEATS, certificates_above, machine_in_words, machine_of, noisiest
+from testbed.analysis.certificate import REPEATS, certificates_above, doubts, machine_in_words, machine_of, noisiest
 from testbed.analysis.document.model import Block, Caution, Cell, Section, table_of
 from testbed.analysis.document.words import Number, times
 from testbed.analysis.runs.entries import Subject
@@ -20,13 +20,13 @@ Row = tuple[Mapping[str, Any], Mapping[str, Any]]  # a configuration, and what w
 TOO_NOISY = 0.01  # chance of scatter like this on a machine as quiet as the certificate says
 MEANING = (
     "Noise: standard deviation of the throughput of one run; the figures after it are planned with its upper 80 % "
-    "confidence limit. Difference: what so many runs of each find in 80 % of comparisons. Runs for 1 %: of each, to "
-    "find such a difference; runs for equal: to show that two are equal within it, if they are."
+    "confidence limit. 5 runs find: the difference that 5 runs of each find in 80 % of comparisons. 1 % takes: runs of "
+    "each to find a difference of 1 %. Equal takes: runs of each to show that two are equal within it, if they are."
 )
 MEANING_OF_PAIRS = (
     "Both runs of a pair have the same command, so there is no difference to find. Claims: comparisons of five pairs "
-    "in a row that claim one all the same. Ratios of throughput with 95 % intervals, in which 1 is expected: of the "
-    "two sides, of the second run of a pair to the first, and of the later half of the pairs to the earlier."
+    "in a row that claim one all the same. Ratios of throughput, 1 is expected: of the two sides, of the second run of "
+    "a pair to the first, of the later half of the pairs to the earlier; the three intervals hold together at 95 %."
 )
 
 
@@ -54,9 +54,9 @@ def blocks(certificate: Mapping[str, Any], name: str) -> list[Block]:
     columns: dict[str, Callable[[Row], Cell]] = {
         "configuration": lambda row: row[0]["name"],
         "noise": lambda row: f"{row[1]['noise']:.2%} (below {row[1]['noise_below']:.2%})",
-        **{f"difference, {number} runs": difference(number) for number in REPEATS},
-        **{f"runs for {effect:.0%}": repeats(effect) for effect in SHOWN_EFFECTS},
-        **{f"runs for equal within {margin:.0%}": to_show(margin) for margin in EQUAL_WITHIN},
+        **{f"{number} runs find": difference(number) for number in REPEATS},
+        **{f"{effect:.0%} takes": repeats(effect) for effect in SHOWN_EFFECTS},
+        **{f"equal within {margin:.0%} takes": to_show(margin) for margin in EQUAL_WITHIN},
     }
     of_pairs: dict[str, Callable[[Row], Cell]] = {
         "configuration": lambda row: row[0]["name"],
@@ -70,6 +70,7 @@ def blocks(certificate: Mapping[str, Any], name: str) -> list[Block]:
     rows = list(zip(certificate["configurations"], certificate["found"], strict=True))
     return [
         lead,
+        *doubts(certificate),
         table_of(rows, columns, "What it can show", MEANING),
         table_of(rows, of_pairs, "Pairs of equal runs", MEANING_OF_PAIRS, ("configuration", "work")),
     ]
@@ -89,6 +90,8 @@ def cautions_on_noise(subject: Subject) -> list[Caution]:
                 "of these runs was made: it is not quoted.")
         for path, content in others
     ]  # fmt: skip
+    found += [Caution("Not only noise", f"{doubt} {path} says so of this machine.")
+              for path, content in own for doubt in doubts(content)]  # fmt: skip
     arms = [entry.tokens_per_s for entry in subject.measured if len(entry.tokens_per_s) > 1]
     noise = noise_of(arms)[0]
     freedom = sum(len(rates) - 1 for rates in arms)
