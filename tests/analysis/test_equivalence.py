@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from testbed.analysis import statistics
+from testbed.analysis import equivalence, statistics
 from testbed.analysis.equivalence import EQUAL, FURTHER_APART, NOT_SHOWN, equality, repeats_to_show
 from testbed.analysis.statistics import NOT_ENOUGH, compare, detectable_effect, repeats_needed
 
@@ -67,10 +67,16 @@ def test_the_promised_number_of_repeats_shows_that_equal_arms_are_equal(noise):
         assert shown(repeats // 2, noise) < 0.6  # and it is not named out of caution alone
 
 
-def shown(repeats: int, noise: float) -> float:
+def shown(repeats: int, noise: float, margin: float = MARGIN) -> float:
     generator = np.random.default_rng(repeats)
     pairs = [(normal(generator, repeats, noise), normal(generator, repeats, noise)) for _ in range(200)]
-    return share([equality(compare(a, b), MARGIN) for a, b in pairs], EQUAL)
+    return share([equality(compare(a, b), margin) for a, b in pairs], EQUAL)
+
+
+@pytest.mark.parametrize("repeats", [5, 8, 12, 20, 41])
+def test_the_planned_margin_is_shown_in_four_of_five_comparisons_of_equal_arms(repeats):
+    margin = math.expm1(0.02 * equivalence._MARGIN_PER_NOISE[repeats])
+    assert shown(repeats, 0.02, margin) == pytest.approx(0.8, abs=0.085)  # three standard errors of 200 comparisons
 
 
 @pytest.mark.parametrize(("noise", "effect"), [(0.01, 0.02), (0.02, 0.03)])
