@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import percentage
 from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program
@@ -43,6 +44,9 @@ def make_parser() -> FlagParser:
     written.add_argument("--target_val_loss", type=float, metavar="NATS",
                          help="validation loss that the report's time to loss is measured to (default: the sweep's, "
                          "else the lowest that every run reached)")  # fmt: skip
+    written.add_argument("--equivalent", type=percentage, metavar="PERCENT",
+                         help="difference that does not matter: the report says what is shown to be equal within it "
+                         "(default: 2%%)")  # fmt: skip
     return parser
 
 
@@ -60,6 +64,11 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--target_val_loss is for the report: give --report FILE.html or --markdown FILE.md too")
     if target is not None and not 0 < target < float("inf"):
         parser.error(f"--target_val_loss {target:g} is no loss: it is a positive number of nats per token")
+    if arguments.equivalent is not None and not has_report:
+        parser.error("--equivalent is for the report: give --report FILE.html or --markdown FILE.md too")
+    if arguments.equivalent == 0:
+        parser.error("--equivalent 0 shows nothing: no runs are equal within nothing; give a percentage such as 2%")
+    arguments.equivalent = 0.02 if arguments.equivalent is None else arguments.equivalent
     if arguments.inference and has_report and not (arguments.runs or any(pair.values())):
         parser.error("--report and --markdown are about runs: name them with --runs DIR next to --inference")
     if arguments.output_dir is None and (arguments.inference or not has_report):
@@ -145,12 +154,12 @@ def write(arguments: argparse.Namespace, runs: list) -> None:
     if arguments.report:
         from testbed.analysis.report.build import write_html
 
-        write_html(runs, arguments.report, arguments.target_val_loss)
+        write_html(runs, arguments.report, arguments.target_val_loss, arguments.equivalent)
         say(f"Saved the report to {arguments.report}")
     if arguments.markdown:
         from testbed.analysis.report.build import write_markdown
 
-        write_markdown(runs, arguments.markdown, arguments.target_val_loss)
+        write_markdown(runs, arguments.markdown, arguments.target_val_loss, arguments.equivalent)
         say(f"Saved the report to {arguments.markdown}")
 
 

@@ -6,9 +6,9 @@
 
 Each side is the repeats of one configuration: training_metrics.json files, or folders that are searched at any depth.
 The result is the ratio of median throughputs, one number per run, with a 95 % bootstrap interval. An interval that
-contains 1 reads "no detectable difference"; fewer than 5 runs on a side make no claim. Printed as well: the difference
-that this number of runs would have detected, step times, memory, and the losses (a faster run that learns worse is not
-faster).
+contains 1 reads "no detectable difference"; fewer than 5 runs on a side make no claim. Printed as well: whether A and B
+are shown to be equal within --equivalent, the difference that this number of runs would have detected, step times,
+memory, and the losses (a faster run that learns worse is not faster).
 Runs that are instrumented or did not finish are named and not counted.
 
     python scripts/compare_runs.py muon/ --against adamw/ --to_final_loss --names Muon AdamW
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import percentage
 from testbed.errors import InputError, say
 from testbed.io import write_json
 from testbed.program import program, recorded_command
@@ -50,6 +51,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                         help="compare unequal work too, and count a side's instrumented runs where it has no others; "
                         "every verdict then begins with NOT EQUAL WORK and the fields that differ, or with "
                         "INSTRUMENTED (default: refuse, exit code 2)")  # fmt: skip
+    parser.add_argument("--equivalent", type=percentage, default=0.02, metavar="PERCENT",
+                        help="difference that does not matter: two one-sided tests say whether A and B are equal "
+                        "within it, which no detectable difference alone does not say (default: 2%%)")  # fmt: skip
     parser.add_argument("--to_final_loss", action="store_true",
                         help="instead of speeds: after which share of the steps and of the time A's run of each seed "
                         "had the validation loss at which B's run of that seed ended")  # fmt: skip
@@ -57,7 +61,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                         help="what the table of --to_final_loss calls the two sides")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE",
                         help="also write the comparison, with each run's values, path and commit")  # fmt: skip
-    return parser.parse_args(arguments)
+    found = parser.parse_args(arguments)
+    if found.equivalent == 0:
+        raise InputError("--equivalent 0 shows nothing: no runs are equal within nothing; give a percentage such as 2%")
+    return found
 
 
 @program
@@ -81,12 +88,12 @@ def main(words: Sequence[str] | None = None) -> int:
             "A and B did not do equal work, or their files do not show that they did, so their throughputs do not "
             f"compare:\n{fields}\nCompare runs of equal work, or label the result with --allow-mismatch."
         )
-    say(comparison_text(comparison))
+    say(comparison_text(comparison, arguments.equivalent))
     for warning in [*unreadable_text(unreadable), *comparison.warnings]:
         say(f"Warning: {warning}", file=sys.stderr)
     if arguments.json:
         command = recorded_command(__file__, [str(word) for word in (sys.argv[1:] if words is None else words)])
-        record = {"schema": 1, "command_line": command, **json_of(comparison)}
+        record = {"schema": 1, "command_line": command, **json_of(comparison, arguments.equivalent)}
         write_json(arguments.json, record, f"--json {arguments.json}")
         say(f"\nSaved the comparison to {arguments.json}")
     return 0

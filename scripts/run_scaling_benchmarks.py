@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train strategies x ranks x batch sizes, each several times in interleaved order, and compare them.
 
-    python scripts/run_scaling_benchmarks.py --dry_run             # the plan: every command, and the time it may take
+    python scripts/run_scaling_benchmarks.py --dry_run             # every command, the time, what the repeats can show
     python scripts/run_scaling_benchmarks.py --run_types baseline,allreduce,ddp,fsdp,optimized --ranks 1,2
     python scripts/run_scaling_benchmarks.py --protocol time_to_loss --target_val_loss 6.2 --run_types baseline,ddp
     python scripts/run_scaling_benchmarks.py --run_types ddp,ddp:bucket_cap_mb=5 --ranks 2 -- --learning_rate 1e-3
@@ -21,6 +21,7 @@ Exit code: 0 every run is there, 1 a run failed, 2 what was typed cannot be run,
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
@@ -150,13 +151,26 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
     )
     add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
     add("--keep_weights", action="store_true", help="keep each run's model.safetensors and config.json")
-    add("--dry_run", action="store_true", help="print every command and an estimate of the time; write nothing")
+    add(
+        "--certificate",
+        type=Path,
+        metavar="FILE.json",
+        help="what scripts/certify_machine.py found about this machine; it is copied to the sweep (default: "
+        "checkpoint/certificate/machine_certificate.json, if there)",
+    )
+    add(
+        "--dry_run",
+        action="store_true",
+        help="print every command, an estimate of the time, and which differences the repeats can show; write nothing",
+    )
     add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
 
 
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
+    from testbed.analysis.certificate import CERTIFICATE_FILE, this_machine
+    from testbed.analysis.power import certificate_here
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
     from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
@@ -165,6 +179,7 @@ def main() -> int:
     check_typed(arguments)
     facts = facts_of_machine()
     request = request_from(arguments, facts)
+    certificate = certificate_here(arguments.certificate, this_machine(request.machine.kind))
     cells = plan(request)
     if (note := compile_alike(cells, request.machine)) is not None:
         say(f"note: {note}")
@@ -175,11 +190,14 @@ def main() -> int:
     if arguments.dry_run:
         say("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
         print_plan(request, sweep, settings)
+        print_power(request, sweep, settings, certificate, arguments.out_dir)
         return 0
     if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
         return 2
     with resumable_runs(arguments.out_dir) as stop:
         make_runs(arguments, request.machine, sweep, settings, stop)
+        if certificate is not None:  # it travels with the results
+            CERTIFICATE_FILE.write(arguments.out_dir / CERTIFICATE_FILE.name, certificate[1])
     if stop.exit_code is not None:
         return stop.exit_code
     report(cells, arguments.out_dir)
@@ -268,6 +286,31 @@ def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
     basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
     left = in_words(seconds_left(sweep.cells, settings, request.machine))
     say(f"\n# {len(waiting)} runs to make, and warm-up: about {left} ({basis})")
+
+
+def print_power(
+    request: Request, sweep: Sweep, settings: dict, certificate: tuple[Path, dict] | None, out_dir: Path
+) -> None:
+    """Print which differences the repeats can show, and how many a difference takes."""
+    from testbed.analysis.power import known_noise, power_lines
+    from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING
+    from testbed.sweep.runner import seconds_left
+    from testbed.sweep.state import metrics_of
+
+    arms: dict[str, list[float]] = {}
+    for cell in sweep.cells:
+        metrics = metrics_of(cell, out_dir) if cell.status == COMPLETE and not cell.profiled else None
+        if metrics is not None and (rate := metrics["summary"]["mean_tokens_per_sec_global"]):
+            arms.setdefault(cell.name, []).append(rate)
+    finished = [cell for cell in sweep.cells if cell.status == COMPLETE]
+    once = [
+        dataclasses.replace(cell, status=PENDING)
+        for cell in sweep.cells
+        if cell.repeat == 1 and not cell.profiled and cell.status not in (FAILED, NOT_APPLICABLE)
+    ]
+    seconds = seconds_left([*finished, *once], settings, request.machine)
+    for line in power_lines(known_noise(arms, certificate), request.repeats, seconds):
+        say(f"# {line}")
 
 
 def make_runs(arguments: argparse.Namespace, machine: Machine, sweep: Sweep, settings: dict, stop: Stop) -> None:

@@ -95,11 +95,30 @@ def test_no_difference_comes_with_what_would_have_been_detected(tmp_path):
     assert re.search(r"the observed difference of 0\.2 % takes more than 1,000 runs of each", said)
 
 
+def test_no_difference_is_not_called_equal_unless_that_is_shown(tmp_path):
+    noisy = arm(tmp_path / "noisy", noise=0.03), "--against", arm(tmp_path / "other", noise=0.03)
+    said = compare(*noisy)[1]
+    assert "No detectable difference" in said
+    assert "Equal: Not shown that the throughputs of A and B are equal within 2 %: the interval leaves 0.980" in said
+    assert re.search(r"If they are equal, \d+ runs of each show it in 80 % of cases\.", said)
+    assert "are equal within 50 %: the interval is in 0.67 to 1.50." in compare(*noisy, "--equivalent", "50%")[1]
+    close = arm(tmp_path / "close", 1.01), "--against", arm(tmp_path / "quiet")
+    said = compare(*close, "--json", tmp_path / "out.json")[1]
+    assert "A is 1.010x as fast as B" in said  # sure, and of no account
+    assert "The throughputs of A and B are equal within 2 %: the interval is in 0.980 to 1.020." in said
+    assert json.loads((tmp_path / "out.json").read_text())["equivalence"] == {"margin": 0.02, "verdict": "equal"}
+    assert "A and B differ by more than 0.2 %." in compare(*close, "--equivalent", "0.2")[1]
+    for typed in ("0", "-1", "100%", "much"):
+        code, said = compare(*close, f"--equivalent={typed}")
+        assert code == 2 and "--equivalent" in said
+
+
 def test_four_runs_make_no_claim_and_no_failure(tmp_path):
     code, said = compare(arm(tmp_path / "a", 2.0, repeats=4), "--against", arm(tmp_path / "b"))
     assert code == 0
     assert "Not enough repeats for a claim about A against B (ratio 2.00, n = 4 and 5; a claim takes 5 each)" in said
     assert "faster than" not in said.partition("Verdict")[2].partition("Power")[0]
+    assert "Not shown that the throughputs of A and B are equal within 2 %: a claim takes 5 runs each." in said
 
 
 def test_files_and_folders_at_any_depth_name_the_same_runs(tmp_path):
@@ -131,6 +150,7 @@ def test_unequal_work_is_refused_with_the_field_and_its_values(tmp_path, change,
     code, said = compare(*sides, "--allow-mismatch", "--json", tmp_path / "out.json")
     assert code == 0
     assert f"Verdict: NOT EQUAL WORK: {named}" in said
+    assert "Equal: NOT EQUAL WORK. The throughputs of A and B differ" in said
     record = json.loads((tmp_path / "out.json").read_text())
     assert not record["is_equal_work"]
     assert record["sentences"][0].startswith("NOT EQUAL WORK")

@@ -2,12 +2,15 @@
 
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.metrics_examples import save, v20_metrics
 from support.report_cases import arms, load, repeats, table
 
+from testbed.analysis.document.model import Table
+from testbed.analysis.report.build import report_of
 from testbed.analysis.report.cautions import cautions
 from testbed.analysis.report.headlines import headlines
 from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, WORSE, compared, verdicts
@@ -27,6 +30,31 @@ def test_a_difference_and_none(tmp_path):
     )
     assert any(text.startswith("No detectable difference between fsdp on 2 ranks and baseline") for text in said)
     assert any(text.startswith("On 2 ranks ddp is the fastest; it beats baseline by 1.50x and fsdp") for text in said)
+
+
+def test_no_detectable_difference_says_what_is_shown_to_be_equal(tmp_path):
+    scattered = [repeats("tensor", time, 1)[0] for time in (0.28, 0.29, 0.301, 0.31, 0.32)]
+    for number, metrics in enumerate(scattered):
+        metrics["run_id"] = f"tensor-{number}"
+    subject = arms(tmp_path, a=repeats("baseline", 0.3), c=repeats("fsdp", 0.3003), d=scattered)
+
+    def said(margin: float) -> str:
+        (text,) = [verdict.sentence for verdict in verdicts(subject, margin) if "each of" in verdict.claim]
+        return text.rpartition("; ")[2] if "equal within 2" not in text else text.partition("unnoticed; ")[2]
+
+    assert said(0.02) == "equal within 2 %: fsdp on 2 ranks; not shown for tensor on 2 ranks)."
+    assert said(0.001) == "not shown to be equal within 0.1 %)."
+    assert said(0.5) == "each is equal within 50 %)."
+    cells = {row[0]: row[table_header(subject, tmp_path).index("equal within 2 %")] for row in
+             table(subject, tmp_path, "Equal work")}  # fmt: skip
+    assert cells == {"baseline on 2 ranks": "", "fsdp on 2 ranks": "equal", "tensor on 2 ranks": "not shown"}
+    alone = arms(tmp_path / "alone", a=repeats("baseline", 0.3), c=repeats("fsdp", 0.3003))
+    assert "would go unnoticed; equal within 2 %)." in verdicts(alone)[0].sentence
+
+
+def table_header(subject: Subject, folder: Path) -> list[str]:
+    blocks = [block for section in report_of(subject.runs, folder).sections for block in section.blocks]
+    return list(next(block.columns for block in blocks if isinstance(block, Table)))
 
 
 def test_slower_is_said_as_such(tmp_path):

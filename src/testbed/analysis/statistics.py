@@ -114,7 +114,7 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """
     a, b = _rates(a), _rates(b)
     ratio = float(np.median(a) / np.median(b))
-    noise, planning_noise = _noise(a, b)
+    noise, planning_noise = noise_of((a, b))
     if min(len(a), len(b)) < MIN_REPEATS:
         return Ratio(ratio, None, None, len(a), len(b), NOT_ENOUGH, None, noise, planning_noise)
     widest = math.exp(_margin([(_log_standard_error(rates), len(rates)) for rates in (a, b)]))
@@ -142,6 +142,11 @@ def median_interval(values: Sequence[float]) -> tuple[float | None, float | None
     return median, median - margin, median + margin
 
 
+def detectable_effect(noise: float, repeats: int) -> float:
+    """Return the fraction by which one arm must be faster for POWER of comparisons of so many repeats to find it."""
+    return math.expm1(_effect_per_noise(repeats) * noise)
+
+
 def repeats_needed(noise: float, effect: float) -> int:
     """Return the repeats per arm at which POWER of all comparisons find that one is faster by the fraction `effect`.
 
@@ -154,6 +159,22 @@ def repeats_needed(noise: float, effect: float) -> int:
         if _effect_per_noise(repeats) * noise <= wanted:
             return repeats
     return math.ceil(last * (_EFFECT_PER_NOISE[last] * noise / wanted) ** 2)
+
+
+def noise_of(arms: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
+    """Return the standard deviation of one run, pooled over the arms, and its upper 80 % confidence limit.
+
+    Both are fractions; None without an arm of two rates.
+    """
+    repeated = [rates for rates in arms if len(rates) > 1]
+    if not repeated:
+        return None, None
+    variances = np.array([_log_stdev(rates) ** 2 for rates in repeated])
+    noise = math.sqrt(variances.mean())
+    if not noise:
+        return 0.0, 0.0
+    freedom = variances.sum() ** 2 / sum(variances**2 / (np.array([len(rates) for rates in repeated]) - 1))
+    return noise, noise * math.sqrt(freedom / special.chdtri(freedom, 0.8))
 
 
 def _rates(values: Sequence[float]) -> tuple[float, ...]:
@@ -189,19 +210,6 @@ def _margin(arms: Sequence[tuple[float, int]]) -> float:
 
 def _log_stdev(rates: Sequence[float]) -> float:
     return float(np.std(np.log(rates), ddof=1))
-
-
-def _noise(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the standard deviation of one run, pooled over the arms, and its upper 80 % confidence limit."""
-    repeated = [rates for rates in (a, b) if len(rates) > 1]
-    if not repeated:
-        return None, None
-    variances = np.array([_log_stdev(rates) ** 2 for rates in repeated])
-    noise = math.sqrt(variances.mean())
-    if not noise:
-        return 0.0, 0.0
-    freedom = variances.sum() ** 2 / sum(variances**2 / (np.array([len(rates) for rates in repeated]) - 1))
-    return noise, noise * math.sqrt(freedom / special.chdtri(freedom, 0.8))
 
 
 def _effect_per_noise(repeats: int) -> float:

@@ -6,25 +6,39 @@ from typing import Any
 
 import numpy as np
 
-from testbed.analysis.comparison.sentences import EFFECT_OF_INTEREST, about_losses, labelled_verdict, power
+from testbed.analysis.comparison.sentences import (
+    EFFECT_OF_INTEREST,
+    about_losses,
+    equal_within,
+    labelled_verdict,
+    power,
+)
 from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Statements, Table
 from testbed.analysis.document.words import Number, counted
+from testbed.analysis.equivalence import DEFAULT_MARGIN, equality
 from testbed.analysis.runs.arms import Arm, arm_names, device_of
 from testbed.analysis.statistics import median_interval
 
 _SCALE = {"s": (1e3, "ms", ",.2f"), "bytes": (2**-20, "MiB", ",.1f"), "tokens/s": (1, "tokens/s", ",.1f")}
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_text(comparison: Comparison, margin: float = DEFAULT_MARGIN) -> str:
     """Return `document_of` as text for a terminal."""
-    return terminal.text(document_of(comparison), terminal.WIDTH)
+    return terminal.text(document_of(comparison, margin), terminal.WIDTH)
 
 
-def document_of(comparison: Comparison) -> Document:
-    """Return everything but the comparison's warnings, which a program says on stderr."""
-    said = [("Verdict: ", labelled_verdict(comparison)), ("Power:   ", power(comparison))]
+def document_of(comparison: Comparison, margin: float) -> Document:
+    """Return everything but the comparison's warnings, which a program says on stderr.
+
+    `margin` is the fraction within which throughputs count as equal.
+    """
+    said = [
+        ("Verdict: ", labelled_verdict(comparison)),
+        ("Equal:   ", equal_within(comparison, margin)),
+        ("Power:   ", power(comparison)),
+    ]
     losses = tuple(Statement("Losses:  ", text) for text in about_losses(comparison))
     blocks: list[Block] = [_legend(comparison), _table(comparison), *((Statement(*each),) for each in said)]
     blocks += [losses] if losses else []
@@ -69,7 +83,7 @@ def _loss_row(losses: Losses) -> tuple[Cell, ...]:
     return (losses.name.lower(), *sides, Number(losses.difference, "+.4f"))
 
 
-def json_of(comparison: Comparison) -> dict[str, Any]:
+def json_of(comparison: Comparison, margin: float = DEFAULT_MARGIN) -> dict[str, Any]:
     """Return everything for a program; times in seconds, memory in bytes, throughput in tokens/s."""
     ratio = comparison.ratio
     return {
@@ -78,8 +92,14 @@ def json_of(comparison: Comparison) -> dict[str, Any]:
         "instrumented": list(comparison.instrumented),
         "learns_worse": comparison.learns_worse,
         "worse_side": comparison.worse_side,
-        "sentences": [labelled_verdict(comparison), power(comparison), *about_losses(comparison)],
+        "sentences": [
+            labelled_verdict(comparison),
+            equal_within(comparison, margin),
+            power(comparison),
+            *about_losses(comparison),
+        ],
         "ratio": {name: getattr(ratio, name) for name in ("ratio", "low", "high", "n_a", "n_b")},
+        "equivalence": {"margin": margin, "verdict": equality(ratio, margin)},
         "noise": ratio.noise,
         "planning_noise": ratio.planning_noise,
         "minimum_detectable_effect": ratio.minimum_detectable_effect,

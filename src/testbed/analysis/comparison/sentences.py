@@ -7,6 +7,7 @@ import numpy as np
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison
 from testbed.analysis.document.model import Verdict
 from testbed.analysis.document.words import between, times
+from testbed.analysis.equivalence import EQUAL, FURTHER_APART, equality, repeats_to_show
 from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
 
 EFFECT_OF_INTEREST = 0.05  # the difference for which a comparison says how many repeats would find it
@@ -51,6 +52,29 @@ def power(comparison: Comparison) -> str:
         f"{could}Detecting {plans}. Computed from the noise of one run, {_percent(ratio.noise)} here and with 80 % "
         f"confidence below {_percent(ratio.planning_noise)}."
     )
+
+
+def equal_within(comparison: Comparison, margin: float) -> str:
+    """Return whether the throughputs are shown to be equal within the margin; of unequal work after a label."""
+    ratio, names = comparison.ratio, f"{comparison.name_a} and {comparison.name_b}"
+    label = "NOT EQUAL WORK. " if comparison.mismatches else ""
+    bounds = f"{times(1 / (1 + margin))} to {times(1 + margin)}"
+    found = equality(ratio, margin)
+    if found == EQUAL:
+        return f"{label}The throughputs of {names} are equal within {within(margin)}: the interval is in {bounds}."
+    if found == FURTHER_APART:
+        return f"{label}The throughputs of {names} differ by more than {within(margin)}."
+    why = f"a claim takes {MIN_REPEATS} runs each" if found == NOT_ENOUGH else f"the interval leaves {bounds}"
+    plan = ""
+    if ratio.planning_noise is not None:
+        needed = _runs_of_each(repeats_to_show(ratio.planning_noise, margin))
+        plan = f" If they are equal, {needed} show it in 80 % of cases."
+    return f"{label}Not shown that the throughputs of {names} are equal within {within(margin)}: {why}.{plan}"
+
+
+def within(margin: float) -> str:
+    """Return `2 %`, `0.5 %`."""
+    return f"{100 * margin:.4g} %"
 
 
 def about_losses(comparison: Comparison) -> list[str]:
@@ -115,4 +139,8 @@ def _percent(fraction: float) -> str:
 def _repeats(ratio: Ratio, effect: float) -> str:
     needed = ratio.repeats_to_detect(effect)
     assert needed is not None, "the noise is known"
-    return f"takes {needed:,} runs of each" if needed <= 1000 else "takes more than 1,000 runs of each"
+    return f"takes {_runs_of_each(needed)}"
+
+
+def _runs_of_each(needed: int) -> str:
+    return f"{needed:,} runs of each" if needed <= 1000 else "more than 1,000 runs of each"

@@ -15,8 +15,10 @@ from urllib.parse import quote
 from testbed.analysis.document import markdown, terminal
 from testbed.analysis.document.model import Document, Section, Source, Table
 from testbed.analysis.document.words import counted, joined, rate
+from testbed.analysis.equivalence import DEFAULT_MARGIN
 from testbed.analysis.report import details, scaling, sections
 from testbed.analysis.report.cautions import cautions
+from testbed.analysis.report.certified import cautions_on_noise, certified
 from testbed.analysis.report.figures import link_to
 from testbed.analysis.report.headlines import headlines
 from testbed.analysis.report.predictions import predictions
@@ -26,12 +28,15 @@ from testbed.analysis.runs.load import Run
 from testbed.io import replacing, write_text
 
 
-def write_html(runs: Sequence[Run], path: Path, target_val_loss: float | None = None) -> None:
+def write_html(
+    runs: Sequence[Run], path: Path, target_val_loss: float | None = None, margin: float = DEFAULT_MARGIN
+) -> None:
     """Write one self-contained HTML page about `runs`, as `load_run` gives them.
 
     Args:
         path: replaced in one move. Links to the runs' files are relative to it.
         target_val_loss: of the time to loss; None: the sweep's, else the lowest loss that every run reached.
+        margin: fraction within which throughputs count as equal.
 
     Raises:
         InputError: no run, or a sweep.json above a run that cannot be read.
@@ -39,15 +44,17 @@ def write_html(runs: Sequence[Run], path: Path, target_val_loss: float | None = 
     """
     from testbed.analysis.document import html
 
-    write_text(Path(path), html.page(report_of(runs, path.parent, target_val_loss)))
+    write_text(Path(path), html.page(report_of(runs, path.parent, target_val_loss, margin)))
 
 
-def write_markdown(runs: Sequence[Run], path: Path, target_val_loss: float | None = None) -> None:
+def write_markdown(
+    runs: Sequence[Run], path: Path, target_val_loss: float | None = None, margin: float = DEFAULT_MARGIN
+) -> None:
     """Write the report to `path` and its pictures to `<name>_pictures/` beside it. Errors as in `write_html`."""
     from testbed.analysis.document.pictures import svg
 
     path = Path(path)
-    report = report_of(runs, path.parent, target_val_loss)
+    report = report_of(runs, path.parent, target_val_loss, margin)
     folder = path.with_name(f"{path.stem}_pictures")
     folder.mkdir(parents=True, exist_ok=True)
     for picture in report.pictures:
@@ -68,13 +75,15 @@ def summary(runs: Sequence[Run]) -> str:
     return terminal.text(replace(report, sections=[Section(blocks=tables)], notes=()))
 
 
-def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None = None) -> Document:
-    """Return everything the report says; paths are relative to `folder`."""
+def report_of(
+    runs: Sequence[Run], folder: Path, target_val_loss: float | None = None, margin: float = DEFAULT_MARGIN
+) -> Document:
+    """Return everything the report says; paths are relative to `folder`. Arguments as of `write_html`."""
     subject = subject_of(runs)
     target = subject.target_loss if target_val_loss is None else target_val_loss
     studies = scaling.studies(subject, target)
     made: list[tuple[str, Section | None]] = [
-        ("speed-ups: no finished run without a profiler", sections.overview(subject)),
+        ("speed-ups: no finished run without a profiler", sections.overview(subject, margin)),
         ("throughput: no finished run without a profiler", sections.throughput(subject)),
         ("scaling: needs a run on one rank and equal work on more", scaling.scaling(subject, studies)),
         ("time to loss: needs several validations, --eval_every STEPS", sections.time_to_loss(subject, target)),
@@ -85,6 +94,7 @@ def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None =
         ("pipeline bubble: a pipeline, trained with --profile", details.pipelines(subject)),
         ("memory", sections.memory(subject)),
         ("MFU and utilization", details.machine_use(subject)),
+        ("noise of the machine: scripts/certify_machine.py", certified(subject)),
         ("", details.environment(subject)),
     ]
     absent = [name for name, section in made if section is None]
@@ -92,8 +102,8 @@ def report_of(runs: Sequence[Run], folder: Path, target_val_loss: float | None =
         title=_title(subject),
         lead=_lead(subject),
         headlines=headlines(subject),
-        verdicts=in_order([*scaling.scaling_verdicts(subject, studies), *verdicts(subject)]),
-        cautions=cautions(subject),
+        verdicts=in_order([*scaling.scaling_verdicts(subject, studies), *verdicts(subject, margin)]),
+        cautions=[*cautions(subject), *cautions_on_noise(subject)],
         sections=[section for _, section in made if section is not None],
         notes=[[f"Not in these files: {'; '.join(absent)}."]] if absent else (),
         sources=[

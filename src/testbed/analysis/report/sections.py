@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from testbed.analysis.charts.bars import MEANING_OF_MARKS
-from testbed.analysis.comparison.sentences import interval
+from testbed.analysis.comparison.sentences import interval, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED
 from testbed.analysis.document.model import Block, Cell, Picture, Section, Table, table_of
 from testbed.analysis.document.words import Number, digits, joined, rate, times
+from testbed.analysis.equivalence import equality
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.figures import (
     breakdown_figure,
@@ -35,8 +36,9 @@ ABOUT_THE_NUMBERS = (
     "both sides have. Step: median of measured steps on the slowest rank. Memory: the largest rank's peak. All "
     "intervals and verdicts are at 95 %: of many, some are wrong by chance. Only the lines that say who leads on a "
     "number of ranks are corrected for that: what the leader beats, it beats at 95 % over all pairs that the lines "
-    "choose from (Bonferroni; intervals widened on the log scale by the ratio of Student's quantiles). A name "
-    "leads to its runs and commands."
+    "choose from (Bonferroni; intervals widened on the log scale by the ratio of Student's quantiles). Equal within a "
+    "margin: the whole interval is; no detectable difference alone does not say that. A name leads to its runs and "
+    "commands."
 )
 ATTRIBUTED = (
     "Attributed: every millisecond has one cause",
@@ -57,13 +59,16 @@ def median(entry: Entry, name: str, form: str | Callable[[float], str], factor: 
     return Number(float(np.median(values)) * factor if values else None, form)
 
 
-def overview(subject: Subject) -> Section | None:
-    """Return one row per configuration, a table for each group of equal work."""
-    tables = [_overview_table(workload) for workload in subject.workloads if workload.measured]
+def overview(subject: Subject, margin: float) -> Section | None:
+    """Return one row per configuration, a table for each group of equal work.
+
+    `margin` is the fraction within which throughputs count as equal.
+    """
+    tables = [_overview_table(workload, margin) for workload in subject.workloads if workload.measured]
     return Section("Strategies against each other", [ABOUT_THE_NUMBERS, *tables], OVERVIEW) if tables else None
 
 
-def _overview_table(workload: Workload) -> Table:
+def _overview_table(workload: Workload, margin: float) -> Table:
     reference, pair_of = workload.reference, _pairs(workload)
     assert reference is not None  # something was measured
 
@@ -80,6 +85,10 @@ def _overview_table(workload: Workload) -> Table:
         kind = "reference" if entry is reference else pair_of[entry].kind
         return NOT_ENOUGH if kind == NO_CLAIM else kind
 
+    def equal(entry: Entry) -> Cell:
+        pair = pair_of.get(entry)
+        return "" if pair is None or pair.kind == NOT_COMPARED else equality(pair.ratio, margin)
+
     columns: dict[str, Callable[[Entry], Cell]] = {
         "configuration": link_to,
         "n": lambda entry: str(len(entry.tokens_per_s)),
@@ -87,13 +96,20 @@ def _overview_table(workload: Workload) -> Table:
         "speed-up": speed_up,
         "95 % interval": interval_cell,
         "verdict": verdict,
+        f"equal within {within(margin)}": equal,
         "validation loss": lambda entry: median(entry, "final_validation_loss", ".4f"),
         "MFU": lambda entry: median(entry, "mfu", ".1%"),
         "step (ms)": lambda entry: median(entry, "step_time_median_s", digits, 1e3),
         "peak memory (MiB)": lambda entry: median(entry, "peak_memory_bytes", ",.0f", 1 / MIB),
     }
     note = f"Speed-up: over {reference.name}."
-    return table_of(workload.measured, columns, _work_caption(workload), note, ("configuration", "verdict"))
+    return table_of(
+        workload.measured,
+        columns,
+        _work_caption(workload),
+        note,
+        ("configuration", "verdict", f"equal within {within(margin)}"),
+    )
 
 
 def throughput(subject: Subject) -> Section | None:

@@ -7,14 +7,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from testbed.analysis.comparison.sentences import interval, verdict_of
+from testbed.analysis.comparison.sentences import interval, verdict_of, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison, compare_arms
 from testbed.analysis.document.model import Verdict
 from testbed.analysis.document.words import SHOWN, counted, joined, times
+from testbed.analysis.equivalence import DEFAULT_MARGIN, EQUAL, equality
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.entries import Entry, Subject, Workload
 from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, SLOWER, Ratio
@@ -48,15 +49,18 @@ def compared(entry: Entry, reference: Entry) -> EntryPair:
     return EntryPair(entry, reference, compare_arms(entry.arm, reference.arm, (entry.name, reference.name)))
 
 
-def verdicts(subject: Subject) -> list[Verdict]:
-    """Return the summary: configurations against their reference, and those on equal ranks among themselves."""
+def verdicts(subject: Subject, margin: float = DEFAULT_MARGIN) -> list[Verdict]:
+    """Return the summary: configurations against their reference, and those on equal ranks among themselves.
+
+    `margin` is the fraction within which throughputs count as equal.
+    """
     found = []
     peers = [each for workload in subject.workloads for each in _peers(workload)]
     comparisons = sum(math.comb(len(each), 2) for _, each, _ in peers)  # the leader is chosen: every pair counts
     for of_ranks in peers:
         found += _among_equal_ranks(*of_ranks, comparisons)
     for workload in subject.workloads:
-        found += _against_reference(workload)
+        found += _against_reference(workload, margin)
     if len(subject.workloads) > 1:
         titles = "; ".join(workload.title or workload.entries[0].name for workload in subject.workloads[:SHOWN])
         but = ", except as weak scaling relates them" if "weak" in subject.protocols else ""
@@ -91,7 +95,7 @@ def in_order(found: Sequence[Verdict]) -> list[Verdict]:
     return sorted(found, key=lambda verdict: order.index(verdict.kind))
 
 
-def _against_reference(workload: Workload) -> list[Verdict]:
+def _against_reference(workload: Workload, margin: float) -> list[Verdict]:
     reference = workload.reference
     found, unclaimed, level = [], [], []
     if reference is None:  # nothing was measured
@@ -107,7 +111,8 @@ def _against_reference(workload: Workload) -> list[Verdict]:
         else:
             found.append(verdict_of(pair.found))
     if len(level) == 1:
-        found.append(verdict_of(level[0].found))
+        alone = verdict_of(level[0].found)
+        found.append(replace(alone, numbers=f"{alone.numbers}; {_equal(level, margin)}"))
     elif level:
         told = joined(
             [f"{pair.entry.name} ({times(pair.ratio.ratio)}, {interval(pair.ratio)})" for pair in level], len(level)
@@ -117,7 +122,7 @@ def _against_reference(workload: Workload) -> list[Verdict]:
             Verdict(
                 NO_DIFFERENCE,
                 f"No detectable difference between {reference.name} and each of {told}",
-                f"ratio and 95 % interval; differences below {effect:.1%} would go unnoticed",
+                f"ratio and 95 % interval; differences below {effect:.1%} would go unnoticed; {_equal(level, margin)}",
             )
         )
     if len(unclaimed) == 1:
@@ -134,6 +139,17 @@ def _against_reference(workload: Workload) -> list[Verdict]:
             )
         )
     return found
+
+
+def _equal(level: Sequence[EntryPair], margin: float) -> str:
+    """Return which of the pairs without a detectable difference are shown to be equal within the margin."""
+    equal = [pair for pair in level if equality(pair.ratio, margin) == EQUAL]
+    if len(equal) == len(level):
+        return f"{'equal' if len(level) == 1 else 'each is equal'} within {within(margin)}"
+    if not equal:
+        return f"not shown to be equal within {within(margin)}"
+    others = joined([pair.entry.name for pair in level if pair not in equal])
+    return f"equal within {within(margin)}: {joined([pair.entry.name for pair in equal])}; not shown for {others}"
 
 
 def _peers(workload: Workload) -> list[tuple[int, list[Entry], list[Entry]]]:

@@ -15,9 +15,9 @@ from typing import Any, TypedDict
 from testbed.config.settings import RunSettings
 from testbed.errors import InputError
 from testbed.experiments.calibration.study import UNLIMITED, Asked, Work
-from testbed.experiments.result_file import ResultFile
 from testbed.metrics.fields.types import AboveZero, OneOrMore, Positive
 from testbed.metrics.file import read_metrics
+from testbed.metrics.result_file import ResultFile
 from testbed.planner.candidates import job_of_settings
 from testbed.planner.memory import memory_of
 

@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 
 from testbed.errors import InputError
 from testbed.experiments.calibration.study import StudyArm, machine_of
-from testbed.experiments.result_file import ResultFile
 from testbed.metrics.fields.types import AboveZero, Amount, OneOrMore, Positive
 from testbed.metrics.file import read_metrics
+from testbed.metrics.result_file import ResultFile
 from testbed.planner.calibration import Calibration
 from testbed.planner.constants import constants_of_calibration
 from testbed.planner.step_time import step_time

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypedDict
 from testbed.errors import InputError
 from testbed.experiments.fault_drill.faults import ENDS_IN_ORDER, KINDS
 from testbed.experiments.fault_drill.work import Work
-from testbed.experiments.result_file import ResultFile
 from testbed.metrics.fields.types import Amount, Count, Fraction, Name, OneOrMore, Positive, Rule, Sha256
+from testbed.metrics.result_file import ResultFile
 
 ASKED = (*ENDS_IN_ORDER, "kill_launcher")  # kinds of faults that the run takes for being asked to end
 SAME = ("seed", "run_types", "model", "steps", "save_every", "collective_timeout_s", "grace_s")  # what makes fault N

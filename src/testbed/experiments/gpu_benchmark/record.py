@@ -9,8 +9,8 @@ from typing import Any, Literal, TypedDict
 from testbed.experiments.gpu_benchmark.parts import parts
 from testbed.experiments.gpu_benchmark.steps import Machine, Step
 from testbed.experiments.gpu_benchmark.table import TOLERANCES
-from testbed.experiments.result_file import ResultFile
 from testbed.metrics.fields.types import Amount, Count, Name, OneOrMore
+from testbed.metrics.result_file import ResultFile
 
 PENDING, DONE, FAILED, LATE, INTERRUPTED, LEFT_OUT = "pending", "done", "failed", "late", "interrupted", "left out"
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypedDict
 from testbed.errors import InputError
 from testbed.experiments.network_lab.bounds import BYTES_PER_NUMBER
 from testbed.experiments.network_lab.results import results
-from testbed.experiments.result_file import ResultFile
 from testbed.metrics.fields.types import AboveZero, Amount, Count, OneOrMore, Positive, Rule
 from testbed.metrics.file import read_metrics
+from testbed.metrics.result_file import ResultFile
 
 
 class ArmRecord(TypedDict):

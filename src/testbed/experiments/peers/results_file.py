@@ -21,8 +21,8 @@ from testbed.errors import InputError
 from testbed.experiments.peers import PEERS, nanogpt
 from testbed.experiments.peers.plan import OURS, Plan, merged_sets
 from testbed.experiments.peers.running import PeerRunner
-from testbed.experiments.result_file import ResultFile
 from testbed.metrics.fields.types import AboveZero, Count, Name, OneOrMore, Positive, Rule
+from testbed.metrics.result_file import ResultFile
 from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import size_name
 

@@ -1,0 +1,265 @@
+"""machine_certificate.json, which scripts/certify_machine.py writes: the noise of a machine, from pairs of equal runs.
+
+The two runs of a pair have the same command, so the machine alone makes them differ. The file travels with results: a
+sweep copies it into its folder, and the report quotes what lies above its runs.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+from testbed.analysis.comparison.confounders import confounders
+from testbed.analysis.equivalence import repeats_to_show
+from testbed.analysis.runs.arms import arm_name, configuration
+from testbed.analysis.runs.load import Run, find_runs, load_run
+from testbed.analysis.statistics import (
+    FASTER,
+    MIN_REPEATS,
+    NO_DIFFERENCE,
+    NOT_ENOUGH,
+    SLOWER,
+    Ratio,
+    compare,
+    detectable_effect,
+    repeats_needed,
+)
+from testbed.config.device_name import device_name
+from testbed.distributed.launch import usable_cores
+from testbed.errors import Failure, InputError
+from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive, Rule
+from testbed.metrics.result_file import ResultFile
+from testbed.sweep.pairs import SIDES
+
+REPEATS = (5, 10, 20)  # for which the detectable difference is given
+EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10)  # for which the repeats are given
+SESSION = MIN_REPEATS  # pairs that a comparison would have had
+
+
+# what must be alike in equal runs
+ALL_ALIKE = {
+    "a_against_b": "Side a",
+    "second_against_first": "The second run of the pairs",
+    "late_against_early": "The later half of the pairs",
+}
+RATIOS = len(ALL_ALIKE)
+
+
+class Machine(TypedDict):
+    hostname: str | None
+    device_type: str | None
+    device: str | None  # the model of the GPU, else of the CPU
+    cores: Count | None
+
+
+class Pair(TypedDict):
+    """Throughput of two runs of one command, in tokens/s of all ranks together."""
+
+    number: Positive
+    first: Literal["a", "b"]
+    a: AboveZero
+    b: AboveZero
+
+
+class Configuration(TypedDict):
+    name: Name
+    work: str
+    command_line: str
+    pairs: Annotated[list[Pair], Rule("minItems", MIN_REPEATS)]
+
+
+class Compared(TypedDict):
+    """A ratio of throughputs. The three intervals of a configuration hold together at 95 %."""
+
+    ratio: AboveZero
+    low: AboveZero | None
+    high: AboveZero | None
+    verdict: str
+
+
+class Found(TypedDict):
+    """`noise`: standard deviation of one run as a fraction; `noise_below`: its upper 80 % confidence limit, from which
+    the plans are made. `claims`: sessions of five pairs that would have claimed a difference, of `sessions`."""
+
+    noise: Amount
+    noise_below: Amount
+    a_against_b: Compared
+    second_against_first: Compared
+    late_against_early: Compared
+    sessions: Count
+    claims: Count
+    detectable: dict[str, float]  # by repeats of each
+    repeats: dict[str, int]  # of each, by difference
+    repeats_to_show_equal: dict[str, int]  # by margin
+
+
+class Certificate(TypedDict):
+    schema_version: str
+    timestamp_utc: str
+    command_line: str
+    git_commit: str | None
+    git_dirty: bool | None
+    torch_version: str | None
+    machine: Machine
+    configurations: OneOrMore[Configuration]
+    found: list[Found]  # one for each configuration, in their order
+
+
+def _derived(content: dict[str, Any]) -> dict[str, Any]:
+    return {"found": [found_in(each["pairs"]) for each in content["configurations"]]}
+
+
+def _check_rows(content: dict[str, Any]) -> None:
+    if len(content["found"]) != len(content["configurations"]):
+        raise InputError("found: it must have as many rows as configurations")
+    for row in content["found"]:
+        for name, keys in (("detectable", REPEATS), ("repeats", EFFECTS), ("repeats_to_show_equal", EFFECTS)):
+            if lacking := {f"{key:g}" for key in keys} - row[name].keys():
+                raise InputError(f"found.{name}: it lacks {', '.join(sorted(lacking))}")
+
+
+CERTIFICATE_FILE = ResultFile("machine_certificate.json", "1.0", Certificate, _derived, _check_rows)
+
+
+def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
+    """Return what pairs of equal runs say of the machine."""
+    a, b = ([pair[side] for pair in pairs] for side in SIDES)
+    firsts = [pair[pair["first"]] for pair in pairs]
+    seconds = [pair["b" if pair["first"] == "a" else "a"] for pair in pairs]
+    half = len(pairs) // 2
+    early, late = ([rate for pair in part for rate in (pair["a"], pair["b"])] for part in (pairs[:half], pairs[half:]))
+    sides = compare(a, b)
+    assert sides.noise is not None and sides.planning_noise is not None, "there are several runs"
+    sessions = [slice(start, start + SESSION) for start in range(0, len(pairs) - SESSION + 1, SESSION)]
+    noise = sides.planning_noise
+    return {
+        "noise": sides.noise,
+        "noise_below": noise,
+        "a_against_b": _row(sides),
+        "second_against_first": _row(compare(seconds, firsts)),
+        "late_against_early": _row(compare(late, early)),
+        "sessions": len(sessions),
+        "claims": sum(compare(a[each], b[each]).verdict != NO_DIFFERENCE for each in sessions),
+        "detectable": {str(number): detectable_effect(noise, number) for number in REPEATS},
+        "repeats": {f"{effect:g}": repeats_needed(noise, effect) for effect in EFFECTS},
+        "repeats_to_show_equal": {f"{margin:g}": repeats_to_show(noise, margin) for margin in EFFECTS},
+    }
+
+
+def _row(ratio: Ratio) -> Compared:
+    low, high = ratio.interval_among(RATIOS) or (None, None)
+    verdict = (
+        NOT_ENOUGH if low is None or high is None else FASTER if low > 1 else SLOWER if high < 1 else NO_DIFFERENCE
+    )
+    return {"ratio": ratio.ratio, "low": low, "high": high, "verdict": verdict}
+
+
+def doubts(certificate: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each ratio of equal runs that is not 1: what favours a run is no noise."""
+    return [
+        f"{what} of {configuration['name']} is {row['verdict']} ({row['ratio']:.3f}, {row['low']:.3f} to "
+        f"{row['high']:.3f}), although all runs have one command."
+        for configuration, found in zip(certificate["configurations"], certificate["found"], strict=True)
+        for name, what in ALL_ALIKE.items()
+        if (row := found[name])["verdict"] in (FASTER, SLOWER)
+    ]
+
+
+def certificate_of(out_dir: Path, command_line: str) -> dict[str, Any]:
+    """Return the certificate of the pairs in a folder of scripts/certify_machine.py, without its derived fields.
+
+    Failure: a configuration has fewer than five whole pairs. InputError: the runs differ in more than their side.
+    """
+    sides: dict[str, dict[str, dict[str, Run]]] = {}
+    for path in find_runs(out_dir):
+        run, folder = load_run(path), path.parent.parent.name
+        name, _, side = folder.rpartition("_")
+        if side in SIDES and run.status == "complete" and not run.instrumented and run.tokens_per_s is not None:
+            sides.setdefault(name, {each: {} for each in SIDES})[side][path.parent.name] = run
+    configurations = [_configuration(name, found["a"], found["b"]) for name, found in sides.items()]
+    if not configurations:
+        raise Failure(f"no pair of runs ended well in {out_dir}, so there is no certificate")
+    runs = [run for found in sides.values() for side in SIDES for run in found[side].values()]
+    machines = [machine_of(run) for run in runs]
+    if any(machine != machines[0] for machine in machines):
+        raise InputError(f"{out_dir} holds runs of several machines; give a folder of one machine")
+    example = runs[0]
+    return CERTIFICATE_FILE.head(command_line) | {
+        "git_commit": example.git_commit,
+        "git_dirty": example.record.get("git_dirty"),
+        "torch_version": example.section("env").get("torch_version"),
+        "machine": machines[0],
+        "configurations": configurations,
+    }
+
+
+def _configuration(name: str, a: Mapping[str, Run], b: Mapping[str, Run]) -> Configuration:
+    numbers = sorted((each for each in a if each in b), key=lambda folder: int(folder.rpartition("_")[2]))
+    if len(numbers) < MIN_REPEATS:
+        raise Failure(f"{name} has {len(numbers)} whole pairs of runs, and a certificate takes {MIN_REPEATS}")
+    runs = [[side[number] for number in numbers] for side in (a, b)]
+    others = {str(configuration(run)) for side in runs for run in side}
+    if len(others) > 1 or (found := confounders(*runs)):
+        differs = "settings" if len(others) > 1 else f"{found[0].what} {', '.join(sorted({*found[0].a, *found[0].b}))}"
+        raise InputError(f"the runs of {name} differ in more than chance ({differs}); remove those that do not belong")
+    example = runs[0][0]
+    config = example.section("training_config")
+    pairs: list[Pair] = [
+        {"number": int(folder.rpartition("_")[2]), "first": _first(one, other), "a": _rate(one), "b": _rate(other)}
+        for folder, one, other in zip(numbers, *runs, strict=True)
+    ]
+    return {
+        "name": arm_name(str(example.run_type), example),
+        "work": f"{config.get('model_name')}, {config.get('global_batch_size')} sequences of {config.get('seq_len')} "
+        f"tokens, {example.work.get('optimizer_steps')} steps, {config.get('precision')}",
+        "command_line": example.command_line or "",
+        "pairs": pairs,
+    }
+
+
+def _first(a: Run, b: Run) -> Literal["a", "b"]:
+    began = [str(run.record.get("timestamp_utc")) for run in (a, b)]  # ISO 8601 in UTC: text order is time order
+    return "a" if began[0] <= began[1] else "b"
+
+
+def _rate(run: Run) -> float:
+    assert run.tokens_per_s is not None, "others were left out"
+    return run.tokens_per_s
+
+
+def machine_of(run: Run) -> Machine:
+    """Return the machine that a run was made on, as its file has it."""
+    hardware = run.section("hardware")
+    return {
+        "hostname": run.section("host").get("hostname"),
+        "device_type": hardware.get("device_type"),
+        "device": hardware.get("gpu_name") or hardware.get("cpu_name"),
+        "cores": hardware.get("cpu_cores_visible"),
+    }
+
+
+def this_machine(kind: str) -> Machine:
+    """Return the machine that this process runs on. `kind`: cpu or cuda."""
+    device = device_name(kind) if kind == "cuda" else device_name("cpu")
+    return {"hostname": socket.gethostname(), "device_type": kind, "device": device, "cores": usable_cores()}
+
+
+def machine_in_words(machine: Mapping[str, Any]) -> str:
+    """Return `node1, AMD EPYC, 2 cores`."""
+    parts = [machine["hostname"], machine["device"], f"{machine['cores']} cores" if machine["cores"] else None]
+    return ", ".join(part for part in parts if part) or "a machine that is not named"
+
+
+def noisiest(certificate: Mapping[str, Any]) -> float:
+    """Return the upper limit of the noise of a run, of the configuration that has the largest."""
+    return max(found["noise_below"] for found in certificate["found"])
+
+
+def certificates_above(runs: Iterable[Path], levels: int) -> dict[Path, dict[str, Any]]:
+    """Return the certificate in or above the folder of each of these files, by its path. InputError names a file that
+    is none."""
+    folders = {folder for run in runs for folder in list(run.absolute().parents)[:levels]}
+    paths = [path for folder in sorted(folders) if (path := folder / CERTIFICATE_FILE.name).is_file()]
+    return {path: CERTIFICATE_FILE.read(path) for path in paths}

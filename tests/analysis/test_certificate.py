@@ -1,0 +1,209 @@
+"""The certificate of a machine: what pairs of equal runs say, what a report quotes, and what a sweep plans with it."""
+
+import json
+import re
+
+import pytest
+from support.certificate_cases import COMMAND, write_certificate, write_pairs
+from support.metrics_examples import example_metrics
+from support.report_cases import load, markdown, repeats, save
+
+from testbed.analysis import power
+from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of, doubts, machine_of, noisiest
+from testbed.analysis.power import KnownNoise, certificate_here, known_noise, power_lines
+from testbed.analysis.report.build import report_of
+from testbed.errors import Failure, InputError
+
+
+def certificate(tmp_path, **of_pairs) -> dict:
+    return CERTIFICATE_FILE.read(write_certificate(tmp_path / "sweep", **of_pairs))
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.03])
+def test_a_certificate_finds_the_noise_and_no_difference_where_there_is_none(tmp_path, noise):
+    content = certificate(tmp_path, noise=noise)
+    (found,) = content["found"]
+    assert found["noise"] == pytest.approx(noise, rel=0.25)
+    assert found["noise"] < found["noise_below"] < 1.3 * found["noise"]
+    for name in ("a_against_b", "second_against_first", "late_against_early"):
+        assert found[name]["verdict"] == "no detectable difference", name
+        assert found[name]["low"] < 1 < found[name]["high"]
+    assert doubts(content) == []
+    assert (found["sessions"], found["claims"]) == (4, 0)
+    assert found["detectable"]["5"] > found["detectable"]["10"] > found["detectable"]["20"] > noise
+    assert content["machine"] == {"hostname": "node0", "device_type": "cpu", "device": "Example CPU", "cores": 2}
+    (configuration,) = content["configurations"]
+    assert configuration["name"] == "baseline on 1 rank"
+    assert configuration["work"] == "nano, 8 sequences of 64 tokens, 6 steps, fp32"
+    assert [pair["first"] for pair in configuration["pairs"][:4]] == ["a", "b", "a", "b"]
+    assert [pair["number"] for pair in configuration["pairs"]] == list(range(1, 21))
+
+
+def slower(tmp_path, which) -> dict:
+    """Pairs in which runs are slower by 5 %: those for which `which(side, number)` holds."""
+    folder = write_pairs(tmp_path / "pairs", noise=0.004)
+    for path in folder.rglob("training_metrics.json"):
+        metrics = json.loads(path.read_text())
+        if which(path.parent.parent.name[-1], int(path.parent.name.removeprefix("run_"))):
+            metrics["summary"]["mean_tokens_per_sec_global"] *= 0.95
+            path.write_text(json.dumps(metrics))
+    content = certificate_of(folder, COMMAND)
+    CERTIFICATE_FILE.write(folder / CERTIFICATE_FILE.name, content)
+    return CERTIFICATE_FILE.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "said"),
+    [
+        ("a_against_b", lambda side, number: side == "a", "Side a of"),
+        ("second_against_first", lambda side, number: (side == "a") == (number % 2 == 0), "The second run of"),
+        ("late_against_early", lambda side, number: number > 10, "The later half of"),
+    ],
+)
+def test_what_is_not_noise_is_found_in_its_own_column_and_said(tmp_path, name, which, said):
+    content = slower(tmp_path, which)
+    (found,) = content["found"]
+    (doubt,) = doubts(content)
+    assert doubt.startswith(said) and "is slower (0.9" in doubt
+    report = report_of(load(tmp_path), tmp_path)
+    assert [each.text.startswith(doubt) for each in report.cautions if each.title == "Not only noise"] == [True]
+    assert doubt in markdown(load(tmp_path))
+    assert found[name]["verdict"] == "slower"
+    assert found[name]["ratio"] == pytest.approx(0.95, abs=0.01)
+    assert (found["claims"] > 0) == (name == "a_against_b")
+
+
+def test_only_whole_pairs_count_and_five_are_the_least(tmp_path):
+    folder = write_pairs(tmp_path / "pairs", pairs=6)
+    (folder / "baseline_1rank_batch8_a" / "run_3" / "training_metrics.json").unlink()
+    (configuration,) = certificate_of(folder, COMMAND)["configurations"]
+    assert [pair["number"] for pair in configuration["pairs"]] == [1, 2, 4, 5, 6]
+    (folder / "baseline_1rank_batch8_b" / "run_1" / "training_metrics.json").unlink()
+    with pytest.raises(Failure, match="has 4 whole pairs of runs, and a certificate takes 5"):
+        certificate_of(folder, COMMAND)
+    with pytest.raises(Failure, match="no pair of runs ended well"):
+        certificate_of(tmp_path / "empty", COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"git_commit": "1" * 40}, "commit"),
+        ({"settings": {"bucket_cap_mb": 5}}, "settings"),
+        ({"hardware": {"cpu_threads_per_rank": 2}}, "settings"),
+    ],
+)
+def test_runs_that_differ_in_more_than_chance_give_no_certificate(tmp_path, changes, said):
+    folder = write_pairs(tmp_path / "pairs", pairs=6)
+    path = folder / "baseline_1rank_batch8_a" / "run_1" / "training_metrics.json"
+    save(path.parent, example_metrics(num_steps=6, warmup_steps=1, world_size=1, run_id="other", **changes))
+    with pytest.raises(InputError, match=f"differ in more than chance \\({said}"):
+        certificate_of(folder, COMMAND)
+
+
+def test_a_certificate_is_of_one_machine(tmp_path):
+    folder = write_pairs(tmp_path / "pairs", pairs=5)
+    write_pairs(folder, pairs=5, name="other", host={"hostname": "node1"})
+    with pytest.raises(InputError, match="runs of several machines"):
+        certificate_of(folder, COMMAND)
+
+
+def test_a_report_quotes_the_certificate_above_its_runs(tmp_path):
+    for number, metrics in enumerate(repeats("ddp", 0.2)):
+        save(tmp_path / "sweep" / "ddp" / f"run_{number}", metrics)
+    runs = load(tmp_path / "sweep")
+    assert "How noisy" not in markdown(runs)
+    assert "noise of the machine: scripts/certify_machine.py" in markdown(runs)
+    (found,) = certificate(tmp_path, noise=0.01)["found"]
+    said = markdown(runs)
+    section = said.partition("## How noisy the machine is")[2].partition("\n## ")[0]
+    assert "machine_certificate.json, " in section and "node0, Example CPU, 2 cores, commit 000000000000" in section
+    assert f"{found['noise']:.2%} (below {found['noise_below']:.2%})" in section
+    assert f"{found['detectable']['5']:.1%}" in section and f"| {found['repeats']['0.01']:,} |" in section
+    assert "0 of 4" in section
+    assert not [each for each in report_of(runs, tmp_path).cautions if "certif" in each.text]
+
+
+def test_a_certificate_of_another_machine_is_named_and_not_quoted(tmp_path):
+    certificate(tmp_path, host={"hostname": "node9"})
+    for number, metrics in enumerate(repeats("ddp", 0.2)):
+        save(tmp_path / "sweep" / "ddp" / f"run_{number}", metrics)
+    report = report_of(load(tmp_path / "sweep"), tmp_path)
+    (caution,) = [each for each in report.cautions if each.title == "Other machine"]
+    assert "the certificate of node9, Example CPU, 2 cores" in caution.text
+    assert "noise" not in [section.anchor for section in report.sections]
+
+
+@pytest.mark.parametrize(("certified", "is_named"), [(0.0005, True), (0.01, False)])
+def test_runs_that_scatter_more_than_the_certificate_says_are_named(tmp_path, certified, is_named):
+    for number, metrics in enumerate(repeats("ddp", 0.2)):
+        save(tmp_path / "sweep" / "ddp" / f"run_{number}", metrics)
+    certificate(tmp_path, noise=certified)
+    cautions = report_of(load(tmp_path / "sweep"), tmp_path).cautions
+    assert ("Noisier than certified" in [each.title for each in cautions]) == is_named
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("found"),
+        lambda content: content["configurations"][0]["pairs"].pop(),
+        lambda content: content["found"].append(content["found"][0]),
+        lambda content: content["found"][0].update(noise="small"),
+        lambda content: content["found"][0]["detectable"].pop("5"),
+        lambda content: content.update(schema_version="0.9"),
+    ],
+)
+def test_a_damaged_certificate_is_one_sentence(tmp_path, damage):
+    path = write_certificate(tmp_path / "sweep", pairs=5)
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"machine_certificate\.json: "):
+        CERTIFICATE_FILE.read(path)
+
+
+def test_power_is_planned_from_the_certificate_until_runs_of_the_sweep_say_more(tmp_path):
+    content = certificate(tmp_path, noise=0.01)
+    here = (tmp_path / "c.json", content)
+    known = known_noise({"a": [1.0, 1.01], "b": [1.0]}, here)
+    assert known == KnownNoise(noisiest(content), str(here[0]))
+    assert known_noise({}, None) is None
+    own = known_noise({"a": [1.0, 1.1, 0.9], "b": [1.0, 1.2, 0.9]}, here)
+    assert own.below > 0.1 and own.source == "6 finished runs of this sweep"
+
+
+def test_the_lines_say_what_repeats_show_and_what_a_difference_takes():
+    shown, differences, equal = power_lines(KnownNoise(0.012, "c.json"), 5, 60.0)
+    assert re.match(
+        r"5 repeats find a difference of 3\.\d% in 80 % of cases; noise of a run below 1\.2%, from c", shown
+    )
+    assert "3%: 6 repeats (6 min)" in differences and "10%: 5 repeats (5 min)" in differences
+    assert re.match(r"to show that two are equal within 2%: \d+ repeats \(\d+ min\)", equal)
+    assert "make no claim; it takes 5" in power_lines(KnownNoise(0.012, "c.json"), 4, 60.0)[0]
+    assert "1%: more than 1,000 repeats;" in power_lines(KnownNoise(0.3, "c.json"), 5, 60.0)[1]
+    (unknown,) = power_lines(None, 5, 60.0)
+    assert "certify_machine.py" in unknown
+
+
+def test_a_certificate_counts_on_its_own_machine_only(tmp_path, monkeypatch):
+    path = write_certificate(tmp_path / "sweep", pairs=5)
+    content = CERTIFICATE_FILE.read(path)
+    own, other = content["machine"], content["machine"] | {"cores": 64}
+    assert certificate_here(path, own) == (path, content)
+    with pytest.raises(
+        InputError, match=r"is of another machine .node0, Example CPU, 2 cores; this one is node0, .* 64"
+    ):
+        certificate_here(path, other)
+    monkeypatch.setattr(power, "DEFAULT_CERTIFICATE", path)
+    assert certificate_here(None, own) == (path, content)
+    assert certificate_here(None, other) is None
+    monkeypatch.setattr(power, "DEFAULT_CERTIFICATE", tmp_path / "none.json")
+    assert certificate_here(None, own) is None
+    with pytest.raises(InputError, match="does not exist"):
+        certificate_here(tmp_path / "none.json", own)
+
+
+def test_the_machine_of_a_run_is_what_its_file_names(tmp_path):
+    save(tmp_path, example_metrics(hardware={"gpu_name": "Example GPU", "device_type": "cuda"}))
+    assert machine_of(load(tmp_path)[0])["device"] == "Example GPU"
