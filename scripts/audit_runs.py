@@ -7,7 +7,8 @@
 
 Prints one page: the claims that do not stand, corrected figures, what cannot be known. --details adds every finding.
 Reads training_metrics.json 1 and 2.0 to 2.2, timing logs (an epoch's "timing breakdown"),
-rank<r>_results_epoch<e>.json, wandb logs and CSV exports, and scaling_report.json. docs/audit.md lists the rules.
+rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, trainer_state.json, TensorBoard's event
+files, folders of W&B and MLflow, and Lightning's metrics.csv. docs/audit.md lists the rules.
 Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
 cannot be read.
 """

@@ -18,9 +18,12 @@ from testbed.analysis.audit.comparison_rules import CLAIM_RULES
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
 from testbed.analysis.audit.log_rules import LOG_RULES
+from testbed.analysis.audit.readers.repeats import without_comparisons
+from testbed.analysis.audit.readers.trackers import UNREADABLE
 from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
+from testbed.analysis.audit.trainer_rules import TRAINER_RULES
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import METRICS_FILE, load_run
 from testbed.analysis.runs.search import files_of_runs
@@ -62,7 +65,7 @@ def audit_runs(
     for item in items:
         if item.run and item.run.status != "complete":
             findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
-        elif item.form not in ("profiler table", "scaling report"):
+        elif item.is_claim and item.form not in ("profiler table", "scaling report", UNREADABLE):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
@@ -78,7 +81,7 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES).items():
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES).items():
         if not forms or item.form in forms:
             yield from rule(item)
 
@@ -220,7 +223,7 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
     found += foreign.read_rank_files(rank_files)
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
-    return foreign.merge_exports(found)
+    return without_comparisons(foreign.merge_exports(found), [path for path in map(Path, paths) if path.is_dir()])
 
 
 def _files_under(folder: Path) -> list[Path]:

@@ -17,10 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.printed_setup import printed_setup
+from testbed.analysis.audit.readers.lightning import is_lightning, read_lightning
+from testbed.analysis.audit.readers.repeats import one_per_run
+from testbed.analysis.audit.readers.text import text_of
 from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS, plain
+from testbed.analysis.audit.readers.trackers import TRACKERS
+from testbed.analysis.audit.readers.wandb_folder import CONSOLE, SUMMARY
 from testbed.analysis.audit.reported import Reported
 from testbed.errors import InputError
-from testbed.io import read_json, read_text
+from testbed.io import read_json
 
 NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 RANK_JSON = re.compile(r"rank(\d+)_results_epoch(\d+)\.json")
@@ -45,7 +50,7 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
     Raises:
         InputError: it was typed and is not known.
     """
-    text = plain(_read_text(path).replace("\r", "\n"))
+    text = plain(text_of(path).replace("\r", "\n"))
     if read := next((read for pattern, read in LOGS.items() if re.search(pattern, text)), None):
         named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
         runs = [replace(run, world_size=run.world_size or named) for run in read(path, text)]
@@ -202,12 +207,14 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
 def read_csv(path: Path, is_typed: bool) -> list[Reported]:
     """Read a wandb export: metrics of runs per step, or a table of profiler events."""
     try:
-        rows = list(csv.reader(io.StringIO(_read_text(path)), strict=True))
+        rows = list(csv.reader(io.StringIO(text_of(path)), strict=True))
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
     if "Name" in header and any(name.startswith("Device Time Total") for name in header):
         return [_profiler_table(path, header, rows[1:])]
+    if is_lightning(header):
+        return [read_lightning(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return _metrics_export(path, header, rows[1:])
     if is_typed:
@@ -278,10 +285,12 @@ def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, flo
 
 
 def merge_exports(found: list[Reported]) -> list[Reported]:
-    """Join what several files say of one wandb run: one metric is exported per file."""
+    """Join what several files say of one wandb run: one metric is exported per file, a console log is by a summary."""
     merged: dict[Any, Reported] = {}
-    for number, item in enumerate(found):
+    for number, item in enumerate(one_per_run(found)):
         key = ("run", item.details["run"]) if item.form == "wandb CSV" else number
+        if item.path.name in (CONSOLE, SUMMARY):
+            key = ("folder", item.path.parent)
         if key not in merged:
             merged[key] = item
             continue
@@ -290,6 +299,9 @@ def merge_exports(found: list[Reported]) -> list[Reported]:
         known = {name: getattr(item, name) for name in fields if getattr(first, name) is None}
         if "time_s" in known:
             known["time_meaning"] = item.time_meaning
+        if "rate" in known:
+            known |= {"rate_unit": item.rate_unit, "rate_is_per_rank": item.rate_is_per_rank}
+        known["details"] = item.details | first.details
         merged[key] = replace(first, **known, communication_s=first.communication_s + item.communication_s)
     return list(merged.values())
 
@@ -315,6 +327,7 @@ READERS: dict[str, Callable[..., list[Reported]]] = {
     r".*\.csv": read_csv,
     r".*\.(log|out|err|txt|md)": read_text_log,
     r"scaling_report\.json": read_scaling_report,
+    **TRACKERS,
 }
 # what stands in a text log -> what reads it
 LOGS: dict[str, Callable[[Path, str], list[Reported]]] = {
@@ -328,16 +341,6 @@ def ranks_in_name(name: str) -> int | None:
     """Return the ranks that a run's or a file's name states: 4GPU, 2-gpus, _g4, world8."""
     match = re.search(r"(?i)(?<!\d)(\d{1,4})[\s_-]?(?:gpus?|ranks?|devices?)\b|(?:_g|world[_-]?)(\d{1,4})(?!\d)", name)
     return (int(match[1] or match[2]) or None) if match else None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        text = read_text(path, errors="replace")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    if re.search(r"\d{400}", text):  # beyond what a float holds, and soon beyond what Python reads
-        raise InputError(f"{path} cannot be read: it holds a number with hundreds of digits")
-    return text
 
 
 def _unread(looked_for: dict[str, Any]) -> tuple[str, ...]:

@@ -147,5 +147,5 @@ LOG_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     header_multiplies: ANY,
     mfu_is_of_its_device: ANY,
     losses_are_numbers: ANY,
-    steps_fit_into_the_clock: ("Megatron-LM log",),
+    steps_fit_into_the_clock: ("Megatron-LM log", "TensorBoard event files"),
 }

@@ -52,7 +52,7 @@ def read_llmc(path: Path, text: str) -> list[Reported]:
         time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
         rate=middle(lines, "tok/s"),
         train_loss=last(lines, "loss"), val_loss=last_number(r"(?m)^val loss (\S+)", text),
-        device_name=only(r"\| device +\| (.+?) +\|", text),
+        device_name=only(r"\| device +\| (.{1,80}?) +\|", text),
         peak_flops=peak.value * 1e12 if peak and peak.value > 0 else None, mfu=share(mfu),
         lines=lines,
         relations=(

@@ -27,9 +27,10 @@ from testbed.analysis.audit.readers.printed import (
 )  # fmt: skip
 from testbed.analysis.audit.reported import Reported
 
-MARK = r"iteration\s+\d+/\s*\d+ \|.*elapsed time per iteration \((?:ms|s)\):"
-LINE = re.compile(
-    r"(?m)^(?P<head>.*?)\biteration\s+(?P<step>\d{1,12})/\s*\d+ \|(?P<rest>.*elapsed time per iteration \(m?s\):.*)$"
+MARK = r"iteration\s+\d+/\s*\d+ \|.{0,2000}?elapsed time per iteration \(m?s\):"
+LINE = re.compile(  # bounded, so that a damaged file of one long line is read in time
+    r"(?m)^(?P<head>.{0,300}?)\biteration\s+(?P<step>\d{1,12})/\s*\d+ \|"
+    r"(?P<rest>.{0,2000}?elapsed time per iteration \(m?s\):.{0,4000})"
 )
 AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?")
 RATES = ("tokens per gpu per second (tgs)", "tokens/sec/GPU", "tokens per GPU (tokens/s/GPU)")
@@ -53,7 +54,7 @@ def read_megatron(path: Path, text: str) -> list[Reported]:
         time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
         rate=rate * world_size if rate and world_size else rate, rate_is_per_rank=world_size is None,
         train_loss=last(lines, "lm loss"),
-        val_loss=last_number(r"validation loss at iteration \d+(?: on validation set)? \|[^\n]*?lm loss value: (\S+)",
+        val_loss=last_number(r"validation loss at iteration \d+(?: on validation set)? \|.{0,200}?lm loss value: (\S+)",
                              text),
         tflops=middle(lines, "TFLOP/s/GPU"),
         lines=tuple(_with_counted_samples(lines)),

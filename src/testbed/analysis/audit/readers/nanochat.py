@@ -55,7 +55,7 @@ def read_nanochat(path: Path, text: str) -> list[Reported]:
         time_s=_seconds(middle(lines, "dt")), time_meaning="time of one iteration",
         rate=middle(lines, "tok/sec"),
         train_loss=last(lines, "loss"),
-        device_name=only(r"GPU: (.+?) \| Peak FLOPS", text),
+        device_name=only(r"GPU: (.{1,80}?) \| Peak FLOPS", text),
         peak_flops=peak.value if peak and peak.value > 0 else None, mfu=share(middle(lines, "mfu")),
         lines=lines, relations=_relations(text, tokens, world_size),
         products=_products(micro, length, accumulation, world_size, tokens),

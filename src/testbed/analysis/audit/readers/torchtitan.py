@@ -25,11 +25,14 @@ from testbed.analysis.audit.readers.printed import (
 )  # fmt: skip
 from testbed.analysis.audit.reported import Reported
 
-MARK = r"step:\s*\d+\s+loss:.*\b(?:tps|wps):"
-LINE = re.compile(r"(?m)^(?P<head>.*?)(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+(?P<rest>loss:.*\b(?:tps|wps):.*)$")
+MARK = r"step:\s*\d+\s+loss:.{0,500}?\b(?:tps|wps):"
+LINE = re.compile(  # bounded, so that a damaged file of one long line is read in time
+    r"(?m)^(?P<head>.{0,300}?)(?<!validate )\bstep:\s*(?P<step>\d{1,12})\s+"
+    r"(?P<rest>loss:.{0,500}?\b(?:tps|wps):.{0,500})"
+)
 AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d{3})?")
 MESH = r"Building (?:\d-D )?device mesh with (.*)"  # pp=1, dp_shard=8 or, until 2025, ['dp_shard', 'tp'], [4, 2]
-UNKNOWN_PEAK = r"Peak flops undefined for: (.+?), fallback to A100"
+UNKNOWN_PEAK = r"Peak flops undefined for: (.{1,80}?), fallback to A100"
 DATA = ("dp", "dp_replicate", "dp_shard")
 
 
@@ -51,7 +54,7 @@ def read_torchtitan(path: Path, text: str) -> list[Reported]:
         rate=rate * world_size if rate is not None and world_size else rate, rate_is_per_rank=world_size is None,
         train_loss=last(lines, "loss"),
         val_loss=last_number(r"validate step:\s*\d+\s+loss:\s*(\S+)", text),
-        device_name=only(r"CUDA capacity: (.+?) with", text) or only(UNKNOWN_PEAK, text),
+        device_name=only(r"CUDA capacity: (.{1,80}?) with", text) or only(UNKNOWN_PEAK, text),
         peak_flops=_peak(text), mfu=share(middle(lines, "mfu")), tflops=middle(lines, "tflops"),
         lines=lines, relations=_relations(text, is_one_run=length is not None),
         products=_products(local, accumulation, ranks["data"] if ranks else None, batch),
@@ -103,7 +106,7 @@ def _peak(text: str) -> float | None:
 def _relations(text: str, is_one_run: bool) -> tuple[Relation, ...]:
     """Return what follows from `tps`: TFLOP/s is FLOPs per token x tps, MFU is TFLOP/s over the peak."""
     peak = only_figure(r"Peak FLOPS used for computing MFU: (\S+)", text)
-    capacity = only_figure(r"CUDA capacity: .+? with (\S+?)GiB memory", text)
+    capacity = only_figure(r"CUDA capacity: .{1,80}? with (\S+?)GiB memory", text)
     per_tflops = None
     if peak and peak.low > 0:
         per_tflops = Figure(1e14 / peak.value, 1e14 / peak.low - 1e14 / peak.value)
