@@ -242,6 +242,56 @@ def test_only_a_few_lines_against_the_rest_are_accused():
     assert disagreement(Relation("a / b", {"a": 1, "b": -1}, Figure(100.0)), [line(1, 120, 1)]) is not None
 
 
+def test_more_than_a_few_or_two_that_agree_are_another_setting():
+    relation = Relation("a / b", {"a": 1, "b": -1})
+    fit = [line(step, 100 * step, step) for step in range(1, 21)]
+    three = [line(step, step * share, step) for step, share in ((21, 150), (22, 180), (23, 220))]
+    assert disagreement(relation, [*fit, *three[:2]]) is not None
+    assert disagreement(relation, [*fit, *three]) is None
+    assert disagreement(relation, [*fit, line(21, 150 * 21, 21), line(22, 150 * 22, 22)]) is None
+
+
+def test_two_lines_are_enough_where_nothing_else_changes_the_number():
+    two = [line(1, 100, 1), line(2, 300, 2)]
+    assert disagreement(Relation("a / b", {"a": 1, "b": -1}), two) is None
+    assert disagreement(Relation("a / b", {"a": 1, "b": -1}, is_fixed=True), two) is not None
+
+
+def test_a_batch_that_grows_between_two_lines_is_no_error(tmp_path):
+    grown = edited(tmp_path, "megatron", (r" throughput per GPU[^|]*\|", ""),
+                   (r"(iteration +15/.*global batch size: +)80", r"\g<1>160"))  # fmt: skip
+    assert messages(grown, FAILS) == ""
+    wrong = edited(tmp_path, "megatron", (r" throughput per GPU[^|]*\|", ""),
+                   (r"global batch size: +80", "global batch size: 160"))  # fmt: skip
+    assert "consumed samples per iteration" in messages(wrong, FAILS)
+
+
+def test_logs_of_other_lengths_compare_rates_and_no_losses(tmp_path):
+    shorter = edited(tmp_path, "llmc", (r"step +1[5-9]/.*\n", ""), (r"val loss 4.7\d+", "val loss 6.0"))
+    found = audit([FOLDER / "llmc.txt", shorter])
+    assert [finding for finding in found if finding.severity == FAILS] == []
+    assert any("optimizer steps 19 against 14" in f.message and "neither losses" in f.message for f in found)
+    shorter = edited(tmp_path, "llmc", (r"step +1[5-9]/.*\n", ""), (r"val loss 4.7\d+", "val loss 3.0"))
+    assert [f for f in audit([FOLDER / "llmc.txt", shorter]) if f.severity == FAILS] == []
+
+
+def test_of_several_stages_in_one_file_the_longest_is_read(tmp_path):
+    text = (FOLDER / "nanochat.txt").read_text(encoding="utf-8")
+    later = "\n".join(text.splitlines()[:9]).replace("524,288 =>", "1,048,576 =>").replace("/21400", "/300")
+    (tmp_path / "a.log").write_text(f"{text}Autodetected device type: cuda\n{later}\n", encoding="utf-8")
+    (run,) = read_reported([tmp_path / "a.log"])
+    assert (run.optimizer_steps, run.global_batch_size) == (20, 256)
+    assert "1 shorter runs in the same file" in run.unread
+
+
+def test_ranks_come_from_a_name_that_says_what_they_are(tmp_path):
+    text = (FOLDER / "nanogpt.txt").read_text(encoding="utf-8")
+    for name, ranks in (("kv_g2_1818671.out", None), ("ddp_4GPU.log", 4)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (run,) = read_reported([tmp_path / name])
+        assert run.world_size == ranks
+
+
 def test_lines_are_put_in_order():
     assert [each.step for each in in_order(line(step, 1, 1) for step in (1, 1, 2, 3, 2, 4))] == [1, 2, 4]
 

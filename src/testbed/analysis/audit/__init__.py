@@ -4,6 +4,7 @@ To add a rule, write one function and list it in the table at the end of its fil
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
+- log_rules.py, LOG_RULES: the lines of a training log against each other, its header and the device.
 - comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code and devices are in
   condition_rules.py, on what devices gain in scaling_rules.py, on settings that a log prints in printed_rules.py.
 
@@ -14,5 +15,5 @@ of all such findings into one paragraph. What a file does not record is None, an
 names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has
 a fault of each kind and its sound twin.
 
-To add a format of another program, write one function in foreign.py and list it in READERS or LOGS.
+To add a format of another program, write a reader (readers/__init__.py says how).
 """
