@@ -6,7 +6,7 @@
     python scripts/audit_runs.py their/1gpu.json their/4gpu.json --json findings.json
 
 Reads training_metrics.json 1 and 2.0 to 2.2, timing logs (an epoch's "timing breakdown"),
-rank<r>_results_epoch<e>.json, wandb logs and CSV exports, and scaling_report.json. docs/audit.md lists the rules.
+rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, and tables in Markdown or CSV. docs/audit.md lists the rules.
 Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
 cannot be read.
 """
@@ -39,6 +39,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline", type=Path, metavar="FILE",
                         help="what all others are compared with (default: the first; in a folder of several, its "
                         "baseline on the fewest ranks)")  # fmt: skip
+    parser.add_argument("--columns", action="append", default=[], metavar="QUANTITY=HEADING,...",
+                        help="what the columns of a table in Markdown or CSV are, where their headings do not say it: "
+                        "'devices=#GPUs,length=2048' (docs/audit.md lists the quantities)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE too")
     return parser.parse_args()
 
@@ -47,9 +50,11 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.audit import claims
+    from testbed.analysis.audit.tables.read import columns_named
     from testbed.analysis.document.words import counted
 
-    findings, num_runs = claims.audit_and_count(arguments.files, arguments.baseline)
+    columns = columns_named(arguments.columns) if arguments.columns else None
+    findings, num_runs = claims.audit_and_count(arguments.files, arguments.baseline, columns)
     failed = [finding for finding in findings if finding.severity == claims.FAILS]
     runs = counted(num_runs, "run")
     if findings:

@@ -27,6 +27,8 @@ class Rule(StrEnum):
     TRACEABLE = "each figure can be traced"
     DEVICES = "equal devices"
     WARM_UP = "warm-up is left out"
+    ARITHMETIC = "figures follow from one another"
+    POSSIBLE = "within what is possible"
 
 
 @dataclass(frozen=True)

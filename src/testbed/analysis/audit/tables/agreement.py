@@ -1,0 +1,267 @@
+"""Find the rows of a table that contradict a formula under every convention, by what the other rows agree on.
+
+A formula is a product of powers of columns that is 1, or one constant for all rows that did the same work. Every figure
+is an interval: what its digits leave open. Rows agree where one constant lies in all of their intervals.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, permutations, product
+
+from testbed.analysis.audit.tables.columns import RATES, Column
+from testbed.analysis.audit.tables.figures import is_reference
+
+Powers = Mapping[str, int]  # quantity -> exponent
+SLACK = math.log(1.01)  # beyond rounding: times and rates are averaged over windows that differ a little
+FAR = math.log(1.15)  # what two rows alone can hold against a third
+MOST_CHOICES = 64
+RATIO_OF = (*RATES, "time_s", "step_s", "flops", "device_hours")
+# Words in a row's label that stand for other work, other arithmetic or another device.
+KIND = re.compile(
+    r"fp\d+|tf32|bf16|int\d|amp|mixed|mxfp\d|nvfp4|[abhlvt]\d{2,4}\b|gb?h?\d{3}|rtx|\d+(?:\.\d+)?[bm]\b|lora|frozen"
+    r"|seq\w*[\s=_]*\d+|\d+k\b|checkpoint\w*|recompute\w*|offload\w*|compile\w*|xla|\bac\b|moe",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The columns of one table, with the line of each row."""
+
+    lines: tuple[int, ...]
+    columns: tuple[Column, ...]
+    above: str = ""  # its title, and the text between that and the table
+
+    def of(self, quantity: str) -> list[Column]:
+        return [column for column in self.columns if column.quantity == quantity]
+
+    @property
+    def settings(self) -> list[Column]:
+        return [column for column in self.columns if column.is_setting]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Say that a product of powers is the same for all rows, in words and in each convention that is in use."""
+
+    words: str
+    subject: str  # the quantity that a finding is about, in every variant
+    variants: tuple[Powers, ...]  # the usual one first
+    is_one: bool = False  # the product is 1; else an unknown constant of the table
+    is_definition: bool = False  # two rows are enough: a ratio and what it is a ratio of
+    hidden: tuple[str, ...] = ()  # quantities that change the constant, where no column gives them
+
+
+@dataclass(frozen=True)
+class Term:
+    column: Column
+    power: int
+
+
+@dataclass
+class Fit:
+    """How the rows agree with one convention, in one choice of columns and one grouping."""
+
+    terms: tuple[Term, ...]
+    rows: tuple[int, ...]  # that have all figures
+    outliers: list[Outlier] = field(default_factory=list)
+    is_sound: bool = True  # every group has a majority
+
+    @property
+    def key(self) -> tuple[bool, int, float]:
+        """Return what is least for the fit that explains most."""
+        return (not self.is_sound, len(self.outliers), sum(one.distance for one in self.outliers))
+
+    @property
+    def support(self) -> int:
+        """Return how many rows confirm the convention, those left out that are a reference."""
+        apart = {one.row for one in self.outliers}
+        figures = [self.terms[0].column.figures[row] for row in self.rows if row not in apart]
+        return sum(figure is not None and abs(figure.value - 1) > 1e-9 for figure in figures) if self.is_sound else 0
+
+
+@dataclass(frozen=True)
+class Outlier:
+    row: int
+    low: float  # of the logarithm of its product
+    high: float
+    agreed: tuple[float, float]  # of the rows that agree
+    members: tuple[int, ...]  # those rows
+    terms: tuple[Term, ...]
+    formula: Formula
+    needs_support: bool = False  # by other tables of the file: its own cannot say which convention holds
+
+    @property
+    def distance(self) -> float:
+        """Return the logarithm of the factor by which the row misses what the others agree on."""
+        return max(self.low - self.agreed[1], self.agreed[0] - self.high)
+
+
+def best_fits(grid: Grid, formula: Formula) -> Iterator[Fit]:
+    """Yield, for each column of the formula's subject, the convention that explains the most rows.
+
+    Its outliers contradict the formula under all conventions, and nothing that the table says explains them.
+    """
+    for subject in grid.of(formula.subject):
+        fits = list(_fits(grid, formula, subject))
+        if not fits:
+            continue
+        covered = max(len(fit.rows) for fit in fits)
+        best = min((fit for fit in fits if len(fit.rows) == covered), key=lambda fit: fit.key)
+        explained: set[int] = set()
+        if formula.is_one:  # a row may follow another convention than the rest
+            explained = {row for fit in fits for row in set(fit.rows) - {one.row for one in fit.outliers}}
+        best.outliers = [one for one in best.outliers
+                         if best.is_sound and one.row not in explained and _is_certain(grid, one)]  # fmt: skip
+        yield best
+
+
+def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
+    for powers in formula.variants:
+        names = [name for name in powers if name != formula.subject]
+        if formula.subject not in powers:
+            continue
+        choices = product(*([column for column in grid.of(name) if column is not subject] for name in names))
+        for chosen in islice(choices, MOST_CHOICES):
+            terms = (Term(subject, powers[formula.subject]),
+                     *(Term(column, powers[name]) for name, column in zip(names, chosen, strict=True)))  # fmt: skip
+            yield from _fits_of(grid, formula, terms)
+    if formula.is_definition:
+        yield from _fits_within_rows(grid, formula, subject)
+
+
+def _fits_within_rows(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
+    """Yield how a ratio follows from two columns of one quantity in its own row."""
+    for quantity in RATIO_OF:
+        for one, other in islice(permutations(grid.of(quantity), 2), MOST_CHOICES):
+            terms = (Term(subject, -1), Term(one, 1), Term(other, -1))
+            rows = range(len(grid.lines))
+            intervals = {row: found for row in rows if (found := _interval(terms, row, within_row=True))}
+            if intervals:
+                fit = _fit_to_one(formula, terms, intervals)
+                if len(intervals) <= 2 and not fit.is_sound:
+                    fit.is_sound = True
+                    fit.outliers = [replace(outlier, needs_support=True) for outlier in fit.outliers]
+                yield fit
+
+
+def _fits_of(grid: Grid, formula: Formula, terms: tuple[Term, ...]) -> Iterator[Fit]:
+    within = not formula.is_definition
+    intervals = {row: found for row in range(len(grid.lines)) if (found := _interval(terms, row, within))}
+    if len(intervals) < 2 and not formula.is_one:
+        return
+    if formula.is_one:
+        yield _fit_to_one(formula, terms, intervals)
+        return
+    yield _fit(formula, terms, [list(intervals)], intervals)
+    used = {id(term.column) for term in terms}
+    for column in grid.settings:
+        groups: dict[str, list[int]] = {}
+        for row in intervals:
+            groups.setdefault(column.texts[row], []).append(row)
+        if len(groups) > 1 and all(len(rows) > 1 for rows in groups.values()) and id(column) not in used:
+            yield _fit(formula, terms, list(groups.values()), intervals)
+
+
+def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, tuple[float, float]]) -> Fit:
+    holds = tuple(row for row, (low, high) in intervals.items() if low <= SLACK and high >= -SLACK)
+    is_half = len(holds) == 1 and len(intervals) == 2
+    fit = Fit(terms, tuple(intervals), is_sound=is_half or (bool(holds) and 3 * len(holds) >= 2 * len(intervals)))
+    for row, (low, high) in intervals.items():
+        if row not in holds:
+            fit.outliers.append(Outlier(row, low, high, (0.0, 0.0), holds, terms, formula))
+    return fit
+
+
+def _fit(
+    formula: Formula, terms: tuple[Term, ...], groups: list[list[int]], intervals: dict[int, tuple[float, float]]
+) -> Fit:
+    fit = Fit(terms, tuple(intervals))
+    for rows in groups:
+        agreed = agreed_by_most([intervals[row] for row in rows])
+        members = tuple(row for row in rows if intervals[row][0] <= agreed[1] and intervals[row][1] >= agreed[0])
+        apart = [row for row in rows if row not in members]
+        fit.is_sound &= not apart or 3 * len(members) >= 2 * len(rows) or (formula.is_definition and len(rows) == 2)
+        is_pair = bool(apart) and len(rows) == 2
+        if is_pair:  # a ratio against its reference: the reference is right
+            members, apart = _reference_first(terms, rows)
+            fit.is_sound &= bool(members)
+            agreed = intervals[members[0]] if members else agreed
+        fit.outliers += [Outlier(row, *intervals[row], agreed, members, terms, formula, is_pair) for row in apart]
+    return fit
+
+
+def _reference_first(terms: tuple[Term, ...], rows: list[int]) -> tuple[tuple[int, ...], list[int]]:
+    """Return which of two rows a ratio refers to, and the other; neither where no row is the reference."""
+    subject = terms[0].column
+    is_one = [(figure := subject.figures[row]) is None or abs(figure.value - 1) < 1e-9 for row in rows]
+    if is_one.count(True) != 1:
+        return (), rows
+    at = is_one.index(True)
+    return (rows[at],), [rows[1 - at]]
+
+
+def agreed_by_most(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the range that lies in the most of some intervals, each half of SLACK wider at both ends."""
+    ends = sorted(
+        [(low - SLACK / 2, 0) for low, _ in intervals] + [(high + SLACK / 2, 1) for _, high in intervals]
+    )
+    best, count, found = 0, 0, (0.0, 0.0)
+    for index, (place, is_end) in enumerate(ends):
+        count += -1 if is_end else 1
+        if count > best and not is_end:
+            best, found = count, (place, next(end for end, closes in ends[index + 1 :] if closes))
+    return found
+
+
+def _interval(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[float, float] | None:
+    """Return the logarithms between which the product of a row lies; None where a figure is missing."""
+    low = high = 0.0
+    for number, (column, power) in enumerate((term.column, term.power) for term in terms):
+        figure = column.figures[row]
+        if figure is None:
+            if number == 0 and not within_row and is_reference(column.texts[row]):
+                continue  # the row that the ratios refer to: its own is 1
+            return None
+        ends = (power * math.log(figure.low), power * math.log(figure.high))
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _is_certain(grid: Grid, one: Outlier) -> bool:
+    """Return whether nothing that the table says explains the row, and enough rows speak against it."""
+    if one.distance <= (SLACK / 2 if not one.formula.is_one else SLACK):
+        return False
+    if one.formula.is_one or one.needs_support:
+        return len(one.members) > 1 or one.distance > FAR or one.needs_support
+    if not one.formula.is_definition and len(one.members) < 3 and one.distance <= FAR:
+        return False
+    used = {id(term.column) for term in one.terms}
+    given = {term.column.quantity for term in one.terms}
+    for column in grid.settings:
+        of_members = {column.texts[row] for row in one.members}
+        own = column.texts[one.row]
+        if id(column) in used:
+            continue
+        if not one.formula.is_definition and len(of_members) == 1 and own not in of_members:
+            return False
+        kinds = [set(KIND.findall(text.lower())) for text in of_members]
+        if kinds and (set(KIND.findall(own.lower())) - set.union(*kinds) or set.intersection(*kinds) - set(
+            KIND.findall(own.lower())
+        )):  # fmt: skip
+            return False
+    is_hidden = [name for name in one.formula.hidden if name not in given]
+    return not (is_hidden and _is_simple_ratio(one))
+
+
+def _is_simple_ratio(one: Outlier) -> bool:
+    """Return whether the row misses by a small whole factor: another batch, or devices that no column gives."""
+    return any(
+        one.low - one.agreed[1] <= sign * math.log(factor) + SLACK and one.high - one.agreed[0] >= sign * math.log(factor) - SLACK
+        for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+        for sign in (1, -1)
+    )

@@ -1,0 +1,78 @@
+"""Make the findings of formulas: rows of a table whose figures do not follow from one another."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from testbed.analysis.audit.finding import FAILS, Finding, Rule
+from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.tables.agreement import Fit, Grid, Outlier, best_fits
+from testbed.analysis.audit.tables.figures import NUMBER
+from testbed.analysis.audit.tables.relations import FORMULAS
+
+ENOUGH_SUPPORT = 2  # rows elsewhere in the file that confirm a convention
+SHOWN_LINES = 4
+
+
+def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
+    """Yield one finding for each row that contradicts a formula under every convention."""
+    grids: tuple[Grid, ...] = item.details["grids"]
+    found: dict[int, list[tuple[Grid, Outlier]]] = {}
+    for formula in FORMULAS:
+        fits: list[tuple[Grid, Fit]] = [(grid, fit) for grid in grids for fit in best_fits(grid, formula)]
+        support = sum(fit.support for _, fit in fits)
+        for grid, fit in fits:
+            for outlier in fit.outliers:
+                if not outlier.needs_support or support - fit.support >= ENOUGH_SUPPORT:
+                    found.setdefault(grid.lines[outlier.row], []).append((grid, outlier))
+    for line, outliers in sorted(found.items()):
+        grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
+        message = f"{said(grid, worst)}"
+        if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):
+            message += f"; nor does the row fit: {'; '.join(others)}"
+        yield Finding(Rule.ARITHMETIC, (f"{item.name}:{line}",), message, FAILS, corrected(grid, worst))
+
+
+def said(grid: Grid, one: Outlier) -> str:
+    """Return the formula, the figures of the row, and what the other rows agree on."""
+    left = [shown(term.column.heading, term.column.texts[one.row]) for term in one.terms if term.power > 0]
+    right = [shown(term.column.heading, term.column.texts[one.row]) for term in one.terms if term.power < 0]
+    product = " x ".join(left) or "1"
+    product += "".join(f" / {text}" for text in right)
+    lines = [str(grid.lines[row]) for row in one.members if row != one.row]
+    listed = ", ".join(lines[:SHOWN_LINES]) + (f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else "")
+    rest = f" (line{'s' * (len(lines) > 1)} {listed})" if lines else " of the file's other tables"
+    factor = math.exp(_middle(one.low, one.high) - _middle(*one.agreed))
+    return (
+        f"{one.terms[0].column.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} times "
+        f"what it is in the rows that agree{rest}" if not one.formula.is_one else
+        f"{one.terms[0].column.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} "
+        f"times what it has to be; the formula holds in {len(lines)} other rows{rest if lines else ''}"
+    )  # fmt: skip
+
+
+def corrected(grid: Grid, one: Outlier) -> str | None:
+    """Return the figure of the formula's subject that would follow, if the row's other figures are right."""
+    term = one.terms[0]
+    factor = math.exp((_middle(*one.agreed) - _middle(one.low, one.high)) / term.power)
+    text = term.column.texts[one.row]
+    number = NUMBER.search(text)
+    if not number:
+        return None
+    plain = number[2].replace(",", "").replace("_", "")
+    if not re.fullmatch(r"[\d.]+", plain):
+        return None
+    decimals = len(plain.partition(".")[2])
+    value = float(plain) * (10.0 ** int(number[3][1:]) if number[3] else 1.0) * factor
+    written = f"{value:.{len(number[2].partition('.')[2])}e}" if number[3] else f"{value:,.{decimals}f}"
+    return f"{term.column.heading} {written}{text[number.end() :]} would follow from the row's other figures"
+
+
+def shown(heading: str, text: str) -> str:
+    return f"{heading} {text or '(empty: 1)'}"
+
+
+def _middle(low: float, high: float) -> float:
+    return (low + high) / 2
