@@ -17,6 +17,8 @@ from testbed.analysis.audit.tables.figures import is_reference
 
 Powers = Mapping[str, int]  # quantity -> exponent
 SLACK = math.log(1.01)  # beyond rounding: times and rates are averaged over windows that differ a little
+SLACK_OF_DEFINITION = math.log(1.002)  # a ratio and what it is computed from
+RECOMPUTATION = math.log(4 / 3)  # FLOPs of activation checkpointing, counted or not
 FAR = math.log(1.15)  # what two rows alone can hold against a third
 MOST_CHOICES = 64
 RATIO_OF = (*RATES, "time_s", "step_s", "flops", "device_hours")
@@ -54,6 +56,11 @@ class Formula:
     is_one: bool = False  # the product is 1; else an unknown constant of the table
     is_definition: bool = False  # two rows are enough: a ratio and what it is a ratio of
     hidden: tuple[str, ...] = ()  # quantities that change the constant, where no column gives them
+    is_of_flops: bool = False  # recomputation may be counted
+
+    @property
+    def slack(self) -> float:
+        return SLACK_OF_DEFINITION if self.is_definition else SLACK
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,9 @@ class Fit:
 
     @property
     def key(self) -> tuple[bool, int, float]:
-        """Return what is least for the fit that explains most."""
-        return (not self.is_sound, len(self.outliers), sum(one.distance for one in self.outliers))
+        """Return what is least for the fit that explains most; among equals the first convention counts."""
+        guessed = sum(one.distance for one in self.outliers if one.needs_support)
+        return (not self.is_sound, len(self.outliers), guessed)
 
     @property
     def support(self) -> int:
@@ -110,28 +118,38 @@ def best_fits(grid: Grid, formula: Formula) -> Iterator[Fit]:
         fits = list(_fits(grid, formula, subject))
         if not fits:
             continue
-        covered = max(len(fit.rows) for fit in fits)
-        best = min((fit for fit in fits if len(fit.rows) == covered), key=lambda fit: fit.key)
+        stating = [sum(subject.figures[row] is not None for row in fit.rows) for fit in fits]
+        covering = [fit for fit, count in zip(fits, stating, strict=True) if count == max(stating)]
+        best = min(covering, key=lambda fit: fit.key)
         explained: set[int] = set()
-        if formula.is_one:  # a row may follow another convention than the rest
-            explained = {row for fit in fits for row in set(fit.rows) - {one.row for one in fit.outliers}}
+        for fit in fits:  # a row may follow another convention than the rest
+            if formula.is_one or (fit.is_sound and not fit.outliers and len(fit.rows) > 1):
+                explained |= set(fit.rows) - {one.row for one in fit.outliers}
         best.outliers = [one for one in best.outliers
                          if best.is_sound and one.row not in explained and _is_certain(grid, one)]  # fmt: skip
         yield best
 
 
 def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
+    if formula.is_definition:
+        yield from _fits_within_rows(grid, formula, subject)
     for powers in formula.variants:
         names = [name for name in powers if name != formula.subject]
         if formula.subject not in powers:
             continue
         choices = product(*([column for column in grid.of(name) if column is not subject] for name in names))
         for chosen in islice(choices, MOST_CHOICES):
+            if formula.is_definition and any(_is_other_kind(subject, column) for column in chosen):
+                continue
             terms = (Term(subject, powers[formula.subject]),
                      *(Term(column, powers[name]) for name, column in zip(names, chosen, strict=True)))  # fmt: skip
             yield from _fits_of(grid, formula, terms)
-    if formula.is_definition:
-        yield from _fits_within_rows(grid, formula, subject)
+
+
+def _is_other_kind(subject: Column, column: Column) -> bool:
+    """Return whether two headings name arithmetic or devices, and none in common: FP32 against mixed precision."""
+    one, other = (set(KIND.findall(each.heading.lower())) for each in (subject, column))
+    return bool(one and other and not one & other)
 
 
 def _fits_within_rows(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
@@ -168,7 +186,8 @@ def _fits_of(grid: Grid, formula: Formula, terms: tuple[Term, ...]) -> Iterator[
 
 
 def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, tuple[float, float]]) -> Fit:
-    holds = tuple(row for row, (low, high) in intervals.items() if low <= SLACK and high >= -SLACK)
+    slack = formula.slack
+    holds = tuple(row for row, (low, high) in intervals.items() if low <= slack and high >= -slack)
     is_half = len(holds) == 1 and len(intervals) == 2
     fit = Fit(terms, tuple(intervals), is_sound=is_half or (bool(holds) and 3 * len(holds) >= 2 * len(intervals)))
     for row, (low, high) in intervals.items():
@@ -182,7 +201,7 @@ def _fit(
 ) -> Fit:
     fit = Fit(terms, tuple(intervals))
     for rows in groups:
-        agreed = agreed_by_most([intervals[row] for row in rows])
+        agreed = agreed_by_most([intervals[row] for row in rows], formula.slack)
         members = tuple(row for row in rows if intervals[row][0] <= agreed[1] and intervals[row][1] >= agreed[0])
         apart = [row for row in rows if row not in members]
         fit.is_sound &= not apart or 3 * len(members) >= 2 * len(rows) or (formula.is_definition and len(rows) == 2)
@@ -205,11 +224,9 @@ def _reference_first(terms: tuple[Term, ...], rows: list[int]) -> tuple[tuple[in
     return (rows[at],), [rows[1 - at]]
 
 
-def agreed_by_most(intervals: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the range that lies in the most of some intervals, each half of SLACK wider at both ends."""
-    ends = sorted(
-        [(low - SLACK / 2, 0) for low, _ in intervals] + [(high + SLACK / 2, 1) for _, high in intervals]
-    )
+def agreed_by_most(intervals: Sequence[tuple[float, float]], slack: float) -> tuple[float, float]:
+    """Return the range that lies in the most of some intervals, each half of `slack` wider at both ends."""
+    ends = sorted([(low - slack / 2, 0) for low, _ in intervals] + [(high + slack / 2, 1) for _, high in intervals])
     best, count, found = 0, 0, (0.0, 0.0)
     for index, (place, is_end) in enumerate(ends):
         count += -1 if is_end else 1
@@ -221,20 +238,33 @@ def agreed_by_most(intervals: Sequence[tuple[float, float]]) -> tuple[float, flo
 def _interval(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[float, float] | None:
     """Return the logarithms between which the product of a row lies; None where a figure is missing."""
     low = high = 0.0
+    is_reference_row = not within_row and _is_only_reference(terms[0].column, row)
     for number, (column, power) in enumerate((term.column, term.power) for term in terms):
         figure = column.figures[row]
         if figure is None:
             if number == 0 and not within_row and is_reference(column.texts[row]):
                 continue  # the row that the ratios refer to: its own is 1
             return None
+        if number == 0 and is_reference_row:
+            continue
         ends = (power * math.log(figure.low), power * math.log(figure.high))
         low, high = low + min(ends), high + max(ends)
     return low, high
 
 
+def _is_only_reference(subject: Column, row: int) -> bool:
+    """Return whether this row alone has the ratio 1: it is what the others refer to, and 1 is not rounded."""
+    ones = [index for index, figure in enumerate(subject.figures) if figure and abs(figure.value - 1) < 1e-9]
+    return ones == [row]
+
+
 def _is_certain(grid: Grid, one: Outlier) -> bool:
     """Return whether nothing that the table says explains the row, and enough rows speak against it."""
-    if one.distance <= (SLACK / 2 if not one.formula.is_one else SLACK):
+    if one.distance <= one.formula.slack / 2 or (one.formula.is_of_flops and _is_near(one, RECOMPUTATION)):
+        return False
+    if any("(" in term.column.texts[one.row] and term.column.is_setting for term in one.terms):
+        return False  # "1 (4 ranks each)": the row says itself that it counts in another way
+    if one.formula.is_definition and not one.needs_support and _is_second_reference(one):
         return False
     if one.formula.is_one or one.needs_support:
         return len(one.members) > 1 or one.distance > FAR or one.needs_support
@@ -258,10 +288,19 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
     return not (is_hidden and _is_simple_ratio(one))
 
 
+def _is_second_reference(one: Outlier) -> bool:
+    """Return whether the row's ratio is 1 or left out, as in the row that the others refer to."""
+    figures = [one.terms[0].column.figures[row] for row in (one.row, *one.members)]
+    is_one = [figure is None or abs(figure.value - 1) < 1e-9 for figure in figures]
+    return figures[0] is None or (is_one[0] and any(is_one[1:]))
+
+
 def _is_simple_ratio(one: Outlier) -> bool:
     """Return whether the row misses by a small whole factor: another batch, or devices that no column gives."""
-    return any(
-        one.low - one.agreed[1] <= sign * math.log(factor) + SLACK and one.high - one.agreed[0] >= sign * math.log(factor) - SLACK
-        for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
-        for sign in (1, -1)
-    )
+    return any(_is_near(one, math.log(factor)) for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
+
+
+def _is_near(one: Outlier, factor: float) -> bool:
+    """Return whether the row may miss by just a factor, up or down, given as its logarithm."""
+    lowest, highest = one.low - one.agreed[1] - SLACK, one.high - one.agreed[0] + SLACK
+    return lowest <= factor <= highest or lowest <= -factor <= highest

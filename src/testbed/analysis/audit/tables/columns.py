@@ -71,9 +71,10 @@ class Column:
         """Return whether it says what was run, and not what came out."""
         if self.quantity:
             return self.quantity not in MEASURED
-        return not all(re.fullmatch(r"[-+~]?[\d.,]+\s*\S{0,3}|[-–—]?", text) for text in self.texts) or all(
-            re.fullmatch(r"\d{1,9}", text) for text in self.texts
-        )
+        if re.search(r"(?i)size|model|note|config", self.heading):
+            return True
+        numbers = [re.fullmatch(r"[-+~]?[\d,]*\.?\d+\s*\S{0,3}|[-–—]?", text) for text in self.texts]
+        return not all(numbers) or not any("." in text or "%" in text for text in self.texts)
 
 
 def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Column]:
@@ -112,8 +113,9 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*[x×]", plain(cell))]
     if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
         return "ratio"
-    if found == "rate" and (unit := _unit_of_cells(cells)):
-        return quantity_of(unit, []) or found
+    if found in ("rate", None) and (unit := _unit_of_cells(cells)):
+        of_unit = quantity_of(unit, [])
+        return of_unit if of_unit in RATES else found
     return found
 
 

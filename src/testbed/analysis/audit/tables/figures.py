@@ -9,7 +9,7 @@ from dataclasses import dataclass
 NUMBER = re.compile(r"([-+−]?)\s*(\d{1,3}(?:[,_’']\d{3})+(?:\.\d+)?|\d+,\d{1,2}(?!\d)|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,3})?", re.I)
 # What the source itself marks as uncertain, or with a footnote, is no figure to hold against it.
 MARKED = re.compile(r"[~≈∼<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bca\.|\bup to\b|\[\d+\]|\bOOM\b|\btbd\b", re.I)
-REFERENCE = re.compile(r"[-–—−]*|(\(?(baseline|base|ref|reference|n/?a)\.?\)?)", re.I)
+REFERENCE = re.compile(r"[-–—−]*|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 UNITS = {
     "time": {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0,

@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 
-from testbed.analysis.audit.finding import FAILS, Finding, Rule
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.agreement import Fit, Grid, Outlier, best_fits
+from testbed.analysis.audit.tables.columns import MEASURED
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.relations import FORMULAS
 
@@ -32,7 +33,12 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
         message = f"{said(grid, worst)}"
         if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):
             message += f"; nor does the row fit: {'; '.join(others)}"
-        yield Finding(Rule.ARITHMETIC, (f"{item.name}:{line}",), message, FAILS, corrected(grid, worst))
+        severity = FAILS if says_a_result(grid, worst.row) else NOTE  # a row of a plan claims nothing
+        yield Finding(Rule.ARITHMETIC, (f"{item.name}:{line}",), message, severity, corrected(grid, worst))
+
+
+def says_a_result(grid: Grid, row: int) -> bool:
+    return any(column.figures[row] for column in grid.columns if column.quantity in MEASURED)
 
 
 def said(grid: Grid, one: Outlier) -> str:

@@ -53,7 +53,7 @@ def _rate_and_step() -> Iterator[Formula]:
 def _flops() -> Iterator[Formula]:
     """Yield the formulas of FLOP/s: MFU, rates, and the FLOPs of a step."""
     for share in ("mfu", "hfu"):
-        yield Formula(f"FLOP/s / {share.upper()} is the peak of the device", share, ({"flops": 1, share: -1},))
+        yield Formula(f"FLOP/s / {share.upper()} is the peak of the device", share, ({"flops": 1, share: -1},), is_of_flops=share == "hfu")
         yield Formula(
             f"tokens/s of a device / {share.upper()} is the same for one model", share,
             ({"device_token_rate": 1, share: -1}, *_per_device({"token_rate": 1, share: -1}),
@@ -65,13 +65,14 @@ def _flops() -> Iterator[Formula]:
     yield Formula(
         "FLOP/s / rate is the work of a token or sample", "flops",
         tuple(variant for rate in rates for variant in _per_device({"flops": -1, rate: 1})),
-        hidden=("params", "devices", "length"),
+        hidden=("params", "devices", "length"), is_of_flops=True,
     )  # fmt: skip
     work = {"flops": 1, "step_s": 1}
     of_batch = [{"batch": -1}, {"micro_batch": -1}, {}]
     yield Formula(
         "FLOP/s x devices x time of a step / batch is the work of a sample", "step_s",
         tuple(_times(work, batch, devices) for batch in of_batch for devices in (*_DEVICES, {})), hidden=("batch",),
+        is_of_flops=True,
     )  # fmt: skip
     yield Formula("FLOP/s of all = FLOP/s of one x devices", "all_flops",
                   tuple(_times({"all_flops": -1, "flops": 1}, devices) for devices in _DEVICES), is_one=True)  # fmt: skip
