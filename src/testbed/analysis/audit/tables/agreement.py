@@ -21,6 +21,7 @@ SLACK_OF_DEFINITION = math.log(1.002)  # a ratio and what it is computed from
 RECOMPUTATION = math.log(4 / 3)  # FLOPs of activation checkpointing, counted or not
 FAR = math.log(1.15)  # what two rows alone can hold against a third
 MOST_CHOICES = 64
+COUNTS = ("devices", "nodes", "dp")  # grow together
 RATIO_OF = (*RATES, "time_s", "step_s", "flops", "device_hours")
 # Words in a row's label that stand for other work, other arithmetic or another device.
 KIND = re.compile(
@@ -28,6 +29,8 @@ KIND = re.compile(
     r"|seq\w*[\s=_]*\d+|\d+k\b|checkpoint\w*|recompute\w*|offload\w*|compile\w*|xla|\bac\b|moe",
     re.I,
 )
+SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
+NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Formula:
     is_definition: bool = False  # two rows are enough: a ratio and what it is a ratio of
     hidden: tuple[str, ...] = ()  # quantities that change the constant, where no column gives them
     is_of_flops: bool = False  # recomputation may be counted
+    is_of_any_kind: bool = False  # holds whatever the arithmetic, the model and the device
 
     @property
     def slack(self) -> float:
@@ -148,7 +152,7 @@ def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
 
 def _is_other_kind(subject: Column, column: Column) -> bool:
     """Return whether two headings name arithmetic or devices, and none in common: FP32 against mixed precision."""
-    one, other = (set(KIND.findall(each.heading.lower())) for each in (subject, column))
+    one, other = _kinds(subject.heading), _kinds(column.heading)
     return bool(one and other and not one & other)
 
 
@@ -175,14 +179,14 @@ def _fits_of(grid: Grid, formula: Formula, terms: tuple[Term, ...]) -> Iterator[
     if formula.is_one:
         yield _fit_to_one(formula, terms, intervals)
         return
-    yield _fit(formula, terms, [list(intervals)], intervals)
+    yield _fit(grid, formula, terms, [list(intervals)], intervals)
     used = {id(term.column) for term in terms}
     for column in grid.settings:
         groups: dict[str, list[int]] = {}
         for row in intervals:
             groups.setdefault(column.texts[row], []).append(row)
         if len(groups) > 1 and all(len(rows) > 1 for rows in groups.values()) and id(column) not in used:
-            yield _fit(formula, terms, list(groups.values()), intervals)
+            yield _fit(grid, formula, terms, list(groups.values()), intervals)
 
 
 def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, tuple[float, float]]) -> Fit:
@@ -197,9 +201,10 @@ def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, 
 
 
 def _fit(
-    formula: Formula, terms: tuple[Term, ...], groups: list[list[int]], intervals: dict[int, tuple[float, float]]
+    grid: Grid, formula: Formula, terms: tuple[Term, ...], groups: list[list[int]], intervals: dict[int, tuple[float, float]]
 ) -> Fit:
     fit = Fit(terms, tuple(intervals))
+    has_one_base = sum(column.quantity in RATIO_OF for column in grid.columns) == 1
     for rows in groups:
         agreed = agreed_by_most([intervals[row] for row in rows], formula.slack)
         members = tuple(row for row in rows if intervals[row][0] <= agreed[1] and intervals[row][1] >= agreed[0])
@@ -208,6 +213,7 @@ def _fit(
         is_pair = bool(apart) and len(rows) == 2
         if is_pair:  # a ratio against its reference: the reference is right
             members, apart = _reference_first(terms, rows)
+            is_pair = not (has_one_base and members)
             fit.is_sound &= bool(members)
             agreed = intervals[members[0]] if members else agreed
         fit.outliers += [Outlier(row, *intervals[row], agreed, members, terms, formula, is_pair) for row in apart]
@@ -216,8 +222,7 @@ def _fit(
 
 def _reference_first(terms: tuple[Term, ...], rows: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """Return which of two rows a ratio refers to, and the other; neither where no row is the reference."""
-    subject = terms[0].column
-    is_one = [(figure := subject.figures[row]) is None or abs(figure.value - 1) < 1e-9 for row in rows]
+    is_one = [_is_reference_row(terms[0].column, row) for row in rows]
     if is_one.count(True) != 1:
         return (), rows
     at = is_one.index(True)
@@ -252,6 +257,11 @@ def _interval(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[floa
     return low, high
 
 
+def _is_reference_row(subject: Column, row: int) -> bool:
+    figure = subject.figures[row]
+    return figure is None or abs(figure.value - 1) < 1e-9
+
+
 def _is_only_reference(subject: Column, row: int) -> bool:
     """Return whether this row alone has the ratio 1: it is what the others refer to, and 1 is not rounded."""
     ones = [index for index, figure in enumerate(subject.figures) if figure and abs(figure.value - 1) < 1e-9]
@@ -260,43 +270,81 @@ def _is_only_reference(subject: Column, row: int) -> bool:
 
 def _is_certain(grid: Grid, one: Outlier) -> bool:
     """Return whether nothing that the table says explains the row, and enough rows speak against it."""
-    if one.distance <= one.formula.slack / 2 or (one.formula.is_of_flops and _is_near(one, RECOMPUTATION)):
+    formula = one.formula
+    if one.distance <= formula.slack / 2 or (formula.is_of_flops and _is_near(one, RECOMPUTATION)):
         return False
     if any("(" in term.column.texts[one.row] and term.column.is_setting for term in one.terms):
         return False  # "1 (4 ranks each)": the row says itself that it counts in another way
-    if one.formula.is_definition and not one.needs_support and _is_second_reference(one):
+    if one.needs_support:
+        return True
+    if formula.is_one:
+        return len(one.members) > 1 or one.distance > FAR
+    if formula.is_definition:
+        return not _is_second_reference(one) and not _has_another_reference(grid, one)
+    if len(one.members) < 3 and one.distance <= FAR:
         return False
-    if one.formula.is_one or one.needs_support:
-        return len(one.members) > 1 or one.distance > FAR or one.needs_support
-    if not one.formula.is_definition and len(one.members) < 3 and one.distance <= FAR:
-        return False
+    return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
+
+
+def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:
+    """Return whether the row differs from those that agree in something that they have in common."""
     used = {id(term.column) for term in one.terms}
-    given = {term.column.quantity for term in one.terms}
+    has_count = any(term.column.quantity in COUNTS for term in one.terms)
     for column in grid.settings:
-        of_members = {column.texts[row] for row in one.members}
-        own = column.texts[one.row]
-        if id(column) in used:
+        if id(column) in used or (column.quantity in COUNTS and has_count):
             continue
-        if not one.formula.is_definition and len(of_members) == 1 and own not in of_members:
-            return False
-        kinds = [set(KIND.findall(text.lower())) for text in of_members]
-        if kinds and (set(KIND.findall(own.lower())) - set.union(*kinds) or set.intersection(*kinds) - set(
-            KIND.findall(own.lower())
-        )):  # fmt: skip
-            return False
-    is_hidden = [name for name in one.formula.hidden if name not in given]
-    return not (is_hidden and _is_simple_ratio(one))
+        of_members, own = {column.texts[row] for row in one.members}, column.texts[one.row]
+        if len(of_members) == 1 and own not in of_members:
+            return True
+        kinds = [_kinds(text) for text in of_members]
+        if column.quantity is None and kinds and not one.formula.is_of_any_kind:
+            added, missing = _kinds(own) - set.union(*kinds), set.intersection(*kinds) - _kinds(own)
+            sizes = {kind for each in kinds for kind in each if SIZE.fullmatch(kind)}
+            if missing or any(not SIZE.fullmatch(kind) or len(sizes) < 2 for kind in added):
+                return True
+    return False
+
+
+def _kinds(text: str) -> set[str]:
+    return set(KIND.findall(text.lower()))
+
+
+def _has_a_hidden_factor(grid: Grid, one: Outlier) -> bool:
+    """Return whether a batch or a count that no column gives may explain the row: it misses by a small whole factor.
+
+    A row whose label has no number that the others' labels do not have, against three others, says of no such thing.
+    """
+    given = {term.column.quantity for term in one.terms}
+    if all(name in given for name in one.formula.hidden) or not _is_small_factor(one):
+        return False
+    labels = [column for column in grid.settings if column.quantity is None]
+    of_members = {number for column in labels for row in one.members for number in _numbers(column.texts[row])}
+    own = {number for column in labels for number in _numbers(column.texts[one.row])}
+    return len(one.members) < 3 or not own <= of_members
+
+
+def _numbers(text: str) -> list[str]:
+    return NUMBERS.findall(KIND.sub(" ", text.lower()))
 
 
 def _is_second_reference(one: Outlier) -> bool:
     """Return whether the row's ratio is 1 or left out, as in the row that the others refer to."""
-    figures = [one.terms[0].column.figures[row] for row in (one.row, *one.members)]
-    is_one = [figure is None or abs(figure.value - 1) < 1e-9 for figure in figures]
-    return figures[0] is None or (is_one[0] and any(is_one[1:]))
+    subject = one.terms[0].column
+    is_one = [_is_reference_row(subject, row) for row in (one.row, *one.members)]
+    return subject.figures[one.row] is None or (is_one[0] and any(is_one[1:]))
 
 
-def _is_simple_ratio(one: Outlier) -> bool:
-    """Return whether the row misses by a small whole factor: another batch, or devices that no column gives."""
+def _has_another_reference(grid: Grid, one: Outlier) -> bool:
+    """Return whether the ratio of the row follows from any other row of the table."""
+    bases = (_interval(one.terms[1:], row, within_row=True) for row in range(len(grid.lines)) if row != one.row)
+    slack = one.formula.slack
+    is_in_row = one.formula.is_definition and one.agreed == (0.0, 0.0)
+    return not is_in_row and any(
+        base is not None and one.low - slack <= base[1] and one.high + slack >= base[0] for base in bases
+    )
+
+
+def _is_small_factor(one: Outlier) -> bool:
     return any(_is_near(one, math.log(factor)) for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 
 

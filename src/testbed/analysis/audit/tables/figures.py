@@ -50,15 +50,15 @@ def figures_of(cells: Sequence[str], dimension: str, scale: float = 1.0) -> list
     `dimension` is count (exact), ratio (percent or factor), or a key of UNITS. `scale` is the unit of the heading.
     """
     texts = [plain(cell) for cell in cells]
-    zeros = _zeros_of_all(texts)
-    figures = [_figure(text, dimension, scale, zeros) for text in texts]
+    last = _last_place(texts)
+    figures = [_figure(text, dimension, scale, last) for text in texts]
     values = [figure.value for figure in figures if figure]
     if dimension == "share" and values and max(values) > 1.5 and not any("%" in text for text in texts):
         return [figure and _times(figure, 0.01) for figure in figures]  # a column of percent without its sign
     return figures
 
 
-def _figure(text: str, dimension: str, scale: float, zeros: int) -> Figure | None:
+def _figure(text: str, dimension: str, scale: float, last_of_whole: float) -> Figure | None:
     if MARKED.search(text):
         return None
     text = re.sub(r"\([^()]*\)", "", text).strip()
@@ -77,7 +77,7 @@ def _figure(text: str, dimension: str, scale: float, zeros: int) -> Figure | Non
     exponent = 10.0 ** int(match[3][1:]) if match[3] else 1.0
     value = float(digits) * exponent * factor
     decimals = len(digits.partition(".")[2])
-    last = 10.0**-decimals if "." in digits else 10.0**zeros
+    last = 10.0**-decimals if "." in digits else last_of_whole
     is_exact = dimension == "count" and "." not in digits and factor == scale and exponent == 1
     unit = (0.0 if is_exact else last * exponent * factor) + spread * factor
     if not 0 < value < 1e30:
@@ -108,11 +108,17 @@ def _factor(rest: str, dimension: str, scale: float) -> float | None:
     return scale
 
 
-def _zeros_of_all(texts: Sequence[str]) -> int:
-    """Return how many zeros end every whole number of a column: what it is rounded to."""
+def _last_place(texts: Sequence[str]) -> float:
+    """Return the place to which the whole numbers of a column are rounded: the zeros at the end of all of them.
+
+    Between numbers with decimals a whole one stands for itself, about: 2 among 1.55 and 1.80.
+    """
+    if decimals := sum(re.match(r"\d+\.\d", text) is not None for text in texts):
+        return 0.1 if 2 * decimals >= len(texts) else 0.5
     whole = [text.replace(",", "") for text in texts]
     whole = [digits[0] for text in whole if (digits := re.match(r"\d+(?![\d.])", text)) and int(digits[0][:30])]
-    return min((min(len(text) - len(text.rstrip("0")), len(text) - 1) for text in whole), default=0)
+    zeros = min((min(len(text) - len(text.rstrip("0")), len(text) - 1) for text in whole), default=0)
+    return 10.0**zeros
 
 
 def _times(figure: Figure, factor: float) -> Figure:

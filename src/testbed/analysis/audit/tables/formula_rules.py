@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Fit, Grid, Outlier, best_fits
-from testbed.analysis.audit.tables.columns import MEASURED
+from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits
+from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.relations import FORMULAS
 
 ENOUGH_SUPPORT = 2  # rows elsewhere in the file that confirm a convention
 SHOWN_LINES = 4
+TABLE = "table of the file"
 
 
 def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
     """Yield one finding for each row that contradicts a formula under every convention."""
     grids: tuple[Grid, ...] = item.details["grids"]
+    pools = pooled(grids)
     found: dict[int, list[tuple[Grid, Outlier]]] = {}
     for formula in FORMULAS:
         fits: list[tuple[Grid, Fit]] = [(grid, fit) for grid in grids for fit in best_fits(grid, formula)]
@@ -28,13 +31,50 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
             for outlier in fit.outliers:
                 if not outlier.needs_support or support - fit.support >= ENOUGH_SUPPORT:
                     found.setdefault(grid.lines[outlier.row], []).append((grid, outlier))
+        if not (formula.is_one or formula.is_definition):
+            alone = {grid.lines[row] for grid, fit in fits if len(fit.rows) > 2 for row in fit.rows}
+            for grid, outlier in _of_pools(pools, formula):
+                if grid.lines[outlier.row] not in alone:
+                    found.setdefault(grid.lines[outlier.row], []).append((grid, outlier))
     for line, outliers in sorted(found.items()):
         grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
         message = f"{said(grid, worst)}"
         if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):
             message += f"; nor does the row fit: {'; '.join(others)}"
         severity = FAILS if says_a_result(grid, worst.row) else NOTE  # a row of a plan claims nothing
-        yield Finding(Rule.ARITHMETIC, (f"{item.name}:{line}",), message, severity, corrected(grid, worst))
+        lines = [line, *(grid.lines[row] for row in worst.members if len(worst.members) == 1)]
+        runs = tuple(f"{item.name}:{number}" for number in lines)
+        yield Finding(Rule.ARITHMETIC, runs, message, severity, corrected(grid, worst))
+
+
+def pooled(grids: Sequence[Grid]) -> list[Grid]:
+    """Return tables of one layout as one, with their titles as a column: a constant may hold in all of them."""
+    by_layout: dict[tuple[str, ...], list[Grid]] = {}
+    for grid in grids:
+        by_layout.setdefault(tuple(column.heading for column in grid.columns), []).append(grid)
+    found = []
+    for members in by_layout.values():
+        quantities = {tuple(column.quantity for column in grid.columns) for grid in members}
+        if len(members) < 2 or len(quantities) > 1:
+            continue
+        columns = [
+            replace(each[0], figures=sum((column.figures for column in each), ()), texts=sum((column.texts for column in each), ()))
+            for each in zip(*(grid.columns for grid in members), strict=True)
+        ]
+        titles = tuple(f"{number}" for number, grid in enumerate(members) for _ in grid.lines)
+        columns.append(Column(TABLE, None, (None,) * len(titles), titles))
+        found.append(Grid(sum((grid.lines for grid in members), ()), tuple(columns)))
+    return found
+
+
+def _of_pools(pools: Sequence[Grid], formula: Formula) -> Iterator[tuple[Grid, Outlier]]:
+    """Yield the outliers among tables of one layout whose own table agrees with the others in another row."""
+    for pool in pools:
+        tables = next(column.texts for column in pool.columns if column.heading == TABLE)
+        for fit in best_fits(pool, formula):
+            for outlier in fit.outliers:
+                if tables[outlier.row] in {tables[row] for row in outlier.members}:
+                    yield pool, outlier
 
 
 def says_a_result(grid: Grid, row: int) -> bool:

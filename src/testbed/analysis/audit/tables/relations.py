@@ -46,7 +46,7 @@ def _rate_and_step() -> Iterator[Formula]:
         yield Formula(
             f"{unit} per second x time of a step is what a step does", "step_s",
             tuple(scope for powers in [*known, base] for scope in _scopes(powers)),
-            hidden=("batch", "micro_batch", "length"),
+            hidden=("batch", "micro_batch", "length"), is_of_any_kind=True,
         )  # fmt: skip
 
 
@@ -105,9 +105,6 @@ def _counts() -> Iterator[Formula]:
                            {"devices": 1, "pp": -1}, {"nodes": 1, "devices_per_node": 1}, {}]  # fmt: skip
     yield Formula("global batch = micro batch x accumulation x data ranks", "batch",
                   tuple(_times(micro, data, {"batch": -1}) for micro in batch for data in ranks), is_one=True)  # fmt: skip
-    yield Formula("micro batch x data ranks / global batch is the accumulation", "batch",
-                  tuple(_times(micro, data, {"batch": -1}) for micro in batch for data in ranks),
-                  hidden=("accumulation",))  # fmt: skip
     done = [{"tokens": -1, "steps": 1, "batch": 1, "length": 1}, {"tokens": -1, "steps": 1, "batch": 1},
             {"tokens": -1, "steps": 1, "micro_batch": 1, "length": 1}]  # fmt: skip
     yield Formula("tokens = steps x batch x length", "tokens",
@@ -128,10 +125,13 @@ def _ratios() -> Iterator[Formula]:
             "a speed-up is a rate or a time against that of the reference", name,
             tuple(scope for base in [*fast, *slow] for scope in _scopes(_times(base, {name: -1}))), is_definition=True,
         )  # fmt: skip
-    bases = [*fast, *slow, {"speedup": 1}]
+    of_device = [{"device_token_rate": 1}, {"device_sample_rate": 1}, {"device_rate": 1}]
+    of_all = [base for base in [*fast, *slow, {"speedup": 1}] if base not in of_device]
+    usual = [*of_device, *(_times(base, _inverse(devices)) for base in of_all for devices in _DEVICES)]
+    others = [scope for base in [*of_device, *of_all] for scope in _scopes(base)]
     yield Formula(
         "efficiency is a rate or a speed-up per device, against that of the reference", "efficiency",
-        tuple(scope for base in bases for scope in _scopes(_times(base, {"efficiency": -1}))), is_definition=True,
+        tuple(_times(base, {"efficiency": -1}) for base in [*usual, *others]), is_definition=True,
     )  # fmt: skip
 
 
