@@ -22,11 +22,12 @@ RECOMPUTATION = math.log(4 / 3)  # FLOPs of activation checkpointing, counted or
 FAR = math.log(1.15)  # what two rows alone can hold against a third
 MOST_CHOICES = 64
 COUNTS = ("devices", "nodes", "dp")  # grow together
+BATCHES = ("batch", "micro_batch")
 RATIO_OF = (*RATES, "time_s", "step_s", "flops", "device_hours")
 # Words in a row's label that stand for other work, other arithmetic or another device.
 KIND = re.compile(
-    r"fp\d+|tf32|bf16|int\d|amp|mixed|mxfp\d|nvfp4|[abhlvt]\d{2,4}\b|gb?h?\d{3}|rtx|\d+(?:\.\d+)?[bm]\b|lora|frozen"
-    r"|seq\w*[\s=_]*\d+|\d+k\b|checkpoint\w*|recompute\w*|offload\w*|compile\w*|xla|\bac\b|moe",
+    r"fp\d+|tf32|bf16|int\d|amp|mixed|mxfp\d|nvfp4|\b(?:[abhlvt]|gb?h?)\d{2,4}\b|rtx|\b\d+(?:\.\d+)?[bm]\b|lora|frozen"
+    r"|seq\w*[\s=_]*\d+|\b\d+k\b|checkpoint\w*|recompute\w*|offload\w*|compile\w*|xla|\bac\b|moe",
     re.I,
 )
 SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
@@ -59,6 +60,7 @@ class Formula:
     is_one: bool = False  # the product is 1; else an unknown constant of the table
     is_definition: bool = False  # two rows are enough: a ratio and what it is a ratio of
     hidden: tuple[str, ...] = ()  # quantities that change the constant, where no column gives them
+    never_left_out: tuple[str, ...] = ()  # quantities that each variant needs, in a table that has them
     is_of_flops: bool = False  # recomputation may be counted
     is_of_any_kind: bool = False  # holds whatever the arithmetic, the model and the device
 
@@ -105,6 +107,7 @@ class Outlier:
     members: tuple[int, ...]  # those rows
     terms: tuple[Term, ...]
     formula: Formula
+    is_within_row: bool = False  # compared with 1, and not with other rows
     needs_support: bool = False  # by other tables of the file: its own cannot say which convention holds
 
     @property
@@ -139,7 +142,7 @@ def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
         yield from _fits_within_rows(grid, formula, subject)
     for powers in formula.variants:
         names = [name for name in powers if name != formula.subject]
-        if formula.subject not in powers:
+        if formula.subject not in powers or any(name not in powers and grid.of(name) for name in formula.never_left_out):
             continue
         choices = product(*([column for column in grid.of(name) if column is not subject] for name in names))
         for chosen in islice(choices, MOST_CHOICES):
@@ -196,7 +199,7 @@ def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, 
     fit = Fit(terms, tuple(intervals), is_sound=is_half or (bool(holds) and 3 * len(holds) >= 2 * len(intervals)))
     for row, (low, high) in intervals.items():
         if row not in holds:
-            fit.outliers.append(Outlier(row, low, high, (0.0, 0.0), holds, terms, formula))
+            fit.outliers.append(Outlier(row, low, high, (0.0, 0.0), holds, terms, formula, is_within_row=True))
     return fit
 
 
@@ -216,13 +219,13 @@ def _fit(
             is_pair = not (has_one_base and members)
             fit.is_sound &= bool(members)
             agreed = intervals[members[0]] if members else agreed
-        fit.outliers += [Outlier(row, *intervals[row], agreed, members, terms, formula, is_pair) for row in apart]
+        fit.outliers += [Outlier(row, *intervals[row], agreed, members, terms, formula, needs_support=is_pair) for row in apart]
     return fit
 
 
 def _reference_first(terms: tuple[Term, ...], rows: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """Return which of two rows a ratio refers to, and the other; neither where no row is the reference."""
-    is_one = [_is_reference_row(terms[0].column, row) for row in rows]
+    is_one = [is_reference_row(terms[0].column, row) for row in rows]
     if is_one.count(True) != 1:
         return (), rows
     at = is_one.index(True)
@@ -257,7 +260,7 @@ def _interval(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[floa
     return low, high
 
 
-def _is_reference_row(subject: Column, row: int) -> bool:
+def is_reference_row(subject: Column, row: int) -> bool:
     figure = subject.figures[row]
     return figure is None or abs(figure.value - 1) < 1e-9
 
@@ -283,6 +286,8 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
         return not _is_second_reference(one) and not _has_another_reference(grid, one)
     if len(one.members) < 3 and one.distance <= FAR:
         return False
+    if formula.subject == "devices" and any(column.texts[one.row] == "1" for column in grid.of("nodes")):
+        return False  # one node need not be full
     return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
 
 
@@ -315,9 +320,11 @@ def _has_a_hidden_factor(grid: Grid, one: Outlier) -> bool:
     A row whose label has no number that the others' labels do not have, against three others, says of no such thing.
     """
     given = {term.column.quantity for term in one.terms}
-    if all(name in given for name in one.formula.hidden) or not _is_small_factor(one):
+    families = (COUNTS, BATCHES)
+    given |= {name for family in families if given & set(family) for name in family}
+    if given.issuperset(one.formula.hidden) or not _is_small_factor(one):
         return False
-    labels = [column for column in grid.settings if column.quantity is None]
+    labels = [column for column in grid.settings if column.quantity is None and re.search("[a-z]", column.texts[one.row])]
     of_members = {number for column in labels for row in one.members for number in _numbers(column.texts[row])}
     own = {number for column in labels for number in _numbers(column.texts[one.row])}
     return len(one.members) < 3 or not own <= of_members
@@ -330,16 +337,16 @@ def _numbers(text: str) -> list[str]:
 def _is_second_reference(one: Outlier) -> bool:
     """Return whether the row's ratio is 1 or left out, as in the row that the others refer to."""
     subject = one.terms[0].column
-    is_one = [_is_reference_row(subject, row) for row in (one.row, *one.members)]
+    is_one = [is_reference_row(subject, row) for row in (one.row, *one.members)]
     return subject.figures[one.row] is None or (is_one[0] and any(is_one[1:]))
 
 
 def _has_another_reference(grid: Grid, one: Outlier) -> bool:
-    """Return whether the ratio of the row follows from any other row of the table."""
-    bases = (_interval(one.terms[1:], row, within_row=True) for row in range(len(grid.lines)) if row != one.row)
-    slack = one.formula.slack
-    is_in_row = one.formula.is_definition and one.agreed == (0.0, 0.0)
-    return not is_in_row and any(
+    """Return whether the ratio of the row follows from another row of the table that is a reference itself."""
+    subject, slack = one.terms[0].column, one.formula.slack
+    references = [row for row in range(len(grid.lines)) if row != one.row and is_reference_row(subject, row)]
+    bases = (_interval(one.terms[1:], row, within_row=True) for row in references)
+    return not one.is_within_row and any(
         base is not None and one.low - slack <= base[1] and one.high + slack >= base[0] for base in bases
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits
+from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits, is_reference_row
 from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.relations import FORMULAS
@@ -91,17 +91,21 @@ def said(grid: Grid, one: Outlier) -> str:
     listed = ", ".join(lines[:SHOWN_LINES]) + (f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else "")
     rest = f" (line{'s' * (len(lines) > 1)} {listed})" if lines else " of the file's other tables"
     factor = math.exp(_middle(one.low, one.high) - _middle(*one.agreed))
-    return (
-        f"{one.terms[0].column.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} times "
-        f"what it is in the rows that agree{rest}" if not one.formula.is_one else
-        f"{one.terms[0].column.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} "
-        f"times what it has to be; the formula holds in {len(lines)} other rows{rest if lines else ''}"
+    subject = one.terms[0].column
+    if not one.is_within_row and one.formula.is_definition and is_reference_row(subject, one.row):
+        return f"the figures of {subject.heading} in other rows{rest} do not refer to this row: {product} is {factor:.3g} times " \
+               "what they refer to"  # fmt: skip
+    compared = (
+        f"times what it has to be; it holds in {len(lines)} other rows{rest if lines else ''}" if one.is_within_row
+        else f"times what it is in the rows that agree{rest}"
     )  # fmt: skip
+    return f"{subject.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} {compared}"
 
 
 def corrected(grid: Grid, one: Outlier) -> str | None:
     """Return the figure of the formula's subject that would follow, if the row's other figures are right."""
-    term = one.terms[0]
+    is_reference = not one.is_within_row and one.formula.is_definition and is_reference_row(one.terms[0].column, one.row)
+    term = one.terms[1] if is_reference else one.terms[0]
     factor = math.exp((_middle(*one.agreed) - _middle(one.low, one.high)) / term.power)
     text = term.column.texts[one.row]
     number = NUMBER.search(text)

@@ -59,20 +59,20 @@ def _flops() -> Iterator[Formula]:
             ({"device_token_rate": 1, share: -1}, *_per_device({"token_rate": 1, share: -1}),
              {"device_sample_rate": 1, share: -1}, *_per_device({"sample_rate": 1, share: -1}),
              *_per_device({"rate": 1, share: -1})),
-            hidden=("params", "devices"),
+            hidden=("devices",),
         )  # fmt: skip
     rates = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "device_rate", "rate")
     yield Formula(
         "FLOP/s / rate is the work of a token or sample", "flops",
         tuple(variant for rate in rates for variant in _per_device({"flops": -1, rate: 1})),
-        hidden=("params", "devices", "length"), is_of_flops=True,
+        hidden=("devices", "length"), is_of_flops=True,
     )  # fmt: skip
     work = {"flops": 1, "step_s": 1}
     of_batch = [{"batch": -1}, {"micro_batch": -1}, {}]
     yield Formula(
         "FLOP/s x devices x time of a step / batch is the work of a sample", "step_s",
         tuple(_times(work, batch, devices) for batch in of_batch for devices in (*_DEVICES, {})), hidden=("batch",),
-        is_of_flops=True,
+        never_left_out=("batch",), is_of_flops=True,
     )  # fmt: skip
     yield Formula("FLOP/s of all = FLOP/s of one x devices", "all_flops",
                   tuple(_times({"all_flops": -1, "flops": 1}, devices) for devices in _DEVICES), is_one=True)  # fmt: skip
@@ -96,10 +96,13 @@ def _counts() -> Iterator[Formula]:
     parallel = ({"dp": 1, "tp": 1, "pp": 1, "cp": 1}, {"dp": 1, "tp": 1, "pp": 1}, {"dp": 1, "tp": 1}, {"dp": 1, "pp": 1},
                 {"tp": 1, "pp": 1})  # fmt: skip
     yield Formula("devices = data x tensor x pipeline x context parallel", "devices",
-                  tuple(_times(product, {"devices": -1}) for product in parallel), is_one=True)  # fmt: skip
-    of_nodes = [_times(product, {"nodes": -1}) for product in parallel[:3]]
+                  tuple(_times(product, {"devices": -1}) for product in parallel), is_one=True,
+                  never_left_out=("dp", "tp", "pp", "cp"))  # fmt: skip
+    of_nodes = [_times(product, {"nodes": -1}) for product in parallel[:4]]
     yield Formula("data x tensor x pipeline parallel / nodes is what a node has", "dp",
-                  (*(_times(product, {"devices_per_node": -1}) for product in of_nodes), *of_nodes))  # fmt: skip
+                  (*(_times(product, {"devices_per_node": -1}) for product in of_nodes), *of_nodes),
+                  never_left_out=("tp", "pp", "cp"))  # fmt: skip
+    yield Formula("devices / nodes is what a node has", "devices", ({"devices": 1, "nodes": -1},))
     batch: list[Powers] = [{"micro_batch": 1, "accumulation": 1}, {"micro_batch": 1}]
     ranks: list[Powers] = [{"dp": 1}, {"devices": 1}, {"devices": 1, "tp": -1}, {"devices": 1, "tp": -1, "pp": -1},
                            {"devices": 1, "pp": -1}, {"nodes": 1, "devices_per_node": 1}, {}]  # fmt: skip
