@@ -6,7 +6,8 @@
     python scripts/audit_runs.py their/1gpu.json their/4gpu.json --json findings.json
 
 Reads training_metrics.json 1 and 2.0 to 2.2, timing logs (an epoch's "timing breakdown"),
-rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, and tables in Markdown or CSV. docs/audit.md lists the rules.
+rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, and tables in Markdown or CSV.
+docs/audit.md lists the rules.
 Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
 cannot be read.
 """

@@ -142,7 +142,9 @@ def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
         yield from _fits_within_rows(grid, formula, subject)
     for powers in formula.variants:
         names = [name for name in powers if name != formula.subject]
-        if formula.subject not in powers or any(name not in powers and grid.of(name) for name in formula.never_left_out):
+        if formula.subject not in powers or any(
+            name not in powers and grid.of(name) for name in formula.never_left_out
+        ):
             continue
         choices = product(*([column for column in grid.of(name) if column is not subject] for name in names))
         for chosen in islice(choices, MOST_CHOICES):
@@ -204,7 +206,11 @@ def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, 
 
 
 def _fit(
-    grid: Grid, formula: Formula, terms: tuple[Term, ...], groups: list[list[int]], intervals: dict[int, tuple[float, float]]
+    grid: Grid,
+    formula: Formula,
+    terms: tuple[Term, ...],
+    groups: list[list[int]],
+    intervals: dict[int, tuple[float, float]],
 ) -> Fit:
     fit = Fit(terms, tuple(intervals))
     has_one_base = sum(column.quantity in RATIO_OF for column in grid.columns) == 1
@@ -219,7 +225,9 @@ def _fit(
             is_pair = not (has_one_base and members)
             fit.is_sound &= bool(members)
             agreed = intervals[members[0]] if members else agreed
-        fit.outliers += [Outlier(row, *intervals[row], agreed, members, terms, formula, needs_support=is_pair) for row in apart]
+        fit.outliers += [
+            Outlier(row, *intervals[row], agreed, members, terms, formula, needs_support=is_pair) for row in apart
+        ]
     return fit
 
 
@@ -303,7 +311,8 @@ def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:
             return True
         kinds = [_kinds(text) for text in of_members]
         if column.quantity is None and kinds and not one.formula.is_of_any_kind:
-            added, missing = _kinds(own) - set.union(*kinds), set.intersection(*kinds) - _kinds(own)
+            added = _kinds(own).difference(*kinds)
+            missing = kinds[0].intersection(*kinds) - _kinds(own)
             sizes = {kind for each in kinds for kind in each if SIZE.fullmatch(kind)}
             if missing or any(not SIZE.fullmatch(kind) or len(sizes) < 2 for kind in added):
                 return True
@@ -324,7 +333,9 @@ def _has_a_hidden_factor(grid: Grid, one: Outlier) -> bool:
     given |= {name for family in families if given & set(family) for name in family}
     if given.issuperset(one.formula.hidden) or not _is_small_factor(one):
         return False
-    labels = [column for column in grid.settings if column.quantity is None and re.search("[a-z]", column.texts[one.row])]
+    labels = [
+        column for column in grid.settings if column.quantity is None and re.search("[a-z]", column.texts[one.row])
+    ]
     of_members = {number for column in labels for row in one.members for number in _numbers(column.texts[row])}
     own = {number for column in labels for number in _numbers(column.texts[one.row])}
     return len(one.members) < 3 or not own <= of_members

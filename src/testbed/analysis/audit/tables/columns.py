@@ -18,12 +18,14 @@ _HAS_NO_UNIT = r"throu(gh)?(t)?put|^speed$|^performance$|training speed"
 # quantity -> (pattern of its heading in lower case, dimension of its figures). The first that fits counts.
 QUANTITIES: dict[str, tuple[str, str]] = {
     "efficiency": (r"\beff(iciency)?\b|^eff\.", "share"),
-    "speedup": (r"speed[- _]?up|(weak|strong)[ -]*scaling|scaling factor|relative (speed|throughput|performance)", "factor"),
+    "speedup": (r"speed[- _]?up|(weak|strong)[ -]*scaling|scaling factor|relative (speed|throughput|performance)",
+                "factor"),
     "mfu": (r"\bmfu\b|model flops? util|percentage of (theoretical )?peak", "share"),
     "hfu": (r"\bhfu\b|hardware flops? util", "share"),
     "all_flops": (r"(aggr(egate)?|total|cluster|system)\b.*flop", "flops"),
     "flops": (r"(tera|peta|t|p|g)flops?\b|(tera|peta|t|p)flop/", "flops"),
-    "device_token_rate": (rf"(tok(en)?s?){_PER_S}.*{_PER_DEVICE}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s|\btgs\b", "rate"),
+    "device_token_rate": (rf"(tok(en)?s?){_PER_S}.*{_PER_DEVICE}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s|\btgs\b",
+                          "rate"),
     "token_rate": (rf"tok(en)?s?{_PER_S}|\btps\b|\bwps\b|tok/s", "rate"),
     "device_sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?){_PER_S}.*{_PER_DEVICE}", "rate"),
     "sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?|sentences?|mels?){_PER_S}", "rate"),
@@ -34,28 +36,33 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "device_hours": (r"(gpu|device|chip|card)[ -]?(hours?|h|hrs)\b", "number"),
     "memory": (r"\bmem(ory)?\b|\bvram\b|\bhbm\b", "memory"),
     "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|accumulation|^micro num", "count"),
-    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}|per[ _-]*(gpu|device)[ _-]*batch"
-                    r"|local batch", "count"),
-    "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$|^bs$|^bsz$",
-              "count"),
+    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}"
+                    r"|per[ _-]*(gpu|device)[ _-]*batch|local batch", "count"),
+    "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$"
+              r"|^bs$|^bsz$", "count"),
     "devices_per_node": (rf"{_DEVICES}[ _a-z]*(/|per)[ _]?node", "count"),
     "dp": (r"^dp$|data[ _-]parallel([ _-]*(size|degree|ranks))?$", "count"),
     "tp": (r"^(tp|mp)$|(tensor|model)[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
     "pp": (r"^pp$|pipeline[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
     "cp": (r"^cp$|context[ _-]parallel", "count"),
-    "devices": (rf"^(num(ber)?( of)?|no\. of|n|total|device|count)?[ _#]*{_DEVICES}([ _-]*(num|count|total|used))?$", "count"),
+    "devices": (rf"^(num(ber)?( of)?|no\. of|n|total|device|count)?[ _#]*{_DEVICES}([ _-]*(num|count|total|used))?$",
+                "count"),
     "nodes": (r"^(num(ber)?( of)?|n|total)?[ _#]*(n?nodes?|hosts?|machines|servers)([ _-]*(num|count))?$", "count"),
-    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx$|block[ _-]size|^seqlen", "count"),
+    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx$|block[ _-]size|^seqlen",
+               "count"),
     "params": (r"^(num(ber)?( of)?|no\. of|#)?\s*param(eter)?s?\b|model params", "number"),
     "tokens": (r"^(total |num |trained )?tokens( \(?(total|trained|seen|processed)\)?)?$", "count"),
     "steps": (r"^(optimizer |train(ing)? |total |num )?(steps|iterations|iters)$", "count"),
-    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to (train|\w+)|^time\b|^wall", "time"),
+    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b|^wall",
+               "time"),
 }  # fmt: skip
 EXACT = ("count",)
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
             "device_hours", "ratio"}  # fmt: skip
-UNCERTAIN = re.compile(r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I)
+UNCERTAIN = re.compile(
+    r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I
+)
 TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
 
 
@@ -73,7 +80,7 @@ class Column:
             return self.quantity not in MEASURED
         if re.search(r"(?i)size|model|note|config", self.heading):
             return True
-        numbers = [re.fullmatch(r"[-+~]?[\d,]*\.?\d+\s*\S{0,3}|[-–—]?", text) for text in self.texts]
+        numbers = [re.fullmatch(r"[-+~]?[\d,]*\.?\d+\s*\S{0,3}|-?", text) for text in self.texts]
         return not all(numbers) or not any("." in text or "%" in text for text in self.texts)
 
 
@@ -110,7 +117,7 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
         return None
     if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
         return None
-    factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*[x×]", plain(cell))]
+    factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*x", plain(cell))]
     if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
         return "ratio"
     if found in ("rate", None) and (unit := _unit_of_cells(cells)):

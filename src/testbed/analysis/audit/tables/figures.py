@@ -6,10 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-NUMBER = re.compile(r"([-+−]?)\s*(\d{1,3}(?:[,_’']\d{3})+(?:\.\d+)?|\d+,\d{1,2}(?!\d)|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,3})?", re.I)
+NUMBER = re.compile(
+    r"([-+]?)\s*(\d{1,3}(?:[,_']\d{3})+(?:\.\d+)?|\d+,\d{1,2}(?!\d)|\d+(?:\.\d+)?|\.\d+)(e[-+]?\d{1,3})?", re.I
+)
+# Signs that are written in several ways, as one.
+SIGNS = str.maketrans({
+    "\N{MULTIPLICATION SIGN}": "x", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MINUS SIGN}": "-",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{TILDE OPERATOR}": "~", "\N{ALMOST EQUAL TO}": "~",
+    "\N{NO-BREAK SPACE}": " ",
+})  # fmt: skip
 # What the source itself marks as uncertain, or with a footnote, is no figure to hold against it.
-MARKED = re.compile(r"[~≈∼<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bca\.|\bup to\b|\[\d+\]|\bOOM\b|\btbd\b", re.I)
-REFERENCE = re.compile(r"[-–—−]*|\(?(baseline|base|ref|reference)\.?\)?", re.I)
+MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bca\.|\bup to\b|\[\d+\]|\bOOM\b|\btbd\b", re.I)
+REFERENCE = re.compile(r"-*|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 UNITS = {
     "time": {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0,
@@ -34,7 +42,7 @@ class Figure:
 def plain(cell: str) -> str:
     """Return a cell's text without its markup."""
     text = re.sub(r"<[^<>]*>", " ", cell)
-    text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", text).replace("&nbsp;", " ").replace("\\", "")
+    text = re.sub(r"\[([^\[\]]*)\]\([^()]*\)", r"\1", text).replace("&nbsp;", " ").replace("\\", "").translate(SIGNS)
     text = re.sub(r"\*\*|__|`|\$", "", text)
     return re.sub(r"^\*([^*]+)\*$", r"\1", text.strip()).strip()
 
@@ -62,19 +70,22 @@ def _figure(text: str, dimension: str, scale: float, last_of_whole: float) -> Fi
     if MARKED.search(text):
         return None
     text = re.sub(r"\([^()]*\)", "", text).strip()
-    if dimension == "count" and (several := re.match(r"(\d{1,6})\s*[x×]\s*[A-Za-z]", text)):  # 8x H100
+    if dimension == "count" and (several := re.match(r"(\d{1,6})\s*x\s*[A-Za-z]", text)):  # 8x H100
         text = several[1]
     match = NUMBER.match(text)
-    if not match or match[1] in ("-", "−"):
+    if not match or match[1] == "-":
         return None
-    digits = match[2].replace("_", "").replace("’", "").replace("'", "")
+    digits = match[2].replace("_", "").replace("'", "")
     digits = digits.replace(",", ".") if re.fullmatch(r"\d+,\d{1,2}", digits) else digits.replace(",", "")
     rest = text[match.end() :].strip().lower()
     spread, rest = _spread(rest)
     factor = _factor(rest, dimension, scale)
     if factor is None or len(digits) > 30:
         return None
-    exponent = 10.0 ** int(match[3][1:]) if match[3] else 1.0
+    power = int(match[3][1:]) if match[3] else 0
+    if abs(power) > 30:
+        return None
+    exponent = 10.0**power
     value = float(digits) * exponent * factor
     decimals = len(digits.partition(".")[2])
     last = 10.0**-decimals if "." in digits else last_of_whole
@@ -95,12 +106,12 @@ def _factor(rest: str, dimension: str, scale: float) -> float | None:
     """Return what a figure is multiplied by for what stands behind it; None: it is no single figure."""
     if re.search(r"\d", rest):
         return None
-    word = re.match(r"%|[x×](?![a-z])|[a-zµ]+|", rest)
+    word = re.match(r"%|x(?![a-z])|[a-zµ]+|", rest)
     unit = word[0] if word else ""
     if unit == "%":
         return 0.01
-    if unit in ("x", "×", ""):
-        return None if re.match(r"[-–:+,~]", rest) else scale
+    if unit in ("x", ""):
+        return None if re.match(r"[-:+,~]", rest) else scale
     if unit in UNITS.get(dimension, {}):
         return UNITS[dimension][unit]
     if unit in THOUSANDS and dimension not in ("time", "memory"):

@@ -58,12 +58,16 @@ def pooled(grids: Sequence[Grid]) -> list[Grid]:
         if len(members) < 2 or len(quantities) > 1:
             continue
         columns = [
-            replace(each[0], figures=sum((column.figures for column in each), ()), texts=sum((column.texts for column in each), ()))
+            replace(
+                each[0],
+                figures=sum((column.figures for column in each), ()),
+                texts=sum((column.texts for column in each), ()),
+            )
             for each in zip(*(grid.columns for grid in members), strict=True)
         ]
         titles = tuple(f"{number}" for number, grid in enumerate(members) for _ in grid.lines)
         columns.append(Column(TABLE, None, (None,) * len(titles), titles))
-        found.append(Grid(sum((grid.lines for grid in members), ()), tuple(columns)))
+        found.append(Grid(tuple(line for grid in members for line in grid.lines), tuple(columns)))
     return found
 
 
@@ -88,23 +92,31 @@ def said(grid: Grid, one: Outlier) -> str:
     product = " x ".join(left) or "1"
     product += "".join(f" / {text}" for text in right)
     lines = [str(grid.lines[row]) for row in one.members if row != one.row]
-    listed = ", ".join(lines[:SHOWN_LINES]) + (f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else "")
+    listed = ", ".join(lines[:SHOWN_LINES]) + (
+        f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else ""
+    )
     rest = f" (line{'s' * (len(lines) > 1)} {listed})" if lines else " of the file's other tables"
     factor = math.exp(_middle(one.low, one.high) - _middle(*one.agreed))
     subject = one.terms[0].column
     if not one.is_within_row and one.formula.is_definition and is_reference_row(subject, one.row):
-        return f"the figures of {subject.heading} in other rows{rest} do not refer to this row: {product} is {factor:.3g} times " \
-               "what they refer to"  # fmt: skip
+        return (
+            f"the figures of {subject.heading} in other rows{rest} do not refer to this row: {product} is {factor:.3g} "
+            "times what they refer to"
+        )
     compared = (
         f"times what it has to be; it holds in {len(lines)} other rows{rest if lines else ''}" if one.is_within_row
         else f"times what it is in the rows that agree{rest}"
     )  # fmt: skip
-    return f"{subject.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} {compared}"
+    return (
+        f"{subject.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} {compared}"
+    )
 
 
 def corrected(grid: Grid, one: Outlier) -> str | None:
     """Return the figure of the formula's subject that would follow, if the row's other figures are right."""
-    is_reference = not one.is_within_row and one.formula.is_definition and is_reference_row(one.terms[0].column, one.row)
+    is_reference = (
+        not one.is_within_row and one.formula.is_definition and is_reference_row(one.terms[0].column, one.row)
+    )
     term = one.terms[1] if is_reference else one.terms[0]
     factor = math.exp((_middle(*one.agreed) - _middle(one.low, one.high)) / term.power)
     text = term.column.texts[one.row]

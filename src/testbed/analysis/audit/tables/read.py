@@ -13,6 +13,7 @@ from testbed.errors import InputError
 
 FORM = "table"
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
+SHORT = {"gpus": "devices", "mbs": "micro_batch", "gbs": "batch", "seq_len": "length"}  # that --columns takes too
 PROMISED = ("expected", "projected", "estimated", "theoretical", "target")  # how a heading of such tables begins
 
 
@@ -50,5 +51,5 @@ def columns_named(typed: Sequence[str]) -> dict[str, str]:
         quantity, separator, heading = part.partition("=")
         if not separator or not quantity.strip() or not heading.strip():
             raise InputError(f"--columns {part}: write QUANTITY=HEADING, such as devices=#GPUs, or QUANTITY=NUMBER")
-        named[quantity.strip()] = heading.strip()
+        named[SHORT.get(quantity.strip(), quantity.strip())] = heading.strip()
     return named

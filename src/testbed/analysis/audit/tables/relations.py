@@ -53,7 +53,12 @@ def _rate_and_step() -> Iterator[Formula]:
 def _flops() -> Iterator[Formula]:
     """Yield the formulas of FLOP/s: MFU, rates, and the FLOPs of a step."""
     for share in ("mfu", "hfu"):
-        yield Formula(f"FLOP/s / {share.upper()} is the peak of the device", share, ({"flops": 1, share: -1},), is_of_flops=share == "hfu")
+        yield Formula(
+            f"FLOP/s / {share.upper()} is the peak of the device",
+            share,
+            ({"flops": 1, share: -1},),
+            is_of_flops=share == "hfu",
+        )
         yield Formula(
             f"tokens/s of a device / {share.upper()} is the same for one model", share,
             ({"device_token_rate": 1, share: -1}, *_per_device({"token_rate": 1, share: -1}),
@@ -74,8 +79,8 @@ def _flops() -> Iterator[Formula]:
         tuple(_times(work, batch, devices) for batch in of_batch for devices in (*_DEVICES, {})), hidden=("batch",),
         never_left_out=("batch",), is_of_flops=True,
     )  # fmt: skip
-    yield Formula("FLOP/s of all = FLOP/s of one x devices", "all_flops",
-                  tuple(_times({"all_flops": -1, "flops": 1}, devices) for devices in _DEVICES), is_one=True)  # fmt: skip
+    all_flops = tuple(_times({"all_flops": -1, "flops": 1}, devices) for devices in _DEVICES)
+    yield Formula("FLOP/s of all = FLOP/s of one x devices", "all_flops", all_flops, is_one=True)
 
 
 def _per_device(powers: Powers) -> tuple[Powers, ...]:
@@ -93,8 +98,10 @@ def _counts() -> Iterator[Formula]:
                   ({"token_rate": -1, "sample_rate": 1, "length": 1},), is_one=True)  # fmt: skip
     yield Formula("tokens/s / samples/s is the length", "token_rate", ({"token_rate": -1, "sample_rate": 1},),
                   hidden=("length",))  # fmt: skip
-    parallel = ({"dp": 1, "tp": 1, "pp": 1, "cp": 1}, {"dp": 1, "tp": 1, "pp": 1}, {"dp": 1, "tp": 1}, {"dp": 1, "pp": 1},
-                {"tp": 1, "pp": 1})  # fmt: skip
+    parallel: tuple[Powers, ...] = (
+        {"dp": 1, "tp": 1, "pp": 1, "cp": 1}, {"dp": 1, "tp": 1, "pp": 1}, {"dp": 1, "tp": 1}, {"dp": 1, "pp": 1},
+        {"tp": 1, "pp": 1},
+    )  # fmt: skip
     yield Formula("devices = data x tensor x pipeline x context parallel", "devices",
                   tuple(_times(product, {"devices": -1}) for product in parallel), is_one=True,
                   never_left_out=("dp", "tp", "pp", "cp"))  # fmt: skip
@@ -106,22 +113,24 @@ def _counts() -> Iterator[Formula]:
     batch: list[Powers] = [{"micro_batch": 1, "accumulation": 1}, {"micro_batch": 1}]
     ranks: list[Powers] = [{"dp": 1}, {"devices": 1}, {"devices": 1, "tp": -1}, {"devices": 1, "tp": -1, "pp": -1},
                            {"devices": 1, "pp": -1}, {"nodes": 1, "devices_per_node": 1}, {}]  # fmt: skip
-    yield Formula("global batch = micro batch x accumulation x data ranks", "batch",
-                  tuple(_times(micro, data, {"batch": -1}) for micro in batch for data in ranks), is_one=True)  # fmt: skip
+    batches = tuple(_times(micro, data, {"batch": -1}) for micro in batch for data in ranks)
+    yield Formula("global batch = micro batch x accumulation x data ranks", "batch", batches, is_one=True)
     done = [{"tokens": -1, "steps": 1, "batch": 1, "length": 1}, {"tokens": -1, "steps": 1, "batch": 1},
             {"tokens": -1, "steps": 1, "micro_batch": 1, "length": 1}]  # fmt: skip
     yield Formula("tokens = steps x batch x length", "tokens",
                   tuple(scope for powers in done for scope in _scopes(powers)), is_one=True)  # fmt: skip
     yield Formula("time = steps x time of a step", "time_s", ({"time_s": -1, "steps": 1, "step_s": 1},), is_one=True)
-    yield Formula("tokens/s = tokens / time", "token_rate", ({"token_rate": -1, "tokens": 1, "time_s": -1},), is_one=True)
+    yield Formula(
+        "tokens/s = tokens / time", "token_rate", ({"token_rate": -1, "tokens": 1, "time_s": -1},), is_one=True
+    )
     yield Formula("device hours = devices x time", "device_hours",
                   tuple(_times({"device_hours": -1, "time_s": 1}, devices) for devices in _DEVICES))  # fmt: skip
 
 
 def _ratios() -> Iterator[Formula]:
     """Yield what a speed-up or an efficiency is divided from, row against row."""
-    fast = [{name: 1} for name in ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "device_rate",
-                                   "rate", "flops", "all_flops", "mfu")]  # fmt: skip
+    rates = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "device_rate", "rate")
+    fast = [{name: 1} for name in (*rates, "flops", "all_flops", "mfu")]
     slow = [{name: -1} for name in ("step_s", "time_s", "device_hours")]
     for name in ("speedup", "ratio"):
         yield Formula(
