@@ -1,4 +1,4 @@
-"""Tables whose figures follow from one another, each with the change of one figure that breaks it; and real excerpts."""
+"""Tables whose figures follow from one another, each with the change that breaks it; and real excerpts."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ ACCUMULATION = """
 | 32 | 4 | 2 | 256 |
 """
 HFU = """
-| Config | TFLOP/s/GPU | HFU |
-|---|---|---|
-| a | 156.0 | 50.0% |
-| b | 140.4 | 45.0% |
-| c | 124.8 | 40.0% |
+| Config | TFLOP/s/GPU | tok/s/GPU | HFU |
+|---|---|---|---|
+| a | 156.0 | 5000 | 50.0% |
+| b | 140.4 | 4500 | 45.0% |
+| c | 124.8 | 4000 | 40.0% |
 """
 TWO_COLUMNS = """
-| GPUs | Throughput - FP32 (img/s) | Throughput - mixed precision (img/s) | Throughput speedup (FP32 to mixed precision) |
+| GPUs | Throughput - FP32 (img/s) | Throughput - mixed precision (img/s) | Speedup (FP32 to mixed precision) |
 |---|---|---|---|
 | 1 | 382.1 | 1261.3 | 3.30 |
 | 4 | 1463.7 | 4742.3 | 3.24 |
@@ -122,12 +122,12 @@ CASES = {
     "efficiency": (FOLLOW, SPEED_UP, "| 76.5%", "| 86.5%", "Efficiency does not follow", "Efficiency 76.5%"),
     "efficiency of a changed rate": (FOLLOW, SPEED_UP, "12,480,512", "14,480,512", "speed-up is a rate", None),
     "the reference": (FOLLOW, SPEED_UP, "| 520,001", "| 620,001", "do not refer to this row", "tokens/s 52"),
-    "known step": (FOLLOW, STEPS, "72,018", "82,018", "per second x time of a step = batch x length", "Step time (ms) 455"),
-    "same step": (FOLLOW, PER_STEP, "56,497", "66,497", "tokens per second x time of a step is what", "iter time (ms) 145"),
+    "known step": (FOLLOW, STEPS, "72,018", "82,018", "per second x time of a step = batch x length", None),
+    "same step": (FOLLOW, PER_STEP, "56,497", "66,497", "tokens per second x time of a step is what", "tokens/s 56,5"),
     "samples of a step": (FOLLOW, PER_STEP, "27.59", "32.59", "samples per second x time of a step is what", None),
     "length": (FOLLOW, PER_STEP, "| 56,497", "| 66,497", "tokens/s / samples/s is the length", None),
     "FLOPs of a step": (FOLLOW, FLOPS, "58.10", "14.50", "is the work of a sample", "Sec/it 58.1"),
-    "MFU": (FOLLOW, FLOPS, "| 89.84 | 28.80%", "| 89.84 | 38.80%", "is the peak of the device", "MFU 28.8"),
+    "MFU": (FOLLOW, FLOPS, "| 89.84 | 28.80%", "| 89.84 | 38.80%", "is the peak of the device", "MFU 28.79%"),
     "HFU": (FOLLOW, HFU, "45.0%", "55.0%", "FLOP/s / HFU", "HFU 45.0%"),
     "nodes": (FOLLOW, FLOPS, "| 16 | 4 | 8", "| 16 | 2 | 8", "parallel / nodes is what a node has", "DP 4"),
     "devices": (FOLLOW, DEVICES, "| 64 | 16 | 2", "| 64 | 8 | 2", "devices = data x tensor", "GPUs 32"),
@@ -135,13 +135,13 @@ CASES = {
     "MFU of rates": (FOLLOW, DEVICES, "20.5%", "25.5%", "MFU is the same for one model", "MFU 20.5%"),
     "rate of all": (FOLLOW, DEVICES, "832,000", "932,000", "rate of one device x devices", "tok/s 832,0"),
     "FLOP/s of all": (FOLLOW, DEVICES, "12.20", "15.20", "FLOP/s of all = FLOP/s of one x devices", "PFLOP/s 12."),
-    "work of a token": (FOLLOW, DEVICES, "190.6", "230.6", "FLOP/s / rate is the work of a token", "TFLOP/s 19"),
+    "work of a token": (FOLLOW, DEVICES, "190.6", "230.6", "FLOP/s / rate is the work of a token", None),
     "device hours": (FOLLOW, DEVICES, "176.6", "196.6", "device hours = devices x time", "GPU hours 176"),
     "tokens": (FOLLOW, TOKENS, "78,643,200", "87,643,200", "tokens = steps x batch x length", "tokens 78,643,200"),
-    "time of steps": (FOLLOW, TOKENS, "90.0 |", "80.0 |", "time = steps x time of a step", "Total time (s) 90.0"),
+    "time of steps": (FOLLOW, TOKENS, "90.0 |", "80.0 |", "time = steps x time of a step", None),
     "tokens per second": (FOLLOW, TOKENS, "1,165,084", "1,365,084", "tokens/s = tokens / time", None),
     "samples per second": (FOLLOW, TOKENS, "| 1,137.8", "| 1,337.8", "tokens/s = samples/s x length", None),
-    "global batch": (FOLLOW, ACCUMULATION, "| 16 | 4 | 4 | 256", "| 16 | 4 | 4 | 320", "micro batch x accumulation x data",
+    "global batch": (FOLLOW, ACCUMULATION, "| 16 | 4 | 4 | 256", "| 16 | 4 | 4 | 320", "= micro batch x accumulation",
                      "Global batch 256"),
     "two columns": (FOLLOW, TWO_COLUMNS, "| 3.24 |", "| 2.18 |", "to mixed precision) does not follow", "3.24"),
     "tables of one layout": (FOLLOW, SAME_LAYOUT, "| 67.26%", "| 57.26%", "is the peak of the device", "MFU 67."),

@@ -4,6 +4,7 @@ To add a rule, write one function and list it in the table at the end of its fil
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
+- tables/rules.py, TABLE_RULES: a table of published figures against itself. Its formulas are in tables/relations.py.
 - comparison_rules.py, CLAIM_RULES: one arm against the baseline. Rules on code and devices are in condition_rules.py.
 
 A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where

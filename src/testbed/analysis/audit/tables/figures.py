@@ -88,7 +88,8 @@ def _figure(text: str, dimension: str, scale: float, last_of_whole: float) -> Fi
     exponent = 10.0**power
     value = float(digits) * exponent * factor
     decimals = len(digits.partition(".")[2])
-    last = 10.0**-decimals if "." in digits else last_of_whole
+    whole = last_of_whole if factor == scale else max(last_of_whole, 1.0)  # 12M among 3.8M
+    last = 10.0**-decimals if "." in digits else whole
     is_exact = dimension == "count" and "." not in digits and factor == scale and exponent == 1
     unit = (0.0 if is_exact else last * exponent * factor) + spread * factor
     if not 0 < value < 1e30:

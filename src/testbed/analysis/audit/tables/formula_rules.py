@@ -82,7 +82,9 @@ def _of_pools(pools: Sequence[Grid], formula: Formula) -> Iterator[tuple[Grid, O
 
 
 def says_a_result(grid: Grid, row: int) -> bool:
-    return any(column.figures[row] for column in grid.columns if column.quantity in MEASURED)
+    """Return whether a row of results has one; in a table of settings alone every row counts."""
+    results = [column for column in grid.columns if column.quantity in MEASURED]
+    return not results or any(column.figures[row] for column in results)
 
 
 def said(grid: Grid, one: Outlier) -> str:

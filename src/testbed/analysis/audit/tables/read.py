@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from testbed.analysis.audit.tables.grid import Table, csv_tables, markdown_table
 from testbed.errors import InputError
 
 FORM = "table"
+ENOUGH_COUNTS = 3  # batch sizes and ranks, or values and their mean: they can contradict each other
+AVERAGED = re.compile(r"(?i)(seed|run)\s*#?\d+|mean|average|avg\.?|median|min(imum)?|max(imum)?")
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 SHORT = {"gpus": "devices", "mbs": "micro_batch", "gbs": "batch", "seq_len": "length"}  # that --columns takes too
 PROMISED = ("expected", "projected", "estimated", "theoretical", "target")  # how a heading of such tables begins
@@ -39,7 +42,9 @@ def _grid(table: Table, named: Mapping[str, str] | None) -> Grid | None:
         return None
     columns = columns_of(table, named)
     known = [column for column in columns if column.quantity and any(column.figures)]
-    if len(known) < 2 or all(column.is_setting for column in known):
+    is_of_results = len(known) > 1 and not all(column.is_setting for column in known)
+    averages = [column for column in columns if AVERAGED.fullmatch(column.heading)]
+    if not is_of_results and len(known) < ENOUGH_COUNTS and len(averages) < ENOUGH_COUNTS:
         return None
     return Grid(tuple(row.line for row in table.rows), tuple(columns), f"{table.title}\n{table.context}")
 
