@@ -118,6 +118,21 @@ def test_a_row_without_a_result_is_a_note(tmp_path):
     assert [(f.severity, f.runs[0][-1]) for f in found] == [(NOTE, "7")]
 
 
+def test_swapped_headings_are_one_finding(tmp_path):
+    path = saved(tmp_path, table_cases.SWAPPED)
+    found = audit([path])
+    assert [f.runs for f in found] == [tuple(f"{path}:{line}" for line in (4, 5, 6))]
+    assert "with the two headings swapped" in found[0].corrected
+    right = table_cases.SWAPPED.replace("3.27 | 3.68", "3.68 | 3.27").replace("6.43 | 7.17", "7.17 | 6.43")
+    assert audit([saved(tmp_path, right)]) == []
+
+
+def test_the_steps_of_a_run_are_no_table(tmp_path):
+    rows = "".join(f"{n},{100 + n % 7},{0.5 + n % 3}\n" for n in range(2001))
+    with pytest.raises(InputError, match="no wandb export"):
+        audit([saved(tmp_path, f"steps,tokens/s,step time (s)\n{rows}", "steps.csv")])
+
+
 def test_csv_is_read_like_markdown(tmp_path):
     lines = [",".join(f'"{cell.strip()}"' for cell in line.strip("|").split("|")) for line in SPEED_UP.split("\n")
              if line and "---" not in line]  # fmt: skip

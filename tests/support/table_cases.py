@@ -212,5 +212,12 @@ WENQIN = """
 | `cal8_fsdp_mb64` | fsdp | 8 | 3,216,333 | 6.19× | 77.3% | 34.8% |
 | `scaling_fsdp_2x8` | fsdp | 16 | 6,366,609 | 12.24× | 76.5% | 34.4% |
 """  # noqa: RUF001
+SWAPPED = """
+| GPUs | Throughput - mixed precision | Throughput - FP32 | Weak scaling - FP32 | Weak scaling - mixed precision |
+|---|---|---|---|---|
+| 1 | 31.04 | 8.12 | 1.00 | 1.00 |
+| 4 | 101.50 | 29.91 | 3.27 | 3.68 |
+| 8 | 199.70 | 58.22 | 6.43 | 7.17 |
+"""
 WRONG_EXCERPTS = {"maxtext": (MAXTEXT, 9, "MFU) 54.24%"), "dlperf": (DLPERF, 9, "speedup 27.23")}
 SOUND_EXCERPTS = {"bigscience": BIGSCIENCE, "torchgpipe": TORCHGPIPE, "wenqin": WENQIN}

@@ -122,7 +122,7 @@ def best_fits(grid: Grid, formula: Formula) -> Iterator[Fit]:
     Its outliers contradict the formula under all conventions, and nothing that the table says explains them.
     """
     for subject in grid.of(formula.subject):
-        fits = list(_fits(grid, formula, subject))
+        fits = list(fits_of(grid, formula, subject))
         if not fits:
             continue
         stating = [sum(subject.figures[row] is not None for row in fit.rows) for fit in fits]
@@ -137,7 +137,8 @@ def best_fits(grid: Grid, formula: Formula) -> Iterator[Fit]:
         yield best
 
 
-def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
+def fits_of(grid: Grid, formula: Formula, subject: Column, of_any_kind: bool = False) -> Iterator[Fit]:
+    """Yield how the rows agree with each convention, in each choice of columns and each grouping of the rows."""
     if formula.is_definition:
         yield from _fits_within_rows(grid, formula, subject)
     for powers in formula.variants:
@@ -148,16 +149,16 @@ def _fits(grid: Grid, formula: Formula, subject: Column) -> Iterator[Fit]:
             continue
         choices = product(*([column for column in grid.of(name) if column is not subject] for name in names))
         for chosen in islice(choices, MOST_CHOICES):
-            if formula.is_definition and any(_is_other_kind(subject, column) for column in chosen):
+            if formula.is_definition and not of_any_kind and any(_is_other_kind(subject, column) for column in chosen):
                 continue
             terms = (Term(subject, powers[formula.subject]),
                      *(Term(column, powers[name]) for name, column in zip(names, chosen, strict=True)))  # fmt: skip
-            yield from _fits_of(grid, formula, terms)
+            yield from _fits_of_choice(grid, formula, terms)
 
 
 def _is_other_kind(subject: Column, column: Column) -> bool:
     """Return whether two headings name arithmetic or devices, and none in common: FP32 against mixed precision."""
-    one, other = _kinds(subject.heading), _kinds(column.heading)
+    one, other = kinds_in(subject.heading), kinds_in(column.heading)
     return bool(one and other and not one & other)
 
 
@@ -176,7 +177,7 @@ def _fits_within_rows(grid: Grid, formula: Formula, subject: Column) -> Iterator
                 yield fit
 
 
-def _fits_of(grid: Grid, formula: Formula, terms: tuple[Term, ...]) -> Iterator[Fit]:
+def _fits_of_choice(grid: Grid, formula: Formula, terms: tuple[Term, ...]) -> Iterator[Fit]:
     within = not formula.is_definition
     intervals = {row: found for row in range(len(grid.lines)) if (found := _interval(terms, row, within))}
     if len(intervals) < 2 and not formula.is_one:
@@ -309,17 +310,17 @@ def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:
         of_members, own = {column.texts[row] for row in one.members}, column.texts[one.row]
         if len(of_members) == 1 and own not in of_members:
             return True
-        kinds = [_kinds(text) for text in of_members]
+        kinds = [kinds_in(text) for text in of_members]
         if column.quantity is None and kinds and not one.formula.is_of_any_kind:
-            added = _kinds(own).difference(*kinds)
-            missing = kinds[0].intersection(*kinds) - _kinds(own)
+            added = kinds_in(own).difference(*kinds)
+            missing = kinds[0].intersection(*kinds) - kinds_in(own)
             sizes = {kind for each in kinds for kind in each if SIZE.fullmatch(kind)}
             if missing or any(not SIZE.fullmatch(kind) or len(sizes) < 2 for kind in added):
                 return True
     return False
 
 
-def _kinds(text: str) -> set[str]:
+def kinds_in(text: str) -> set[str]:
     return set(KIND.findall(text.lower()))
 
 

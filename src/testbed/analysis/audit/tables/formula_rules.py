@@ -13,6 +13,7 @@ from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier,
 from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.relations import FORMULAS
+from testbed.analysis.audit.tables.swapped import swapped_columns
 
 ENOUGH_SUPPORT = 2  # rows elsewhere in the file that confirm a convention
 SHOWN_LINES = 4
@@ -26,6 +27,9 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
     found: dict[int, list[tuple[Grid, Outlier]]] = {}
     for formula in FORMULAS:
         fits: list[tuple[Grid, Fit]] = [(grid, fit) for grid in grids for fit in best_fits(grid, formula)]
+        if formula.is_definition:
+            swapped = {id(one) for grid in grids for pair in swapped_columns(grid, formula) for one in pair}
+            fits = [(grid, fit) for grid, fit in fits if id(fit.terms[0].column) not in swapped]
         support = sum(fit.support for _, fit in fits)
         for grid, fit in fits:
             for outlier in fit.outliers:

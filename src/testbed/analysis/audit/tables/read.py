@@ -13,6 +13,7 @@ from testbed.analysis.audit.tables.grid import Table, csv_tables, markdown_table
 from testbed.errors import InputError
 
 FORM = "table"
+MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 ENOUGH_COUNTS = 3  # batch sizes and ranks, or values and their mean: they can contradict each other
 AVERAGED = re.compile(r"(?i)(seed|run)\s*#?\d+|mean|average|avg\.?|median|min(imum)?|max(imum)?")
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
@@ -38,7 +39,7 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
 
 
 def _grid(table: Table, named: Mapping[str, str] | None) -> Grid | None:
-    if not table.rows or table.title.lower().startswith(PROMISED):
+    if not 0 < len(table.rows) <= MOST_ROWS or table.title.lower().startswith(PROMISED):
         return None
     columns = columns_of(table, named)
     known = [column for column in columns if column.quantity and any(column.figures)]

@@ -16,10 +16,12 @@ from testbed.analysis.audit.tables.limit_rules import (
     shares_are_at_most_one,
 )
 from testbed.analysis.audit.tables.read import FORM
+from testbed.analysis.audit.tables.swapped import headings_are_not_swapped
 
 # rule -> the forms of files that it reads
 TABLE_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     figures_follow_from_one_another: (FORM,),
+    headings_are_not_swapped: (FORM,),
     batches_are_of_whole_micro_batches: (FORM,),
     averages_are_between_their_ends: (FORM,),
     shares_are_at_most_one: (FORM,),
