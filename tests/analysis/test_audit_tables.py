@@ -127,6 +127,18 @@ def test_swapped_headings_are_one_finding(tmp_path):
     assert audit([saved(tmp_path, right)]) == []
 
 
+def test_a_scaling_of_rows_with_another_batch_per_device_is_a_note(tmp_path):
+    """The last figure follows from the row of batch 2, and not from that of batch 4."""
+    rows = [(1, 2, "14.47", "-"), (1, 4, "19.35", "-"), (8, 2, "53.40", "3.69"), (8, 4, "58.33", "4.03")]
+    head = "| GPUs | Batch size / GPU | Throughput [img/s] | Weak scaling |\n|---|---|---|---|\n"
+    path = saved(tmp_path, head + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows))
+    found = audit([path])
+    assert [(f.severity, f.runs) for f in found] == [(NOTE, (f"{path}:6", f"{path}:3"))]
+    assert "Batch size / GPU 4 against 2" in found[0].message
+    strong = saved(tmp_path, path.read_text(encoding="utf-8").replace("Weak", "Strong"))
+    assert audit([strong]) == []
+
+
 def test_the_steps_of_a_run_are_no_table(tmp_path):
     rows = "".join(f"{n},{100 + n % 7},{0.5 + n % 3}\n" for n in range(2001))
     with pytest.raises(InputError, match="no wandb export"):

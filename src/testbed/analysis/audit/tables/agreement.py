@@ -168,7 +168,7 @@ def _fits_within_rows(grid: Grid, formula: Formula, subject: Column) -> Iterator
         for one, other in islice(permutations(grid.of(quantity), 2), MOST_CHOICES):
             terms = (Term(subject, -1), Term(one, 1), Term(other, -1))
             rows = range(len(grid.lines))
-            intervals = {row: found for row in rows if (found := _interval(terms, row, within_row=True))}
+            intervals = {row: found for row in rows if (found := interval_of(terms, row, within_row=True))}
             if intervals:
                 fit = _fit_to_one(formula, terms, intervals)
                 if len(intervals) <= 2 and not fit.is_sound:
@@ -179,7 +179,7 @@ def _fits_within_rows(grid: Grid, formula: Formula, subject: Column) -> Iterator
 
 def _fits_of_choice(grid: Grid, formula: Formula, terms: tuple[Term, ...]) -> Iterator[Fit]:
     within = not formula.is_definition
-    intervals = {row: found for row in range(len(grid.lines)) if (found := _interval(terms, row, within))}
+    intervals = {row: found for row in range(len(grid.lines)) if (found := interval_of(terms, row, within))}
     if len(intervals) < 2 and not formula.is_one:
         return
     if formula.is_one:
@@ -252,7 +252,7 @@ def agreed_by_most(intervals: Sequence[tuple[float, float]], slack: float) -> tu
     return found
 
 
-def _interval(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[float, float] | None:
+def interval_of(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[float, float] | None:
     """Return the logarithms between which the product of a row lies; None where a figure is missing."""
     low = high = 0.0
     is_reference_row = not within_row and _is_only_reference(terms[0].column, row)
@@ -357,7 +357,7 @@ def _has_another_reference(grid: Grid, one: Outlier) -> bool:
     """Return whether the ratio of the row follows from another row of the table that is a reference itself."""
     subject, slack = one.terms[0].column, one.formula.slack
     references = [row for row in range(len(grid.lines)) if row != one.row and is_reference_row(subject, row)]
-    bases = (_interval(one.terms[1:], row, within_row=True) for row in references)
+    bases = (interval_of(one.terms[1:], row, within_row=True) for row in references)
     return not one.is_within_row and any(
         base is not None and one.low - slack <= base[1] and one.high + slack >= base[0] for base in bases
     )

@@ -15,6 +15,7 @@ from testbed.analysis.audit.tables.limit_rules import (
     memory_holds_the_weights,
     shares_are_at_most_one,
 )
+from testbed.analysis.audit.tables.ratio_rules import scaled_rows_do_the_same_work
 from testbed.analysis.audit.tables.read import FORM
 from testbed.analysis.audit.tables.swapped import headings_are_not_swapped
 
@@ -22,6 +23,7 @@ from testbed.analysis.audit.tables.swapped import headings_are_not_swapped
 TABLE_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
     figures_follow_from_one_another: (FORM,),
     headings_are_not_swapped: (FORM,),
+    scaled_rows_do_the_same_work: (FORM,),
     batches_are_of_whole_micro_batches: (FORM,),
     averages_are_between_their_ends: (FORM,),
     shares_are_at_most_one: (FORM,),
