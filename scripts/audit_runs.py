@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
                         "baseline on the fewest ranks)")  # fmt: skip
     parser.add_argument("--columns", action="append", default=[], metavar="QUANTITY=HEADING,...",
                         help="what the columns of a table in Markdown or CSV are, where their headings do not say it: "
-                        "'devices=#GPUs,length=2048' (docs/audit.md lists the quantities)")  # fmt: skip
+                        "'devices=#GPUs,length=2048' (a wrong quantity is answered with the list)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE too")
     return parser.parse_args()
 
