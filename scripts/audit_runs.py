@@ -8,7 +8,8 @@
 Prints one page: the claims that do not stand, corrected figures, what cannot be known. --details adds every finding.
 Reads training_metrics.json 1 and 2.0 to 2.2, timing logs (an epoch's "timing breakdown"),
 rank<r>_results_epoch<e>.json, wandb logs and CSV exports, scaling_report.json, trainer_state.json, TensorBoard's event
-files, folders of W&B and MLflow, and Lightning's metrics.csv. docs/audit.md lists the rules.
+files, folders of W&B and MLflow, Lightning's metrics.csv, logs of other trainers, and tables in Markdown or CSV.
+docs/audit.md lists the rules.
 Exit code 0: no claim falls (notes may be printed). 1: a claim does not stand, or --json cannot be written. 2: a file
 cannot be read.
 """
@@ -35,6 +36,9 @@ def parse_arguments() -> argparse.Namespace:
                         help="what all others are compared with (default: the first; in a folder of several, its "
                         "baseline on the fewest ranks)")  # fmt: skip
     parser.add_argument("--details", action="store_true", help="print every finding in full behind the summary")
+    parser.add_argument("--columns", action="append", default=[], metavar="QUANTITY=HEADING,...",
+                        help="what the columns of a table in Markdown or CSV are, where their headings do not say it: "
+                        "'devices=#GPUs,length=2048' (a wrong quantity is answered with the list)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE too")
     return parser.parse_args()
 
@@ -44,8 +48,10 @@ def main() -> int:
     arguments = parse_arguments()
     from testbed.analysis.audit import claims
     from testbed.analysis.audit.page import details, page
+    from testbed.analysis.audit.tables.read import columns_named
 
-    findings, num_runs = claims.audit_and_count(arguments.files, arguments.baseline)
+    columns = columns_named(arguments.columns) if arguments.columns else None
+    findings, num_runs = claims.audit_and_count(arguments.files, arguments.baseline, columns)
     say(page(findings, num_runs))
     if arguments.details:
         say(f"\n{details(findings)}")

@@ -5,6 +5,7 @@ To add a rule, write one function and list it in the table at the end of its fil
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
 - log_rules.py, LOG_RULES: the lines of a training log against each other, its header and the device.
+- tables/rules.py, TABLE_RULES: a table of published figures against itself. Its formulas are in tables/relations.py.
 - comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code and devices are in
   condition_rules.py, on what devices gain in scaling_rules.py, on settings that a log prints in printed_rules.py.
 

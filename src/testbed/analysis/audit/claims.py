@@ -9,7 +9,7 @@ has a single rank at that batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from testbed.analysis.audit.readers.trackers import UNREADABLE
 from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
+from testbed.analysis.audit.tables.read import SUFFIXES
+from testbed.analysis.audit.tables.rules import TABLE_RULES
 from testbed.analysis.audit.trainer_rules import TRAINER_RULES
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import METRICS_FILE, load_run
@@ -36,17 +38,23 @@ __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 ENOUGH_REPEATS = 5
 
 
-def audit(paths: Sequence[Path], baseline: Path | None = None) -> list[Finding]:
+def audit(
+    paths: Sequence[Path], baseline: Path | None = None, columns: Mapping[str, str] | None = None
+) -> list[Finding]:
     """Return the findings on the runs in files and folders, those that make a claim fall first.
+
+    `columns` gives the quantity of a table's columns by their heading.
 
     InputError, one sentence that names the file, when one does not exist or cannot be read.
     """
-    return audit_and_count(paths, baseline)[0]
+    return audit_and_count(paths, baseline, columns)[0]
 
 
-def audit_and_count(paths: Sequence[Path], baseline: Path | None = None) -> tuple[list[Finding], int]:
+def audit_and_count(
+    paths: Sequence[Path], baseline: Path | None = None, columns: Mapping[str, str] | None = None
+) -> tuple[list[Finding], int]:
     """Return the findings, and how many runs the files hold, the baseline not counted."""
-    items = read_reported(paths)
+    items = read_reported(paths, columns)
     folder = Path(paths[0]).absolute()
     # In a folder of several runs the first is first by its name: look for a baseline.
     is_chosen = not folder.is_dir() or sum(item.path.absolute().is_relative_to(folder) for item in items) <= 1
@@ -65,7 +73,7 @@ def audit_runs(
     for item in items:
         if item.run and item.run.status != "complete":
             findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
-        elif item.is_claim and item.form not in ("profiler table", "scaling report", UNREADABLE):
+        elif item.is_claim and item.form not in ("profiler table", "scaling report", "table", UNREADABLE):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
@@ -81,7 +89,7 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES).items():
+    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES | TABLE_RULES).items():
         if not forms or item.form in forms:
             yield from rule(item)
 
@@ -198,8 +206,8 @@ def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
     }
 
 
-def read_reported(paths: Sequence[Path]) -> list[Reported]:
-    """Read every run that the files and folders of `paths` hold, in their order.
+def read_reported(paths: Sequence[Path], columns: Mapping[str, str] | None = None) -> list[Reported]:
+    """Read every run that the files and folders of `paths` hold, in their order. `columns` makes a typed file a table.
 
     InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
     folder, files of no known format are passed over.
@@ -216,7 +224,9 @@ def read_reported(paths: Sequence[Path]) -> list[Reported]:
     rank_files = []
     for file, is_typed in dict.fromkeys(named):
         reader = foreign.reader_of(file)
-        if reader is foreign.read_rank_files:
+        if columns and is_typed and file.suffix.lower() in SUFFIXES:
+            found += foreign.read_table(file, is_typed, columns)
+        elif reader is foreign.read_rank_files:
             rank_files.append(file)
         else:
             found += reader(file, is_typed) if reader else [from_run(load_run(file))]

@@ -29,6 +29,7 @@ class Rule(StrEnum):
     DEVICES = "equal devices"
     WARM_UP = "warm-up is left out"
     FOLLOWS = "figures follow from one another"
+    POSSIBLE = "within what is possible"
 
 
 @dataclass(frozen=True)

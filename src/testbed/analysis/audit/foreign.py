@@ -11,7 +11,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS, plain
 from testbed.analysis.audit.readers.trackers import TRACKERS
 from testbed.analysis.audit.readers.wandb_folder import CONSOLE, SUMMARY
 from testbed.analysis.audit.reported import Reported
+from testbed.analysis.audit.tables.read import tables_in
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -55,10 +56,12 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
         named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
         runs = [replace(run, world_size=run.world_size or named) for run in read(path, text)]
         return [run for run in runs if is_typed or run.has_figures]
+    if found := tables_in(path, text):
+        return found
     if is_typed:
         raise InputError(
             f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
-            f"nor the lines of {KNOWN}"
+            f"nor the lines of {KNOWN}, nor a table whose columns are known by their headings (--columns names them)"
         )
     return []
 
@@ -206,8 +209,9 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
 
 def read_csv(path: Path, is_typed: bool) -> list[Reported]:
     """Read a wandb export: metrics of runs per step, or a table of profiler events."""
+    text = text_of(path)
     try:
-        rows = list(csv.reader(io.StringIO(text_of(path)), strict=True))
+        rows = list(csv.reader(io.StringIO(text), strict=True))
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     header = [name.strip() for name in rows[0]] if rows else []
@@ -217,12 +221,22 @@ def read_csv(path: Path, is_typed: bool) -> list[Reported]:
         return [read_lightning(path, header, rows[1:])]
     if "Step" in header and any(" - " in name for name in header):
         return _metrics_export(path, header, rows[1:])
+    if found := tables_in(path, text):
+        return found
     if is_typed:
         raise InputError(
             f"{path} is no wandb export that is known: its first line has neither 'Step' and '<run> - <metric>' "
-            "nor 'Name' and 'Device Time Total (ms)'"
+            "nor 'Name' and 'Device Time Total (ms)', nor headings of a table that are known (--columns names them)"
         )
     return []
+
+
+def read_table(path: Path, is_typed: bool, named: Mapping[str, str] | None = None) -> list[Reported]:
+    """Read the tables of a Markdown, CSV or TSV file, the columns by their headings or as `--columns` names them."""
+    found = tables_in(path, text_of(path), named)
+    if is_typed and not found:
+        raise InputError(f"{path} has no table whose columns are known by their headings (--columns names them)")
+    return found
 
 
 def _profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
@@ -325,6 +339,7 @@ READERS: dict[str, Callable[..., list[Reported]]] = {
     RANK_JSON.pattern: read_rank_files,
     PIPELINE_JSON.pattern: read_rank_files,
     r".*\.csv": read_csv,
+    r".*\.tsv": read_table,
     r".*\.(log|out|err|txt|md)": read_text_log,
     r"scaling_report\.json": read_scaling_report,
     **TRACKERS,

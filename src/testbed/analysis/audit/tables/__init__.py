@@ -1,0 +1,10 @@
+"""Audit tables of published figures, in Markdown or CSV: what of a row does not follow from the rest of it.
+
+- grid.py reads the tables of a file. figures.py reads a cell, with the interval that its digits leave open.
+- columns.py names the quantity of a column by its heading, or by `--columns`. read.py puts both together.
+- relations.py lists the formulas. agreement.py says which rows contradict one, formula_rules.py makes the findings.
+- limit_rules.py holds what no row can exceed. ratio_rules.py compares the rows of a ratio, swapped.py their headings.
+
+To add a quantity, list its heading in columns.py. To add a formula, list it in relations.py with every convention that
+is in use: a row is only reported where all of them fail.
+"""

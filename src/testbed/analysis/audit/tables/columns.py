@@ -1,0 +1,201 @@
+"""Name what a column of a table holds, by its heading or by `--columns`, and read its figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.analysis.audit.tables.figures import UNITS, Figure, figures_of, plain
+from testbed.analysis.audit.tables.grid import Table
+from testbed.errors import InputError
+
+_PER_DEVICE = r"(/|per)[ _-]?(gpu|device|chip|card|accelerator|rank|npu|tpu|core)\b"
+_DEVICES = r"(gpus?|devices?|accelerators?|chips?|world[ _-]?size|ranks?|workers?|npus?|tpus?|cards?|processes|procs?)"
+_PER_S = r"\s*(/|per)\s*s(ec(ond)?s?)?\b"
+_STEP = r"(step|iter(ation)?|it|batch)"
+_HAS_NO_UNIT = r"throu(gh)?(t)?put|^speed$|^performance$|training speed"
+# quantity -> (pattern of its heading in lower case, dimension of its figures). The first that fits counts.
+QUANTITIES: dict[str, tuple[str, str]] = {
+    "efficiency": (r"\beff(iciency)?\b|^eff\.", "share"),
+    "speedup": (r"speed[- _]?up|(weak|strong)[ -]*scaling|scaling factor|relative (speed|throughput|performance)",
+                "factor"),
+    "mfu": (r"\bmfu\b|model flops? util|percentage of (theoretical )?peak", "share"),
+    "hfu": (r"\bhfu\b|hardware flops? util", "share"),
+    "all_flops": (r"(aggr(egate)?|total|cluster|system)\b.*flop", "flops"),
+    "flops": (r"(tera|peta|t|p|g)flops?\b|(tera|peta|t|p)flop/", "flops"),
+    "device_token_rate": (rf"(tok(en)?s?){_PER_S}.*{_PER_DEVICE}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s|\btgs\b",
+                          "rate"),
+    "token_rate": (rf"tok(en)?s?{_PER_S}|\btps\b|\bwps\b|tok/s", "rate"),
+    "device_sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?){_PER_S}.*{_PER_DEVICE}", "rate"),
+    "sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?|sentences?|mels?){_PER_S}", "rate"),
+    "device_rate": (rf"({_HAS_NO_UNIT}).*{_PER_DEVICE}", "rate"),
+    "step_s": (rf"{_STEP}[ _.-]*(time|dt|latency|duration|med(ian)?|ms)\b|\b(ms|s|secs?|seconds?)\s*(/|per)\s*{_STEP}\b"
+               rf"|time\s*(/|per)\s*{_STEP}|iter_dt|^latency", "time"),
+    "rate": (_HAS_NO_UNIT, "rate"),
+    "device_hours": (r"(gpu|device|chip|card)[ -]?(hours?|h|hrs)\b", "number"),
+    "memory": (r"\bmem(ory)?\b|\bvram\b|\bhbm\b", "memory"),
+    "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|accumulation|^micro num", "count"),
+    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}"
+                    r"|per[ _-]*(gpu|device)[ _-]*batch|local batch", "count"),
+    "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$"
+              r"|^bs$|^bsz$", "count"),
+    "devices_per_node": (rf"{_DEVICES}[ _a-z]*(/|per)[ _]?node", "count"),
+    "dp": (r"^dp$|data[ _-]parallel([ _-]*(size|degree|ranks))?$", "count"),
+    "tp": (r"^(tp|mp)$|(tensor|model)[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
+    "pp": (r"^pp$|pipeline[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
+    "cp": (r"^cp$|context[ _-]parallel", "count"),
+    "devices": (rf"^(num(ber)?( of)?|no\. of|n|total|device|count)?[ _#]*{_DEVICES}([ _-]*(num|count|total|used))?$",
+                "count"),
+    "nodes": (r"^(num(ber)?( of)?|n|total)?[ _#]*(n?nodes?|hosts?|machines|servers)([ _-]*(num|count))?$", "count"),
+    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx$|block[ _-]size|^seqlen",
+               "count"),
+    "params": (r"^(num(ber)?( of)?|no\. of|#)?\s*param(eter)?s?\b|model params", "number"),
+    "tokens": (r"^(total |num |trained )?tokens( \(?(total|trained|seen|processed)\)?)?$", "count"),
+    "steps": (r"^(optimizer |train(ing)? |total |num )?(steps|iterations|iters)$", "count"),
+    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b|^wall",
+               "time"),
+}  # fmt: skip
+EXACT = ("count",)
+RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
+MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
+            "device_hours", "ratio"}  # fmt: skip
+UNCERTAIN = re.compile(
+    r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I
+)
+TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    quantity: str | None  # a key of QUANTITIES, or "ratio": figures with a x below another heading
+    figures: tuple[Figure | None, ...]  # one for each row
+    texts: tuple[str, ...]
+
+    @property
+    def is_setting(self) -> bool:
+        """Return whether it says what was run, and not what came out."""
+        if self.quantity:
+            return self.quantity not in MEASURED
+        if re.search(r"(?i)size|model|note|config", self.heading):
+            return True
+        numbers = [re.fullmatch(r"[-+~]?[\d,]*\.?\d+\s*\S{0,3}|-?", text) for text in self.texts]
+        return not all(numbers) or not any("." in text or "%" in text for text in self.texts)
+
+
+def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Column]:
+    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row.
+
+    Raises:
+        InputError: `named` has another quantity than QUANTITIES, or a heading that the table does not have.
+    """
+    headings = [plain(heading) for heading in table.header]
+    chosen = _chosen(headings, named or {})
+    columns = []
+    for index, heading in enumerate(headings):
+        cells = [row.cells[index] for row in table.rows]
+        quantity = chosen.get(index) or quantity_of(heading, cells)
+        columns.append(_column(heading, quantity, cells))
+        columns += _topology(heading, cells)
+    for quantity, text in (named or {}).items():
+        if _is_number(text) and text not in headings:
+            columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
+    return columns
+
+
+def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
+    """Return what a heading names; None: something else, or figures that the source calls an estimate."""
+    name = re.sub(r"\s+", " ", re.sub(r"[*`_]{2,}", "", heading)).strip().lower()
+    if not name or UNCERTAIN.search(name):
+        return None
+    found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, name)), None)
+    plainly = re.sub(r"\s*[(\[][^)\]]*[)\]]", "", name).strip()
+    if found is None and plainly != name:
+        found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, plainly)), None)
+    if found == "efficiency" and re.search(r"memory|energy|power|data|sample|cost|compute", name):
+        return None
+    if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
+        return None
+    factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*x", plain(cell))]
+    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
+        return "ratio"
+    if found in ("rate", None) and (unit := _unit_of_cells(cells)):
+        of_unit = quantity_of(unit, [])
+        return of_unit if of_unit in RATES else found
+    return found
+
+
+def _unit_of_cells(cells: Sequence[str]) -> str:
+    """Return what stands behind the first figure of a column."""
+    first = next((plain(cell) for cell in cells if re.match(r"[\d.,]", plain(cell))), "")
+    return re.sub(r"^[\d.,\s]+[kmb]?\s*", "", first, flags=re.I)
+
+
+def _column(heading: str, quantity: str | None, cells: Sequence[str]) -> Column:
+    texts = tuple(plain(cell) for cell in cells)
+    if quantity is None:
+        return Column(heading, None, (None,) * len(texts), texts)
+    dimension = "factor" if quantity == "ratio" else QUANTITIES[quantity][1]
+    figures = figures_of(cells, dimension, _scale(heading.lower(), dimension, quantity))
+    if dimension == "factor":  # +55 % or 55 % is another convention than 1.55x
+        figures = [None if "%" in text else figure for figure, text in zip(figures, texts, strict=True)]
+    return Column(heading, quantity, tuple(figures), texts)
+
+
+def _scale(heading: str, dimension: str, quantity: str) -> float:
+    """Return the unit that a heading states."""
+    if dimension == "flops":
+        return 1e15 if re.search(r"p(eta)?flop", heading) else 1e9 if "gflop" in heading else 1e12
+    if dimension == "share":
+        return 0.01 if "%" in heading else 1.0
+    if dimension == "time":
+        words = re.findall(r"[a-zµ]+", heading)
+        units = [word for word in words if word in UNITS["time"] and word not in ("d", "m", "h")]
+        return UNITS["time"][units[0]] if units else 1.0
+    if dimension == "memory":
+        words = [word for word in re.findall(r"[a-z]+", heading) if word in UNITS["memory"] and len(word) > 1]
+        return UNITS["memory"][words[0]] if words else 1e9
+    if quantity == "params" and re.search(r"\(?\b[bm]\b\)?|billion|million", heading):
+        return 1e9 if re.search(r"\bb\b|billion", heading) else 1e6
+    if dimension == "rate" and re.search(r"\bk ?tok|\(k\b|\bk(tokens|tok)", heading):
+        return 1e3
+    return 1.0
+
+
+def _topology(heading: str, cells: Sequence[str]) -> list[Column]:
+    """Return the columns of a cell like "TP=8 DP=4 PP=4". What a row leaves out is 1."""
+    found = [{name.lower(): number for name, number in TOPOLOGY.findall(plain(cell))} for cell in cells]
+    if sum(len(row) > 1 for row in found) < 2:
+        return []
+    names = {name for row in found for name in row}
+    return [
+        _column(f"{heading}: {name.upper()}", name, [row.get(name, "1") if len(row) > 1 else "" for row in found])
+        for name in sorted(names)
+    ]
+
+
+def _chosen(headings: Sequence[str], named: Mapping[str, str]) -> dict[int, str]:
+    """Return the quantity of each column that --columns names."""
+    found = {}
+    for quantity, heading in named.items():
+        if quantity not in QUANTITIES:
+            raise InputError(f"--columns {quantity}={heading}: no such quantity; there are {', '.join(QUANTITIES)}")
+        if heading in headings:
+            found[headings.index(heading)] = quantity
+    return found
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
+
+
+def check_names(named: Mapping[str, str], tables: Sequence[Table], path: str) -> None:
+    """Raise InputError where --columns names a heading that no table of the file has."""
+    headings = {plain(heading) for table in tables for heading in table.header}
+    for quantity, heading in named.items():
+        if heading not in headings and not _is_number(heading):
+            raise InputError(
+                f"--columns {quantity}={heading}: {path} has no column '{heading}'; it has "
+                f"{', '.join(sorted(heading for heading in headings if heading)) or 'none'}"
+            )

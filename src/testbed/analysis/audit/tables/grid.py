@@ -1,0 +1,84 @@
+"""Read the tables of a Markdown file, or the one of a CSV file: headings, and rows with their lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import dataclass
+
+CONTEXT_LINES = 25  # above a table, up to the start of its section: what names the device
+SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-*:?\s*)*\|?\s*")
+
+
+@dataclass(frozen=True)
+class Row:
+    line: int  # of the file, from 1
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    header: tuple[str, ...]
+    rows: tuple[Row, ...]  # as wide as the header
+    title: str = ""  # the heading above it
+    context: str = ""  # the text between that heading and the table
+
+
+def markdown_tables(text: str) -> list[Table]:
+    """Return the pipe tables of a Markdown text. Rows of another width than their header are left out."""
+    lines = text.splitlines()
+    found = []
+    number = 1
+    while number < len(lines):
+        is_head = "|" in lines[number - 1] and "|" in lines[number] and SEPARATOR.fullmatch(lines[number])
+        if not is_head:
+            number += 1
+            continue
+        header, first = _cells(lines[number - 1]), number + 1
+        end = first
+        while end < len(lines) and "|" in lines[end] and lines[end].strip():
+            end += 1
+        rows = [Row(index + 1, _cells(lines[index])) for index in range(first, end)]
+        title, context = _above(lines, number - 1)
+        found.append(Table(header, _as_wide(rows, header), title, context))
+        number = end + 1
+    return found
+
+
+def csv_tables(text: str) -> list[Table]:
+    """Return the table of a CSV or TSV text, or none where it has no rows."""
+    delimiter = "\t" if text.partition("\n")[0].count("\t") > text.partition("\n")[0].count(",") else ","
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    header: tuple[str, ...] = ()
+    rows = []
+    try:
+        for cells in reader:
+            stripped = tuple(cell.strip() for cell in cells)
+            if header and any(stripped):
+                rows.append(Row(reader.line_num, stripped))
+            elif any(stripped):
+                header = stripped
+    except csv.Error:
+        return []
+    return [Table(header, _as_wide(rows, header))] if rows else []
+
+
+def _as_wide(rows: list[Row], header: tuple[str, ...]) -> tuple[Row, ...]:
+    return tuple(row for row in rows if len(row.cells) == len(header))
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    inner = line.strip().removeprefix("|")
+    inner = re.sub(r"(?<!\\)\|$", "", inner)
+    return tuple(cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner))
+
+
+def _above(lines: list[str], start: int) -> tuple[str, str]:
+    """Return the heading above a line, and the text in between."""
+    between: list[str] = []
+    for index in range(start - 1, max(start - CONTEXT_LINES, 0) - 1, -1):
+        if heading := re.match(r"#+\s+(.*)", lines[index]):
+            return heading[1].strip(), "\n".join(reversed(between))
+        between.append(lines[index])
+    return "", "\n".join(reversed(between))
