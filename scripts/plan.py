@@ -200,7 +200,6 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
 
     runs, refused = question.answered()
     each = best_of_each(runs)
-    shown = each[: arguments.top or None]
     if arguments.json:
         command_line = recorded_command(__file__, sys.argv[1:])
         write_plan(arguments.json, plan_record(each, question.budget, question.work, command_line))
@@ -209,9 +208,9 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
         from testbed.analysis.plan.picture import plan_figure
 
         title = f"{question.model_name} on {question.machine.devices} x {question.machine.device.name}"
-        notes = [f"Best: {headline(shown, question.budget)}", f"Estimates, {shown[0].time.label}."]
-        save_png(plan_figure(shown, title, notes), arguments.picture)
-    say(plan_text(shown, question.budget, refused, question.work))
+        notes = [f"Best: {headline(each, question.budget)}", f"Estimates, {each[0].time.label}."]
+        save_png(plan_figure(each[: arguments.top or None], title, notes), arguments.picture)
+    say(plan_text(each, question.budget, refused, question.work, arguments.top or None))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.programs import REPOSITORY, run_here
 
+from testbed.analysis.plan.tables import plan_text
 from testbed.errors import InputError
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.calibration import Calibration
@@ -92,6 +93,14 @@ def test_the_headline_answers_the_question(runs):
     assert "days" not in headline(runs[:1], Budget()) and "apart" not in said
     slow = dataclasses.replace(runs[1], time=dataclasses.replace(runs[1].time, seconds=9e9))
     assert "1 more of 2 lie within its interval" in headline([runs[0], runs[1], slow], Budget())
+
+
+def test_the_sentence_is_about_all_rows_and_not_those_that_are_shown(runs):
+    each = best_of_each(runs)
+    first, *others = plan_text(each, Budget(), {}, (), top=3).splitlines()
+    assert f"more of {len(each) - 1} lie" in first
+    assert f"the first 3 of {len(each)}; --top 0 shows all" in others
+    assert not any(line.startswith("4  ") for line in others)
 
 
 def test_a_plan_is_read_back_from_its_file(runs, tmp_path):
