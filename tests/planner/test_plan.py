@@ -256,6 +256,17 @@ def test_what_the_devices_cannot_be_or_do_is_refused(words, reason):
     assert ended.returncode == 2 and reason in ended.stderr
 
 
+def test_the_largest_micro_batch_leaves_a_schedule_what_it_needs():
+    """gpt2 on two stages would fit a step of one micro batch, which the program refuses for 1F1B."""
+    given = {"run_type": "pipeline", "pipeline_stages": 2}
+    jobs = candidates(MODEL_SIZES["gpt2"], 1024, 32, NODE, given)
+    largest = {job.schedule: largest_micro_batch(job, NODE.device) for job in jobs}
+    assert largest == {"gpipe": 8, "1f1b": 4, "interleaved_1f1b": 4, "zero_bubble": 4}
+    runs = plan(jobs, NODE, lambda job: step_time(job, NODE, published_constants()))
+    (run,) = plan_record(runs[:1], Budget(), (), "plan.py")["runs"]
+    assert run["largest_micro_batch"] == largest[run["job"]["schedule"]]
+
+
 def test_a_huge_batch_is_planned_without_trying_each_number():
     job = candidates(MODEL_SIZES["gpt2"], 1024, 2**40, NODE, {"run_type": "ddp"})[0]
     assert largest_micro_batch(job, NODE.device) in (32, 64, 128)
