@@ -55,9 +55,9 @@ class PlannedRun:
 
     @property
     def mfu(self) -> float:
-        """FLOPs of the model over what the devices do at most in its precision."""
+        """FLOPs of the model over what the devices do at most in its precision, counted as src/gpt2.py counts them."""
         peak = self.machine.device.peak_of(self.job.precision) * self.machine.devices
-        return self.tokens_per_s * self.job.model.flops_per_token() / peak
+        return self.tokens_per_s * self.job.model.flops_per_token(is_whole=True) / peak
 
     @property
     def limited_by(self) -> str:
