@@ -75,15 +75,17 @@ def as_measured(machine: Machine, calibration: Calibration | None) -> Machine:
 
 def cpu_core(ranks: int) -> Device:
     """Return one of `ranks` equal shares of this computer's cores and memory as a device; its speed is a guess."""
-    cores = max(1, usable_cores() // ranks)
+    visible = usable_cores()
+    cores = max(1, visible // ranks)
+    of_core = min(1.0, visible / ranks)  # more ranks than cores take turns
     frequency = psutil.cpu_freq()
     hertz = (frequency.max or frequency.current) * 1e6 if frequency else 0.0
-    peak = cores * (hertz or ASSUMED_HERTZ) * _flops_per_cycle()
+    peak = of_core * cores * (hertz or ASSUMED_HERTZ) * _flops_per_cycle()
     return Device(
-        name=f"{cores} core{'s' * (cores > 1)} of {platform.machine()}",
+        name=(f"{cores} core{'s' * (cores > 1)}" if of_core == 1 else f"{of_core:.2g} core") + f" of {platform.machine()}",
         memory_bytes=psutil.virtual_memory().total / ranks,
         peak_flops={"fp32": peak},
-        memory_bytes_per_s=cores * CORE_BYTES_PER_S,
+        memory_bytes_per_s=of_core * cores * CORE_BYTES_PER_S,
         kind="cpu",
         context_bytes=PROCESS_BYTES,
         source="a guess from clock and instructions; --calibrate measures it",
