@@ -141,10 +141,24 @@ def main() -> int:
         return score(arguments.score)
     if arguments.predict:
         return predict(arguments.predict, arguments.out)
+    _check_answer(arguments)
     question = question_of(arguments, typed)
     if arguments.check:
         return check(question)
     return sweep(question, arguments.sweep) if arguments.sweep else answer(question, arguments)
+
+
+def _check_answer(arguments: argparse.Namespace) -> None:
+    """Refuse flags that would say nothing. InputError names them."""
+    other = "--check" if arguments.check else "--sweep" if arguments.sweep else None
+    for name in ("json", "picture", *(("sweep",) if arguments.check else ())):
+        if other and getattr(arguments, name) is not None:
+            raise InputError(f"--{name} with {other}: {other} prints a table and nothing else; leave one of them out")
+    if arguments.price_per_gpu_hour is not None and arguments.tokens is None:
+        raise InputError(
+            f"--price_per_gpu_hour {arguments.price_per_gpu_hour:g} is for the cost of a whole run; give --tokens, such "
+            "as 10B"
+        )
 
 
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
@@ -221,6 +235,9 @@ def sweep(question: Question, text: str) -> int:
     from testbed.planner.question import numbers_of_sweep
 
     rows = [(devices, question.on(devices).best()) for devices in numbers_of_sweep(text)]
+    batch = f"{question.global_batch:,} x {question.seq_length:,} tokens a step"
+    label = next((best.time.label for _, best in rows if not isinstance(best, str)), "nothing fits")
+    say(f"{question.model_name} on {question.machine.device.name}, {batch} on every number of devices ({label})\n")
     say("\n".join(table_lines(sweep_table(rows, question.budget))))
     return 0
 

@@ -166,7 +166,9 @@ def test_given_flags_hold_for_every_row(tmp_path):
 def test_the_sweep_has_a_row_for_every_number():
     done = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", "--sweep", "gpus=8,16,...,64", "--tokens", "1B")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["8", "16", "32", "64"]
+    first, _, _, *rows = done.stdout.splitlines()
+    assert first.startswith("gpt2 on a100-80gb, 512 x 1,024 tokens a step") and "uncalibrated" in first
+    assert [line.split()[0] for line in rows] == ["8", "16", "32", "64"]
 
 
 BAD = {
@@ -179,6 +181,10 @@ BAD = {
     "heads that do not divide": (["--gpu", "t4", "--run_type", "tensor", "--model", "gpt2-xl"], "--num_heads 25"),
     "a flag of another run type": (["--gpu", "t4", "--run_type", "ddp", "--zero_stage", 2], "belongs to --run_type"),
     "a sequence too long": (["--gpu", "t4", "--seq_length", 4096], "--max_position_embeddings"),
+    "a file of a sweep": (["--gpu", "t4", "--sweep", "gpus=8,16", "--json", "x.json"], "--json with --sweep"),
+    "a picture of a check": (["--check", "--picture", "x.png"], "--picture with --check"),
+    "the price of nothing": (["--gpu", "t4", "--price_per_gpu_hour", 3], "give --tokens"),
+    "a batch for no rank": (["--gpu", "h100", "--gpus", 3, "--matmul", "fp8", "--global_batch_size", 8], "multiple of"),
     "predictions to nowhere": (["--predict", "rows.json"], "--out"),
     "no calibration": (["--gpu", "t4", "--calibration", "README.md"], "README.md"),
 }

@@ -84,7 +84,8 @@ class Question:
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
-        reason = next(iter(refused.values()), "no run type runs on them")
+        plain = refused.get("baseline") or refused.get("ddp")  # others have rules of their own on top
+        reason = plain or next(iter(refused.values()), "no run type runs on them")
         return InputError(f"nothing can be planned for {self._devices}: {reason}")
 
     @property
