@@ -92,6 +92,10 @@ def test_the_headline_answers_the_question(runs):
     for words in ("8 x h100-sxm", "micro batch", "79.1 GiB", "512 x 1,024 tokens", "10B tokens", "days", "cost"):
         assert words in said
     assert "days" not in headline(runs[:1], Budget()) and "apart" not in said
+    for part, is_tight in ((0.89, False), (0.91, True)):
+        device = dataclasses.replace(NODE.device, memory_bytes=runs[0].needs_bytes / part)
+        there = dataclasses.replace(runs[0], machine=dataclasses.replace(NODE, device=device))
+        assert ("which is tight" in headline([there], Budget())) == is_tight
     slow = dataclasses.replace(runs[1], time=dataclasses.replace(runs[1].time, seconds=9e9))
     assert "1 more of 2 lie within its interval" in headline([runs[0], runs[1], slow], Budget())
 

@@ -14,6 +14,7 @@ from testbed.planner.step_time import StepTime
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
+TIGHT = 0.1  # of the memory: with less to spare an estimate may be too low, and the allocator frees and retries
 LIMITS = {"matrix products": "matrix products", "attention": "matrix products", "head": "matrix products"}
 LIMITS |= {"elementwise": "memory traffic", "optimizer": "memory traffic", "bubble": "bubble", "host": "host"}
 
@@ -182,7 +183,8 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     run = runs[0]
     job, time, device = run.job, run.time, run.machine.device
     words = f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
-    words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device; a step of "
+    words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device"
+    words += "; a step of " if run.spare_bytes >= TIGHT * device.memory_bytes else ", which is tight; a step of "
     words += (
         f"{job.global_batch:g} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
