@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.programs import REPOSITORY, run_here
 
+from testbed.analysis.plan.picture import plan_figure
 from testbed.analysis.plan.tables import plan_text
 from testbed.errors import InputError
 from testbed.model.flops import flops_per_token_palm
@@ -106,6 +107,22 @@ def test_the_sentence_is_about_all_rows_and_not_those_that_are_shown(runs):
     assert f"more of {len(each) - 1} lie" in first
     assert f"the first 3 of {len(each)}; --top 0 shows all" in others
     assert not any(line.startswith("4  ") for line in others)
+
+
+def test_the_picture_numbers_only_what_has_room_and_keeps_one_order_of_parts(runs):
+    """Bars of a tenth of the device's memory have no room for numbers; a head that the first row lacks is not last."""
+    each = [run for run in best_of_each(runs) if run.job.layout.pipeline > 1][:3]
+    device = dataclasses.replace(NODE.device, memory_bytes=20 * each[0].needs_bytes)
+    small = [dataclasses.replace(run, machine=dataclasses.replace(NODE, device=device)) for run in each]
+    without = {name: took for name, took in each[0].time.parts.items() if name != "head"}
+    small[0] = dataclasses.replace(small[0], time=dataclasses.replace(small[0].time, parts=without))
+    above, below = plan_figure(small, "a title", ["a note"]).axes[-2:]
+    inside = [text.get_text() for text in above.texts if "GiB" not in text.get_text()]
+    assert inside == [f"the device has {device.memory_bytes / 2**30:.1f}"]
+    parts = below.get_legend_handles_labels()[1]
+    assert parts.index("head") < parts.index("bubble")
+    columns = next(line for line in plan_text(small, Budget(), {}, ()).splitlines() if " head " in line)
+    assert columns.index("head") < columns.index("bubble")
 
 
 def test_a_plan_is_read_back_from_its_file(runs, tmp_path):

@@ -82,7 +82,8 @@ def cpu_core(ranks: int) -> Device:
     hertz = (frequency.max or frequency.current) * 1e6 if frequency else 0.0
     peak = of_core * cores * (hertz or ASSUMED_HERTZ) * _flops_per_cycle()
     return Device(
-        name=(f"{cores} core{'s' * (cores > 1)}" if of_core == 1 else f"{of_core:.2g} core") + f" of {platform.machine()}",
+        name=(f"{cores} core{'s' * (cores > 1)}" if of_core == 1 else f"{of_core:.2g} core")
+        + f" of {platform.machine()}",
         memory_bytes=psutil.virtual_memory().total / ranks,
         peak_flops={"fp32": peak},
         memory_bytes_per_s=of_core * cores * CORE_BYTES_PER_S,

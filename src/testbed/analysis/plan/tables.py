@@ -13,6 +13,7 @@ from testbed.planner.command import command_of
 from testbed.planner.job import Job
 from testbed.planner.memory import largest_micro_batch
 from testbed.planner.plan import Budget, PlannedRun, headline, name_of, settings_of, three
+from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
 
 MIB, GIB = 2**20, 2**30
 RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
@@ -80,9 +81,8 @@ def memory_table(runs: Sequence[PlannedRun]) -> Table:
 
 def time_table(runs: Sequence[PlannedRun]) -> Table:
     """Return what the step is made of; a part that no run has is left out."""
-    parts = [
-        part for part in _in_order(run.time.parts for run in runs) if any(run.time.parts.get(part) for run in runs)
-    ]
+    names = dict.fromkeys([*SHOWN.values(), WITHIN, BETWEEN, BUBBLE, *_in_order(run.time.parts for run in runs)])
+    parts = [part for part in names if any(run.time.parts.get(part) for run in runs)]
     columns: dict[str, Callable[[PlannedRun], Cell]] = {"": _numbers(runs), "strategy": lambda run: name_of(run.job)}
     columns |= {part: _ms(part) for part in parts}
     columns["in all"] = lambda run: digits(run.time.seconds * 1e3)
