@@ -156,8 +156,8 @@ def _check_answer(arguments: argparse.Namespace) -> None:
             raise InputError(f"--{name} with {other}: {other} prints a table and nothing else; leave one of them out")
     if arguments.price_per_gpu_hour is not None and arguments.tokens is None:
         raise InputError(
-            f"--price_per_gpu_hour {arguments.price_per_gpu_hour:g} is for the cost of a whole run; give --tokens, such "
-            "as 10B"
+            f"--price_per_gpu_hour {arguments.price_per_gpu_hour:g} is for the cost of a whole run; give --tokens, "
+            "such as 10B"
         )
 
 

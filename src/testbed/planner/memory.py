@@ -87,8 +87,10 @@ def fits(estimate: MemoryEstimate, device: Device) -> bool:
 
 
 def largest_micro_batch(job: Job, device: Device) -> int:
-    """Return the largest micro batch that fits, divides a data rank's share of the global batch, and leaves a pipeline's
-    schedule the micro batches that it needs; 0 if none does."""
+    """Return the largest micro batch that fits, or 0.
+
+    It divides a data rank's share of the global batch, and leaves a pipeline's schedule the micro batches it needs.
+    """
     share = round(job.micro_batch * job.accumulation)
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     sizes = sorted({*small, *(share // size for size in small)})
