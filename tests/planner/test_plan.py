@@ -16,6 +16,7 @@ from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.calibration import Calibration
 from testbed.planner.candidates import candidates
+from testbed.planner.command import arguments_of
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
 from testbed.planner.memory import fits, largest_micro_batch, memory_of
@@ -203,6 +204,7 @@ BAD = {
     "a flag of another run type": (["--gpu", "t4", "--run_type", "ddp", "--zero_stage", 2], "belongs to --run_type"),
     "a sequence too long": (["--gpu", "t4", "--seq_length", 4096], "--max_position_embeddings"),
     "a file of a sweep": (["--gpu", "t4", "--sweep", "gpus=8,16", "--json", "x.json"], "--json with --sweep"),
+    "a sweep of half a node": (["--gpu", "t4", "--sweep", "gpus=8,12"], "give 8 or 16"),
     "a picture of a check": (["--check", "--picture", "x.png"], "--picture with --check"),
     "the price of nothing": (["--gpu", "t4", "--price_per_gpu_hour", 3], "give --tokens"),
     "a batch for no rank": (["--gpu", "h100", "--gpus", 3, "--matmul", "fp8", "--global_batch_size", 8], "multiple of"),
@@ -282,6 +284,15 @@ def test_a_plan_file_with_words_for_numbers_is_refused(runs, tmp_path):
 def test_what_the_devices_cannot_be_or_do_is_refused(words, reason):
     ended = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", *words)
     assert ended.returncode == 2 and reason in ended.stderr
+
+
+def test_a_batch_of_millions_is_written_in_full():
+    machine = machine_named("h100-sxm", 8, None, None)
+    job = candidates(MODEL_SIZES["gpt2"], 1024, 2**21, machine, {"run_type": "ddp"})[0]
+    words = arguments_of(job, machine)
+    assert words[words.index("--global_batch_size") + 1] == "2097152"
+    run = plan([job], machine, lambda job: step_time(job, machine, published_constants()))[0]
+    assert "2,097,152 x 1,024 tokens" in headline([run], Budget())
 
 
 def test_the_largest_micro_batch_leaves_a_schedule_what_it_needs():

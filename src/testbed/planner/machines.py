@@ -103,12 +103,7 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     devices = gpus or nodes_of
     if devices > MOST_DEVICES:
         raise InputError(f"--gpus {devices}: a plan has at most {MOST_DEVICES:,} devices")
-    if devices > nodes_of and devices % nodes_of:
-        below = devices // nodes_of * nodes_of
-        raise InputError(
-            f"--gpus {devices} is not a whole number of nodes of {nodes_of}; give {below} or {below + nodes_of}, or "
-            "another --gpus_per_node"
-        )
+    check_whole_nodes(devices, nodes_of)
     within, between = device.within_node or LOOPBACK, device.between_nodes or network("100gbit")
     return Machine(
         device=device,
@@ -117,6 +112,16 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
         within_node=within,
         between_nodes=between if link is None else network(link),
     )
+
+
+def check_whole_nodes(devices: int, per_node: int) -> None:
+    """Refuse devices that fill no whole number of nodes. InputError names the numbers next to it that do."""
+    if devices > per_node and devices % per_node:
+        below = devices // per_node * per_node
+        raise InputError(
+            f"--gpus {devices} is not a whole number of nodes of {per_node}; give {below} or {below + per_node}, or "
+            "another --gpus_per_node"
+        )
 
 
 def _gpus_here() -> list[tuple[str, float]]:

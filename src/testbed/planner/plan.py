@@ -186,7 +186,7 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device"
     words += "; a step of " if run.spare_bytes >= TIGHT * device.memory_bytes else ", which is tight; a step of "
     words += (
-        f"{job.global_batch:g} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
+        f"{job.global_batch:,.0f} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
     days = [budget.days(run, seconds) for seconds in (time.seconds, time.low, time.high)]
     if budget.tokens is not None and not budget.goodput(run.machine):
