@@ -141,10 +141,24 @@ def main() -> int:
         return score(arguments.score)
     if arguments.predict:
         return predict(arguments.predict, arguments.out)
+    _check_answer(arguments)
     question = question_of(arguments, typed)
     if arguments.check:
         return check(question)
     return sweep(question, arguments.sweep) if arguments.sweep else answer(question, arguments)
+
+
+def _check_answer(arguments: argparse.Namespace) -> None:
+    """Refuse flags that would say nothing. InputError names them."""
+    other = "--check" if arguments.check else "--sweep" if arguments.sweep else None
+    for name in ("json", "picture", *(("sweep",) if arguments.check else ())):
+        if other and getattr(arguments, name) is not None:
+            raise InputError(f"--{name} with {other}: {other} prints a table and nothing else; leave one of them out")
+    if arguments.price_per_gpu_hour is not None and arguments.tokens is None:
+        raise InputError(
+            f"--price_per_gpu_hour {arguments.price_per_gpu_hour:g} is for the cost of a whole run; give --tokens, "
+            "such as 10B"
+        )
 
 
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
@@ -200,7 +214,6 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
 
     runs, refused = question.answered()
     each = best_of_each(runs)
-    shown = each[: arguments.top or None]
     if arguments.json:
         command_line = recorded_command(__file__, sys.argv[1:])
         write_plan(arguments.json, plan_record(each, question.budget, question.work, command_line))
@@ -209,9 +222,9 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
         from testbed.analysis.plan.picture import plan_figure
 
         title = f"{question.model_name} on {question.machine.devices} x {question.machine.device.name}"
-        notes = [f"Best: {headline(shown, question.budget)}", f"Estimates, {shown[0].time.label}."]
-        save_png(plan_figure(shown, title, notes), arguments.picture)
-    say(plan_text(shown, question.budget, refused, question.work))
+        notes = [f"Best: {headline(each, question.budget)}", f"Estimates, {each[0].time.label}."]
+        save_png(plan_figure(each[: arguments.top or None], title, notes), arguments.picture)
+    say(plan_text(each, question.budget, refused, question.work, arguments.top or None))
     return 0
 
 
@@ -222,6 +235,9 @@ def sweep(question: Question, text: str) -> int:
     from testbed.planner.question import numbers_of_sweep
 
     rows = [(devices, question.on(devices).best()) for devices in numbers_of_sweep(text)]
+    batch = f"{question.global_batch:,} x {question.seq_length:,} tokens a step"
+    label = next((best.time.label for _, best in rows if not isinstance(best, str)), "nothing fits")
+    say(f"{question.model_name} on {question.machine.device.name}, {batch} on every number of devices ({label})\n")
     say("\n".join(table_lines(sweep_table(rows, question.budget))))
     return 0
 

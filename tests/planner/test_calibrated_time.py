@@ -343,3 +343,16 @@ def test_a_calibration_replaces_guesses_of_a_cpu_and_leaves_a_gpu_its_data_sheet
     assert gpu.device.context_bytes == 3e8
     assert dataclasses.replace(gpu.device, context_bytes=sheet.device.context_bytes) == sheet.device
     assert as_measured(sheet, None) is sheet
+
+
+def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():
+    """Four ranks on two nodes of two: what crosses is an all-reduce of each rank's half of the gradients."""
+    setting = Setting(layers=2, heads=4, hidden=128, vocab=8192, seq_length=128, micro_batch=2, accumulation=3)
+    job = setting.job("fsdp", 4, "fp32")
+    whole = messages(job)
+    assert all(each.crosses_nodes(2) for each in whole)
+    shards = messages(dataclasses.replace(job, layout=dataclasses.replace(job.layout, shard=2)))
+    crossing = [each for each in shards if each.crosses_nodes(2)]
+    assert {(each.kind, each.ranks) for each in crossing} == {("all_reduce", 2)}
+    assert sum(each.count * each.bytes for each in crossing) == pytest.approx(4 * job.model.parameters / 2)
+    assert len(shards) == len(whole) + 1

@@ -17,6 +17,7 @@ from testbed.planner.command import arguments_of, command_of
 from testbed.planner.devices import Device, Link
 from testbed.planner.goodput import Failures
 from testbed.planner.job import Job, Machine
+from testbed.planner.machines import cpu_core
 
 LINK = Link(name="link", latency_s=1e-5, bytes_per_s=1e10)
 GPU = Device(name="gpu", memory_bytes=8e10, peak_flops={"bf16": 1e15, "fp32": 6e13}, memory_bytes_per_s=3e12)
@@ -128,3 +129,12 @@ def test_goodput_is_daly_s():
     assert day.goodput == pytest.approx(0.96, abs=0.003)  # lost: 60/3160 saving, half a cycle and a restart per failure
     assert Failures(between_s=60, save_s=200, restart_s=300).goodput < 0.01
     assert Failures(between_s=1e12).goodput == pytest.approx(1, abs=1e-4)
+
+
+def test_more_ranks_than_cores_share_them(monkeypatch):
+    monkeypatch.setattr("testbed.planner.machines.usable_cores", lambda: 2)
+    alone, full, crowded = (cpu_core(ranks) for ranks in (1, 2, 8))
+    assert alone.fastest == pytest.approx(2 * full.fastest)
+    assert 8 * crowded.fastest == pytest.approx(2 * full.fastest)
+    assert 8 * crowded.memory_bytes_per_s == pytest.approx(2 * full.memory_bytes_per_s)
+    assert crowded.name.startswith("0.25 core of")

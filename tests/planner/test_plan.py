@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from support.programs import REPOSITORY, run_here
 
+from testbed.analysis.plan.picture import plan_figure
+from testbed.analysis.plan.tables import plan_text
 from testbed.errors import InputError
+from testbed.model.flops import flops_per_token_palm
 from testbed.model.shape import MODEL_SIZES
 from testbed.planner.calibration import Calibration
 from testbed.planner.candidates import candidates
+from testbed.planner.command import arguments_of
 from testbed.planner.constants import published_constants
 from testbed.planner.machines import machine_named
 from testbed.planner.memory import fits, largest_micro_batch, memory_of
@@ -76,8 +80,8 @@ def test_days_cost_and_mfu_are_arithmetic_on_the_step(runs):
     failing = Budget(tokens=1e10, price=3.0, mtbf_hours=10.0)
     assert failing.days(run) == pytest.approx(budget.days(run) / failing.goodput(NODE))
     assert 0.5 < failing.goodput(NODE) < 1
-    flops = 512 * 1024 * run.job.model.flops_per_token()
-    assert run.mfu == pytest.approx(flops / run.time.seconds / (8 * 989e12), rel=0.01)
+    flops = 512 * 1024 * flops_per_token_palm(MODEL_SIZES["gpt2-xl"], 1024)  # the MFU of a run's own metrics
+    assert run.mfu == pytest.approx(flops / run.time.seconds / (8 * 989.4e12), rel=0.002)
 
 
 def test_failures_of_a_machine_are_those_of_all_its_nodes():
@@ -90,8 +94,36 @@ def test_the_headline_answers_the_question(runs):
     for words in ("8 x h100-sxm", "micro batch", "79.1 GiB", "512 x 1,024 tokens", "10B tokens", "days", "cost"):
         assert words in said
     assert "days" not in headline(runs[:1], Budget()) and "apart" not in said
+    for part, is_tight in ((0.89, False), (0.91, True)):
+        device = dataclasses.replace(NODE.device, memory_bytes=runs[0].needs_bytes / part)
+        there = dataclasses.replace(runs[0], machine=dataclasses.replace(NODE, device=device))
+        assert ("which is tight" in headline([there], Budget())) == is_tight
     slow = dataclasses.replace(runs[1], time=dataclasses.replace(runs[1].time, seconds=9e9))
     assert "1 more of 2 lie within its interval" in headline([runs[0], runs[1], slow], Budget())
+
+
+def test_the_sentence_is_about_all_rows_and_not_those_that_are_shown(runs):
+    each = best_of_each(runs)
+    first, *others = plan_text(each, Budget(), {}, (), top=3).splitlines()
+    assert f"more of {len(each) - 1} lie" in first
+    assert f"the first 3 of {len(each)}; --top 0 shows all" in others
+    assert not any(line.startswith("4  ") for line in others)
+
+
+def test_the_picture_numbers_only_what_has_room_and_keeps_one_order_of_parts(runs):
+    """Bars of a tenth of the device's memory have no room for numbers; a head that the first row lacks is not last."""
+    each = [run for run in best_of_each(runs) if run.job.layout.pipeline > 1][:3]
+    device = dataclasses.replace(NODE.device, memory_bytes=20 * each[0].needs_bytes)
+    small = [dataclasses.replace(run, machine=dataclasses.replace(NODE, device=device)) for run in each]
+    without = {name: took for name, took in each[0].time.parts.items() if name != "head"}
+    small[0] = dataclasses.replace(small[0], time=dataclasses.replace(small[0].time, parts=without))
+    above, below = plan_figure(small, "a title", ["a note"]).axes[-2:]
+    inside = [text.get_text() for text in above.texts if "GiB" not in text.get_text()]
+    assert inside == [f"the device has {device.memory_bytes / 2**30:.1f}"]
+    parts = below.get_legend_handles_labels()[1]
+    assert parts.index("head") < parts.index("bubble")
+    columns = next(line for line in plan_text(small, Budget(), {}, ()).splitlines() if " head " in line)
+    assert columns.index("head") < columns.index("bubble")
 
 
 def test_a_plan_is_read_back_from_its_file(runs, tmp_path):
@@ -156,7 +188,9 @@ def test_given_flags_hold_for_every_row(tmp_path):
 def test_the_sweep_has_a_row_for_every_number():
     done = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", "--sweep", "gpus=8,16,...,64", "--tokens", "1B")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["8", "16", "32", "64"]
+    first, _, _, *rows = done.stdout.splitlines()
+    assert first.startswith("gpt2 on a100-80gb, 512 x 1,024 tokens a step") and "uncalibrated" in first
+    assert [line.split()[0] for line in rows] == ["8", "16", "32", "64"]
 
 
 BAD = {
@@ -169,6 +203,11 @@ BAD = {
     "heads that do not divide": (["--gpu", "t4", "--run_type", "tensor", "--model", "gpt2-xl"], "--num_heads 25"),
     "a flag of another run type": (["--gpu", "t4", "--run_type", "ddp", "--zero_stage", 2], "belongs to --run_type"),
     "a sequence too long": (["--gpu", "t4", "--seq_length", 4096], "--max_position_embeddings"),
+    "a file of a sweep": (["--gpu", "t4", "--sweep", "gpus=8,16", "--json", "x.json"], "--json with --sweep"),
+    "a sweep of half a node": (["--gpu", "t4", "--sweep", "gpus=8,12"], "give 8 or 16"),
+    "a picture of a check": (["--check", "--picture", "x.png"], "--picture with --check"),
+    "the price of nothing": (["--gpu", "t4", "--price_per_gpu_hour", 3], "give --tokens"),
+    "a batch for no rank": (["--gpu", "h100", "--gpus", 3, "--matmul", "fp8", "--global_batch_size", 8], "multiple of"),
     "predictions to nowhere": (["--predict", "rows.json"], "--out"),
     "no calibration": (["--gpu", "t4", "--calibration", "README.md"], "README.md"),
 }
@@ -245,6 +284,26 @@ def test_a_plan_file_with_words_for_numbers_is_refused(runs, tmp_path):
 def test_what_the_devices_cannot_be_or_do_is_refused(words, reason):
     ended = run_here(PLAN, "--model", "gpt2", "--gpu", "a100-80", *words)
     assert ended.returncode == 2 and reason in ended.stderr
+
+
+def test_a_batch_of_millions_is_written_in_full():
+    machine = machine_named("h100-sxm", 8, None, None)
+    job = candidates(MODEL_SIZES["gpt2"], 1024, 2**21, machine, {"run_type": "ddp"})[0]
+    words = arguments_of(job, machine)
+    assert words[words.index("--global_batch_size") + 1] == "2097152"
+    run = plan([job], machine, lambda job: step_time(job, machine, published_constants()))[0]
+    assert "2,097,152 x 1,024 tokens" in headline([run], Budget())
+
+
+def test_the_largest_micro_batch_leaves_a_schedule_what_it_needs():
+    """gpt2 on two stages would fit a step of one micro batch, which the program refuses for 1F1B."""
+    given = {"run_type": "pipeline", "pipeline_stages": 2}
+    jobs = candidates(MODEL_SIZES["gpt2"], 1024, 32, NODE, given)
+    largest = {job.schedule: largest_micro_batch(job, NODE.device) for job in jobs}
+    assert largest == {"gpipe": 8, "1f1b": 4, "interleaved_1f1b": 4, "zero_bubble": 4}
+    runs = plan(jobs, NODE, lambda job: step_time(job, NODE, published_constants()))
+    (run,) = plan_record(runs[:1], Budget(), (), "plan.py")["runs"]
+    assert run["largest_micro_batch"] == largest[run["job"]["schedule"]]
 
 
 def test_a_huge_batch_is_planned_without_trying_each_number():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.planner.collectives import Traffic, data_traffic, tensor_traffic
+from testbed.planner.collectives import Traffic, data_traffic, pipeline_traffic, tensor_traffic
 from testbed.planner.constants import conformal_quantile, published_constants
 from testbed.planner.devices import device_named, devices
 from testbed.planner.fit import Fit, Measured, nominal_of
@@ -149,6 +149,26 @@ def test_sharded_weights_go_with_every_micro_batch():
     shares = data_traffic(job(data=8, zero_stage=3, shard=8), 24)
     assert [one.times for one in shares] == [2, 2]
     assert shares[0].size == 2 * 2 * MODEL.parameters
+
+
+def test_autocast_of_this_program_gathers_weights_and_sends_activations_in_fp32():
+    """No MixedPrecisionPolicy under autocast; --mixed_precision native gathers 16 bits and reduces in fp32."""
+    own = replace(job(data=8, zero_stage=3, shard=8), run_type="fsdp")
+    gathered, reduced = data_traffic(own, 24)
+    assert (gathered.size, reduced.size) == (2 * 4 * MODEL.parameters, 4 * MODEL.parameters)
+    gathered, reduced = data_traffic(replace(own, has_16_bit_weights=True), 24)
+    assert (gathered.size, reduced.size) == (2 * 2 * MODEL.parameters, 4 * MODEL.parameters)
+    stages = replace(job(pipeline=4), schedule="1f1b")
+    (other,), (sent,) = pipeline_traffic(stages), pipeline_traffic(replace(stages, run_type="pipeline"))
+    assert sent.size == 2 * other.size
+
+
+def test_copies_of_shards_meet_between_nodes_with_one_network_card_each():
+    """A rank of 64 with shards of 8: 7/8 of an eighth of the gradients twice over its own 400 Gbit/s."""
+    *_, between = data_traffic(job(data=64, zero_stage=3, shard=8), 24)
+    assert between.ranks == 8 and between.neighbours(machine(64)) == 1
+    bytes_sent = 2 * 7 / 8 * 4 * MODEL.parameters / 8
+    assert DataSheetRates(device_named("h100-sxm")).traffic_seconds(between, machine(64)) > bytes_sent / 50e9
 
 
 def test_a_pipeline_idles_for_the_other_stages_and_waits_for_the_slowest():

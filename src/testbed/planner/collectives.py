@@ -85,8 +85,7 @@ def pipeline_traffic(job: Job) -> list[Traffic]:
     if layout.pipeline == 1:
         return []
     across = layout.tensor if layout.sequence_parallel or layout.virtual_stages > 1 else 1
-    width = 4 if job.precision in ("fp32", "tf32") else 2
-    size = width * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden / across
+    size = _wide(job) * job.micro_batch * job.model.seq_length / layout.context * job.model.hidden / across
     count = 2.0 * layout.virtual_stages
     stride = layout.devices // layout.pipeline
     return [Traffic(kind="p2p", size=size * count, ranks=2, stride=stride, messages=count, exposed=0.5)]
@@ -104,24 +103,36 @@ def data_traffic(job: Job, blocks: float) -> list[Traffic]:
     if ranks == 1:
         return []
     held = model.parameters / (layout.tensor * layout.pipeline)
-    narrow = 4.0 if job.precision in ("fp32", "tf32") else 2.0
-    gradients = held * (narrow if job.has_16_bit_weights else 4.0)
+    weights = held * _wide(job)
+    is_narrow = job.has_16_bit_weights and job.run_type != "fsdp"  # which reduces in fp32, however it is mixed
+    gradients = held * (_wide(job) if is_narrow else 4.0)
     stride = layout.tensor
     passes = job.accumulation if layout.pipeline == 1 else 1.0
     buckets = max(1.0, blocks)
 
-    def one(kind: str, size: float, times: float, window: float, ranks: int = ranks) -> Traffic:
-        return Traffic(kind=kind, size=size, ranks=ranks, stride=stride, messages=buckets, times=times, window=window)
+    def one(kind: str, size: float, times: float, window: float, ranks: int = ranks, apart: int = 1) -> Traffic:
+        return Traffic(
+            kind=kind, size=size, ranks=ranks, stride=stride * apart, messages=buckets, times=times, window=window
+        )
 
     if layout.zero_stage == 0:
         return [one("all_reduce", gradients, 1.0, 2 / 3)]
     shards = max(2, layout.shard)
     if layout.zero_stage == 3:
-        gathers = one("all_gather", 2 * held * narrow, passes, 2 / 3, shards)
+        gathers = one("all_gather", 2 * weights, passes, 2 / 3, shards)
         found = [gathers, one("reduce_scatter", gradients, passes, 1 / 3, shards)]
     else:
         often = passes if layout.zero_stage == 2 else 1.0
-        found = [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", held * narrow, 1.0, 1 / 3)]
-    if shards < ranks and layout.zero_stage == 3:  # copies of the shards agree
-        found.append(one("all_reduce", gradients / shards, 1.0, 1 / 3, ranks // shards))
+        found = [one("reduce_scatter", gradients, often, 2 / 3), one("all_gather", weights, 1.0, 1 / 3)]
+    if shards < ranks and layout.zero_stage == 3:  # copies of the shards agree; a shard is a neighbour of no copy
+        found.append(one("all_reduce", gradients / shards, 1.0, 1 / 3, ranks // shards, apart=shards))
     return found
+
+
+def _wide(job: Job) -> float:
+    """Return the bytes of a weight that is gathered, and of an activation between stages.
+
+    src/gpt2.py keeps weights and the residual stream in fp32 under autocast. Other programs send 16 bits.
+    """
+    is_autocast = job.run_type is not None and not job.has_16_bit_weights
+    return 4.0 if is_autocast or job.precision in ("fp32", "tf32") else 2.0

@@ -87,13 +87,17 @@ class DenseModel:
                 shapes += [(outputs, inputs), (outputs,)] if self.bias else [(outputs, inputs)]
         return shapes
 
-    def flops_per_token(self) -> int:
+    def flops_per_token(self, *, is_whole: bool = False) -> int:
         """FLOPs of forward and backward: 6 per element of a matrix that multiplies, and the causal half of attention.
 
         The convention of the published rows (`checks.flops_per_token`). No recomputation.
+
+        Args:
+            is_whole: attention counts in full, as in PaLM and in the MFU of src/gpt2.py.
         """
         matrices = self.layers * self.block_matrix_parameters + self.head_parameters
-        return 6 * matrices + 6 * self.layers * self.heads * self.head_dim * self.seq_length
+        scores = 6 * self.layers * self.heads * self.head_dim * self.seq_length
+        return 6 * matrices + (2 if is_whole else 1) * scores
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,15 +75,18 @@ def as_measured(machine: Machine, calibration: Calibration | None) -> Machine:
 
 def cpu_core(ranks: int) -> Device:
     """Return one of `ranks` equal shares of this computer's cores and memory as a device; its speed is a guess."""
-    cores = max(1, usable_cores() // ranks)
+    visible = usable_cores()
+    cores = max(1, visible // ranks)
+    of_core = min(1.0, visible / ranks)  # more ranks than cores take turns
     frequency = psutil.cpu_freq()
     hertz = (frequency.max or frequency.current) * 1e6 if frequency else 0.0
-    peak = cores * (hertz or ASSUMED_HERTZ) * _flops_per_cycle()
+    peak = of_core * cores * (hertz or ASSUMED_HERTZ) * _flops_per_cycle()
     return Device(
-        name=f"{cores} core{'s' * (cores > 1)} of {platform.machine()}",
+        name=(f"{cores} core{'s' * (cores > 1)}" if of_core == 1 else f"{of_core:.2g} core")
+        + f" of {platform.machine()}",
         memory_bytes=psutil.virtual_memory().total / ranks,
         peak_flops={"fp32": peak},
-        memory_bytes_per_s=cores * CORE_BYTES_PER_S,
+        memory_bytes_per_s=of_core * cores * CORE_BYTES_PER_S,
         kind="cpu",
         context_bytes=PROCESS_BYTES,
         source="a guess from clock and instructions; --calibrate measures it",
@@ -100,12 +103,7 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
     devices = gpus or nodes_of
     if devices > MOST_DEVICES:
         raise InputError(f"--gpus {devices}: a plan has at most {MOST_DEVICES:,} devices")
-    if devices > nodes_of and devices % nodes_of:
-        below = devices // nodes_of * nodes_of
-        raise InputError(
-            f"--gpus {devices} is not a whole number of nodes of {nodes_of}; give {below} or {below + nodes_of}, or "
-            "another --gpus_per_node"
-        )
+    check_whole_nodes(devices, nodes_of)
     within, between = device.within_node or LOOPBACK, device.between_nodes or network("100gbit")
     return Machine(
         device=device,
@@ -114,6 +112,16 @@ def machine_of(device: Device, gpus: int | None, per_node: int | None, link: str
         within_node=within,
         between_nodes=between if link is None else network(link),
     )
+
+
+def check_whole_nodes(devices: int, per_node: int) -> None:
+    """Refuse devices that fill no whole number of nodes. InputError names the numbers next to it that do."""
+    if devices > per_node and devices % per_node:
+        below = devices // per_node * per_node
+        raise InputError(
+            f"--gpus {devices} is not a whole number of nodes of {per_node}; give {below} or {below + per_node}, or "
+            "another --gpus_per_node"
+        )
 
 
 def _gpus_here() -> list[tuple[str, float]]:

@@ -52,7 +52,7 @@ def messages(job: Job) -> list[Message]:
     """Return what a rank exchanges in one optimizer step."""
     found, layout = list(_of_passes(job)), job.layout
     if layout.data > 1 and job.run_type not in (None, "baseline", "dp"):
-        found += [replace(each, span=layout.data * layout.tensor) for each in _of_gradients(job)]
+        found += [replace(each, span=each.span or layout.data * layout.tensor) for each in _of_gradients(job)]
     return found
 
 
@@ -67,11 +67,13 @@ def _of_gradients(job: Job) -> Iterator[Message]:
             tensors = layers * PARAMETERS_OF_BLOCK + 4
             yield Message("all_reduce", whole / tensors, tensors, ranks)
         case "fsdp":
-            root = whole - blocks
-            yield Message("all_gather", root, micro, ranks, is_spread=True, is_prefetched=True)
-            yield Message("all_gather", blocks / layers, 2 * layers * micro, ranks, is_spread=True, is_prefetched=True)
-            yield Message("reduce_scatter", root, micro, ranks, is_spread=True, is_prefetched=True)
-            yield Message("reduce_scatter", blocks / layers, layers * micro, ranks, is_spread=True, is_prefetched=True)
+            root, shard = whole - blocks, layout.shard
+            for kind, often in (("all_gather", 2), ("reduce_scatter", 1)):
+                one = Message(kind, root, micro, shard, is_spread=True, is_prefetched=True, span=shard)
+                yield one
+                yield replace(one, bytes=blocks / layers, count=often * layers * micro)
+            if shard < ranks:  # copies of the shards agree once a step, behind the last backward pass
+                yield Message("all_reduce", whole / shard / layers, layers, ranks // shard, is_covered=True)
         case "optimized" if layout.zero_stage == 3:
             yield from _of_zero_3(job, whole, ranks)
         case "optimized" if layout.zero_stage:

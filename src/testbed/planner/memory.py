@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.config.compatibility import check_schedule
+from testbed.distributed.mesh import MeshSizes
+from testbed.errors import InputError
 from testbed.planner.activations import (
     FP32,
     Saved,
@@ -84,12 +87,26 @@ def fits(estimate: MemoryEstimate, device: Device) -> bool:
 
 
 def largest_micro_batch(job: Job, device: Device) -> int:
-    """Return the largest micro batch that fits and divides a data rank's share of the global batch; 0 if none fits."""
+    """Return the largest micro batch that fits, or 0.
+
+    It divides a data rank's share of the global batch, and leaves a pipeline's schedule the micro batches it needs.
+    """
     share = round(job.micro_batch * job.accumulation)
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     sizes = sorted({*small, *(share // size for size in small)})
     jobs = [dataclasses.replace(job, micro_batch=size, accumulation=share // size) for size in sizes]
-    return max((size for size, it in zip(sizes, jobs, strict=True) if fits(memory_of(it), device)), default=0)
+    possible = [(size, it) for size, it in zip(sizes, jobs, strict=True) if _fills_its_schedule(it)]
+    return max((size for size, it in possible if fits(memory_of(it), device)), default=0)
+
+
+def _fills_its_schedule(job: Job) -> bool:
+    """Return whether a step has the micro batches that a pipeline's schedule asks for."""
+    values = {"pipeline_schedule": job.schedule, "grad_accum_steps": round(job.accumulation)}
+    try:
+        check_schedule(values, MeshSizes(pipeline=job.layout.pipeline))
+    except InputError:
+        return False
+    return True
 
 
 def smallest_number_of_devices(

@@ -14,6 +14,7 @@ from testbed.planner.step_time import StepTime
 
 MORE_WORK = ("none", "selective_op", "full")  # kinds of recomputation
 DAY_S, HOUR_S = 86400.0, 3600.0
+TIGHT = 0.1  # of the memory: with less to spare an estimate may be too low, and the allocator frees and retries
 LIMITS = {"matrix products": "matrix products", "attention": "matrix products", "head": "matrix products"}
 LIMITS |= {"elementwise": "memory traffic", "optimizer": "memory traffic", "bubble": "bubble", "host": "host"}
 
@@ -55,9 +56,9 @@ class PlannedRun:
 
     @property
     def mfu(self) -> float:
-        """FLOPs of the model over what the devices do at most in its precision."""
+        """FLOPs of the model over what the devices do at most in its precision, counted as src/gpt2.py counts them."""
         peak = self.machine.device.peak_of(self.job.precision) * self.machine.devices
-        return self.tokens_per_s * self.job.model.flops_per_token() / peak
+        return self.tokens_per_s * self.job.model.flops_per_token(is_whole=True) / peak
 
     @property
     def limited_by(self) -> str:
@@ -182,9 +183,10 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
     run = runs[0]
     job, time, device = run.job, run.time, run.machine.device
     words = f"{name_of(job)} on {run.machine.devices} x {device.name}, {settings_of(job)}: needs "
-    words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device; a step of "
+    words += f"{run.needs_bytes / 2**30:.1f} of {device.memory_bytes / 2**30:.1f} GiB per device"
+    words += "; a step of " if run.spare_bytes >= TIGHT * device.memory_bytes else ", which is tight; a step of "
     words += (
-        f"{job.global_batch:g} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
+        f"{job.global_batch:,.0f} x {job.model.seq_length:,} tokens takes {_span(time.seconds, time.low, time.high)} s"
     )
     days = [budget.days(run, seconds) for seconds in (time.seconds, time.low, time.high)]
     if budget.tokens is not None and not budget.goodput(run.machine):

@@ -13,6 +13,7 @@ from testbed.io import read_json, write_json
 from testbed.planner.command import command_of
 from testbed.planner.devices import Device, Link
 from testbed.planner.job import DenseModel, Job, Layout, Machine
+from testbed.planner.memory import largest_micro_batch
 from testbed.planner.plan import Budget, PlannedRun, name_of
 
 NAME, FORMAT = "plan.json", 1
@@ -56,6 +57,7 @@ def _run_record(run: PlannedRun, budget: Budget, work: Sequence[str]) -> dict[st
         "days": _finite(budget.days(run)),
         "cost": _finite(budget.cost(run)),
         "goodput": budget.goodput(run.machine),
+        "largest_micro_batch": largest_micro_batch(run.job, run.machine.device),
         "limited_by": run.limited_by,
     }
 

@@ -16,7 +16,7 @@ from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.devices import Device
 from testbed.planner.job import Job, Machine
-from testbed.planner.machines import machine_here, machine_named
+from testbed.planner.machines import check_whole_nodes, machine_here, machine_named
 from testbed.planner.memory import smallest_number_of_devices
 from testbed.planner.plan import Budget, PlannedRun, name_of, plan
 from testbed.planner.step_time import StepTime
@@ -61,7 +61,8 @@ class Question:
         return self.shape.describe() if name == "custom" else name
 
     def on(self, devices: int) -> Question:
-        """Return the same question for another number of devices."""
+        """Return the same question for another number of devices. InputError: they are not whole nodes."""
+        check_whole_nodes(devices, self.machine.per_node)
         return dataclasses.replace(self, machine=dataclasses.replace(self.machine, devices=devices))
 
     def runs(self) -> tuple[list[PlannedRun], dict[str, str]]:
@@ -84,7 +85,8 @@ class Question:
 
     def nothing_possible(self, refused: Mapping[str, str]) -> InputError:
         """Return the error of a question without candidates."""
-        reason = next(iter(refused.values()), "no run type runs on them")
+        plain = refused.get("baseline") or refused.get("ddp")  # others have rules of their own on top
+        reason = plain or next(iter(refused.values()), "no run type runs on them")
         return InputError(f"nothing can be planned for {self._devices}: {reason}")
 
     @property

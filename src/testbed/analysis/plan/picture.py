@@ -57,8 +57,9 @@ def plan_figure(runs: Sequence[PlannedRun], title: str, notes: list[str]) -> Fig
         inches = 0.9 + 0.46 * len(shown)
         figure, (above, below) = figure_with_footer([], title, [inches, inches], notes, are_single=False)
         totals = [f"{run.needs_bytes / GIB:.1f} GiB" + ("" if run.fits else ", does not fit") for run in shown]
-        _stack(above, memory, MEMORY_COLOURS, totals)
-        _limit(above, runs[0].machine.device.memory_bytes / GIB)
+        limit = runs[0].machine.device.memory_bytes / GIB
+        _stack(above, memory, MEMORY_COLOURS, totals, limit)
+        _limit(above, limit)
         above.set_xlabel("GiB per device at the peak of a step")
         _stack(below, times, TIME_COLOURS, [f"{digits(run.time.seconds * 1e3)} ms" for run in shown])
         for row, run in enumerate(shown):
@@ -74,9 +75,10 @@ def plan_figure(runs: Sequence[PlannedRun], title: str, notes: list[str]) -> Fig
     return figure
 
 
-def _stack(axis: Axes, rows: Bars, colours: Mapping[str, str], totals: Sequence[str]) -> None:
-    """Draw the rows, each part in its colour and with its number where there is room."""
-    parts = [part for part in dict.fromkeys(name for row in rows for name in row) if any(row.get(part) for row in rows)]
+def _stack(axis: Axes, rows: Bars, colours: Mapping[str, str], totals: Sequence[str], limit: float = 0.0) -> None:
+    """Draw the rows, each part in its colour and with its number where there is room on an axis that shows `limit`."""
+    names = dict.fromkeys([*colours, *(name for row in rows for name in row)])
+    parts = [part for part in names if any(row.get(part) for row in rows)]
     others = iter(OTHERS)
     colour_of = {part: colours.get(part) or next(others, "#222222") for part in parts}
     longest = max(sum(row.values()) for row in rows) or 1.0
@@ -88,7 +90,7 @@ def _stack(axis: Axes, rows: Bars, colours: Mapping[str, str], totals: Sequence[
                 number, width, left=left, height=0.56, color=colour, edgecolor="white", linewidth=0.6,
                 label=part if number == 0 else None,
             )  # fmt: skip
-            if width > SMALLEST_LABELLED * longest:
+            if width > SMALLEST_LABELLED * max(longest, limit):
                 ink = "white" if colour in DARK else "#222222"
                 text = digits(width) if width >= 100 else f"{width:.2g}"
                 axis.text(left + width / 2, number, text, ha="center", va="center", fontsize=8.5, color=ink)

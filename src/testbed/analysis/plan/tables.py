@@ -13,23 +13,28 @@ from testbed.planner.command import command_of
 from testbed.planner.job import Job
 from testbed.planner.memory import largest_micro_batch
 from testbed.planner.plan import Budget, PlannedRun, headline, name_of, settings_of, three
+from testbed.planner.step_time import BETWEEN, BUBBLE, SHOWN, WITHIN
 
 MIB, GIB = 2**20, 2**30
 RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
 
 
-def plan_text(runs: Sequence[PlannedRun], budget: Budget, refused: dict[str, str], work: Sequence[str]) -> str:
+def plan_text(
+    found: Sequence[PlannedRun], budget: Budget, refused: dict[str, str], work: Sequence[str], top: int | None = None
+) -> str:
     """Return all that a terminal shows of a plan.
 
     Args:
-        runs: to be shown, the best first.
+        found: one of each strategy and mesh, the best first.
         refused: run type -> why none of it is possible.
         work: flags of the model as they were typed, for the commands.
+        top: how many of them have rows; the sentence is about all.
     """
-    best = runs[0]
+    best, runs = found[0], found[:top]
+    more = [f"the first {len(runs)} of {len(found)}; --top 0 shows all"] if len(runs) < len(found) else []
     groups = [
-        [f"Best: {headline(runs, budget)}", f"({best.time.label})"],
-        table_lines(overview(runs, budget)),
+        [f"Best: {headline(found, budget)}", f"({best.time.label})"],
+        [*table_lines(overview(runs, budget)), *more],
         ["Memory per device at its peak, GiB", *table_lines(memory_table(runs))],
         ["Step, ms", *table_lines(time_table(runs))],
         ["Commands", *_commands(runs, work)],
@@ -76,9 +81,8 @@ def memory_table(runs: Sequence[PlannedRun]) -> Table:
 
 def time_table(runs: Sequence[PlannedRun]) -> Table:
     """Return what the step is made of; a part that no run has is left out."""
-    parts = [
-        part for part in _in_order(run.time.parts for run in runs) if any(run.time.parts.get(part) for run in runs)
-    ]
+    names = dict.fromkeys([*SHOWN.values(), WITHIN, BETWEEN, BUBBLE, *_in_order(run.time.parts for run in runs)])
+    parts = [part for part in names if any(run.time.parts.get(part) for run in runs)]
     columns: dict[str, Callable[[PlannedRun], Cell]] = {"": _numbers(runs), "strategy": lambda run: name_of(run.job)}
     columns |= {part: _ms(part) for part in parts}
     columns["in all"] = lambda run: digits(run.time.seconds * 1e3)
