@@ -114,7 +114,7 @@ def test_a_device_of_another_memory_size_keeps_its_kind():
 def test_of_two_memory_sizes_a_row_has_the_one_that_it_states():
     for name in ("A100", "A100-SXM"):
         hardware = {"gpu": name, "gpu_family": "A100", "gpu_memory_gb_nominal": 40, "gpus": 8}
-        assert row_of(changed(LLAMA, hardware=hardware), "x").machine.device.name == "a100-40gb"
+        assert row_of(changed(LLAMA, hardware=hardware, measured={}), "x").machine.device.name == "a100-40gb"
 
 
 def test_an_unknown_device_is_made_from_what_the_row_states():
