@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from planner.test_published import BY_ID, LLAMA, changed, reason
+
 from testbed.planner.constants import published_constants
 from testbed.planner.devices import device_named
 from testbed.planner.memory import fits, memory_of
@@ -81,7 +81,7 @@ def test_a_guess_rejects_no_row():
     xl = {**gpt2, "hidden": 1600, "layers": 48}
     assert read(model=xl, hardware=on("A100-80", 8), strategy={}).job.model.heads == 25
     assert read(model={**xl, "kv_heads": 4}, hardware=on("A100-80", 8), strategy={}).job.model.heads % 4 == 0
-    assert read(model=xl, strategy={"tp": 8}, hardware=on("A100-80", 8)).job.layout.tensor == 8
+    assert read(model=xl, strategy={"tp": 8}, hardware=on("A100-80", 8), batch={}).job.layout.tensor == 8
     # one sequence on each rank takes that little time; 8,192 tokens would not
     read(model=gpt2, strategy={}, hardware=on("H100-80", 8), batch={}, claimed_step_time_s=0.002)
     # as fast as the fastest units known
