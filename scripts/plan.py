@@ -144,7 +144,7 @@ def main() -> int:
     question = question_of(arguments, typed)
     if arguments.check:
         return check(question)
-    return sweep(question, arguments.sweep) if arguments.sweep else answer(question, arguments)
+    return sweep(question, arguments.sweep) if arguments.sweep is not None else answer(question, arguments)
 
 
 def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Question:
@@ -169,7 +169,7 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
     constants = constants_of(arguments.calibration, here)
     machine = as_measured(machine, constants.calibration)
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
-    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
+    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep is not None else machine.devices
     return question(flags, machine, budget, lambda job, machine: step_time(job, machine, constants), most)
 
 

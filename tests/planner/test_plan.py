@@ -118,7 +118,11 @@ def test_dots_of_a_sweep_go_on_by_factor_or_step(text, numbers):
     assert numbers_of_sweep(text) == numbers
 
 
-@pytest.mark.parametrize("text", ["gpus=", "8,16", "gpus=8,...,64", "gpus=8,x", "gpus=16,8", "gpus=8,16,...", "gpus=0"])
+NO_LISTS = ["gpus=", "", "8,16", "gpus=8,...,64", "gpus=8,x", "gpus=16,8", "gpus=8,16,...", "gpus=0", "gpus=²,8"]
+TOO_MANY = ["gpus=8,9,...,999999999", f"gpus=8,16,...,{10**30}", "gpus=8,99999999", f"gpus=1,{'9' * 5000}"]
+
+
+@pytest.mark.parametrize("text", NO_LISTS + TOO_MANY)
 def test_a_sweep_that_is_no_list_is_refused(text):
     with pytest.raises(InputError, match="--sweep"):
         numbers_of_sweep(text)
