@@ -29,7 +29,7 @@ from testbed.config.flag_types import not_negative, not_negative_number, positiv
 from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
-from testbed.errors import InputError, say
+from testbed.errors import Failure, InputError, say
 from testbed.planner.calibration import CALIBRATION
 from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
@@ -210,7 +210,10 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
 
         title = f"{question.model_name} on {question.machine.devices} x {question.machine.device.name}"
         notes = [f"Best: {headline(shown, question.budget)}", f"Estimates, {shown[0].time.label}."]
-        save_png(plan_figure(shown, title, notes), arguments.picture)
+        try:
+            save_png(plan_figure(shown, title, notes), arguments.picture)
+        except OSError as error:
+            raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     say(plan_text(shown, question.budget, refused, question.work))
     return 0
 

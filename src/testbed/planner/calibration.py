@@ -196,7 +196,8 @@ def from_json(content: Mapping[str, Any]) -> Calibration:
     }
     device = made(Device, {**asdict(HERE), **content.get("device", {})}, is_checked=False)
     links = tuple(made(Link, entry, is_checked=False) for entry in content.get("links", ()))
-    for rate in (device.memory_bytes, device.memory_bytes_per_s, *(link.bytes_per_s for link in links)):
+    of_device = (device.memory_bytes, device.memory_bytes_per_s, *device.peak_flops.values())
+    for rate in (*of_device, *(link.bytes_per_s for link in links)):
         _positive(rate, "a memory or a rate")
     if not device.peak_flops:
         raise InputError("its device has no peak_flops")
@@ -233,8 +234,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _are_positive(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_is_number(each) and each > 0 for each in value.values())
+def _are_not_negative(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_number(each) and each >= 0 for each in value.values())
 
 
 LARGEST = 1e30  # above any size, rate or time
@@ -243,7 +244,7 @@ IS_OF: Mapping[str, Callable[[Any], bool]] = {  # name of a field's type -> whet
     "float": _is_number,
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
-    "Mapping[str, float]": _are_positive,
+    "Mapping[str, float]": _are_not_negative,
     "Mapping[str, Any]": lambda value: isinstance(value, Mapping),
 }
 
