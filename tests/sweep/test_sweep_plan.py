@@ -155,8 +155,9 @@ def test_a_variant_that_gpt2_would_not_take_is_refused_at_once(text, rule):
 def test_variants_carry_flags_with_and_without_values():
     variant = parse_variants("optimized:zero_stage=3+offload=optimizer+compile")[0]
     assert variant.arguments == ("--zero_stage", "3", "--offload", "optimizer", "--compile")
-    with pytest.raises(ValueError, match=r"--ranks '1,x'"):
-        parse_numbers("1,x", "--ranks")
+    for text in ("1,x", "²", "0", "9" * 5000):
+        with pytest.raises(ValueError, match=r"--ranks '1,x'"):
+            parse_numbers(text, "--ranks")
 
 
 def test_what_is_given_replaces_the_default_work_and_nothing_is_said_twice():
