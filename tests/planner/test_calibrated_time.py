@@ -331,7 +331,7 @@ def test_offloading_replaces_the_device_s_update_by_the_way_to_the_host():
 
 
 def test_a_calibration_replaces_guesses_of_a_cpu_and_leaves_a_gpu_its_data_sheet(monkeypatch):
-    monkeypatch.setattr("testbed.planner.machines._gpus_here", lambda: [])
+    monkeypatch.setattr("testbed.planner.machines._gpus_here", list)
     measured = dataclasses.replace(made_up(), memory={"plain": 2e8, "deepspeed": 3e8})
     guessed = machine_here(2, None, None)
     machine = as_measured(guessed, measured)

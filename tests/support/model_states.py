@@ -30,6 +30,7 @@ from testbed.model.gpt2 import GPT2
 from testbed.optim.lr_schedule import learning_rate_at
 from testbed.optim.optimizer import local_tensor
 from testbed.planner.candidates import job_of_settings
+from testbed.planner.job import DenseModel
 from testbed.planner.model_states import UPDATE_COPY, elements_held, model_state_bytes, part_of, update_copy_bytes
 from testbed.planner.stages import stages_of
 from testbed.strategies import Strategy, build_strategy

@@ -194,5 +194,5 @@ def head_of(job: Job) -> Head:
     if job.compiled and job.run_type is not None:
         return Head(logits, logits, 2 * logits)
     if job.run_type == "tensor":  # loss_parallel computes the softmax of sharded logits in several steps
-        return Head(FP32, 4 * FP32, 5 * FP32)
+        return Head(FP32, 4 * FP32, 4 * FP32)
     return Head(FP32, 2 * FP32 + (logits if logits != FP32 else 0), 3 * FP32)

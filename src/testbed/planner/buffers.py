@@ -78,7 +78,9 @@ def buffers_of(job: Job, held: Held) -> Iterator[Buffer]:
         unused = 2 * (held.block + held.table)
         yield Buffer("unused gradients", unused, BACKWARD, 2 * held.table)
     elif _is_ddp(job):
-        yield Buffer("ddp buckets", FP32 * held.elements, (*FORWARD, *BACKWARD), BUCKET)
+        # src/gpt2.py's gradients are views of the buckets, which stay when the gradients are dropped
+        moments = (*FORWARD, *(BACKWARD if job.run_type is None else ("backward",)))
+        yield Buffer("ddp buckets", FP32 * held.elements, moments, BUCKET)
     elif job.layout.data > 1:
         yield Buffer("averaged buckets", 2 * BUCKET, ("update",), BUCKET)
     if job.optimizer == "muon" and job.model.layers:
@@ -161,10 +163,13 @@ def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
     bucket = min(elements, job.bucket_elements) if job.on_cpu or stage == 0 else job.bucket_elements
     if stage == 0:
         if job.layout.data > 1:
-            yield Buffer("averaged buckets", width * bucket, ("backward end", "update"), width * bucket)
+            yield Buffer("averaged buckets", width * bucket, ("update",), width * bucket)
         return
     if stage < 3:
-        yield Buffer("reduce buckets", 2 * width * bucket, ("loss", *BACKWARD), width * job.bucket_elements)
+        # on a CPU a bucket is there once it is written to, the second once the first is full
+        buckets = 1 if job.on_cpu and elements <= bucket else 2
+        moments = BACKWARD if job.on_cpu else ("loss", *BACKWARD)
+        yield Buffer("reduce buckets", buckets * width * bucket, moments, width * job.bucket_elements)
     else:
         yield Buffer("reduce bucket", width * bucket, (*FORWARD, *BACKWARD, "update"), width * bucket)
         copies = min(elements, PREFETCH) + min(elements, job.bucket_elements)
