@@ -29,7 +29,7 @@ from testbed.config.flag_types import not_negative, not_negative_number, positiv
 from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
-from testbed.errors import InputError, say
+from testbed.errors import Failure, InputError, say
 from testbed.planner.calibration import CALIBRATION
 from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
@@ -145,7 +145,7 @@ def main() -> int:
     question = question_of(arguments, typed)
     if arguments.check:
         return check(question)
-    return sweep(question, arguments.sweep) if arguments.sweep else answer(question, arguments)
+    return sweep(question, arguments.sweep) if arguments.sweep is not None else answer(question, arguments)
 
 
 def _check_answer(arguments: argparse.Namespace) -> None:
@@ -183,7 +183,7 @@ def question_of(arguments: argparse.Namespace, typed: frozenset[str]) -> Questio
     constants = constants_of(arguments.calibration, here)
     machine = as_measured(machine, constants.calibration)
     flags = {name: getattr(arguments, name) for name in FLAGS if name in typed}
-    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep else machine.devices
+    most = max(numbers_of_sweep(arguments.sweep)) if arguments.sweep is not None else machine.devices
     return question(flags, machine, budget, lambda job, machine: step_time(job, machine, constants), most)
 
 
@@ -223,7 +223,10 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
 
         title = f"{question.model_name} on {question.machine.devices} x {question.machine.device.name}"
         notes = [f"Best: {headline(each, question.budget)}", f"Estimates, {each[0].time.label}."]
-        save_png(plan_figure(each[: arguments.top or None], title, notes), arguments.picture)
+        try:
+            save_png(plan_figure(each[: arguments.top or None], title, notes), arguments.picture)
+        except OSError as error:
+            raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
     say(plan_text(each, question.budget, refused, question.work, arguments.top or None))
     return 0
 

@@ -356,3 +356,34 @@ def test_shards_stay_in_a_node_and_their_copies_meet_once_a_step():
     assert {(each.kind, each.ranks) for each in crossing} == {("all_reduce", 2)}
     assert sum(each.count * each.bytes for each in crossing) == pytest.approx(4 * job.model.parameters / 2)
     assert len(shards) == len(whole) + 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("products", 0, "ranks"), 5e-324),
+        (("products", 0, "n"), 1.5),
+        (("products", 0, "seconds"), "8"),
+        (("moving", 1, "num_bytes"), ""),
+        (("attention", 0, "kernel"), 3),
+        (("device", "peak_flops"), math.nan),
+        (("device", "peak_flops"), {}),
+        (("device", "memory_bytes_per_s"), 0),
+        (("links", 0, "bytes_per_s"), -1),
+        (("links", 0), None),
+        (("memory",), 0.5),
+        (("memory",), {"plain": None}),
+        (("machine_facts",), 0.5),
+        (("backend",), []),
+    ],
+)
+def test_a_value_of_another_type_is_refused_before_anything_is_computed(tmp_path, place, value):
+    path = tmp_path / "calibration.json"
+    with_steps(TRUE).write(path)
+    content = inner = json.loads(path.read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"--calibration .*make it again with scripts/plan\.py --calibrate"):
+        calibrated_constants(path, HERE)

@@ -143,6 +143,31 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("runs", 0, "step_s", "estimate"), "nan"),
+        (("runs", 0, "step_s", "low"), 1e9),
+        (("runs", 0, "needs_bytes"), "1e400"),
+        (("runs", 0, "parts_s"), {"head": None}),
+        (("runs", 0, "job", "micro_batch"), "8"),
+        (("runs", 0, "job", "layout", "tensor"), 1.5),
+        (("machine", "devices"), "8"),
+        (("machine", "device", "peak_flops"), {"bf16": -1}),
+        (("runs", 0), []),
+    ],
+)
+def test_a_plan_with_a_value_of_another_type_is_refused(runs, tmp_path, place, value):
+    path = tmp_path / "plan.json"
+    content = inner = json.loads(json.dumps(plan_record(runs[:1], Budget(), (), "python plan.py")))
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"plan\.json is no plan .*make it again with plan\.py --json"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
     ("text", "numbers"),
     [("gpus=8,16,...,128", [8, 16, 32, 64, 128]), ("gpus=8,16,...,40", [8, 16, 24, 32, 40]), ("gpus=1,6", [1, 6])],
 )
@@ -150,7 +175,11 @@ def test_dots_of_a_sweep_go_on_by_factor_or_step(text, numbers):
     assert numbers_of_sweep(text) == numbers
 
 
-@pytest.mark.parametrize("text", ["gpus=", "8,16", "gpus=8,...,64", "gpus=8,x", "gpus=16,8", "gpus=8,16,...", "gpus=0"])
+NO_LISTS = ["gpus=", "", "8,16", "gpus=8,...,64", "gpus=8,x", "gpus=16,8", "gpus=8,16,...", "gpus=0", "gpus=²,8"]
+TOO_MANY = ["gpus=8,9,...,999999999", f"gpus=8,16,...,{10**30}", "gpus=8,99999999", f"gpus=1,{'9' * 5000}"]
+
+
+@pytest.mark.parametrize("text", NO_LISTS + TOO_MANY)
 def test_a_sweep_that_is_no_list_is_refused(text):
     with pytest.raises(InputError, match="--sweep"):
         numbers_of_sweep(text)

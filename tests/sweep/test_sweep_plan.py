@@ -16,6 +16,7 @@ from support.programs import REPOSITORY, script, write_token_files
 from support.sweep_cases import NOTHING_GIVEN, SCRIPT, SIX_STEPS, request
 
 from testbed.config.flags import parse_command_line
+from testbed.errors import InputError
 from testbed.sweep.plan import (
     COMPLETE,
     EQUAL_WORK,
@@ -155,8 +156,9 @@ def test_a_variant_that_gpt2_would_not_take_is_refused_at_once(text, rule):
 def test_variants_carry_flags_with_and_without_values():
     variant = parse_variants("optimized:zero_stage=3+offload=optimizer+compile")[0]
     assert variant.arguments == ("--zero_stage", "3", "--offload", "optimizer", "--compile")
-    with pytest.raises(ValueError, match=r"--ranks '1,x'"):
-        parse_numbers("1,x", "--ranks")
+    for text in ("1,x", "²", "0", "9" * 5000):
+        with pytest.raises(InputError, match="--ranks '"):
+            parse_numbers(text, "--ranks")
 
 
 def test_what_is_given_replaces_the_default_work_and_nothing_is_said_twice():

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -184,6 +185,7 @@ def from_json(content: Mapping[str, Any]) -> Calibration:
     Raises:
         TypeError, KeyError, ValueError, AttributeError: it is none.
     """
+    check_types(Calibration, content)
     tables: dict[str, Any] = {
         name: tuple(made(kind, entry) for entry in content.get(name, ())) for name, kind in TABLES.items()
     }
@@ -194,16 +196,57 @@ def from_json(content: Mapping[str, Any]) -> Calibration:
     }
     device = made(Device, {**asdict(HERE), **content.get("device", {})}, is_checked=False)
     links = tuple(made(Link, entry, is_checked=False) for entry in content.get("links", ()))
+    of_device = (device.memory_bytes, device.memory_bytes_per_s, *device.peak_flops.values())
+    for rate in (*of_device, *(link.bytes_per_s for link in links)):
+        _positive(rate, "a memory or a rate")
+    if not device.peak_flops:
+        raise InputError("its device has no peak_flops")
     return Calibration(**tables, **numbers, **texts, device=device, links=links, steps=steps)
 
 
 def made(kind: type[Entry], entry: Mapping[str, Any], is_checked: bool = True) -> Entry:
     """Return a table's entry. Its numbers must be positive, if they are checked."""
+    check_types(kind, entry)
     known = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in entry.items():
         if is_checked and not isinstance(value, str):
             _positive(value, name)
     return kind(**{name: value for name, value in entry.items() if name in known})
+
+
+def check_types(kind: type, entry: Any) -> None:
+    """Check the values of an object that is to become a dataclass by the types of its fields.
+
+    Raises:
+        InputError: names the first value that is of another type, or a number that is not finite.
+    """
+    if not isinstance(entry, Mapping):
+        raise InputError(f"{reprlib.repr(entry)} is no object")
+    for one in dataclasses.fields(kind):
+        value, wanted = entry.get(one.name), str(one.type).removesuffix(" | None")
+        if value is None and (one.name not in entry or str(one.type) != wanted):
+            continue
+        if wanted in IS_OF and not IS_OF[wanted](value):
+            raise InputError(f"{one.name} is {reprlib.repr(value)}, which is no {wanted}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _are_not_negative(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_number(each) and each >= 0 for each in value.values())
+
+
+LARGEST = 1e30  # above any size, rate or time
+IS_OF: Mapping[str, Callable[[Any], bool]] = {  # name of a field's type -> whether a value of JSON is of it
+    "int": lambda value: type(value) is int and abs(value) < LARGEST,
+    "float": _is_number,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "Mapping[str, float]": _are_not_negative,
+    "Mapping[str, Any]": lambda value: isinstance(value, Mapping),
+}
 
 
 def _positive(value: Any, name: str) -> float:
@@ -214,6 +257,9 @@ def _positive(value: Any, name: str) -> float:
 
 def _whole_step(entry: Mapping[str, Any]) -> WholeStep:
     job = dict(entry["job"])
+    check_types(WholeStep, {**entry, "job": None})
+    for kind, content in ((Job, job), (DenseModel, job["model"]), (Layout, job["layout"])):
+        check_types(kind, content)
     job["model"], job["layout"] = DenseModel(**job["model"]), Layout(**job["layout"])
     numbers = {name: entry[name] for name in ("low", "high", "steps", "sent_bytes") if name in entry}
     seconds = _positive(entry["seconds"], "seconds")

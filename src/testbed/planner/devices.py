@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def network(text: str) -> Link:
     """Return a network by its speed per device, such as 400gbit. InputError where it is not a positive number."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(g|m)bit(?:/s)?", text.strip().lower())
     gbit = float(match[1]) / (1 if match[2] == "g" else 1000) if match else 0.0
-    if not gbit:
+    if not 0 < gbit < math.inf:
         raise InputError(f"--network {text}: a network needs a speed above 0, such as 400gbit or 100mbit")
     latency = min((entry for entry in _tables()["networks"]), key=lambda entry: abs(entry["gbit_per_s"] - gbit))
     return Link(name=text, latency_s=1e-6 * latency["latency_us"], bytes_per_s=gbit * 1e9 / 8, source=latency["source"])

@@ -218,7 +218,7 @@ def _in_flight(job: Job, rank: int) -> list[float]:
         return [1.0] * virtual
     if job.schedule == "gpipe":
         return [batches] * virtual
-    if job.schedule == "zero_bubble":
+    if job.schedule == "zero_bubble" and virtual == 2:
         return [min(batches, 2 * ranks - rank), min(batches, rank + 1)]
     if virtual == 1:
         return [min(batches, ranks - rank)]

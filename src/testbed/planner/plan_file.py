@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import InputError
 from testbed.io import read_json, write_json
+from testbed.planner.calibration import check_types
 from testbed.planner.command import command_of
 from testbed.planner.devices import Device, Link
 from testbed.planner.job import DenseModel, Job, Layout, Machine
@@ -75,7 +76,7 @@ class Prediction:
     seconds: float
     low: float
     high: float
-    parts: dict[str, float]
+    parts: Mapping[str, float]
     allocated_bytes: float
     reserved_bytes: float
     needs_bytes: float
@@ -115,8 +116,10 @@ def read_plan(path: Path) -> tuple[Machine, list[Prediction]]:
 
 def _prediction(record: dict[str, Any], label: str) -> Prediction:
     job, step = dict(record["job"]), record["step_s"]
+    for kind, content in ((Job, job), (DenseModel, job["model"]), (Layout, job["layout"])):
+        check_types(kind, content)
     model, layout = DenseModel(**job.pop("model")), Layout(**job.pop("layout"))
-    return Prediction(
+    found = Prediction(
         job=Job(model=model, layout=layout, **job),
         seconds=float(step["estimate"]),
         low=float(step["low"]),
@@ -127,10 +130,17 @@ def _prediction(record: dict[str, Any], label: str) -> Prediction:
         needs_bytes=float(record["needs_bytes"]),
         label=str(label),
     )
+    check_types(Prediction, vars(found))
+    if not 0 < found.low <= found.seconds <= found.high:
+        raise InputError(f"a step of {found.low!r} to {found.high!r} s is none")
+    return found
 
 
 def _machine_of(record: dict[str, Any]) -> Machine:
     device = dict(record["device"])
+    for kind, content in ((Device, device), (Link, record["within_node"]), (Link, record["between_nodes"])):
+        check_types(kind, content)
+    check_types(Machine, record)
     links = {name: None if device[name] is None else Link(**device[name]) for name in ("within_node", "between_nodes")}
     return Machine(
         device=Device(**{**device, **links}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from testbed.planner.devices import GIB
 from testbed.planner.memory import fits, memory_of
 from testbed.planner.published import ImpossibleRow, Row, own_rows, rows_of
 from testbed.planner.step_time import step_time
+
+ABSURD = "nothing can be computed from its sizes: they give no time or memory that is a number"
 
 
 def predict_file(path: Path, out: Path) -> dict[str, Any]:
@@ -61,10 +64,10 @@ def _rejected(reason: str) -> dict[str, Any]:
 
 def _prediction(row: Row, constants: Constants) -> dict[str, Any]:
     time = step_time(row.job, row.machine, constants)
-    if not 0 < time.seconds < float("inf"):
-        return _rejected(f"its sizes give a step of {time.seconds} seconds")
+    if not time.seconds > 0:
+        return _rejected(ABSURD)
     estimate = memory_of(row.job)
-    return {
+    found = {
         "step_time_s": time.seconds,
         "low": time.low,
         "high": time.high,
@@ -72,3 +75,4 @@ def _prediction(row: Row, constants: Constants) -> dict[str, Any]:
         "steady_memory_gib": estimate.steady / GIB,
         "fits": bool(fits(estimate, row.machine.device)),
     }
+    return found if all(math.isfinite(number) for number in found.values()) else _rejected(ABSURD)

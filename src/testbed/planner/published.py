@@ -18,7 +18,9 @@ from typing import Any
 from testbed.errors import InputError
 from testbed.io import read_json
 from testbed.planner.devices import GIB, Device, Link, device_named, devices, network
+from testbed.planner.guesses import Unstated, likely
 from testbed.planner.job import DenseModel, Job, Layout, Machine
+from testbed.planner.spellings import NO, half_a_digit, heads_of, offload_in, precision_in, recompute_in, zero_stage_in
 from testbed.planner.truth import ImpossibleRow, check
 
 OWN_COPY = Path(__file__).parent / "published_runs.json"
@@ -26,6 +28,8 @@ NOT_FITTED = ("suspect_", "tokens_per_step_uncertain")  # flags, by their beginn
 UNSTATED_PIECES = 2  # virtual stages of a pipeline rank where the row states none: a guess
 DRIVER_LEAVES = 0.985  # of a nominal memory
 TOKENS_OF_A_PASS = 8192  # of one micro batch where the row states none: a guess
+MOST_LAYERS = 10_000  # above any model
+MOST_WORDS = 8  # of a device's name that are looked at
 
 # Programs that share their layers and kernels. pytorch: modules of PyTorch, as they come.
 FRAMEWORKS = {
@@ -103,12 +107,24 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
         raise ImpossibleRow("the row is not an object")
     part: dict[str, Mapping[str, Any]] = {key: _object(raw.get(key)) for key in PARTS}
     model = _model(part["model"])
-    layout = _layout(part["strategy"], part["hardware"])
+    layout = _layout(part["strategy"], part["hardware"], model.layers)
     if part["extra"].get("overlap_param_gather") is not None and not layout.zero_stage:
         layout = replace(layout, zero_stage=1, shard=layout.data)  # only a sharded optimizer gathers weights
     micro_batch, accumulation = _batch(part["batch"], layout, model)
     device, is_known = _device(part["hardware"])
+    unstated = Unstated(
+        memory=_number(part["hardware"], "gpu_memory_gb_nominal") is None,
+        device=not is_known,
+        heads=part["model"].get("heads") is None,
+        micro_batch=part["batch"].get("micro_batch") is None,
+        global_batch=part["batch"].get("global_batch") is None,
+        precision=not precision_in(part["precision"])[1],
+        recompute=not recompute_in(raw.get("activation_checkpointing"))[2],
+        zero_stage=zero_stage_in(part["strategy"]) is None,
+    )
     job = _job(raw, part, model, layout, micro_batch, accumulation)
+    check(raw, job, device, unstated)
+    job = likely(job, device, unstated)
     machine = _machine(part["hardware"], device, layout)
     measured = part["measured"]
     memory_kind = measured.get("memory_kind") or raw.get("memory_kind")
@@ -116,7 +132,7 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
         memory_kind: _number(measured, "peak_memory_gib"),
         "allocated_between_steps": _number(measured, "steady_memory_gib"),
     }
-    row = Row(
+    return Row(
         id=name,
         job=job,
         machine=machine,
@@ -130,8 +146,6 @@ def row_of(raw: Mapping[str, Any], name: str) -> Row:
         grade=str(raw.get("grade") or "medium"),
         flags=tuple(str(flag) for flag in raw.get("flags") or ()),
     )
-    check(raw, job, device)
-    return row
 
 
 PARTS = ("hardware", "model", "batch", "strategy", "precision", "extra", "measured", "source")
@@ -170,17 +184,28 @@ def _needed(found: Mapping[str, Any], key: str, fallback: int | None = None) -> 
     return value
 
 
+def _flag(found: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = found.get(key)
+    return default if value is None else str(value).lower() not in NO
+
+
 def _model(found: Mapping[str, Any]) -> DenseModel:
     hidden = _needed(found, "hidden")
-    heads = _needed(found, "heads", max(1, hidden // 128))
-    kv_heads = _needed(found, "kv_heads", heads)
+    stated_kv = _count(found, "kv_heads", None)
+    guess = heads_of(hidden)
+    heads = _needed(found, "heads", max(1, guess // (stated_kv or 1)) * (stated_kv or 1))
+    kv_heads = stated_kv or heads
     if heads % kv_heads:
         raise ImpossibleRow(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-    if found.get("head_dim") is None and hidden % heads:
+    if found.get("head_dim") is None and found.get("heads") is not None and hidden % heads:
         raise ImpossibleRow(f"{heads} heads cannot share a width of {hidden}")
-    mlp = str(found.get("mlp") or "gelu")
+    layers = _needed(found, "layers")
+    if layers > MOST_LAYERS:
+        raise ImpossibleRow(f"{layers} layers are more than any model has")
+    mlp = str(found.get("mlp") or "gelu").lower()
+    is_gated = "glu" in mlp  # as in Llama, whose layers have no biases either
     return DenseModel(
-        layers=_needed(found, "layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -188,15 +213,15 @@ def _model(found: Mapping[str, Any]) -> DenseModel:
         ffn=_needed(found, "ffn", 4 * hidden),
         vocab=_needed(found, "vocab", 50304),
         seq_length=_needed(found, "seq_len", _count(found, "seq_length", None)),
-        tied=bool(found.get("tied", True)),
-        mlp="swiglu" if "glu" in mlp else mlp,
-        positions=str(found.get("positions") or "learned"),
-        bias=bool(found.get("bias", True)),
-        norm=str(found.get("norm") or "layernorm"),
+        tied=_flag(found, "tied", not is_gated),
+        mlp="swiglu" if is_gated else mlp,
+        positions=str(found.get("positions") or ("rope" if is_gated else "learned")).lower(),
+        bias=_flag(found, "bias", not is_gated),
+        norm=str(found.get("norm") or ("rmsnorm" if is_gated else "layernorm")).lower(),
     )
 
 
-def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
+def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any], layers: int) -> Layout:
     tensor, pipeline, context = (_needed(found, key, 1) for key in ("tp", "pp", "cp"))
     others = tensor * pipeline * context
     gpus, data = _count(hardware, "gpus", None), _count(found, "dp", None)
@@ -207,11 +232,16 @@ def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
         raise ImpossibleRow(
             f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is {data * others}, not {gpus} GPUs"
         )
-    family = str(found.get("family") or "")
-    stage = found.get("zero_stage")
-    stage = int(stage) if isinstance(stage, int | float) and stage in (0, 1, 2, 3) else 3 * ("fsdp" in family)
-    in_node = "HYBRID" in str(found.get("fsdp") or "")
-    shard = min(data, 8) if in_node else data * context
+    if data * others > MOST_DEVICES:
+        raise ImpossibleRow(f"{data * others} GPUs are more than any machine has")
+    nodes = _count(hardware, "nodes", None)
+    if nodes and nodes > data * others:
+        raise ImpossibleRow(f"{nodes} nodes are more than the {data * others} GPUs in them")
+    stage = zero_stage_in(found) or 0
+    sharding = str(found.get("fsdp") or "").upper()
+    over = re.search(r"OVER (\d{1,7})", sharding)
+    in_node = min(data, int(over[1]) if over else 8)  # as HYBRID_SHARD has it where nothing else is stated
+    shard = max(1, in_node) if "HYBRID" in sharding else data * context
     return Layout(
         data=data,
         zero_stage=stage,
@@ -219,7 +249,9 @@ def _layout(found: Mapping[str, Any], hardware: Mapping[str, Any]) -> Layout:
         tensor=tensor,
         sequence_parallel=bool(found.get("sp")),
         pipeline=pipeline,
-        virtual_stages=_needed(found, "vp", UNSTATED_PIECES) if pipeline > 1 else 1,
+        virtual_stages=_needed(found, "vp", UNSTATED_PIECES if UNSTATED_PIECES * pipeline <= layers else 1)
+        if pipeline > 1
+        else 1,
         context=context,
     )
 
@@ -229,12 +261,16 @@ def _batch(found: Mapping[str, Any], layout: Layout, model: DenseModel) -> tuple
     micro, accumulation = _number(found, "micro_batch"), _number(found, "grad_accumulation")
     whole = _number(found, "global_batch")
     is_rounded = accumulation is not None and accumulation != int(accumulation)
-    near = 5e-3 if is_rounded else 1e-9
+    near = max(5e-3, half_a_digit(accumulation)) if accumulation is not None and is_rounded else 1e-9
+    if micro is not None and micro != int(micro):
+        raise ImpossibleRow(f"micro_batch is {micro:g}, which is no whole number of sequences")
     if micro and accumulation and whole and not math.isclose(micro * accumulation * layout.data, whole, rel_tol=near):
         product = f"micro batch {micro:g} x accumulation {accumulation:g} x {layout.data} data ranks"
         raise ImpossibleRow(f"{product} is {micro * accumulation * layout.data:g}, not the global batch {whole:g}")
     if whole is not None and whole < layout.data:
         raise ImpossibleRow(f"a global batch of {whole:g} leaves some of {layout.data} data ranks without a sequence")
+    if whole is not None and whole == int(whole) and whole % layout.data and not is_rounded:
+        raise ImpossibleRow(f"a global batch of {whole:g} does not divide among {layout.data} data ranks")
     most = 1.0 if layout.pipeline > 1 else max(1.0, TOKENS_OF_A_PASS // model.seq_length)
     if whole is None:
         return micro or most, accumulation or 1.0
@@ -249,11 +285,11 @@ def _device(found: Mapping[str, Any]) -> tuple[Device, bool]:
     """Return the row's device, and whether devices.json has its kind."""
     name, family = str(found.get("gpu") or ""), str(found.get("gpu_family") or "")
     memory = _number(found, "gpu_memory_gb_nominal")
-    words = [word for word in re.split(r"[-_ /]+", name) if word]
+    words = [word for word in re.split(r"[-_ /]+", name[:200]) if word][:MOST_WORDS]
     beginnings = [" ".join(words[:number]) for number in range(len(words), 0, -1)]
-    spellings = [name, f"{family}-{memory:g}" if memory else "", *beginnings]
+    spellings = [name[:200], f"{family[:200]}-{memory:g}" if memory else "", *beginnings]
     found_devices = []
-    for spelling in [*spellings, family]:
+    for spelling in [*spellings, family[:200]]:
         with contextlib.suppress(InputError):
             found_devices.append(device_named(spelling))
     if found_devices:
@@ -290,7 +326,7 @@ def _machine(found: Mapping[str, Any], device: Device, layout: Layout) -> Machin
     if of_node and not gbit:
         gbit = of_node / min(8, per_node)
     if gbit:
-        between = network(f"{gbit:.3f}gbit")
+        between = network(f"{gbit:.3f}gbit" if gbit > 1e-3 else f"{max(gbit, 1e-9):.9f}gbit")
     if "pcie" in str(stated.get("kind") or "").lower() and within and within.bytes_per_s > 60e9:
         within = Link(name="PCIe", latency_s=12e-6, bytes_per_s=25e9)
     assert within and between
@@ -307,8 +343,9 @@ def _job(
 ) -> Job:
     strategy, extra = part["strategy"], part["extra"]
     detail = str(part["precision"].get("detail") or "").lower()
-    precision = str(part["precision"].get("class") or "bf16").lower()
-    recompute, share = _recompute(raw.get("activation_checkpointing"))
+    precision, _ = precision_in(part["precision"])
+    recompute, share, _ = recompute_in(raw.get("activation_checkpointing"))
+    has_activations_away = _number(extra, "activation_cpu_offload_layers")
     schedule = str(strategy.get("schedule") or "").lower()
     is_behind = [extra.get(key) for key in ("overlap_grad_reduce", "overlap_param_gather")]
     return Job(
@@ -321,25 +358,16 @@ def _job(
         has_16_bit_weights=precision not in ("fp32", "tf32") and not re.search("autocast|default|amp", detail),
         recompute=recompute,
         recompute_share=share,
-        compiled=bool(raw.get("compile")),
+        compiled=_flag(raw, "compile", False),
         attention="eager" if "eager" in str(raw.get("attention") or "").lower() else "flash",
         schedule=_schedule(schedule, layout),
-        offload="activations" if _number(extra, "activation_cpu_offload_layers") else "none",
+        offload="activations" if has_activations_away else offload_in(strategy, extra),
         dropout=float(extra.get("dropout") or 0.0),
         offload_layers=_count(extra, "activation_cpu_offload_layers", None),
         bucket_elements=_number(extra, "deepspeed_bucket_elements") or Job.bucket_elements,
         overlap=False not in is_behind,
         tensor_overlap=bool(extra.get("tp_comm_overlap") or extra.get("async_tp")),
     )
-
-
-def _recompute(stated: Any) -> tuple[str, float]:
-    """Return the kind of activation checkpointing and the share of the layers that it concerns."""
-    text = str(stated or "none").lower()
-    kinds = ("selective_attention", "selective_op", "full")
-    kind = next((kind for kind in kinds if kind in text), "selective_attention" if "select" in text else "none")
-    part = re.search(r"(\d+) of (\d+)", text)
-    return kind, min(1.0, int(part[1]) / max(1, int(part[2]))) if part else 1.0
 
 
 def _schedule(text: str, layout: Layout) -> str | None:

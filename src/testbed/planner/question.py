@@ -16,7 +16,7 @@ from testbed.planner.calibration import read_calibration
 from testbed.planner.candidates import possible
 from testbed.planner.devices import Device
 from testbed.planner.job import Job, Machine
-from testbed.planner.machines import check_whole_nodes, machine_here, machine_named
+from testbed.planner.machines import MOST_DEVICES, check_whole_nodes, machine_here, machine_named
 from testbed.planner.memory import smallest_number_of_devices
 from testbed.planner.plan import Budget, PlannedRun, name_of, plan
 from testbed.planner.step_time import StepTime
@@ -95,6 +95,8 @@ class Question:
 
     def best(self) -> PlannedRun | str:
         """Return the best run, or why there is none."""
+        if self.machine.devices > self.machine.per_node and self.machine.devices % self.machine.per_node:
+            return f"not a whole number of nodes of {self.machine.per_node}"
         runs, refused = self.runs()
         if not runs:
             return next(iter(refused.values()), "nothing is possible")
@@ -196,7 +198,7 @@ def numbers_of_sweep(text: str) -> list[int]:
     name, _, rest = text.partition("=")
     words = [word.strip() for word in rest.split(",")]
     fault = InputError(f"--sweep {text}: it is no list of devices; write gpus=8,16,32 or gpus=8,16,...,4096")
-    if name.strip() != "gpus" or not all(word == "..." or (word.isdigit() and int(word) > 0) for word in words):
+    if name.strip() != "gpus" or not all(word == "..." or re.fullmatch("0*[1-9][0-9]{0,8}", word) for word in words):
         raise fault
     numbers: list[int] = []
     for place, word in enumerate(words):
@@ -208,8 +210,10 @@ def numbers_of_sweep(text: str) -> list[int]:
         numbers += _between(numbers[-2], numbers[-1], int(words[place + 1]))
     if numbers != sorted(set(numbers)):
         raise fault
+    if numbers[-1] > MOST_DEVICES:
+        raise InputError(f"--sweep {text}: a plan has at most {MOST_DEVICES:,} devices")
     if len(numbers) > MOST_IN_SWEEP:
-        raise InputError(f"--sweep {text}: {len(numbers)} numbers of devices are more than {MOST_IN_SWEEP}")
+        raise InputError(f"--sweep {text}: more than {MOST_IN_SWEEP} numbers of devices; take longer steps")
     return numbers
 
 
@@ -223,4 +227,4 @@ def _between(before: int, last: int, end: int) -> list[int]:
         if numbers[-1] * factor == end:
             return numbers[1:]
     step = last - before
-    return list(range(last + step, end, step))[: MOST_IN_SWEEP + 1] if step > 0 else []
+    return list(range(last + step, end, step)[: MOST_IN_SWEEP + 1]) if step > 0 else []

@@ -11,6 +11,7 @@ from testbed.config.flags import parse_command_line
 from testbed.config.mesh import options_of_run_type
 from testbed.config.run_types import STRATEGIES
 from testbed.errors import InputError
+from testbed.io import holding_together
 from testbed.model.shape import ModelShape
 from testbed.planner.calibration import NAME as CALIBRATION
 from testbed.planner.calibration import read_calibration
@@ -54,8 +55,9 @@ def prediction_for(record: Mapping[str, Any], path: Path) -> Prediction | None:
     for folder in folders:
         if (folder / CALIBRATION).is_file():
             calibration = read_calibration(folder / CALIBRATION)
-            constants = constants_of_calibration(calibration, CALIBRATION)
-            return _estimated(job, calibration.machine(job.layout.devices), constants)
+            with holding_together(folder / CALIBRATION):
+                constants = constants_of_calibration(calibration, CALIBRATION)
+                return _estimated(job, calibration.machine(job.layout.devices), constants)
     machine = _machine_of_record(record, job)
     return None if machine is None else _estimated(job, machine, published_constants())
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from testbed.planner.devices import GIB, Device
+from testbed.planner.devices import GIB, Device, devices
+from testbed.planner.guesses import Unstated
 from testbed.planner.job import Job
 
 CLAIMED_TIME, CLAIMED_SPEED = "claimed_step_time_s", "claimed_tokens_per_s_per_gpu"
-CLAIMED_MEMORY = "claimed_peak_memory_gib"
+CLAIMED_MEMORY, MEASURED_TIME = "claimed_peak_memory_gib", "step_time_s"
 
 
 class ImpossibleRow(Exception):
@@ -22,13 +23,16 @@ class ImpossibleRow(Exception):
         self.id = id
 
 
-def check(raw: Mapping[str, Any], job: Job, device: Device) -> None:
-    """Raise ImpossibleRow where a row contradicts itself or its device."""
+def check(raw: Mapping[str, Any], job: Job, device: Device, unstated: Unstated) -> None:
+    """Raise ImpossibleRow where a row contradicts itself or its device.
+
+    Of what the row does not state the value counts that forbids least: a guess must not reject a row.
+    """
     layout, model = job.layout, job.model
     if layout.pipeline * layout.virtual_stages > model.layers + 2:
         stages = f"{layout.pipeline} x {layout.virtual_stages}"
         raise ImpossibleRow(f"{stages} pipeline stages are more than the {model.layers} layers, embedding and head")
-    if model.heads % layout.tensor:
+    if model.heads % layout.tensor and not unstated.heads:
         raise ImpossibleRow(f"{layout.tensor} tensor ranks cannot share {model.heads} heads")
     if model.seq_length % layout.context:
         raise ImpossibleRow(f"{layout.context} context ranks cannot share sequences of {model.seq_length} tokens")
@@ -37,45 +41,68 @@ def check(raw: Mapping[str, Any], job: Job, device: Device) -> None:
             f"micro batch {job.micro_batch:g} x {layout.data} data ranks is more than the global batch "
             f"{job.global_batch:g}"
         )
-    weights = least_weight_bytes(job)
-    if weights > device.memory_bytes * 1.02:
+    weights, memory = least_weight_bytes(job, unstated), most_memory(device, unstated)
+    if weights > memory * 1.02:
         raise ImpossibleRow(
-            f"the weights alone take {weights / GIB:.1f} GiB on each device, which has {device.memory_bytes / GIB:.1f}"
+            f"the weights alone take {weights / GIB:.1f} GiB on each device, which has {memory / GIB:.1f}"
         )
-    for key, seconds in _claimed_times(raw, job):
-        speed = _flops_done(job) / layout.devices / seconds
-        peak = device.peak_of(job.precision)
+    peak = highest_peak(job, device, unstated)
+    for key, speed in _claimed_speeds(raw, job, unstated):
         if speed > peak:
             raise ImpossibleRow(
                 f"{key} means {speed / 1e12:.0f} TFLOP/s on each device, above its peak of {peak / 1e12:.0f} "
                 f"in {job.precision}"
             )
     for value in _values_of(raw, CLAIMED_MEMORY):
-        if value * GIB > device.memory_bytes * 1.02:
+        if value * GIB > memory * 1.02:
             raise ImpossibleRow(f"{CLAIMED_MEMORY} of {value:g} is more than the device has")
 
 
-def least_weight_bytes(job: Job) -> float:
+def least_weight_bytes(job: Job, unstated: Unstated) -> float:
     """Return the bytes of the weights that a device holds at least: 16 bits each, the embedding once."""
     layout = job.layout
-    shards = layout.shard if layout.zero_stage == 3 else 1
-    width = 4.0 if job.precision in ("fp32", "tf32") else 2.0
+    if job.offload == "parameters":
+        return 0.0
+    is_sharded = layout.zero_stage == 3 or unstated.zero_stage
+    shards = layout.data * layout.context if is_sharded else 1
+    width = 4.0 if job.precision in ("fp32", "tf32") and not unstated.precision else 2.0
     return width * job.model.parameters / (layout.tensor * layout.pipeline * shards)
 
 
-def _flops_done(job: Job) -> float:
-    """Return the FLOPs of one step of all devices; full recomputation repeats the forward pass of the blocks."""
+def most_memory(device: Device, unstated: Unstated) -> float:
+    """Return the bytes that the device has at most: those of the largest of its kind where the row does not say."""
+    if not unstated.memory:
+        return device.memory_bytes
+    kind = device.name.split("-")[0]
+    alike = (one.memory_bytes for one in devices().values() if unstated.device or one.name.split("-")[0] == kind)
+    return max(device.memory_bytes, *alike)
+
+
+def highest_peak(job: Job, device: Device, unstated: Unstated) -> float:
+    """Return the FLOP/s that nothing can exceed: of an unknown device or precision those of the fastest one known."""
+    known = [device, *devices().values()] if unstated.device else [device]
+    return max(one.fastest if unstated.precision else one.peak_of(job.precision) for one in known)
+
+
+def _flops_per_token(job: Job) -> float:
+    """Return the FLOPs that a token takes; full recomputation repeats the forward pass of the blocks."""
     model = job.model
     blocks = model.flops_per_token() - 6 * model.head_parameters
     again = blocks / 3 * job.recompute_share if job.recompute == "full" else 0.0
-    return (model.flops_per_token() + again) * job.tokens_per_step
+    return model.flops_per_token() + again
 
 
-def _claimed_times(raw: Mapping[str, Any], job: Job) -> Iterator[tuple[str, float]]:
+def _claimed_speeds(raw: Mapping[str, Any], job: Job, unstated: Unstated) -> Iterator[tuple[str, float]]:
+    """Yield each claim with the FLOP/s of a device that it means, at least; a measured time is a claim too."""
+    is_guessed = unstated.global_batch and unstated.micro_batch
+    tokens = job.tokens_per_step / (job.micro_batch if is_guessed else 1) / job.layout.devices
     for seconds in _values_of(raw, CLAIMED_TIME):
-        yield CLAIMED_TIME, seconds
+        yield CLAIMED_TIME, _flops_per_token(job) * tokens / seconds
     for speed in _values_of(raw, CLAIMED_SPEED):
-        yield CLAIMED_SPEED, job.tokens_per_step / job.layout.devices / speed
+        yield CLAIMED_SPEED, _flops_per_token(job) * speed
+    if raw.get("kind") != "memory_only":
+        for seconds in _values_of(raw, MEASURED_TIME):
+            yield MEASURED_TIME, _flops_per_token(job) * tokens / seconds
 
 
 def _values_of(raw: Mapping[str, Any], key: str) -> Iterator[float]:

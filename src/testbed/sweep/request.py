@@ -139,7 +139,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 def parse_numbers(text: str, flag: str) -> tuple[int, ...]:
     """Return the positive whole numbers in `1,2,4`. InputError names the flag."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdigit() and int(word) > 0 for word in words):
+    if not words or not all(re.fullmatch("0*[1-9][0-9]{0,8}", word) for word in words):
         raise InputError(f"{flag} {text!r} is not a list of positive whole numbers such as 1,2,4")
     numbers = tuple(int(word) for word in words)
     _check_no_doubles(numbers, flag)
