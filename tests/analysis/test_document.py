@@ -23,6 +23,7 @@ from testbed.analysis.document.model import (
     Verdict,
 )
 from testbed.analysis.document.words import BRACKETS, Number, between, counted, digits, joined, ranges, rate, times
+from testbed.analysis.equivalence import DEFAULT_MARGIN
 from testbed.analysis.report.build import report_of as of_folder
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.scaling.tables import document_of as of_study
@@ -80,7 +81,7 @@ def test_what_is_said_of_runs_has_all_three_forms(tmp_path):
         write_arm(tmp_path / "study", run_type, ranks, tokens_per_s)
     arms = group_into_arms(runs)
     documents = {
-        "1.60": of_comparison(compare_arms(arms[-1], arms[0])),
+        "1.60": of_comparison(compare_arms(arms[-1], arms[0]), DEFAULT_MARGIN),
         "1.80x [1.7": of_study(report_of(tmp_path / "study")),
         "x as fast as baseline on 1 rank": of_folder(runs, tmp_path),
     }
