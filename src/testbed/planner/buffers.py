@@ -129,7 +129,9 @@ def _gradients_of_tables(job: Job, held: Held) -> Iterator[Buffer]:
     if held.predicts and (job.model.tied or not shards_weights(job)):
         yield Buffer("gradient of the head", size, ("backward",), size)
     if held.embeds:
-        at_end = (2 if is_tied else 0) + (1 if job.accumulation > 1 else 0)
+        waits = is_tied and job.schedule != "zero_bubble"  # whose gradients of weights are made one after the other
+        at_end = (2 if waits else 0) + (1 if job.accumulation > 1 else 0)
+        at_end += job.schedule is not None and not held.predicts  # one more in a first stage, as measured
         yield Buffer("gradients of the embedding", at_end * size, ("backward end",), size)
 
 

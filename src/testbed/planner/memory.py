@@ -270,8 +270,8 @@ def _add_head(job: Job, rank: int, moments: Mapping[str, _Moment]) -> None:
     is_interleaved = job.layout.virtual_stages > 1 and job.schedule != "zero_bubble"
     waiting = 0.0 if is_interleaved else max(0.0, _in_flight(job, rank)[-1] - 1)
     logits = product_bytes(job)
-    # torch.distributed.pipelining keeps the logits with what the loss saved, and the last ones while the next are made
-    kept = (waiting + 1 + (job.schedule is not None)) * logits if job.layout.pipeline > 1 and job.run_type else 0
+    # torch.distributed.pipelining keeps the logits that the loss goes back to, of those that wait what the loss saved
+    kept = logits if job.layout.pipeline > 1 and job.run_type else 0
     peaks = {"forward end": head.forward_peak, "loss": head.backward_peak, "backward": product_bytes(job)}
     for name, peak in peaks.items():
         moments[name].add("logits", (waiting * head.saved + kept) * entries, FP32 * entries)
