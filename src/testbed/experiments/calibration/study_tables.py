@@ -46,7 +46,7 @@ A set is all run types that do the same work on the same ranks over the same lin
 
 `python scripts/planner_study.py --memory`. glibc gives freed memory back at once here
 (`MALLOC_MMAP_THRESHOLD_=65536`), so the resident set is what is alive. Usually src/gpt2.py keeps it for the next
-step, which is faster and takes more.
+step, which is faster and takes more. The formulas were corrected on these runs, so the errors are not blind.
 
 <!-- made by: scripts/update_docs.py planner memory -->
 
