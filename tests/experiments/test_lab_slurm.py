@@ -257,7 +257,8 @@ def test_a_node_that_dies_ends_the_job_with_the_reason(cluster, tmp_path):
     facts = cluster.end_of(job)
     assert facts["JobState"] in ("FAILED", "NODE_FAIL") and time.monotonic() - killed_s < 120, cluster.said(job)
     mark = (run / "RUN_FAILED.txt").read_text()
-    assert re.match(r"\[Rank \d\] RUN_FAILED reason=", mark) and "Connection closed by peer" in mark, mark
+    assert re.match(r"\[Rank \d\] RUN_FAILED reason=", mark), mark
+    assert re.search("Connection (closed|reset) by peer", mark), mark
     assert read_metrics(run / "training_metrics.json")["status"] == "failed"
     assert list((run / "checkpoints").glob("step_*")), "what was saved is there to go on from"
 

@@ -174,7 +174,8 @@ def _of_deepspeed(job: Job, held: Held) -> Iterator[Buffer]:
         yield Buffer("reduce buckets", buckets * width * bucket, moments, width * job.bucket_elements)
     else:
         yield Buffer("reduce bucket", width * bucket, (*FORWARD, *BACKWARD, "update"), width * bucket)
-        copies = min(elements, PREFETCH) + min(elements, job.bucket_elements)
+        # of weights that are gathered, a rank's own part is copied; of gradients that are reduced, all
+        copies = min(elements, PREFETCH) / job.layout.shard + min(elements, job.bucket_elements)
         yield Buffer("copies of what is gathered and reduced", width * copies, ("backward",), width * bucket)
         yield Buffer("gathered weights", width * min(elements, 10**9), (*FORWARD, "backward"), width * held.table)
     if stage == 1 and job.accumulation > 1:
