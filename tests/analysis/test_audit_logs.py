@@ -323,3 +323,12 @@ def test_no_broken_log_breaks_the_audit(tmp_path):
     )
     fuzz.draw(broken, 2000, one_file)
     fuzz.check(READ)
+
+
+def test_logs_of_a_folder_are_not_compared_unless_they_are_typed(tmp_path):
+    """Two logs that differ in everything: whoever keeps them in one folder claims nothing."""
+    paths = [tmp_path / f"{name}.log" for name in ("llmc", "nanogpt")]
+    for path in paths:
+        path.write_text((FOLDER / f"{path.stem}.txt").read_text(encoding="utf-8"), encoding="utf-8")
+    assert not [finding for finding in audit([tmp_path]) if len(finding.runs) > 1]
+    assert [finding for finding in audit(paths) if len(finding.runs) > 1 and finding.severity == FAILS]

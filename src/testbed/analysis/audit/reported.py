@@ -62,7 +62,7 @@ class Reported(Audited):
     lines: tuple[LogLine, ...] = ()  # of a log that prints one for each step, or for every so many
     relations: tuple[Relation, ...] = ()  # between the figures of each line
     products: tuple[Product, ...] = ()  # between figures of the header
-    is_claim: bool = True  # False: one of many in a tracker's folder, and nothing says that they are compared
+    is_claim: bool = True  # False: one of many in a folder, and nothing says that they are compared
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
     unread: tuple[str, ...] = ()
 

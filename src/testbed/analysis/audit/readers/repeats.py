@@ -10,17 +10,19 @@ from testbed.analysis.audit.readers import event_files, lightning, mlflow_folder
 from testbed.analysis.audit.reported import Reported
 
 TRACKED = (event_files.FORM, lightning.FORM, mlflow_folder.FORM, trainer_state.FORM, wandb_folder.FORM)
+LOGS = ("torchtitan", "Megatron-LM", "nanochat", "modded-nanogpt", "llm.c", "nanoGPT", "build-nanogpt")
+KEPT = (*TRACKED, *(f"{name} log" for name in LOGS))
 DEEPEST = 4  # RUN/runs/DATE/SECONDS/FILE
 
 
 def without_comparisons(found: Sequence[Reported], folders: Sequence[Path]) -> list[Reported]:
-    """Return the runs, those of a tracker marked as no claim where a folder that was typed holds several.
+    """Return the runs, those of a tracker or of logs marked as no claim where a folder that was typed holds several.
 
-    A tracker keeps whatever a project ever ran. Whoever means to compare two of its runs types both.
+    Such a folder keeps whatever a project ever ran. To compare two of its runs, type both.
     """
     kept = list(found)
     for folder in folders:
-        tracked = [item.form in TRACKED or item.path.name == wandb_folder.CONSOLE for item in kept]
+        tracked = [item.form in KEPT or item.path.name == wandb_folder.CONSOLE for item in kept]
         many = [number for number, item in enumerate(kept) if tracked[number] and item.path.is_relative_to(folder)]
         for number in many if len(many) > 1 else ():
             kept[number] = replace(kept[number], is_claim=False)
