@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from testbed.config.check import check_run
@@ -110,8 +111,9 @@ def live_tensors() -> list[torch.Tensor]:
     them."""
     gc.collect()  # what only a cycle keeps is not alive
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    # the local part of a DTensor is a tensor of its own
-    return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type == "cpu"]
+    # the local part of a DTensor is a tensor of its own, and a FakeTensor has no memory
+    without = (DTensor, FakeTensor)
+    return [tensor for tensor in tensors if not isinstance(tensor, without) and tensor.device.type == "cpu"]
 
 
 def published_zero_bytes(model: DenseModel, data_ranks: int, zero_stage: int) -> dict[str, int]:

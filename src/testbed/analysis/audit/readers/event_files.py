@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testbed.analysis.audit.readers import protobuf
 from testbed.analysis.audit.readers.curves import Curves, Point
-from testbed.analysis.audit.readers.protobuf import fields
+from testbed.analysis.audit.readers.protobuf import NoRecord, fields
 from testbed.analysis.audit.readers.tracked import reported_of
 from testbed.analysis.audit.reported import Reported
 from testbed.errors import InputError
@@ -86,18 +86,18 @@ def _records(content: bytes) -> Iterator[bytes]:
     while at + 12 <= len(content):
         length, checksum = struct.unpack_from("<QI", content, at)
         if checksum != _masked_crc(content[at : at + 8]):
-            raise ValueError("the checksum of a record's length is wrong")
+            raise NoRecord("the checksum of a record's length is wrong")
         at += 12
         if at + length + 4 > len(content):
             return
         if length <= LONGEST_SCALAR:
             data = content[at : at + length]
             if struct.unpack_from("<I", content, at + length)[0] != _masked_crc(data):
-                raise ValueError("the checksum of a record is wrong")
+                raise NoRecord("the checksum of a record is wrong")
             yield data
         at += length + 4
     if not at:
-        raise ValueError(f"it has {len(content)} bytes")
+        raise NoRecord(f"it has {len(content)} bytes")
 
 
 def _take_event(event: bytes, curves: Curves, settings: dict[str, str]) -> None:

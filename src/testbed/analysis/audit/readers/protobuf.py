@@ -8,6 +8,10 @@ from typing import NamedTuple
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
+class NoRecord(ValueError):
+    """Bytes that are not what a format says. A reader ends there, and keeps what came before."""
+
+
 class Field(NamedTuple):
     """One field of a message."""
 
@@ -21,7 +25,7 @@ def fields(message: bytes) -> Iterator[Field]:
     """Yield the fields of a message in their order.
 
     Raises:
-        ValueError: these bytes are no message.
+        NoRecord: these bytes are no message.
     """
     at = 0
     while at < len(message):
@@ -36,9 +40,9 @@ def fields(message: bytes) -> Iterator[Field]:
         elif wire in (FIXED64, FIXED32):
             length = 8 if wire == FIXED64 else 4
         else:
-            raise ValueError(f"wire type {wire} is not known")
+            raise NoRecord(f"wire type {wire} is not known")
         if at + length > len(message):
-            raise ValueError("a field ends behind its message")
+            raise NoRecord("a field ends behind its message")
         yield Field(number, wire, data=message[at : at + length])
         at += length
 
@@ -49,4 +53,4 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << (7 * index)
         if byte < 128:
             return value, at + index + 1
-    raise ValueError("a varint does not end")
+    raise NoRecord("a varint does not end")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from testbed.analysis.audit.readers.curves import Curves, Point, number
-from testbed.analysis.audit.readers.protobuf import BYTES, fields
+from testbed.analysis.audit.readers.protobuf import BYTES, NoRecord, fields
 from testbed.errors import InputError
 from testbed.io import read_regular
 
@@ -62,10 +62,10 @@ def _records(content: bytes) -> Iterator[bytes]:
         if len(data) < length:
             return
         if checksum != zlib.crc32(data, zlib.crc32(bytes([kind]))):
-            raise ValueError("a checksum is wrong")
+            raise NoRecord("a checksum is wrong")
         at += 7 + length
         if (parts is None) != (kind in (_FULL, _FIRST)):
-            raise ValueError("a part of a record is missing")
+            raise NoRecord("a part of a record is missing")
         parts = data if parts is None else parts + data
         if kind in (_FULL, _LAST):
             yield parts
