@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
+from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
 from testbed.errors import InputError, say
-from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -62,16 +62,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
     add("--dry_run", action="store_true", help="print every command and an estimate of the time; write nothing")
     add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
-    end = words.index("--") if "--" in words else len(words)
-    arguments = parser.parse_args(words[:end])
-    arguments.own, arguments.passed_on = words[:end], words[end + 1 :]
-    arguments.out_dir = Path(os.path.relpath(arguments.out_dir))  # a record should not name a home folder
+    arguments = parse_before_dashes(parser, words)
+    arguments.out_dir = relative(arguments.out_dir)
     if not LEAST_PAIRS <= arguments.pairs <= MOST_PAIRS:
         raise InputError(f"--pairs {arguments.pairs} is not from {LEAST_PAIRS} to {MOST_PAIRS}; fewer say too little")
-    if fault := cannot_become_a_folder(arguments.out_dir):
-        raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the runs")
-    if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
-        raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
+    check_folder_and_timeout(arguments, "the runs")
     return arguments
 
 

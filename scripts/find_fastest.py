@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import duration, not_negative, percentage, positive
 from testbed.config.run_types import STRATEGIES
+from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
 from testbed.errors import Failure, InputError, say
-from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -79,14 +79,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--allow_mismatch", action="store_true", help="go on with runs that another commit made")
     add("--dry_run", action="store_true", help="print the field and an estimate of the time; write nothing")
     add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
-    end = words.index("--") if "--" in words else len(words)
-    arguments = parser.parse_args(words[:end])
-    arguments.own, arguments.passed_on = words[:end], words[end + 1 :]
-    arguments.out_dir = Path(os.path.relpath(arguments.out_dir))  # a record should not name a home folder
-    if fault := cannot_become_a_folder(arguments.out_dir):
-        raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the race")
-    if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
-        raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
+    arguments = parse_before_dashes(parser, words)
+    arguments.out_dir = relative(arguments.out_dir)
+    check_folder_and_timeout(arguments, "the race")
     return arguments
 
 

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
+from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
 from testbed.errors import InputError, say
-from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -52,11 +52,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     _add_arms(parser.add_argument_group("what is compared (lists are separated by commas)"))
     _add_work(parser.add_argument_group("work of each run"))
     _add_execution(parser.add_argument_group("how it runs"))
-    end = words.index("--") if "--" in words else len(words)
-    arguments = parser.parse_args(words[:end])
-    arguments.own, arguments.passed_on = words[:end], words[end + 1 :]
-    out_dir = arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol
-    arguments.out_dir = Path(os.path.relpath(out_dir))  # it is recorded, and a record should not name a home folder
+    arguments = parse_before_dashes(parser, words)
+    arguments.out_dir = relative(arguments.out_dir or Path("checkpoint") / "scaling" / arguments.protocol)
     return arguments
 
 
@@ -206,13 +203,10 @@ def main() -> int:
 
 def check_typed(arguments: argparse.Namespace) -> None:
     """Check the flags that depend on each other. Raises InputError."""
-    if fault := cannot_become_a_folder(arguments.out_dir):
-        raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for the sweep")
+    check_folder_and_timeout(arguments, "the sweep")
     for name in ("repeats", "warmup_runs", "profile_runs"):
         if (value := getattr(arguments, name)) > MOST_RUNS:
             raise InputError(f"--{name} {value} is above {MOST_RUNS}: every run is a row of the plan")
-    if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
-        raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
     if (arguments.protocol == "time_to_loss") != (arguments.target_val_loss is not None):
         raise InputError(
             "--protocol time_to_loss needs --target_val_loss, the validation loss that runs are timed to reach"

@@ -43,7 +43,7 @@ def test_a_machine_of_its_own(via):
 
 
 def test_processes_are_counted_and_not_files():
-    """What a job printed is one file of all its processes. A version without a process's name is said by one."""
+    """Count processes in the one file that a job's processes print to. A line without a name counts as one."""
     apart, together = summary(one_host(0), one_host(1)), summary([*one_host(0), *one_host(1)])
     assert together == apart
     assert together["num_processes"] == 2 and together["network"]["processes_that_say"] == 2

@@ -1,4 +1,4 @@
-"""What DeepSpeed prints of its set-up is read, and a batch that is only printed excuses nothing."""
+"""Read the set-up that DeepSpeed prints. A batch that is only printed excuses nothing."""
 
 from __future__ import annotations
 

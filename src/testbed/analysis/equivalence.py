@@ -1,10 +1,10 @@
-"""Whether two sets of repeats are equal within a margin. No detectable difference is not that: it may be too few runs.
+"""Test whether two sets of repeats are equal within a margin. No detectable difference may be just too few runs.
 
 **Two one-sided tests** (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) on the log ratio of medians: one against
 "slower by the margin or more", one against "faster by it or more". Both reject where the interval of the ratio lies
 within 1 / (1 + margin) to 1 + margin. The 95 % interval of statistics.py decides, not a 90 % one: at the margin, and
-where a tail of slow runs meets arms of unequal noise, the latter calls up to 6.6 % of comparisons equal, more than the
-5 % that are promised. tests/analysis/test_equivalence.py counts.
+where a tail of slow runs meets arms of unequal noise, the latter calls more comparisons equal than the 5 % that are
+promised. tests/analysis/test_equivalence.py counts.
 
 A difference can be sure and still lie within the margin. Neither excludes the other.
 """

@@ -40,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class LogLine:
-    """What a log prints for one step."""
+    """One step as a log prints it."""
 
     step: int
     figures: dict[str, Figure] = field(default_factory=dict)

@@ -15,7 +15,7 @@ OFFLOADED, PRECISION, ZERO = "offload", "precision", "ZeRO stage"
 
 @dataclass(frozen=True)
 class PrintedSetup:
-    """What a log prints of its set-up; None or empty: it prints nothing of it."""
+    """Set-up as a log prints it. None or empty: it does not print it."""
 
     world_size: int | None = None
     global_batch_size: int | None = None  # sequences per optimizer step, all ranks

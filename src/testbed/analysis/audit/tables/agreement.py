@@ -77,7 +77,7 @@ class Term:
 
 @dataclass
 class Fit:
-    """How the rows agree with one convention, in one choice of columns and one grouping."""
+    """Agreement of the rows with one convention, in one choice of columns and one grouping."""
 
     terms: tuple[Term, ...]
     rows: tuple[int, ...]  # that have all figures
