@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
+from testbed.config.sweep_flags import add_certificate, check_folder_and_timeout, parse_before_dashes, relative
 from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
@@ -148,13 +148,7 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
     )
     add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
     add("--keep_weights", action="store_true", help="keep each run's model.safetensors and config.json")
-    add(
-        "--certificate",
-        type=Path,
-        metavar="FILE.json",
-        help="what scripts/certify_machine.py found about this machine; it is copied to the sweep (default: "
-        "checkpoint/certificate/machine_certificate.json, if there)",
-    )
+    add_certificate(add)
     add(
         "--dry_run",
         action="store_true",
