@@ -104,6 +104,16 @@ def race() -> str:
     return "\n".join(lines)
 
 
+def certificate() -> str:
+    from testbed.analysis.certificate import CERTIFICATE_FILE
+    from testbed.analysis.document import markdown
+    from testbed.analysis.document.model import Document, Section
+    from testbed.analysis.report.certified import blocks
+
+    content = CERTIFICATE_FILE.read(RESULTS / "certificate")
+    return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE.name))]))
+
+
 def planner_score() -> str:
     from testbed.planner.constants import SCORE_FILE
     from testbed.planner.score_page import page_of
@@ -117,6 +127,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "model states": model_states,
     "race": race,
+    "certificate": certificate,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
     **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
