@@ -138,7 +138,7 @@ def sweep_with(finished_repeats, out_dir, noise=0.01):
 
 
 def test_a_dry_run_says_what_the_repeats_show_by_the_certificate_and_then_by_the_runs(certified, tmp_path):
-    below = CERTIFICATE_FILE.read(certified)["found"][0]["noise_below"]
+    below = CERTIFICATE_FILE.read(certified)["found"][0]["planning_noise"]
     said = run_here(SWEEP_PROGRAM, *SWEEP, "--repeats", "5", "--dry_run", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     expected = f"# 5 repeats find a difference of {detectable_effect(below, 5):.1%} in 80 % of cases; noise of a run"
