@@ -98,13 +98,24 @@ def _finding(item: Reported, table: Table, comparison: Comparison, row: int, cor
     told = f"{plain(table.header[comparison.at])} {plain(table.rows[row].cells[comparison.at])}"
     parts = [f"{plain(table.header[column])} {plain(table.rows[row].cells[column])}" for column in comparison.of]
     count = len(comparison.rows)
-    message = f"{told} does not follow from {' and '.join(parts)}: their ratio is {ratio:.4g} or {1 / ratio:.4g}; in {count} other row{'s' * (count > 1)} it follows from these two columns"
+    message = (
+        f"{told} does not follow from {' and '.join(parts)}: their ratio is {ratio:.4g} or {1 / ratio:.4g}; in {count} "
+        f"other row{'s' * (count > 1)} it follows from these two columns"
+    )
     return Finding(Rule.FOLLOWS, (f"{item.name}:{table.rows[row].line}",), message, FAILS, corrected)
 
 
 def _compared(table: Table) -> list[int]:
-    """Return the columns that compare others."""
-    return [at for at, heading in enumerate(table.header) if at and COMPARES.search(plain(heading))]
+    """Return the columns that compare others, by a word of the heading, or as "A / B" of two that begin with them."""
+    headings = [plain(heading) for heading in table.header]
+    found = []
+    for at, heading in enumerate(headings):
+        parts = [part.strip().lower() for part in re.split(r" / | vs\.? ", heading)]
+        others = [other.lower() for other in headings if other != heading]
+        is_ratio = len(parts) == 2 and all(any(part and other.startswith(part) for other in others) for part in parts)
+        if at and (is_ratio or COMPARES.search(heading)):
+            found.append(at)
+    return found
 
 
 def _values(table: Table) -> Values:

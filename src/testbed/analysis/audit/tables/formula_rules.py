@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits, is_reference_row
+from testbed.analysis.audit.tables.agreement import best_fits
 from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
+from testbed.analysis.audit.tables.fits import Fit, Formula, Grid, Outlier
+from testbed.analysis.audit.tables.intervals import is_reference_row
 from testbed.analysis.audit.tables.relations import FORMULAS
 from testbed.analysis.audit.tables.swapped import swapped_columns
 

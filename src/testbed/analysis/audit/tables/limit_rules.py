@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Grid
 from testbed.analysis.audit.tables.columns import Column
 from testbed.analysis.audit.tables.figures import Figure, figures_of
+from testbed.analysis.audit.tables.fits import Grid
 from testbed.analysis.audit.tables.formula_rules import says_a_result
 from testbed.analysis.audit.tables.peaks import PER_DEVICE, devices_named
 

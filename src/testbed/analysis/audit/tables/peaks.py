@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from testbed.analysis.audit.tables.agreement import Grid
+from testbed.analysis.audit.tables.fits import Grid
 from testbed.planner.devices import Device, devices
 
 PER_DEVICE = re.compile(r"(?i)(/|per)[ _]?(gpu|device|chip|card|accelerator)")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Grid
 from testbed.analysis.audit.tables.column_ratios import comparisons_in
 from testbed.analysis.audit.tables.columns import check_names, columns_of
 from testbed.analysis.audit.tables.figures import plain
+from testbed.analysis.audit.tables.fits import Grid
 from testbed.analysis.audit.tables.grid import Table, csv_tables, markdown_tables
 from testbed.analysis.audit.tables.html import html_tables
 from testbed.analysis.audit.tables.turned import turned

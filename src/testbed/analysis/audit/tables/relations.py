@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.analysis.audit.tables.agreement import Formula, Powers
+from testbed.analysis.audit.tables.fits import Formula, Powers
 
 _DEVICES: tuple[Powers, ...] = ({"devices": 1}, {"nodes": 1, "devices_per_node": 1}, {"nodes": 1}, {"dp": 1})
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from testbed.analysis.audit.finding import FAILS, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Grid
 from testbed.analysis.audit.tables.columns import Column
 from testbed.analysis.audit.tables.counts import most_in
+from testbed.analysis.audit.tables.fits import Grid
 from testbed.analysis.audit.tables.peaks import PER_DEVICE, devices_named, highest_peak, lowest_peak
 from testbed.planner.devices import Device
 
