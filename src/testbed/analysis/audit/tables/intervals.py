@@ -8,18 +8,19 @@ from testbed.analysis.audit.tables.columns import Column
 from testbed.analysis.audit.tables.figures import is_reference
 from testbed.analysis.audit.tables.fits import Term
 
+RATIOS = ("speedup", "ratio", "efficiency")
+
 
 def interval_of(terms: tuple[Term, ...], row: int, within_row: bool) -> tuple[float, float] | None:
     """Return the logarithms between which the product of a row lies; None where a figure is missing."""
     low = high = 0.0
-    is_reference_row = not within_row and _is_only_reference(terms[0].column, row)
     for number, (column, power) in enumerate((term.column, term.power) for term in terms):
         figure = column.figures[row]
         if figure is None:
             if number == 0 and not within_row and is_reference(column.texts[row]):
                 continue  # the row that the ratios refer to: its own is 1
             return None
-        if number == 0 and is_reference_row:
+        if not within_row and column.quantity in RATIOS and _is_only_reference(column, row):
             continue
         ends = (power * math.log(figure.low), power * math.log(figure.high))
         low, high = low + min(ends), high + max(ends)

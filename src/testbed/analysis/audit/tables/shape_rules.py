@@ -100,14 +100,14 @@ def size_of(grid: Grid, row: int) -> Interval | None:
 
 def rate_of(grid: Grid, row: int) -> tuple[Column, Interval] | None:
     """Return tokens/s of one device, from the least that the row's words allow to the most."""
-    for name in ("device_token_rate", "token_rate"):
+    length = next((figure for column in grid.of("length") if (figure := column.figures[row])), None)
+    for name in ("device_token_rate", "token_rate", *(("device_sample_rate", "sample_rate") if length else ())):
         for column in grid.of(name):
             figure = column.figures[row]
-            if figure and name == "device_token_rate":
-                return column, (figure.low, figure.high)
             if figure:
-                count = devices_of(grid, row)
-                return column, (figure.low / count if count else 0.0, figure.high)
+                low, high = (1.0, 1.0) if name.endswith("token_rate") or not length else (length.low, length.high)
+                count = 1 if name.startswith("device") else devices_of(grid, row)
+                return column, (figure.low * low / count if count else 0.0, figure.high * high)
     return None
 
 
