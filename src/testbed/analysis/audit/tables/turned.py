@@ -16,8 +16,6 @@ NO_RUN = re.compile(
     r"descri|remark|status|winner|impact|target|source|\bvs\b|better|why|meaning|details?$|^%|scaling|ideal|expected|"
     r"theor|estimat|project|predict|goal"
 )
-
-
 AVERAGES = re.compile(r"(?i)(mean|avg\.?|average|median|min(imum)?|max(imum)?|std.*)")
 
 
@@ -33,9 +31,7 @@ def turned(table: Table) -> Table | None:
     headings = [quantity_of(plain(table.header[at]), []) for at in runs]
     if len(metrics) < ENOUGH_METRICS or not runs or any(headings):
         return None
-    rows = tuple(
-        Row(table.line, (table.header[at], *(row.cells[at] for row in table.rows))) for at in runs
-    )  # fmt: skip
+    rows = tuple(Row(table.line, (table.header[at], *(row.cells[at] for row in table.rows))) for at in runs)
     header = (table.header[0] or "run", *(row.cells[0] for row in table.rows))
     lines = (table.line, *(row.line for row in table.rows))
     return replace(table, header=header, rows=rows, lines_of_columns=lines)
