@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FLOAT_NOISE = 1e-6  # relative: programs compute what they print in float32
+SMALLEST = 1e-200  # the reciprocal of a smaller number may overflow
 FEWEST_THAT_AGREE = 3
 MOST_THAT_DISAGREE = 0.01  # of the lines: where more do, the program counts in another way than the relation
 ALWAYS_FEW = 2  # a figure that enters the next line's too makes two lines disagree
@@ -74,16 +75,23 @@ class Relation:
 
         None where a figure is missing, or so small that its digits do not tell it from 0.
         """
+        if any(name not in line.figures or _has_no_power(line.figures[name], self.powers[name]) for name in self.powers):
+            return None
         low = high = 1.0
         for name, power in self.powers.items():
-            found = line.figures.get(name)
-            if found is not None and found.high <= 0:  # a count that falls: no product of positive figures
+            found = line.figures[name]
+            if found.high <= 0:  # a count that falls: no product of positive figures
                 return (0.0, 0.0)
-            if found is None or found.low <= 0:
+            if found.low <= 0:
                 return None
             ends = (found.low**power, found.high**power)
             low, high = low * min(ends), high * max(ends)
         return (low, high) if low > 0 and math.isfinite(high) else None
+
+
+def _has_no_power(figure: Figure, power: int) -> bool:
+    """Return whether a figure is 0 below a fraction's line, or of a size that only damage gives."""
+    return abs(figure.value) < SMALLEST and (power < 0 or figure.value != 0)
 
 
 @dataclass(frozen=True)

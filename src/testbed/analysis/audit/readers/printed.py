@@ -73,7 +73,8 @@ def in_order(lines: Iterable[LogLine]) -> tuple[LogLine, ...]:
     """
     kept: list[LogLine] = []
     for line in lines:
-        while kept and kept[-1].step > line.step:
+        goes_back = bool(kept) and kept[-1].step > line.step
+        while kept and kept[-1].step >= line.step + (not goes_back):
             kept.pop()
         if not kept or kept[-1].step < line.step:
             kept.append(line)
