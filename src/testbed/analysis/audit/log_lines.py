@@ -75,11 +75,12 @@ class Relation:
 
         None where a figure is missing, or so small that its digits do not tell it from 0.
         """
-        if any(name not in line.figures or _has_no_power(line.figures[name], self.powers[name]) for name in self.powers):
+        figures = [(line.figures.get(name), power) for name, power in self.powers.items()]
+        known = [(found, power) for found, power in figures if found is not None and not _has_no_power(found, power)]
+        if len(known) < len(figures):
             return None
         low = high = 1.0
-        for name, power in self.powers.items():
-            found = line.figures[name]
+        for found, power in known:
             if found.high <= 0:  # a count that falls: no product of positive figures
                 return (0.0, 0.0)
             if found.low <= 0:

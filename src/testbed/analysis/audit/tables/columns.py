@@ -56,6 +56,19 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b|^wall",
                "time"),
 }  # fmt: skip
+_OF_A_RUN = (
+    r"flops?[ -]*days|flops?[ /]*(per|/) *(tok|sampl|image|img|seq|step|iter|pass|forward|example)|comput|budget"
+)
+# what else a heading of a quantity may speak of: a part of the memory, the FLOPs of a run and not of a second
+NO_SUCH = {
+    "memory": r"sav|reduc|bandwidth|%|activation|optim|grad|state|cache|overhead|extra|delta|layer|buffer|host|cpu",
+    "flops": _OF_A_RUN,
+    "all_flops": _OF_A_RUN,
+}
+# A column of factors is a speed-up, unless its heading says what else it is a ratio of.
+NO_RATE = re.compile(
+    r"memory|vram|compress|size|batch|context|length|param|cost|price|\$|energy|power|carbon|tokens?$|data|steps|loss|bits"
+)
 EXACT = ("count",)
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
@@ -106,7 +119,7 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
 
 def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     """Return what a heading names; None: something else, or figures that the source calls an estimate."""
-    name = re.sub(r"\s+", " ", re.sub(r"[*`_]{2,}", "", heading)).strip().lower()
+    name = re.sub(r"[\s_]+", " ", re.sub(r"[*`_]{2,}", "", heading)).strip().lower()
     if not name or UNCERTAIN.search(name):
         return None
     found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, name)), None)
@@ -115,10 +128,12 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
         found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, plainly)), None)
     if found == "efficiency" and re.search(r"memory|energy|power|data|sample|cost|compute", name):
         return None
-    if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
+    if found in ("devices", "nodes", "dp") and "0" in cells:
+        return None  # the number of a rank, not how many there are
+    if found in NO_SUCH and re.search(NO_SUCH[found], name):
         return None
     factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*x", plain(cell))]
-    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
+    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells) and not NO_RATE.search(name):
         return "ratio"
     if found in ("rate", None) and (unit := _unit_of_cells(cells)):
         of_unit = quantity_of(unit, [])

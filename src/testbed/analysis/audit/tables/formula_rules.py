@@ -11,6 +11,7 @@ from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits, is_reference_row
 from testbed.analysis.audit.tables.columns import MEASURED, Column
+from testbed.analysis.audit.tables.explanations import is_explained
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.relations import FORMULAS
 from testbed.analysis.audit.tables.swapped import swapped_columns
@@ -41,6 +42,9 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
                 if grid.lines[outlier.row] not in alone:
                     found.setdefault(grid.lines[outlier.row], []).append((grid, outlier))
     for line, outliers in sorted(found.items()):
+        outliers = [pair for pair in outliers if not is_explained(*pair)]
+        if not outliers:
+            continue
         grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
         message = f"{said(grid, worst)}"
         if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):

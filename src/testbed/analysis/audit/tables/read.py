@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+from testbed.analysis.audit.readers.curves import number
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.agreement import Grid
-from testbed.analysis.audit.tables.columns import check_names, columns_of
+from testbed.analysis.audit.tables.columns import Column, check_names, columns_of
 from testbed.analysis.audit.tables.grid import Table, csv_tables, markdown_tables
 from testbed.errors import InputError
 
@@ -16,6 +19,9 @@ FORM = "table"
 MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 ENOUGH_COUNTS = 3  # batch sizes and ranks, or values and their mean: they can contradict each other
 AVERAGED = re.compile(r"(?i)(seed|run)\s*#?\d+|mean|average|avg\.?|median|min(imum)?|max(imum)?")
+STEP = re.compile(r"(?i)((global|train|training|optimizer)[ _])?(step|iter|iteration|epoch)s?")
+FEWEST_STEPS = 10
+SUMS = ("tokens", "time_s", "device_hours")
 SUFFIXES = {".md": markdown_tables, ".csv": csv_tables, ".tsv": csv_tables}
 SHORT = {"gpus": "devices", "mbs": "micro_batch", "gbs": "batch", "seq_len": "length"}  # that --columns takes too
 PROMISED = ("expected", "projected", "estimated", "theoretical", "target")  # how a heading of such tables begins
@@ -41,13 +47,29 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
 def _grid(table: Table, named: Mapping[str, str] | None) -> Grid | None:
     if not 0 < len(table.rows) <= MOST_ROWS or table.title.lower().startswith(PROMISED):
         return None
-    columns = columns_of(table, named)
+    columns = _without_running_totals(columns_of(table, named))
     known = [column for column in columns if column.quantity and any(column.figures)]
     is_of_results = len(known) > 1 and not all(column.is_setting for column in known)
     averages = [column for column in columns if AVERAGED.fullmatch(column.heading)]
     if not is_of_results and len(known) < ENOUGH_COUNTS and len(averages) < ENOUGH_COUNTS:
         return None
     return Grid(tuple(row.line for row in table.rows), tuple(columns), f"{table.title}\n{table.context}")
+
+
+def _without_running_totals(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns, in a table of a run's steps without what adds up over them: its start is in every sum."""
+    if not any(STEP.fullmatch(column.heading) and _grows(column.texts) for column in columns):
+        return list(columns)
+    empty = (None,) * len(columns[0].texts)
+    return [
+        replace(column, quantity=None, figures=empty) if column.quantity in SUMS and _grows(column.texts) else column
+        for column in columns
+    ]
+
+
+def _grows(texts: Sequence[str]) -> bool:
+    values = [value for text in texts if (value := number(text)) is not None]
+    return FEWEST_STEPS <= len(texts) == len(values) and all(before < after for before, after in pairwise(values))
 
 
 def columns_named(typed: Sequence[str]) -> dict[str, str]:
