@@ -220,6 +220,8 @@ def read_reported(paths: Sequence[Path], columns: Mapping[str, str] | None = Non
         if not files:
             raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
         named += [(file, not path.is_dir()) for file in files]
+    if columns and not any(is_typed and file.suffix.lower() in SUFFIXES for file, is_typed in named):
+        raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
     found: list[Reported] = []
     rank_files = []
     for file, is_typed in dict.fromkeys(named):

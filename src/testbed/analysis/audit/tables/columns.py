@@ -98,11 +98,7 @@ class Column:
 
 
 def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Column]:
-    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row.
-
-    Raises:
-        InputError: `named` has another quantity than QUANTITIES, or a heading that the table does not have.
-    """
+    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row."""
     headings = [plain(heading) for heading in table.header]
     chosen = _chosen(headings, named or {})
     columns = []
@@ -112,7 +108,7 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
         columns.append(_column(heading, quantity, cells))
         columns += _topology(heading, cells)
     for quantity, text in (named or {}).items():
-        if _is_number(text) and text not in headings:
+        if is_number(text) and text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
     return columns
 
@@ -192,25 +188,19 @@ def _topology(heading: str, cells: Sequence[str]) -> list[Column]:
 
 def _chosen(headings: Sequence[str], named: Mapping[str, str]) -> dict[int, str]:
     """Return the quantity of each column that --columns names."""
-    found = {}
-    for quantity, heading in named.items():
-        if quantity not in QUANTITIES:
-            raise InputError(f"--columns {quantity}={heading}: no such quantity; there are {', '.join(QUANTITIES)}")
-        if heading in headings:
-            found[headings.index(heading)] = quantity
-    return found
+    return {headings.index(heading): quantity for quantity, heading in named.items() if heading in headings}
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
 
 
 def check_names(named: Mapping[str, str], tables: Sequence[Table], path: str) -> None:
     """Raise InputError where --columns names a heading that no table of the file has."""
     headings = {plain(heading) for table in tables for heading in table.header}
-    for quantity, heading in named.items():
-        if heading not in headings and not _is_number(heading):
+    for heading in named.values():
+        if heading not in headings and not is_number(heading):
             raise InputError(
-                f"--columns {quantity}={heading}: {path} has no column '{heading}'; it has "
+                f"--columns: {path} has no column '{heading}'; it has "
                 f"{', '.join(sorted(heading for heading in headings if heading)) or 'none'}"
             )

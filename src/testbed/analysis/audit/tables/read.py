@@ -11,7 +11,7 @@ from pathlib import Path
 from testbed.analysis.audit.readers.curves import number
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.agreement import Grid
-from testbed.analysis.audit.tables.columns import Column, check_names, columns_of
+from testbed.analysis.audit.tables.columns import QUANTITIES, Column, check_names, columns_of, is_number
 from testbed.analysis.audit.tables.grid import Table, csv_tables, markdown_tables
 from testbed.errors import InputError
 
@@ -33,14 +33,16 @@ def tables_in(path: Path, text: str, named: Mapping[str, str] | None = None) -> 
     `named` is `--columns`. A table that the source calls expected or projected claims no measurement.
 
     Raises:
-        InputError: `named` has a quantity that is not known, or a heading that no table has.
+        InputError: `named` has a heading that no table has, or one without figures.
     """
     tables = SUFFIXES.get(path.suffix.lower(), markdown_tables)(text)
     if named:
         check_names(named, tables, str(path))
     grids = tuple(grid for table in tables if (grid := _grid(table, named)))
-    if not grids and named:
-        raise InputError(f"{path} has no table with figures that --columns names")
+    for quantity, heading in (named or {}).items():
+        columns = [column for grid in grids for column in grid.of(quantity)]
+        if not any(any(column.figures) for column in columns if column.heading in (heading, f"{quantity}={heading}")):
+            raise InputError(f"--columns: {path} has no figure that can be read under '{heading}'")
     return [Reported(path=path, name=str(path), form=FORM, details={"grids": grids})] if grids else []
 
 
@@ -49,7 +51,7 @@ def _grid(table: Table, named: Mapping[str, str] | None) -> Grid | None:
         return None
     columns = _without_running_totals(columns_of(table, named))
     known = [column for column in columns if column.quantity and any(column.figures)]
-    is_of_results = len(known) > 1 and not all(column.is_setting for column in known)
+    is_of_results = bool(named) or (len(known) > 1 and not all(column.is_setting for column in known))
     averages = [column for column in columns if AVERAGED.fullmatch(column.heading)]
     if not is_of_results and len(known) < ENOUGH_COUNTS and len(averages) < ENOUGH_COUNTS:
         return None
@@ -73,11 +75,23 @@ def _grows(texts: Sequence[str]) -> bool:
 
 
 def columns_named(typed: Sequence[str]) -> dict[str, str]:
-    """Return what `--columns 'devices=#GPUs,length=2048'` says, by quantity."""
-    named = {}
-    for part in ",".join(typed).split(","):
-        quantity, separator, heading = part.partition("=")
-        if not separator or not quantity.strip() or not heading.strip():
-            raise InputError(f"--columns {part}: write QUANTITY=HEADING, such as devices=#GPUs, or QUANTITY=NUMBER")
-        named[SHORT.get(quantity.strip(), quantity.strip())] = heading.strip()
+    """Return what `--columns 'devices=#GPUs,length=2048'` says, by quantity. A heading may hold commas.
+
+    Raises:
+        InputError: it is no list of QUANTITY=HEADING, has another quantity than QUANTITIES, or one of two twice.
+    """
+    named: dict[str, str] = {}
+    for part in (part for text in typed for part in re.split(r",(?=\s*\w+\s*=)", text)):
+        quantity, separator, heading = (" ".join(word.split()) for word in part.partition("="))
+        said = f"--columns {quantity}{separator}{heading}"
+        if not separator or not quantity or not heading:
+            raise InputError(f"{said}: write QUANTITY=HEADING, such as devices=#GPUs, or QUANTITY=NUMBER")
+        name = SHORT.get(quantity.lower(), quantity.lower())
+        if name not in QUANTITIES:
+            raise InputError(f"{said}: no such quantity; there are {', '.join(QUANTITIES)}")
+        if name in named:
+            raise InputError(f"{said}: {name} is '{named[name]}' already; name each quantity once")
+        if heading in named.values() and not is_number(heading):
+            raise InputError(f"{said}: '{heading}' is another quantity already; name each heading once")
+        named[name] = heading
     return named
