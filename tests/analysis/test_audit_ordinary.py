@@ -9,7 +9,7 @@ import pytest
 from support.ordinary_tables import ORDINARY
 
 from testbed.analysis.audit.claims import audit_runs
-from testbed.analysis.audit.tables.explanations import EXPLANATIONS
+from testbed.analysis.audit.tables.ordinary import EXPLANATIONS
 from testbed.analysis.audit.tables.read import tables_in
 
 # table -> (what is changed in it, to what, words of the finding): what explains a row explains no other
@@ -49,7 +49,7 @@ def test_what_explains_one_row_explains_no_other(name, old, new, words):
 @pytest.mark.parametrize("number", range(len(EXPLANATIONS)))
 def test_each_explanation_is_needed(monkeypatch, number):
     others = EXPLANATIONS[:number] + EXPLANATIONS[number + 1 :]
-    monkeypatch.setattr("testbed.analysis.audit.tables.explanations.EXPLANATIONS", others)
+    monkeypatch.setattr("testbed.analysis.audit.tables.ordinary.EXPLANATIONS", others)
     assert any(found_in(name) for name in ORDINARY)
 
 

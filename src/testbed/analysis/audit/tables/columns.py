@@ -4,57 +4,64 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from testbed.analysis.audit.tables.counts import count_in
 from testbed.analysis.audit.tables.figures import UNITS, Figure, figures_of, plain
 from testbed.analysis.audit.tables.grid import Table
 from testbed.errors import InputError
 
 _PER_DEVICE = r"(/|per)[ _-]?(gpu|device|chip|card|accelerator|rank|npu|tpu|core)\b"
 _DEVICES = r"(gpus?|devices?|accelerators?|chips?|world[ _-]?size|ranks?|workers?|npus?|tpus?|cards?|processes|procs?)"
+_DEGREE = r"([ _-]*(size|degree|ranks|stages))?"
+_NUMBER_OF = r"(num(ber)?\.?( of)?|no\.?( of)?|# of|n|total"
+_OF_KIND = r"((nvidia|amd|[abhv]\d{2,3}|mi\d{3}x?)[ -])?"
 _PER_S = r"\s*(/|per)\s*s(ec(ond)?s?)?\b"
 _STEP = r"(step|iter(ation)?|it|batch)"
+_SAMPLES = r"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?|sentences?|mels?|frames?|items?)"
 _HAS_NO_UNIT = r"throu(gh)?(t)?put|^speed$|^performance$|training speed"
 # quantity -> (pattern of its heading in lower case, dimension of its figures). The first that fits counts.
 QUANTITIES: dict[str, tuple[str, str]] = {
     "efficiency": (r"\beff(iciency)?\b|^eff\.", "share"),
-    "speedup": (r"speed[- _]?up|(weak|strong)[ -]*scaling|scaling factor|relative (speed|throughput|performance)",
-                "factor"),
+    "speedup": (r"speed[- _]?up|(weak|strong|throughput)[ -]*scaling|scaling factor"
+                r"|relative (speed|throughput|performance)", "factor"),
     "mfu": (r"\bmfu\b|model flops? util|percentage of (theoretical )?peak", "share"),
     "hfu": (r"\bhfu\b|hardware flops? util", "share"),
     "all_flops": (r"(aggr(egate)?|total|cluster|system)\b.*flop", "flops"),
     "flops": (r"(tera|peta|t|p|g)flops?\b|(tera|peta|t|p)flop/", "flops"),
-    "device_token_rate": (rf"(tok(en)?s?){_PER_S}.*{_PER_DEVICE}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s|\btgs\b",
-                          "rate"),
+    "device_token_rate": (rf"(?=.*{_PER_DEVICE}).*\btok(en)?s?{_PER_S}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s"
+                          r"|\btgs\b", "rate"),
     "token_rate": (rf"tok(en)?s?{_PER_S}|\btps\b|\bwps\b|tok/s", "rate"),
-    "device_sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?){_PER_S}.*{_PER_DEVICE}", "rate"),
-    "sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?|sentences?|mels?){_PER_S}", "rate"),
+    "device_sample_rate": (rf"(?=.*{_PER_DEVICE}).*{_SAMPLES}{_PER_S}", "rate"),
+    "sample_rate": (rf"{_SAMPLES}{_PER_S}|^fps\b", "rate"),
+    "step_rate": (rf"\b({_STEP}s?|its|iters|batches){_PER_S}", "rate"),
     "device_rate": (rf"({_HAS_NO_UNIT}).*{_PER_DEVICE}", "rate"),
     "step_s": (rf"{_STEP}[ _.-]*(time|dt|latency|duration|med(ian)?|ms)\b|\b(ms|s|secs?|seconds?)\s*(/|per)\s*{_STEP}\b"
-               rf"|time\s*(/|per)\s*{_STEP}|iter_dt|^latency", "time"),
+               rf"|time\s*(/|per)\s*{_STEP}|iter dt|^latency|^{_STEP}s? ?\((ms|s|secs?|seconds?)\)", "time"),
     "rate": (_HAS_NO_UNIT, "rate"),
     "device_hours": (r"(gpu|device|chip|card)[ -]?(hours?|h|hrs)\b", "number"),
     "memory": (r"\bmem(ory)?\b|\bvram\b|\bhbm\b", "memory"),
-    "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|accumulation|^micro num", "count"),
+    "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|^accum\.?$|accumulation"
+                     r"|^micro num", "count"),
     "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}"
-                    r"|per[ _-]*(gpu|device)[ _-]*batch|local batch", "count"),
+                    rf"|per[ _-]*(gpu|device)[ _-]*batch|local batch|^bsz?.*{_PER_DEVICE}", "count"),
     "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$"
-              r"|^bs$|^bsz$", "count"),
+              r"|^bs$|^bsz$|^tok(en)?s?\s*(/|per)\s*(step|batch|update)$", "count"),
     "devices_per_node": (rf"{_DEVICES}[ _a-z]*(/|per)[ _]?node", "count"),
-    "dp": (r"^dp$|data[ _-]parallel([ _-]*(size|degree|ranks))?$", "count"),
-    "tp": (r"^(tp|mp)$|(tensor|model)[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
-    "pp": (r"^pp$|pipeline[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
-    "cp": (r"^cp$|context[ _-]parallel", "count"),
-    "devices": (rf"^(num(ber)?( of)?|no\. of|n|total|device|count)?[ _#]*{_DEVICES}([ _-]*(num|count|total|used))?$",
-                "count"),
-    "nodes": (r"^(num(ber)?( of)?|n|total)?[ _#]*(n?nodes?|hosts?|machines|servers)([ _-]*(num|count))?$", "count"),
-    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx$|block[ _-]size|^seqlen",
-               "count"),
+    "dp": (rf"^dp{_DEGREE}$|data[ _-]parallel{_DEGREE}$", "count"),
+    "tp": (rf"^(tp|mp){_DEGREE}$|(tensor|model)[ _-](model[ _-])?parallel{_DEGREE}$", "count"),
+    "pp": (rf"^pp{_DEGREE}$|pipeline[ _-](model[ _-])?parallel{_DEGREE}$", "count"),
+    "cp": (rf"^cp{_DEGREE}$|context[ _-]parallel", "count"),
+    "devices": (rf"^{_NUMBER_OF}|device|count)?[ _#]*{_OF_KIND}{_DEVICES}"
+                r"([ _-]*(num(ber)?|count|total|used))?$", "count"),
+    "nodes": (rf"^{_NUMBER_OF})?[ _#]*(n?nodes?|hosts?|machines|servers)([ _-]*(num|count))?$", "count"),
+    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx([ _-]*len(gth)?)?$"
+               r"|block[ _-]size|^seqlen", "count"),
     "params": (r"^(num(ber)?( of)?|no\. of|#)?\s*param(eter)?s?\b|model params", "number"),
     "tokens": (r"^(total |num |trained )?tokens( \(?(total|trained|seen|processed)\)?)?$", "count"),
-    "steps": (r"^(optimizer |train(ing)? |total |num )?(steps|iterations|iters)$", "count"),
-    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b|^wall",
-               "time"),
+    "steps": (r"^(optimizer |train(ing)? |total |num |max )?(steps|iterations|iters)$", "count"),
+    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b"
+               r"|^wall|^duration|^elapsed", "time"),
 }  # fmt: skip
 _OF_A_RUN = (
     r"flops?[ -]*days|flops?[ /]*(per|/) *(tok|sampl|image|img|seq|step|iter|pass|forward|example)|comput|budget"
@@ -70,12 +77,14 @@ NO_RATE = re.compile(
     r"memory|vram|compress|size|batch|context|length|param|cost|price|\$|energy|power|carbon|tokens?$|data|steps|loss|bits"
 )
 EXACT = ("count",)
-RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
+RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate", "step_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
             "device_hours", "ratio"}  # fmt: skip
 UNCERTAIN = re.compile(
-    r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I
+    r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak [tpg]?flops?)\b",
+    re.I,
 )
+PERCENTILE = re.compile(r"\bp[ _]?\d{2}|\d{2,3}(\.\d+)? ?%|percentile|\b(min|max|std|stddev)\b|_(min|max|std)\b")
 TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
 
 
@@ -85,6 +94,7 @@ class Column:
     quantity: str | None  # a key of QUANTITIES, or "ratio": figures with a x below another heading
     figures: tuple[Figure | None, ...]  # one for each row
     texts: tuple[str, ...]
+    line: int | None = None  # of the file, where its cells stand in one
 
     @property
     def is_setting(self) -> bool:
@@ -101,12 +111,17 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
     """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row."""
     headings = [plain(heading) for heading in table.header]
     chosen = _chosen(headings, named or {})
-    columns = []
+    columns: list[Column] = []
+    labels: list[Column] = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
         quantity = chosen.get(index) or quantity_of(heading, cells)
-        columns.append(_column(heading, quantity, cells))
-        columns += _topology(heading, cells)
+        line = table.lines_of_columns[index] if table.lines_of_columns else None
+        found = [_column(heading, quantity, cells), *_topology(heading, cells)]
+        columns += [replace(column, line=line) for column in found]
+        labels += _counts(heading, cells) if quantity is None else []
+    if not any(column.quantity in ("devices", "dp", "nodes") for column in columns):
+        columns += labels[:1]
     for quantity, text in (named or {}).items():
         if is_number(text) and text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
@@ -115,14 +130,16 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
 
 def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     """Return what a heading names; None: something else, or figures that the source calls an estimate."""
-    name = re.sub(r"[\s_]+", " ", re.sub(r"[*`_]{2,}", "", heading)).strip().lower()
+    name = re.sub(r"\s+", " ", re.sub(r"[*`_]{2,}", "", heading).replace("_", " ")).strip().lower()
     if not name or UNCERTAIN.search(name):
         return None
     found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, name)), None)
     plainly = re.sub(r"\s*[(\[][^)\]]*[)\]]", "", name).strip()
     if found is None and plainly != name:
         found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, plainly)), None)
-    if found == "efficiency" and re.search(r"memory|energy|power|data|sample|cost|compute", name):
+    if found == "efficiency" and re.search(r"memory|energy|power|data|token|sample|cost|compute", name):
+        return None
+    if found == "step_s" and PERCENTILE.search(name):
         return None
     if found in ("devices", "nodes", "dp") and "0" in cells:
         return None  # the number of a rank, not how many there are
@@ -184,6 +201,14 @@ def _topology(heading: str, cells: Sequence[str]) -> list[Column]:
         _column(f"{heading}: {name.upper()}", name, [row.get(name, "1") if len(row) > 1 else "" for row in found])
         for name in sorted(names)
     ]
+
+
+def _counts(heading: str, cells: Sequence[str]) -> list[Column]:
+    """Return the column of devices that labels like "1 GPU" and "8x H100" say, where each of them does."""
+    counts = [count_in(plain(cell)) for cell in cells]
+    if len(counts) < 2 or len(set(counts)) < 2 or None in counts:
+        return []
+    return [_column(f"{heading}: devices", "devices", [str(count) for count in counts])]
 
 
 def _chosen(headings: Sequence[str], named: Mapping[str, str]) -> dict[int, str]:

@@ -1,111 +1,117 @@
-"""Say what in a table explains a row that contradicts a formula: a finding stands only where nothing does.
-
-agreement.py knows conventions of a formula. Here is what a row or a column says besides its figures.
-"""
+"""Say what may explain a row that contradicts a formula: other work, another device, a count that no column gives."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 
-from testbed.analysis.audit.tables.agreement import SLACK, Grid, Outlier, interval_of, kinds_in
-from testbed.analysis.audit.tables.columns import Column
+from testbed.analysis.audit.tables.fits import SLACK, Grid, Outlier
+from testbed.analysis.audit.tables.intervals import interval_of, is_reference_row
 
-COUNTED = ("devices", "nodes", "dp", "batch")  # subjects of formulas that multiply whole numbers
-OF_MANY_ROWS = re.compile(r"(?i)(geo(metric)?[ -]?)?(mean|average|avg|median|sum|overall|total)\.?")
-# A time of everything is longer than the steps in it, by evaluation, saving and start-up.
-OF_EVERYTHING = ("time = steps x time of a step", "tokens/s = tokens / time")
-LONGEST_REST = math.log(1.5)
-WORD = re.compile(r"[a-z]+[a-z0-9.]*")
-
-
-def is_explained(grid: Grid, one: Outlier) -> bool:
-    """Return whether anything in the table explains why a row contradicts a formula."""
-    return any(explains(grid, one) for explains in EXPLANATIONS)
-
-
-def _is_of_many_rows(grid: Grid, one: Outlier) -> bool:
-    """Return whether the row is an average: a mean of ratios is no ratio of means."""
-    return any(OF_MANY_ROWS.fullmatch(column.texts[one.row].strip("*: ")) for column in grid.columns)
+RECOMPUTATION = math.log(4 / 3)  # FLOPs of activation checkpointing, counted or not
+FAR = math.log(1.15)  # what two rows alone can hold against a third
+COUNTS = ("devices", "nodes", "dp")  # grow together
+BATCHES = ("batch", "micro_batch")
+# Words in a row's label that stand for other work, other arithmetic or another device.
+KIND = re.compile(
+    r"fp\d+|tf32|bf16|int\d|amp|mixed|mxfp\d|nvfp4|\b(?:[abhlvt]|gb?h?)\d{2,4}\b|rtx|\b\d+(?:\.\d+)?[bm]\b|lora|frozen"
+    r"|seq\w*[\s=_]*\d+|\b\d+k\b|checkpoint\w*|recompute\w*|offload\w*|compile\w*|xla|\bac\b|moe",
+    re.I,
+)
+# In brackets behind a count, it counts something else: "1 (4 ranks each)". A frequency or a version is no count.
+OWN_COUNT = re.compile(r"\((?![^()]*\d+(\.\d+)? ?([gm]?hz)\s*\)).*\d")
+SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
+NUMBERS = re.compile(r"\d+")
 
 
-def _refers_to_the_row_above(grid: Grid, one: Outlier) -> bool:
-    """Return whether a ratio is one of the row above, as in a list of improvements on top of each other."""
-    if not one.formula.is_definition or one.is_within_row or one.row == 0:
+def is_certain(grid: Grid, one: Outlier) -> bool:
+    """Return whether nothing that the table says explains the row, and enough rows speak against it."""
+    formula = one.formula
+    if one.distance <= formula.slack / 2 or (formula.is_of_flops and _is_near(one, RECOMPUTATION)):
         return False
-    above = interval_of(one.terms[1:], one.row - 1, within_row=True)
-    slack = one.formula.slack
-    return above is not None and one.low - slack <= above[1] and one.high + slack >= above[0]
-
-
-def _is_of_a_figure_that_is_not_read(grid: Grid, one: Outlier) -> bool:
-    """Return whether a ratio of two rows may be one of another column: of steps to a loss, of a cost."""
-    if not one.formula.is_definition or one.is_within_row or len(one.members) > 1:
+    if any(OWN_COUNT.search(term.column.texts[one.row]) and term.column.is_setting for term in one.terms):
+        return False  # "1 (4 ranks each)": the row says itself that it counts in another way
+    if one.needs_support:
+        return True
+    if formula.is_one:
+        return len(one.members) > 1 or one.distance > FAR
+    if formula.is_definition:
+        return not _is_second_reference(one) and not _has_another_reference(grid, one)
+    if len(one.members) < 3 and one.distance <= FAR:
         return False
+    if formula.subject == "devices" and any(column.texts[one.row] == "1" for column in grid.of("nodes")):
+        return False  # one node need not be full
+    return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
+
+
+def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:
+    """Return whether the row differs from those that agree in something that they have in common."""
     used = {id(term.column) for term in one.terms}
-    return any(
-        id(column) not in used and column.quantity is None and _differ(column, (one.row, *one.members))
-        for column in grid.columns
-    )
-
-
-def _differ(column: Column, rows: tuple[int, ...]) -> bool:
-    """Return whether all these rows have a number in a column, and not one for all."""
-    texts = [column.texts[row] for row in rows]
-    return all(re.match(r"[-+~]?\d", text) for text in texts) and len(set(texts)) > 1
-
-
-def _has_the_missing_count(grid: Grid, one: Outlier) -> bool:
-    """Return whether a column of another parallel dimension has the factor: sharded, sequence or expert ranks."""
-    if one.formula.subject not in COUNTED:
-        return False
-    counts = [
-        int(column.texts[one.row])
-        for column in grid.columns
-        if column.quantity is None and re.fullmatch(r"[1-9]\d{0,5}", column.texts[one.row])
-    ]
-    missed = one.low - one.agreed[1] - SLACK, one.high - one.agreed[0] + SLACK
-    return any(
-        count > 1 and any(missed[0] <= sign * math.log(count) <= missed[1] for sign in (1, -1)) for count in counts
-    )
-
-
-def _has_a_node_that_is_not_full(grid: Grid, one: Outlier) -> bool:
-    """Return whether the last of several nodes has fewer devices than the others."""
-    nodes = grid.of("nodes")
-    if one.formula.subject != "devices" or len(one.terms) != 2 or one.terms[1].column not in nodes:
-        return False
-    count = one.terms[1].column.figures[one.row]
-    ratio = math.exp(one.high - one.agreed[0])
-    return count is not None and 1 - 1 / count.value < ratio < 1
-
-
-def _is_a_time_of_everything(grid: Grid, one: Outlier) -> bool:
-    return one.formula.words in OF_EVERYTHING and -LONGEST_REST < one.low < 0
-
-
-def _lacks_a_word_of_the_others(grid: Grid, one: Outlier) -> bool:
-    """Return whether all rows that agree have a word in their label that this one does not: another model's name."""
-    if one.formula.is_one or one.formula.is_definition or one.formula.is_of_any_kind:
-        return False
-    for column in (each for each in grid.settings if each.quantity is None):
-        of_members = [_words(column.texts[row]) for row in one.members]
-        if of_members and set.intersection(*of_members) - _words(column.texts[one.row]):
+    has_count = any(term.column.quantity in COUNTS for term in one.terms)
+    for column in grid.settings:
+        if id(column) in used or (column.quantity in COUNTS and has_count):
+            continue
+        of_members, own = {column.texts[row] for row in one.members}, column.texts[one.row]
+        if len(of_members) == 1 and own not in of_members:
             return True
+        kinds = [kinds_in(text) for text in of_members]
+        if column.quantity is None and kinds and not one.formula.is_of_any_kind:
+            added = kinds_in(own).difference(*kinds)
+            missing = kinds[0].intersection(*kinds) - kinds_in(own)
+            sizes = {kind for each in kinds for kind in each if SIZE.fullmatch(kind)}
+            if missing or any(not SIZE.fullmatch(kind) or len(sizes) < 2 for kind in added):
+                return True
     return False
 
 
-def _words(text: str) -> set[str]:
-    return set(WORD.findall(text.lower())) | kinds_in(text)
+def kinds_in(text: str) -> set[str]:
+    return set(KIND.findall(text.lower()))
 
 
-EXPLANATIONS: tuple[Callable[[Grid, Outlier], bool], ...] = (
-    _is_of_many_rows,
-    _refers_to_the_row_above,
-    _is_of_a_figure_that_is_not_read,
-    _has_the_missing_count,
-    _has_a_node_that_is_not_full,
-    _is_a_time_of_everything,
-    _lacks_a_word_of_the_others,
-)
+def _has_a_hidden_factor(grid: Grid, one: Outlier) -> bool:
+    """Return whether a batch or a count that no column gives may explain the row: it misses by a small whole factor.
+
+    A row whose label has no number that the others' labels do not have, against three others, says of no such thing.
+    """
+    given = {term.column.quantity for term in one.terms}
+    families = (COUNTS, BATCHES)
+    given |= {name for family in families if given & set(family) for name in family}
+    if given.issuperset(one.formula.hidden) or not _is_small_factor(one):
+        return False
+    labels = [
+        column for column in grid.settings if column.quantity is None and re.search("[a-z]", column.texts[one.row])
+    ]
+    of_members = {number for column in labels for row in one.members for number in _numbers(column.texts[row])}
+    own = {number for column in labels for number in _numbers(column.texts[one.row])}
+    return len(one.members) < 3 or not own <= of_members
+
+
+def _numbers(text: str) -> list[str]:
+    return NUMBERS.findall(KIND.sub(" ", text.lower()))
+
+
+def _is_second_reference(one: Outlier) -> bool:
+    """Return whether the row's ratio is 1 or left out, as in the row that the others refer to."""
+    subject = one.terms[0].column
+    is_one = [is_reference_row(subject, row) for row in (one.row, *one.members)]
+    return subject.figures[one.row] is None or (is_one[0] and any(is_one[1:]))
+
+
+def _has_another_reference(grid: Grid, one: Outlier) -> bool:
+    """Return whether the ratio of the row follows from another row of the table that is a reference itself."""
+    subject, slack = one.terms[0].column, one.formula.slack
+    references = [row for row in range(len(grid.lines)) if row != one.row and is_reference_row(subject, row)]
+    bases = (interval_of(one.terms[1:], row, within_row=True) for row in references)
+    return not one.is_within_row and any(
+        base is not None and one.low - slack <= base[1] and one.high + slack >= base[0] for base in bases
+    )
+
+
+def _is_small_factor(one: Outlier) -> bool:
+    return any(_is_near(one, math.log(factor)) for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
+
+
+def _is_near(one: Outlier, factor: float) -> bool:
+    """Return whether the row may miss by just a factor, up or down, given as its logarithm."""
+    lowest, highest = one.low - one.agreed[1] - SLACK, one.high - one.agreed[0] + SLACK
+    return lowest <= factor <= highest or lowest <= -factor <= highest
