@@ -70,6 +70,8 @@ def comparisons_in(table: Table) -> list[Comparison]:
         if not followed:
             continue
         best, rows = max(followed.items(), key=lambda entry: len(entry[1]))
+        if len(pairs) > 1 and 2 * len(_rows_that_follow(table, best, values, (*stated[1:], stated[0]))) > len(rows):
+            continue  # the columns give what other rows state as well: they say nothing about it
         comparable = sum(bool(one and _ratio(values, best, row)) for row, one in enumerate(stated))
         is_half = len(pairs) == len(rows) == 1 and comparable == 2 and OF_SPEED.search(plain(table.header[at]))
         is_sound = len(rows) >= ENOUGH_ROWS.get(len(pairs), MANY) and 3 * len(rows) >= 2 * comparable
