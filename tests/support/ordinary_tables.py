@@ -251,4 +251,39 @@ gpus,run,tokens_per_sec,speedup
 | H100 | 80 GB | 1,979 | 3,958 |
 | B200 | 192 GB | 4,500 | 9,000 |
 """),
+    "differences in points": (".md", """
+| Metric | Before | After | Change |
+|---|---|---|---|
+| tok/s | 10,000 | 13,000 | +30% |
+| memory (GB) | 62.0 | 41.0 | -34% |
+| loss | 3.281 | 3.279 | -0.002 |
+| MFU | 38% | 49% | +11 pp |
+"""),
+    "differences from the first row": (".md", """
+| Run | Train loss | Val loss | Δ vs baseline |
+|---|---|---|---|
+| baseline | 3.281 | 3.310 | - |
+| a | 3.270 | 3.301 | -0.009 |
+| b | 3.262 | 3.295 | -0.015 |
+| c | 3.299 | 3.331 | +0.021 |
+"""),
+    "experts whose name does not say it": (".md", """
+| Model | GPU | tok/s/GPU | MFU |
+|---|---|---|---|
+| Mixtral-8x7B | H100 | 5,900 | 46% |
+| DeepSeek-V3 671B | H800 | 1,850 | 43% |
+| Qwen3-30B-A3B | H100 | 17,500 | 33% |
+"""),
+    "numbers of seeds": (".csv", """
+gpus,seed,tokens_per_sec,speedup,efficiency
+1,0,12010.0,1.000,1.000
+2,0,23422.5,1.950,0.975
+4,0,44426.0,3.699,0.925
+1,1,12103.0,1.000,1.000
+2,1,23603.8,1.950,0.975
+4,1,44770.1,3.699,0.925
+1,2,11980.0,1.000,1.000
+2,2,23364.0,1.950,0.975
+4,2,44315.0,3.699,0.925
+"""),
 }  # fmt: skip

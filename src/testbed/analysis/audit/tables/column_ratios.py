@@ -33,6 +33,8 @@ MOST_PAIRS = 200
 SLACK = 0.02  # of a ratio, beyond rounding
 NEAR = 0.05  # in which rows agree on how a comparison is computed
 POINT = 0.01  # of a percentage, beyond rounding
+WIDEST = 2.0  # a ratio of figures of one digit says nothing
+OTHER_UNIT = re.compile(r"(?i)[\d%] *(pp|p\.p|points?|ppt|s|sec|ms|us|min|h|[kmgt]i?b|gb|mb|tok|w)\b")  # a difference
 MOST_ZEROS = 0.1  # how much the zeros at the end of a whole number may hide
 
 Interval = tuple[float, float]
@@ -150,7 +152,7 @@ def _value(cell: str) -> tuple[Figure, str] | None:
 def _stated(cell: str, label: str) -> Stated | None:
     text = re.sub(r"\([^()]*\)", "", plain(cell)).strip()
     match = STATED.fullmatch(text)
-    if not match or MARKED.search(text) or SUMMARY.fullmatch(plain(label)):
+    if not match or MARKED.search(text) or OTHER_UNIT.search(text) or SUMMARY.fullmatch(plain(label)):
         return None
     figure = figures_of([text.lstrip("+-↑↓ ")], "factor")[0]
     return Stated(text, figure, match[4] == "%") if figure else None
@@ -177,11 +179,12 @@ def _rows_that_follow(
 
 
 def _ratio(values: Values, pair: tuple[int, int], row: int) -> Interval | None:
-    """Return between which numbers the ratio of two figures of a row lies; None: of two units, or none."""
+    """Return between which numbers the ratio of two figures of a row lies; None: of two units, too wide, or none."""
     one, other = (values[column][row] for column in pair)
     if not one or not other or (one[1] != other[1] and one[1] and other[1]):
         return None
-    return one[0].low / other[0].high, one[0].high / other[0].low
+    low, high = one[0].low / other[0].high, one[0].high / other[0].low
+    return (low, high) if high < WIDEST * low else None
 
 
 def _points(values: Values, pair: tuple[int, int], row: int, stated: Stated) -> Interval | None:
@@ -208,13 +211,16 @@ def _overlaps(interval: Interval, figure: Figure, slack: float) -> bool:
 
 
 def _follows_down(values: Values, comparison: Comparison, row: int) -> bool:
-    """Return whether a comparison follows from the first row of one column."""
+    """Return whether a comparison follows from the first row of one column, as a ratio or a difference."""
     stated = comparison.stated[row]
     pairs = [(values[column][row], values[column][0]) for column in comparison.of if row]
-    return any(
-        own and first and stated and _fits(stated, (own[0].low / first[0].high, own[0].high / first[0].low))
-        for own, first in pairs
-    )
+    return any(own and first and stated and _follows_from(stated, own[0], first[0]) for own, first in pairs)
+
+
+def _follows_from(stated: Stated, own: Figure, first: Figure) -> bool:
+    away = own.low - first.high, own.high - first.low
+    difference = 0.0 if away[0] <= 0 <= away[1] else min(map(abs, away)), max(map(abs, away))
+    return _fits(stated, (own.low / first.high, own.high / first.low)) or _overlaps(difference, stated.figure, 0.0)
 
 
 def _corrected(values: Values, comparison: Comparison, row: int) -> str:
