@@ -33,7 +33,6 @@ MOST_PAIRS = 200
 SLACK = 0.02  # of a ratio, beyond rounding
 NEAR = 0.05  # in which rows agree on how a comparison is computed
 POINT = 0.01  # of a percentage, beyond rounding
-WIDEST = 2.0  # a ratio of figures of one digit says nothing
 OTHER_UNIT = re.compile(r"(?i)[\d%] *(pp|p\.p|points?|ppt|s|sec|ms|us|min|h|[kmgt]i?b|gb|mb|tok|w)\b")  # a difference
 MOST_ZEROS = 0.1  # how much the zeros at the end of a whole number may hide
 
@@ -179,12 +178,11 @@ def _rows_that_follow(
 
 
 def _ratio(values: Values, pair: tuple[int, int], row: int) -> Interval | None:
-    """Return between which numbers the ratio of two figures of a row lies; None: of two units, too wide, or none."""
+    """Return between which numbers the ratio of two figures of a row lies; None: of two units, or none."""
     one, other = (values[column][row] for column in pair)
     if not one or not other or (one[1] != other[1] and one[1] and other[1]):
         return None
-    low, high = one[0].low / other[0].high, one[0].high / other[0].low
-    return (low, high) if high < WIDEST * low else None
+    return one[0].low / other[0].high, one[0].high / other[0].low
 
 
 def _points(values: Values, pair: tuple[int, int], row: int, stated: Stated) -> Interval | None:
