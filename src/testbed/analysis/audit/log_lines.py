@@ -113,7 +113,7 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     if not outside:
         return None
     found = Disagreement(relation, constant, tuple(line for line, _ in outside), len(intervals))
-    agreeing, few = len(intervals) - len(outside), _few(len(intervals))
+    agreeing, few = len(intervals) - len(outside), few_of(len(intervals))
     if relation.expected and not agreeing:
         # The lines have to agree on another number: else the relation is not this program's.
         return found if len(_outside(intervals, None)[1]) <= few else None
@@ -125,7 +125,8 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     return found if agreeing >= max(FEWEST_THAT_AGREE, 2 * len(outside)) else None
 
 
-def _few(count: int) -> float:
+def few_of(count: int) -> float:
+    """Return how many of so many lines may be wrong."""
     return max(ALWAYS_FEW, MOST_THAT_DISAGREE * count)
 
 
