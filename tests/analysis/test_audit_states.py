@@ -1,4 +1,4 @@
-"""States of transformers' Trainer: a changed figure that the others determine is found, and what explains one is not."""
+"""States of transformers' Trainer: a changed figure that the others determine is found, and an explained one is not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ DETERMINED = {
 
 
 def places(name: str, state: dict) -> list[tuple[dict, str]]:
-    """Return the determined figures. A learning rate needs two on both sides, an epoch of one step in a hundred more."""
+    """Return the determined figures. A learning rate needs two on both sides."""
     of_state, of_entry = DETERMINED[name]
     with_rate = [row for row in state["log_history"] if "learning_rate" in row]
     return [(state, field) for field in of_state] + [
