@@ -46,6 +46,7 @@ class LogLine:
     figures: dict[str, Figure] = field(default_factory=dict)
     at_s: float | None = None  # date and time of the line, in seconds since a fixed moment
     is_nan: bool = False  # its training loss is not a number
+    last_step: int | None = None  # of the whole run, as the line says it
 
     def value(self, name: str) -> float | None:
         return self.figures[name].value if name in self.figures else None
