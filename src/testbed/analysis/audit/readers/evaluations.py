@@ -17,7 +17,7 @@ from testbed.analysis.audit.readers.printed import figure
 
 TIME_SLACK, RATE_SLACK = 0.00005, 0.0005  # seconds are rounded to four places, rates to three
 RATES = ("samples_per_second", "steps_per_second")
-_NAME = re.compile(rf"((?:eval|test|predict)(?:_\w+)?)[_/](runtime|{'|'.join(RATES)})")
+_NAME = re.compile(rf"((?:eval|test|predict)(?:[_/][\w. -]{{1,80}})?)[_/](runtime|{'|'.join(RATES)})")
 
 
 @dataclass(frozen=True)
