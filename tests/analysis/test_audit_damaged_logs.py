@@ -172,3 +172,23 @@ def test_digits_of_another_script_are_read_as_digits_or_not_at_all(tmp_path):
     line = "iter 10: loss 2.5, time 100.00ms, mfu 30.00%\n".translate(str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩"))
     run = read(tmp_path / "a.log", line.encode())
     assert run is None or (run.train_loss, run.time_s) == (2.5, 0.1)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("prefix", ["[rank{0}]:", "{0}: ", ""])
+def test_ranks_that_write_at_once_contradict_nothing(tmp_path, log, prefix):
+    """Four ranks print every line, each a line behind the one before it."""
+    (sound,) = read_reported([log])
+    lines = log.read_text(encoding="utf-8").splitlines()
+    mixed = [
+        prefix.format(rank) + lines[number - rank]
+        for number in range(len(lines) + 3)
+        for rank in range(4)
+        if 0 <= number - rank < len(lines)
+    ]
+    run = read(tmp_path / log.name, ("\n".join(mixed) + "\n").encode())
+    if run is None:  # the format has no place for a prefix
+        assert prefix
+        return
+    assert all(getattr(run, name) in (None, getattr(sound, name)) for name in (*FACTS, "train_loss", "optimizer_steps"))
+    assert [finding.message for finding in audit([tmp_path / log.name]) if finding.severity == FAILS] == []
