@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testbed.analysis.audit import foreign
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
+from testbed.analysis.audit.evaluation_rules import EVALUATION_RULES
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
 from testbed.analysis.audit.log_rules import LOG_RULES
@@ -23,6 +24,7 @@ from testbed.analysis.audit.readers.trackers import UNREADABLE
 from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
+from testbed.analysis.audit.state_rules import STATE_RULES
 from testbed.analysis.audit.tables.read import FORM as TABLE
 from testbed.analysis.audit.tables.read import SUFFIXES
 from testbed.analysis.audit.tables.rules import TABLE_RULES
@@ -91,7 +93,8 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES | TABLE_RULES).items():
+    rules = METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES | STATE_RULES | EVALUATION_RULES | TABLE_RULES
+    for rule, forms in rules.items():
         if not forms or item.form in forms:
             yield from rule(item)
 

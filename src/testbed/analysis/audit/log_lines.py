@@ -47,6 +47,7 @@ class LogLine:
     figures: dict[str, Figure] = field(default_factory=dict)
     at_s: float | None = None  # date and time of the line, in seconds since a fixed moment
     is_nan: bool = False  # its training loss is not a number
+    last_step: int | None = None  # of the whole run, as the line says it
 
     def value(self, name: str) -> float | None:
         return self.figures[name].value if name in self.figures else None
@@ -122,7 +123,7 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     if not outside:
         return None
     found = Disagreement(relation, constant, tuple(line for line, _ in outside), len(intervals))
-    agreeing, few = len(intervals) - len(outside), _few(len(intervals))
+    agreeing, few = len(intervals) - len(outside), few_of(len(intervals))
     if relation.expected and not agreeing:
         # The lines have to agree on another number: else the relation is not this program's.
         return found if len(_outside(intervals, None)[1]) <= few else None
@@ -134,7 +135,8 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     return found if agreeing >= max(FEWEST_THAT_AGREE, 2 * len(outside)) else None
 
 
-def _few(count: int) -> float:
+def few_of(count: int) -> float:
+    """Return how many of so many lines may be wrong."""
     return max(ALWAYS_FEW, MOST_THAT_DISAGREE * count)
 
 

@@ -123,10 +123,10 @@ def _compared(table: Table) -> list[int]:
 
 def _values(table: Table) -> Values:
     """Return the figures of each column that may be compared, with their units; settings are none."""
-    found = {}
+    found, compared = {}, _compared(table)
     for at, heading in enumerate(table.header):
         quantity = quantity_of(plain(heading), [])
-        if at in _compared(table) or (quantity and QUANTITIES.get(quantity, ("", ""))[1] == "count"):
+        if at in compared or (quantity and QUANTITIES.get(quantity, ("", ""))[1] == "count"):
             continue
         values = [_value(row.cells[at]) for row in table.rows]
         if sum(value is not None for value in values) > 1:
