@@ -56,8 +56,15 @@ def test_each_explanation_is_needed(monkeypatch, number):
 def test_what_adds_up_over_the_steps_of_a_run_is_not_read():
     """The first sum holds the start-up, and most rates agree with the later ones."""
     rows = [(step, step * 524_288, step * 0.5 + 9, 1_048_576 * (1 + 0.001 * math.sin(step)))
-            for step in range(10, 15_000, 10)]  # fmt: skip
+            for step in range(20, 15_000, 20)]  # fmt: skip
     text = "".join(f"{step},{tokens},{seconds:.2f},{rate:.0f},500\n" for step, tokens, seconds, rate in rows)
     head = ",tokens,elapsed_time,tokens_per_sec,step_time_ms\n"
     assert audit_runs(tables_in(Path("steps.csv"), f"step{head}{text}")) == []
     assert audit_runs(tables_in(Path("steps.csv"), f"run{head}{text}"))
+
+
+def test_a_table_too_wide_for_its_combinations_is_not_read():
+    """Of 60 columns that are all known, every formula would try hundreds of choices in every row."""
+    head = ",".join(f"{name} ({number})" for number in range(15) for name in ("GPUs", "tokens/s", "Speedup", "MFU"))
+    rows = "".join(",".join(str(row * column + 7.5) for column in range(1, 61)) + "\n" for row in range(1, 201))
+    assert tables_in(Path("wide.csv"), f"{head}\n{rows}") == []

@@ -30,6 +30,7 @@ STATED = re.compile(rf"[-+↑↓]?\s*(?:{NUMBER.pattern})\s*(%|x)?[a-z ]*", re.I
 ENOUGH_ROWS = {1: 2, 2: 3, 3: 3}  # number of pairs of columns -> rows that follow from one; of more pairs MANY
 MANY = 4
 MOST_PAIRS = 200
+MOST_COLUMNS = 32
 SLACK = 0.02  # of a ratio, beyond rounding
 NEAR = 0.05  # in which rows agree on how a comparison is computed
 POINT = 0.01  # of a percentage, beyond rounding
@@ -61,7 +62,9 @@ class Comparison:
 
 
 def comparisons_in(table: Table) -> list[Comparison]:
-    """Return the columns of a table that compare two others."""
+    """Return the columns of a table that compare two others; none of a table whose pairs take long."""
+    if len(table.header) > MOST_COLUMNS:
+        return []
     values = _values(table)
     pairs = list(combinations(values, 2))[:MOST_PAIRS]
     found = []

@@ -26,7 +26,8 @@ def tables_of_markdown(text: str) -> list[Table]:
 
 
 FORM = "table"
-MOST_ROWS = 2000  # more are the steps of a run, and no table of results
+MOST_ROWS = 1000  # more are the steps of a run, and no table of results
+MOST_KNOWN = 24  # columns: their combinations take minutes
 ENOUGH_COUNTS = 3  # batch sizes and ranks, or values and their mean: they can contradict each other
 AVERAGED = re.compile(r"(?i)(seed|run)\s*#?\d+|mean|average|avg\.?|median|min(imum)?|max(imum)?")
 STEP = re.compile(r"(?i)((global|train|training|optimizer)[ _])?(step|iter|iteration|epoch)s?")
@@ -69,6 +70,8 @@ def _grid(table: Table, named: Mapping[str, str] | None) -> Grid | None:
     if not named and _is_of_inference(table):  # requests run side by side: a latency is no time of a step
         columns = [column for column in columns if column.quantity != "step_s"]
     known = [column for column in columns if column.quantity and any(column.figures)]
+    if len(known) > MOST_KNOWN:
+        return None
     is_of_results = bool(named) or (len(known) > 1 and not all(column.is_setting for column in known))
     averages = [column for column in columns if AVERAGED.fullmatch(column.heading)]
     if not is_of_results and len(known) < ENOUGH_COUNTS and len(averages) < ENOUGH_COUNTS:
