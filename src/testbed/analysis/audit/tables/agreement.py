@@ -104,8 +104,9 @@ def _fit_to_one(formula: Formula, terms: tuple[Term, ...], intervals: dict[int, 
     holds = tuple(row for row, (low, high) in intervals.items() if low <= slack and high >= -slack)
     is_half = len(holds) == 1 and len(intervals) == 2
     fit = Fit(terms, tuple(intervals), is_sound=is_half or (bool(holds) and 3 * len(holds) >= 2 * len(intervals)))
+    agreeing = set(holds)
     for row, (low, high) in intervals.items():
-        if row not in holds:
+        if row not in agreeing:
             fit.outliers.append(Outlier(row, low, high, (0.0, 0.0), holds, terms, formula, is_within_row=True))
     return fit
 
@@ -121,7 +122,8 @@ def _fit(
     for rows in groups:
         agreed = agreed_by_most([intervals[row] for row in rows], formula.slack)
         members = tuple(row for row in rows if intervals[row][0] <= agreed[1] and intervals[row][1] >= agreed[0])
-        apart = [row for row in rows if row not in members]
+        agreeing = set(members)
+        apart = [row for row in rows if row not in agreeing]
         fit.is_sound &= not apart or 3 * len(members) >= 2 * len(rows) or (formula.is_definition and len(rows) == 2)
         is_pair = bool(apart) and len(rows) == 2
         if is_pair:  # a ratio against its reference: the reference is right
@@ -157,9 +159,9 @@ def _reference_first(terms: tuple[Term, ...], rows: list[int]) -> tuple[tuple[in
 def agreed_by_most(intervals: Sequence[tuple[float, float]], slack: float) -> tuple[float, float]:
     """Return the range that lies in the most of some intervals, each half of `slack` wider at both ends."""
     ends = sorted([(low - slack / 2, 0) for low, _ in intervals] + [(high + slack / 2, 1) for _, high in intervals])
-    best, count, found = 0, 0, (0.0, 0.0)
-    for index, (place, is_end) in enumerate(ends):
+    best = count = start = 0
+    for index, (_, is_end) in enumerate(ends):
         count += -1 if is_end else 1
         if count > best and not is_end:
-            best, found = count, (place, next(end for end, closes in ends[index + 1 :] if closes))
-    return found
+            best, start = count, index
+    return (ends[start][0], next(end for end, closes in islice(ends, start, None) if closes)) if ends else (0.0, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from testbed.analysis.audit.tables.counts import count_in
 from testbed.analysis.audit.tables.figures import UNITS, Figure, figures_of, plain
@@ -96,7 +97,7 @@ class Column:
     texts: tuple[str, ...]
     line: int | None = None  # of the file, where its cells stand in one
 
-    @property
+    @cached_property
     def is_setting(self) -> bool:
         """Return whether it says what was run, and not what came out."""
         if self.quantity:

@@ -34,5 +34,7 @@ def is_reference_row(subject: Column, row: int) -> bool:
 
 def _is_only_reference(subject: Column, row: int) -> bool:
     """Return whether this row alone has the ratio 1: it is what the others refer to, and 1 is not rounded."""
-    ones = [index for index, figure in enumerate(subject.figures) if figure and abs(figure.value - 1) < 1e-9]
-    return ones == [row]
+    own = subject.figures[row]
+    if own is None or abs(own.value - 1) >= 1e-9:
+        return False
+    return sum(figure is not None and abs(figure.value - 1) < 1e-9 for figure in subject.figures) == 1
