@@ -30,9 +30,11 @@ STATED = re.compile(rf"[-+↑↓]?\s*(?:{NUMBER.pattern})\s*(%|x)?[a-z ]*", re.I
 ENOUGH_ROWS = {1: 2, 2: 3, 3: 3}  # number of pairs of columns -> rows that follow from one; of more pairs MANY
 MANY = 4
 MOST_PAIRS = 200
+MOST_COLUMNS = 32
 SLACK = 0.02  # of a ratio, beyond rounding
 NEAR = 0.05  # in which rows agree on how a comparison is computed
 POINT = 0.01  # of a percentage, beyond rounding
+OTHER_UNIT = re.compile(r"(?i)[\d%] *(pp|p\.p|points?|ppt|s|sec|ms|us|min|h|[kmgt]i?b|gb|mb|tok|w)\b")  # a difference
 MOST_ZEROS = 0.1  # how much the zeros at the end of a whole number may hide
 
 Interval = tuple[float, float]
@@ -60,7 +62,9 @@ class Comparison:
 
 
 def comparisons_in(table: Table) -> list[Comparison]:
-    """Return the columns of a table that compare two others."""
+    """Return the columns of a table that compare two others; none of a table whose pairs take long."""
+    if len(table.header) > MOST_COLUMNS:
+        return []
     values = _values(table)
     pairs = list(combinations(values, 2))[:MOST_PAIRS]
     found = []
@@ -122,10 +126,10 @@ def _compared(table: Table) -> list[int]:
 
 def _values(table: Table) -> Values:
     """Return the figures of each column that may be compared, with their units; settings are none."""
-    found = {}
+    found, compared = {}, _compared(table)
     for at, heading in enumerate(table.header):
         quantity = quantity_of(plain(heading), [])
-        if at in _compared(table) or (quantity and QUANTITIES.get(quantity, ("", ""))[1] == "count"):
+        if at in compared or (quantity and QUANTITIES.get(quantity, ("", ""))[1] == "count"):
             continue
         values = [_value(row.cells[at]) for row in table.rows]
         if sum(value is not None for value in values) > 1:
@@ -150,7 +154,7 @@ def _value(cell: str) -> tuple[Figure, str] | None:
 def _stated(cell: str, label: str) -> Stated | None:
     text = re.sub(r"\([^()]*\)", "", plain(cell)).strip()
     match = STATED.fullmatch(text)
-    if not match or MARKED.search(text) or SUMMARY.fullmatch(plain(label)):
+    if not match or MARKED.search(text) or OTHER_UNIT.search(text) or SUMMARY.fullmatch(plain(label)):
         return None
     figure = figures_of([text.lstrip("+-↑↓ ")], "factor")[0]
     return Stated(text, figure, match[4] == "%") if figure else None
@@ -208,13 +212,16 @@ def _overlaps(interval: Interval, figure: Figure, slack: float) -> bool:
 
 
 def _follows_down(values: Values, comparison: Comparison, row: int) -> bool:
-    """Return whether a comparison follows from the first row of one column."""
+    """Return whether a comparison follows from the first row of one column, as a ratio or a difference."""
     stated = comparison.stated[row]
     pairs = [(values[column][row], values[column][0]) for column in comparison.of if row]
-    return any(
-        own and first and stated and _fits(stated, (own[0].low / first[0].high, own[0].high / first[0].low))
-        for own, first in pairs
-    )
+    return any(own and first and stated and _follows_from(stated, own[0], first[0]) for own, first in pairs)
+
+
+def _follows_from(stated: Stated, own: Figure, first: Figure) -> bool:
+    away = own.low - first.high, own.high - first.low
+    difference = 0.0 if away[0] <= 0 <= away[1] else min(map(abs, away)), max(map(abs, away))
+    return _fits(stated, (own.low / first.high, own.high / first.low)) or _overlaps(difference, stated.figure, 0.0)
 
 
 def _corrected(values: Values, comparison: Comparison, row: int) -> str:

@@ -64,6 +64,19 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b"
                r"|^wall|^duration|^elapsed", "time"),
 }  # fmt: skip
+_OF_A_RUN = (
+    r"flops?[ -]*days|flops?[ /]*(per|/) *(tok|sampl|image|img|seq|step|iter|pass|forward|example)|comput|budget"
+)
+# what else a heading of a quantity may speak of: a part of the memory, the FLOPs of a run and not of a second
+NO_SUCH = {
+    "memory": r"sav|reduc|bandwidth|%|activation|optim|grad|state|cache|overhead|extra|delta|layer|buffer|host|cpu",
+    "flops": _OF_A_RUN,
+    "all_flops": _OF_A_RUN,
+}
+# A column of factors is a speed-up, unless its heading says what else it is a ratio of.
+NO_RATE = re.compile(
+    r"memory|vram|compress|size|batch|context|length|param|cost|price|\$|energy|power|carbon|tokens?$|data|steps|loss|bits"
+)
 EXACT = ("count",)
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate", "step_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
@@ -96,11 +109,7 @@ class Column:
 
 
 def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Column]:
-    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row.
-
-    Raises:
-        InputError: `named` has another quantity than QUANTITIES, or a heading that the table does not have.
-    """
+    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row."""
     headings = [plain(heading) for heading in table.header]
     chosen = _chosen(headings, named or {})
     columns: list[Column] = []
@@ -115,7 +124,7 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
     if not any(column.quantity in ("devices", "dp", "nodes") for column in columns):
         columns += labels[:1]
     for quantity, text in (named or {}).items():
-        if _is_number(text) and text not in headings:
+        if is_number(text) and text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
     return columns
 
@@ -133,10 +142,12 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
         return None
     if found == "step_s" and PERCENTILE.search(name):
         return None
-    if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
+    if found in ("devices", "nodes", "dp") and "0" in cells:
+        return None  # the number of a rank, not how many there are
+    if found in NO_SUCH and re.search(NO_SUCH[found], name):
         return None
     factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*x", plain(cell))]
-    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
+    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells) and not NO_RATE.search(name):
         return "ratio"
     if found in ("rate", None) and (unit := _unit_of_cells(cells)):
         of_unit = quantity_of(unit, [])
@@ -203,25 +214,19 @@ def _counts(heading: str, cells: Sequence[str]) -> list[Column]:
 
 def _chosen(headings: Sequence[str], named: Mapping[str, str]) -> dict[int, str]:
     """Return the quantity of each column that --columns names."""
-    found = {}
-    for quantity, heading in named.items():
-        if quantity not in QUANTITIES:
-            raise InputError(f"--columns {quantity}={heading}: no such quantity; there are {', '.join(QUANTITIES)}")
-        if heading in headings:
-            found[headings.index(heading)] = quantity
-    return found
+    return {headings.index(heading): quantity for quantity, heading in named.items() if heading in headings}
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
 
 
 def check_names(named: Mapping[str, str], tables: Sequence[Table], path: str) -> None:
     """Raise InputError where --columns names a heading that no table of the file has."""
     headings = {plain(heading) for table in tables for heading in table.header}
-    for quantity, heading in named.items():
-        if heading not in headings and not _is_number(heading):
+    for heading in named.values():
+        if heading not in headings and not is_number(heading):
             raise InputError(
-                f"--columns {quantity}={heading}: {path} has no column '{heading}'; it has "
+                f"--columns: {path} has no column '{heading}'; it has "
                 f"{', '.join(sorted(heading for heading in headings if heading)) or 'none'}"
             )

@@ -14,6 +14,7 @@ from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.fits import Fit, Formula, Grid, Outlier
 from testbed.analysis.audit.tables.intervals import is_reference_row
+from testbed.analysis.audit.tables.ordinary import is_explained
 from testbed.analysis.audit.tables.relations import FORMULAS
 from testbed.analysis.audit.tables.swapped import swapped_columns
 
@@ -42,7 +43,10 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
             for grid, outlier in _of_pools(pools, formula):
                 if grid.lines[outlier.row] not in alone:
                     found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
-    for _, outliers in sorted(found.items()):
+    for _, contradictions in sorted(found.items()):
+        outliers = [pair for pair in contradictions if not is_explained(*pair)]
+        if not outliers:
+            continue
         grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
         message = f"{said(grid, worst)}"
         if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):

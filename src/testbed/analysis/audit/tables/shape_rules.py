@@ -35,6 +35,8 @@ OTHER_WORK = re.compile(
     r"|rlhf|distill|specul|prun|early.exit|\bmod\b|layer.?drop|mamba|rwkv|ssm\b|vision|vlm?\b|vit\b|diffusion|\bdit\b"
     r"|image|audio|speech|retriev|forward|theoretic|projected|estimate|expected|ideal|\d+x\d+(\.\d+)?b\b"
     r"|-a\d+(\.\d+)?b\b|evaluat|ttft"
+    # models of experts whose names do not say it
+    r"|deepseek.?(v[23]|r1)|dbrx|grok|gpt-?oss|kimi|glm-?4\.5|scout|maverick|jamba|arctic|ernie-?4|hunyuan|minimax"
 )
 TRAINS = re.compile(
     r"(?i)train|mfu|fsdp|\bddp\b|zero-?[123]\b|deepspeed|optimi[sz]er|fine-?tun|gradient|backward|megatron"
