@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 
-from testbed.analysis.audit.tables.columns import RATES, Column
+from testbed.analysis.audit.tables.columns import MEASURED, RATES, Column
 from testbed.analysis.audit.tables.figures import is_reference
 
 Powers = Mapping[str, int]  # quantity -> exponent
@@ -23,6 +23,7 @@ FAR = math.log(1.15)  # what two rows alone can hold against a third
 MOST_CHOICES = 64
 COUNTS = ("devices", "nodes", "dp")  # grow together
 BATCHES = ("batch", "micro_batch")
+PARALLEL = ("dp", "tp", "pp", "cp")
 RATIO_OF = (*RATES, "time_s", "step_s", "flops", "device_hours")
 # Words in a row's label that stand for other work, other arithmetic or another device.
 KIND = re.compile(
@@ -310,6 +311,8 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
         return False  # "1 (4 ranks each)": the row says itself that it counts in another way
     if one.needs_support:
         return True
+    if _another_count_explains(grid, one):
+        return False
     if formula.is_one:
         return len(one.members) > 1 or one.distance > FAR
     if formula.is_definition:
@@ -319,6 +322,29 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
     if formula.subject == "devices" and any(column.texts[one.row] == "1" for column in grid.of("nodes")):
         return False  # one node need not be full
     return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
+
+
+def _another_count_explains(grid: Grid, one: Outlier) -> bool:
+    """Return whether the row misses by what one or two other counts of it differ by from all rows that agree.
+
+    A table has counts whose meaning its heading does not tell, such as a local batch or virtual pipeline stages.
+    """
+    used = {id(term.column) for term in one.terms}
+    may_count = (None, *PARALLEL, *(("micro_batch",) if one.formula.subject == "batch" else ()))
+    if any(term.column.quantity in MEASURED for term in one.terms):
+        return False
+    factors: set[float] = set()
+    for column in (column for column in grid.settings if column.quantity in may_count):
+        own = _count(column.texts[one.row])
+        others = {_count(column.texts[row]) or 1 for row in one.members}
+        if id(column) not in used and own and own not in others:
+            factors |= {math.log(own / other) for other in others}
+    signed = {sign * factor for factor in factors for sign in (1, -1)}
+    return any(_is_near(one, factor) for factor in signed | {sum(pair) for pair in permutations(signed, 2)})
+
+
+def _count(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[1-9]\d{0,4}", text) else None
 
 
 def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:

@@ -37,12 +37,12 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "device_hours": (r"(gpu|device|chip|card)[ -]?(hours?|h|hrs)\b", "number"),
     "memory": (r"\bmem(ory)?\b|\bvram\b|\bhbm\b", "memory"),
     "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|accumulation|^micro num", "count"),
-    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}"
+    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\b[ml]bs\b|^mb$|batch.*{_PER_DEVICE}"
                     r"|per[ _-]*(gpu|device)[ _-]*batch|local batch", "count"),
     "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$"
               r"|^bs$|^bsz$", "count"),
     "devices_per_node": (rf"{_DEVICES}[ _a-z]*(/|per)[ _]?node", "count"),
-    "dp": (r"^dp$|data[ _-]parallel([ _-]*(size|degree|ranks))?$", "count"),
+    "dp": (r"^(dp|fsdp)$|data[ _-]parallel([ _-]*(size|degree|ranks))?$", "count"),
     "tp": (r"^(tp|mp)$|(tensor|model)[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
     "pp": (r"^pp$|pipeline[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
     "cp": (r"^cp$|context[ _-]parallel", "count"),
@@ -57,6 +57,7 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b|^wall",
                "time"),
 }  # fmt: skip
+SCHEDULE = re.compile(r"\blr\b|sched|epoch|width|depth|resolution")  # 2x is a setting there
 EXACT = ("count",)
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
@@ -128,7 +129,7 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
         return None
     factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*x", plain(cell))]
-    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
+    if found is None and not SCHEDULE.search(name) and len(factors) >= 2 and 2 * len(factors) > len(cells):
         return "ratio"
     if found in ("rate", None) and (unit := _unit_of_cells(cells)):
         of_unit = quantity_of(unit, [])
