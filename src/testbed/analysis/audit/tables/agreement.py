@@ -31,6 +31,8 @@ KIND = re.compile(
     r"|seq\w*[\s=_]*\d+|\b\d+k\b|checkpoint\w*|recompute\w*|offload\w*|compile\w*|xla|\bac\b|moe",
     re.I,
 )
+# Headings of counts whose meaning is another program's: LBS, EP, VP, chunks
+A_COUNT = re.compile(r"^[A-Z]{2,4}$|(?i:batch|chunk|shard|replica|stage|virtual|group|parallel|ranks|accum)")
 SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 NUMBERS = re.compile(r"\d+")
 
@@ -334,7 +336,9 @@ def _another_count_explains(grid: Grid, one: Outlier) -> bool:
     if any(term.column.quantity in MEASURED for term in one.terms):
         return False
     factors: set[float] = set()
-    for column in (column for column in grid.settings if column.quantity in may_count):
+    for column in grid.settings:
+        if column.quantity not in may_count or (column.quantity is None and not A_COUNT.search(column.heading)):
+            continue
         own = _count(column.texts[one.row])
         others = {_count(column.texts[row]) or 1 for row in one.members}
         if id(column) not in used and own and own not in others:
