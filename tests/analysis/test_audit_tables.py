@@ -101,6 +101,13 @@ EXPLAINED = {
     "another precision": table_cases.HFU.replace("| a | 156.0 | 5000", "| fp32 | 19.5 | 625"),
     "ranks of a node in brackets": table_cases.FLOPS.replace("| 16 | 4 | 8", "| 16 (2 each) | 8 | 8"),
     "rounded": SPEED_UP.replace("3,841,266", "3.8M").replace("6,366,609", "6.4M").replace("12,480,512", "12M"),
+    "a schedule of 0.5x": """
+| backbone | lr sched | train mem(GB) | train time (s/iter) |
+|---|---|---|---|
+| a | 1x | 5.8 | 0.4036 |
+| b | 0.75x | 13.6 | 0.5444 |
+| c | 0.5x | 11.1 | 0.4872 |
+""",
     "weights of 4 bits": table_cases.PEAKS.replace("| 60.1", "| 1.5").replace("80GB", "80GB, QLoRA in 4-bit"),
 }  # fmt: skip
 

@@ -230,4 +230,20 @@ SWAPPED = """
 | 8 | 199.70 | 58.22 | 6.43 | 7.17 |
 """
 WRONG_EXCERPTS = {"maxtext": (MAXTEXT, 9, "MFU) 54.24%"), "dlperf": (DLPERF, 9, "speedup 27.23")}
-SOUND_EXCERPTS = {"bigscience": BIGSCIENCE, "torchgpipe": TORCHGPIPE, "wenqin": WENQIN}
+# Of NVIDIA-NeMo/Automodel (Apache-2.0), docs/performance-summary.mdx at 36044ad3d139, columns left out: models of
+# experts, batches of a pipeline counted in LBS, and data ranks in FSDP
+AUTOMODEL = """
+### System: DGX-H100, Precision: BF16
+
+| Model | #GPUs | GBS | MBS | LBS | GA | Seq Length | TP | PP | CP | EP | FSDP | Time per Global Step (s) | Model TFLOPs/sec/GPU | Tokens/sec/GPU |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+| Nemotron V3 Super 120B (26.02) | 64 | 512 | 2 | 2 | 4 | 4096 | 1 | 1 | 1 | 64 | 64 | 7.286 | 334 | 4,497 |
+| Nemotron V3 Nano 30B (26.02) | 8 | 512 | 4 | 4 | 16 | 4096 | 1 | 1 | 1 | 8 | 8 | 15.614 | 328 | 16,789 |
+| Nemotron V3 Ultra 550B (26.04) | 128 | 256 | 2 | 2 | 1 | 4096 | 1 | 1 | 1 | 64 | 128 | 10.05 | 293 | 815 |
+| DeepSeek V3 671B | 1024 | 8192 | 1 | 8 | 4 | 4096 | 1 | 4 | 1 | 64 | 256 | 37.87 | 216 | 865 |
+| DeepSeek V3 671B | 256 | 512 | 1 | 8 | 1 | 4096 | 1 | 4 | 1 | 64 | 64 | 8.18 | 250 | 1,002 |
+| Kimi K2 | 256 | 512 | 1 | 8 | 2 | 4096 | 1 | 8 | 1 | 32 | 32 | 8.86 | 189 | 924 |
+| GPT-OSS 20B | 8 | 256 | 2 | 2 | 16 | 4096 | 1 | 1 | 1 | - | 8 | 10.04 | 279 | 13,058 |
+| Llama3 70B | 64 | 128 | 1 | 1 | 4 | 8192 | 1 | 1 | 2 | - | 32 | 18.90 | 389 | 866.77 |
+"""  # noqa: E501
+SOUND_EXCERPTS = {"Automodel": AUTOMODEL, "bigscience": BIGSCIENCE, "torchgpipe": TORCHGPIPE, "wenqin": WENQIN}

@@ -44,12 +44,12 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "memory": (r"\bmem(ory)?\b|\bvram\b|\bhbm\b", "memory"),
     "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|^accum\.?$|accumulation"
                      r"|^micro num", "count"),
-    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}"
+    "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\b[ml]bs\b|^mb$|batch.*{_PER_DEVICE}"
                     rf"|per[ _-]*(gpu|device)[ _-]*batch|local batch|^bsz?.*{_PER_DEVICE}", "count"),
     "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$"
               r"|^bs$|^bsz$|^tok(en)?s?\s*(/|per)\s*(step|batch|update)$", "count"),
     "devices_per_node": (rf"{_DEVICES}[ _a-z]*(/|per)[ _]?node", "count"),
-    "dp": (rf"^dp{_DEGREE}$|data[ _-]parallel{_DEGREE}$", "count"),
+    "dp": (rf"^(dp|fsdp){_DEGREE}$|data[ _-]parallel{_DEGREE}$", "count"),
     "tp": (rf"^(tp|mp){_DEGREE}$|(tensor|model)[ _-](model[ _-])?parallel{_DEGREE}$", "count"),
     "pp": (rf"^pp{_DEGREE}$|pipeline[ _-](model[ _-])?parallel{_DEGREE}$", "count"),
     "cp": (rf"^cp{_DEGREE}$|context[ _-]parallel", "count"),
@@ -76,6 +76,7 @@ NO_SUCH = {
 # A column of factors is a speed-up, unless its heading says what else it is a ratio of.
 NO_RATE = re.compile(
     r"memory|vram|compress|size|batch|context|length|param|cost|price|\$|energy|power|carbon|tokens?$|data|steps|loss|bits"
+    r"|\blr\b|sched|epoch|width|depth|resolution"
 )
 EXACT = ("count",)
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate", "step_rate")

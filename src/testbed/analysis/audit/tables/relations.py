@@ -119,7 +119,9 @@ def _counts() -> Iterator[Formula]:
     yield Formula("devices / nodes is what a node has", "devices", ({"devices": 1, "nodes": -1},))
     batch: list[Powers] = [{"micro_batch": 1, "accumulation": 1}, {"micro_batch": 1}]
     ranks: list[Powers] = [{"dp": 1}, {"devices": 1}, {"devices": 1, "tp": -1}, {"devices": 1, "tp": -1, "pp": -1},
-                           {"devices": 1, "pp": -1}, {"nodes": 1, "devices_per_node": 1}, {}]  # fmt: skip
+                           {"devices": 1, "pp": -1}, {"nodes": 1, "devices_per_node": 1}, {},
+                           {"devices": 1, "tp": -1, "pp": -1, "cp": -1}, {"devices": 1, "tp": -1, "cp": -1},
+                           {"devices": 1, "pp": -1, "cp": -1}, {"devices": 1, "cp": -1}]  # fmt: skip
     batches = tuple(_times(micro, data, {"batch": -1}) for micro in batch for data in ranks)
     yield Formula("global batch = micro batch x accumulation x data ranks", "batch", batches, is_one=True)
     done = [{"tokens": -1, "steps": 1, "batch": 1, "length": 1}, {"tokens": -1, "steps": 1, "batch": 1},
