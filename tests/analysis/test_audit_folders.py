@@ -114,7 +114,7 @@ def evaluated(folder, **changes):
             "eval_loss": 1.9 - number / 10, "eval_runtime": seconds, "step": 200 * (number + 1),
             "eval_samples_per_second": round(8693 / seconds, 3), "epoch": 0.2 * (number + 1),
         }  # fmt: skip
-        state["log_history"].append(row | (changes if number == 2 else {}))
+        state["log_history"].insert(-1, row | (changes if number == 2 else {}))  # before the entry of the end
     path.write_text(json.dumps(state), encoding="utf-8")
     return path
 

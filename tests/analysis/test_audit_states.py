@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support import tracker_files as files
 from support.real_logs import FOLDER
+from support.trainer_simulation import simulated_state
 
 from testbed.analysis.audit.claims import FAILS, NOTE, Finding, audit, read_reported
 
@@ -191,3 +192,10 @@ def test_a_copy_under_a_longer_name_is_a_state_too(tmp_path, name):
 def test_a_schedule_of_other_epochs_is_named(tmp_path, max_steps, epochs):
     (found,) = found_in(tmp_path, STATE | {"max_steps": max_steps, "num_train_epochs": epochs})
     assert f"max_steps {max_steps:,} are" in found.message and f"num_train_epochs is {epochs}" in found.message
+
+
+def test_states_of_any_settings_contradict_nothing(tmp_path):
+    """Batches that do not divide the data, dropped ones, accumulation, both versions, parts of epochs, test sets."""
+    for seed in range(300):
+        state = simulated_state(random.Random(seed))
+        assert [finding.message for finding in found_in(tmp_path, state)] == [], seed

@@ -42,18 +42,11 @@ def _disagreements(evaluations: Sequence[Evaluation]) -> Iterator[Disagreement]:
         for each in evaluations
     ]
     of_line = {id(line): each for line, each in zip(lines, evaluations, strict=True)}
-    found = [disagreement(relation, lines) for relation in relations]
-    in_both = set.intersection(*({id(line) for line in each.lines} if each else set() for each in found))
-    for each in found:
-        if each is None:
-            continue
-        kept = tuple(
-            line
-            for line in each.lines
-            if not (id(line) in in_both and _may_be_of_another_set(of_line[id(line)], evaluations))
-        )
-        if kept:
-            yield replace(each, lines=kept)
+    for relation in relations:
+        if found := disagreement(relation, lines):
+            kept = [line for line in found.lines if not _may_be_of_another_set(of_line[id(line)], evaluations)]
+            if kept:
+                yield replace(found, lines=tuple(kept))
 
 
 def _may_be_of_another_set(one: Evaluation, evaluations: Sequence[Evaluation]) -> bool:

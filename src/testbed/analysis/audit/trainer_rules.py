@@ -12,9 +12,9 @@ from itertools import pairwise
 from statistics import median
 
 from testbed.analysis.audit.finding import Finding, Rule
+from testbed.analysis.audit.readers.evaluations import RATE_SLACK, TIME_SLACK
 from testbed.analysis.audit.reported import ANY, Reported
 
-RATE_SLACK = 0.0005  # rates are rounded to three places
 LOSS_TOLERANCE = 0.02  # of a mean of logged losses, which are rounded to four places
 UNLOGGED_STEPS = 0.02  # of all: more steps behind the last logged loss leave the mean open
 LEAST_LOSS = 0.01  # four places of a smaller one are too few
@@ -58,7 +58,7 @@ def rate_counts_the_steps_that_were_done(item: Reported) -> Iterator[Finding]:
 
 def counted_in(rate: float, runtime_s: float) -> tuple[float, float]:
     """Return the fewest and the most steps or samples that a rounded rate allows."""
-    slack = RATE_SLACK * runtime_s * (1 + 1e-6) + 1e-4
+    slack = RATE_SLACK * runtime_s * (1 + 1e-6) + TIME_SLACK * rate + 1e-4
     return rate * runtime_s - slack, rate * runtime_s + slack
 
 
