@@ -274,6 +274,34 @@ gpus,run,tokens_per_sec,speedup
 | DeepSeek-V3 671B | H800 | 1,850 | 43% |
 | Qwen3-30B-A3B | H100 | 17,500 | 33% |
 """),
+    # Of foundation-model-stack/fms-acceleration (Apache-2.0), scripts/benchmarks/refs/a100_80gb.csv, columns and rows
+    # left out: one model of another length
+    "a model of another length": (".csv", """
+model_name_or_path,num_gpus,train_samples_per_second,train_tokens_per_second
+bigcode/gpt_bigcode-santacoder,1,8.393,17188.262
+bigcode/gpt_bigcode-santacoder,1,8.99,18410.851
+bigcode/gpt_bigcode-santacoder,1,8.289,16976.001
+bigcode/gpt_bigcode-santacoder,2,12.825,13132.913
+bigcode/gpt_bigcode-santacoder,2,15.579,15952.404
+bigcode/gpt_bigcode-santacoder,2,12.283,12578.301
+mistralai/Mistral-7B-v0.1,1,0.748,3062.694
+mistralai/Mistral-7B-v0.1,1,0.767,3143.118
+mistralai/Mistral-7B-v0.1,1,0.842,3447.062
+mistralai/Mistral-7B-v0.1,2,1.356,2777.18
+mistralai/Mistral-7B-v0.1,2,1.469,3008.934
+mistralai/Mistral-7B-v0.1,2,1.511,3094.813
+mistralai/Mixtral-8x7B-Instruct-v0.1,2,0.767,1571.223
+mistralai/Mixtral-8x7B-Instruct-v0.1,2,0.896,1834.376
+mistralai/Mixtral-8x7B-Instruct-v0.1,2,0.808,1654.066
+mistralai/Mixtral-8x7B-Instruct-v0.1,1,0.373,1528.07
+mistralai/Mixtral-8x7B-Instruct-v0.1,1,0.413,1690.27
+mistralai/Mixtral-8x7B-Instruct-v0.1,1,0.48,1965.107
+NousResearch/Llama-2-70b-hf,2,0.212,433.53
+NousResearch/Llama-2-70b-hf,2,0.211,432.434
+NousResearch/Llama-2-70b-hf,2,0.234,480.208
+NousResearch/Llama-2-70b-hf,1,0.113,464.362
+NousResearch/Llama-2-70b-hf,1,0.123,504.611
+"""),
     "numbers of seeds": (".csv", """
 gpus,seed,tokens_per_sec,speedup,efficiency
 1,0,12010.0,1.000,1.000

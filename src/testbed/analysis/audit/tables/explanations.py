@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import permutations
 
-from testbed.analysis.audit.tables.columns import MEASURED
 from testbed.analysis.audit.tables.fits import SLACK, Grid, Outlier
 from testbed.analysis.audit.tables.intervals import interval_of, is_reference_row
 
 RECOMPUTATION = math.log(4 / 3)  # FLOPs of activation checkpointing, counted or not
 FAR = math.log(1.15)  # what two rows alone can hold against a third
 COUNTS = ("devices", "nodes", "dp")  # grow together
-PARALLEL = ("dp", "tp", "pp", "cp")
 BATCHES = ("batch", "micro_batch")
 # Words in a row's label that stand for other work, other arithmetic or another device.
 KIND = re.compile(
@@ -23,8 +20,6 @@ KIND = re.compile(
 )
 # In brackets behind a count, it counts something else: "1 (4 ranks each)". A frequency or a version is no count.
 OWN_COUNT = re.compile(r"\((?![^()]*\d+(\.\d+)? ?([gm]?hz)\s*\)).*\d")
-# Headings of counts whose meaning is another program's: LBS, EP, VP, chunks
-A_COUNT = re.compile(r"^[A-Z]{2,4}$|(?i:batch|chunk|shard|replica|stage|virtual|group|parallel|ranks|accum)")
 SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 NUMBERS = re.compile(r"\d+")
 
@@ -32,14 +27,12 @@ NUMBERS = re.compile(r"\d+")
 def is_certain(grid: Grid, one: Outlier) -> bool:
     """Return whether nothing that the table says explains the row, and enough rows speak against it."""
     formula = one.formula
-    if one.distance <= formula.slack / 2 or (formula.is_of_flops and _is_near(one, RECOMPUTATION)):
+    if one.distance <= formula.slack / 2 or (formula.is_of_flops and is_near(one, RECOMPUTATION)):
         return False
     if any(OWN_COUNT.search(term.column.texts[one.row]) and term.column.is_setting for term in one.terms):
         return False  # "1 (4 ranks each)": the row says itself that it counts in another way
     if one.needs_support:
         return True
-    if _another_count_explains(grid, one):
-        return False
     if formula.is_one:
         return len(one.members) > 1 or one.distance > FAR
     if formula.is_definition:
@@ -49,31 +42,6 @@ def is_certain(grid: Grid, one: Outlier) -> bool:
     if formula.subject == "devices" and any(column.texts[one.row] == "1" for column in grid.of("nodes")):
         return False  # one node need not be full
     return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
-
-
-def _another_count_explains(grid: Grid, one: Outlier) -> bool:
-    """Return whether the row misses by what one or two other counts of it differ by from all rows that agree.
-
-    A table has counts whose meaning its heading does not tell, such as a local batch or virtual pipeline stages.
-    """
-    used = {id(term.column) for term in one.terms}
-    may_count = (None, *PARALLEL, *(("micro_batch",) if one.formula.subject == "batch" else ()))
-    if any(term.column.quantity in MEASURED for term in one.terms):
-        return False
-    factors: set[float] = set()
-    for column in grid.settings:
-        if column.quantity not in may_count or (column.quantity is None and not A_COUNT.search(column.heading)):
-            continue
-        own = _count(column.texts[one.row])
-        others = {_count(column.texts[row]) or 1 for row in one.members}
-        if id(column) not in used and own and own not in others:
-            factors |= {math.log(own / other) for other in others}
-    signed = {sign * factor for factor in factors for sign in (1, -1)}
-    return any(_is_near(one, factor) for factor in signed | {sum(pair) for pair in permutations(signed, 2)})
-
-
-def _count(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[1-9]\d{0,4}", text) else None
 
 
 def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:
@@ -140,10 +108,10 @@ def _has_another_reference(grid: Grid, one: Outlier) -> bool:
 
 
 def _is_small_factor(one: Outlier) -> bool:
-    return any(_is_near(one, math.log(factor)) for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
+    return any(is_near(one, math.log(factor)) for factor in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 
 
-def _is_near(one: Outlier, factor: float) -> bool:
+def is_near(one: Outlier, factor: float) -> bool:
     """Return whether the row may miss by just a factor, up or down, given as its logarithm."""
     lowest, highest = one.low - one.agreed[1] - SLACK, one.high - one.agreed[0] + SLACK
     return lowest <= factor <= highest or lowest <= -factor <= highest

@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from itertools import permutations
 
 from testbed.analysis.audit.tables.agreement import RATIO_OF
-from testbed.analysis.audit.tables.columns import Column
-from testbed.analysis.audit.tables.explanations import kinds_in
+from testbed.analysis.audit.tables.columns import MEASURED, Column
+from testbed.analysis.audit.tables.explanations import is_near, kinds_in
 from testbed.analysis.audit.tables.fits import SLACK, Grid, Outlier
 from testbed.analysis.audit.tables.intervals import interval_of
 
+# Headings of counts whose meaning is another program's: LBS, EP, VP, chunks
+A_COUNT = re.compile(r"^[A-Z]{2,4}$|(?i:batch|chunk|shard|replica|stage|virtual|group|parallel|ranks|accum)")
+PARALLEL = ("dp", "tp", "pp", "cp")
 COUNTED = ("devices", "nodes", "dp", "batch")  # subjects of formulas that multiply whole numbers
 OF_MANY_ROWS = re.compile(r"(?i)(geo(metric)?[ -]?)?(mean|average|avg|median|sum|overall|total)\.?")
 # A time of everything is longer than the steps in it, by evaluation, saving and start-up.
@@ -65,18 +69,49 @@ def _differ(column: Column, rows: tuple[int, ...]) -> bool:
 
 
 def _has_the_missing_count(grid: Grid, one: Outlier) -> bool:
-    """Return whether a column of another parallel dimension has the factor: sharded, sequence or expert ranks."""
-    if one.formula.subject not in COUNTED:
+    """Return whether one or two other counts of the row give the factor by which it misses.
+
+    A table has counts whose meaning its heading does not tell: a local batch, virtual stages, sharded or expert ranks.
+    """
+    if any(term.column.quantity in MEASURED for term in one.terms):
         return False
-    counts = [
-        int(column.texts[one.row])
-        for column in grid.columns
-        if column.quantity is None and re.fullmatch(r"[1-9]\d{0,5}", column.texts[one.row])
+    used = {id(term.column) for term in one.terms}
+    may_count = (None, *PARALLEL, *(("micro_batch",) if one.formula.subject == "batch" else ()))
+    factors: set[float] = set()
+    for column in grid.settings:
+        if column.quantity not in may_count or (column.quantity is None and not A_COUNT.search(column.heading)):
+            continue
+        own = _count(column.texts[one.row])
+        others = {_count(column.texts[row]) or 1 for row in one.members}
+        if id(column) not in used and own and own not in others:
+            factors |= {math.log(own / other) for other in (*others, 1)}
+    signed = {sign * factor for factor in factors for sign in (1, -1)}
+    return any(is_near(one, factor) for factor in signed | {sum(pair) for pair in permutations(signed, 2)})
+
+
+def _count(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[1-9]\d{0,4}", text) else None
+
+
+def _is_of_a_group_of_its_own(grid: Grid, one: Outlier) -> bool:
+    """Return whether the rows of the same model, or of another setting in common, all agree with it."""
+    within_row = not one.formula.is_definition
+    in_common = [each for each in grid.settings if {each.texts[row] for row in one.members} == {each.texts[one.row]}]
+    rows = [
+        row
+        for row in range(len(grid.lines))
+        if row != one.row and all(each.texts[row] == each.texts[one.row] for each in in_common)
     ]
-    missed = one.low - one.agreed[1] - SLACK, one.high - one.agreed[0] + SLACK
-    return any(
-        count > 1 and any(missed[0] <= sign * math.log(count) <= missed[1] for sign in (1, -1)) for count in counts
-    )
+    for column in grid.settings:
+        own = column.texts[one.row]
+        alike = [row for row in rows if column.texts[row] == own]
+        if column.quantity in COUNTED or own in {column.texts[row] for row in one.members} or not alike:
+            continue
+        found = [interval_of(one.terms, row, within_row) for row in alike]
+        known = [each for each in found if each]
+        if known and all(low - SLACK <= one.high and high + SLACK >= one.low for low, high in known):
+            return True
+    return False
 
 
 def _has_a_node_that_is_not_full(grid: Grid, one: Outlier) -> bool:
@@ -113,6 +148,7 @@ EXPLANATIONS: tuple[Callable[[Grid, Outlier], bool], ...] = (
     _refers_to_the_row_above,
     _is_of_a_figure_that_is_not_read,
     _has_the_missing_count,
+    _is_of_a_group_of_its_own,
     _has_a_node_that_is_not_full,
     _is_a_time_of_everything,
     _lacks_a_word_of_the_others,
