@@ -306,11 +306,9 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
 
 def _is_mean_of_rates(one: Outlier) -> bool:
     """Return whether a mean of rates explains the row: it is above the rate of the mean time, by their variance."""
-    times, rates = [], []
-    for term in one.terms:
-        kinds = times if term.column.quantity == "step_s" else rates if term.column.quantity in RATES else []
-        kinds.append(AVERAGE.search(term.column.heading))
-    is_of_means = any(times) and any(rates)
+    headings = {term.column.quantity: term.column.heading for term in one.terms}
+    measured = [headings[name] for name in ("step_s", *RATES) if name in headings]
+    is_of_means = len(measured) == 2 and all(AVERAGE.search(heading) for heading in measured)
     return is_of_means and one.agreed[0] < one.high and one.low < one.agreed[1] + MEAN_OF_RATES
 
 

@@ -67,7 +67,8 @@ UNCERTAIN = re.compile(
 # One end of what was measured, or its spread: it follows from no average.
 OF_A_SPREAD = re.compile(
     r"\bp[ _-]?\d{2,3}\b|\b\d{2}(\.\d+)?\s*(%|th\b)|latency[ _-]*\d{2}\b|percentile|quantile|interval|\bstd(ev)?\b"
-    r"|deviation|variance|\bmax(imum)?\b|^min\b|\bminimum\b", re.I
+    r"|deviation|variance|\bmax(imum)?\b|^min\b|\bminimum\b",
+    re.I,
 )
 TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
 
