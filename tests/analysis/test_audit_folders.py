@@ -43,6 +43,22 @@ def test_a_real_state_is_read(tmp_path):
     assert fails(path) == []
 
 
+def test_copies_of_states_are_read_under_any_name_and_each_is_a_run_of_its_own(tmp_path):
+    names = ("one_trainer_state.json", "two__trainer_state.json", "trainer_state (1).json")
+    for name in names:
+        (tmp_path / name).write_text(files.TRAINER_STATE, encoding="utf-8")
+    assert [run.path.name for run in read_reported([tmp_path])] == sorted(names)
+    other = tmp_path / "whisper.json"  # known by its content where it is typed
+    other.write_text(files.TRAINER_STATE, encoding="utf-8")
+    assert only(other).optimizer_steps == 6000
+
+
+def test_a_typed_log_is_read_under_any_name(tmp_path):
+    path = tmp_path / "train.log.1"
+    path.write_text("| GPUs | tokens/s |\n|---|---|\n| 1 | 10 |\n| 2 | 20 |\n")
+    assert only(path).form == "table"
+
+
 def test_rates_that_count_steps_of_the_schedule_that_were_not_done_are_named(tmp_path):
     """Before transformers 5 the rates count the schedule's steps, however early the run ends."""
     path = files.trainer_state(tmp_path, LOSSES, max_steps=4000, train_steps_per_second=40.0,

@@ -223,7 +223,7 @@ def read_reported(paths: Sequence[Path], columns: Mapping[str, str] | None = Non
     found: list[Reported] = []
     rank_files = []
     for file, is_typed in dict.fromkeys(named):
-        reader = foreign.reader_of(file)
+        reader = foreign.reader_of_typed(file) if is_typed else foreign.reader_of(file)
         if columns and is_typed and file.suffix.lower() in SUFFIXES:
             found += foreign.read_table(file, is_typed, columns)
         elif reader is foreign.read_rank_files:

@@ -22,9 +22,11 @@ from testbed.analysis.audit.readers.repeats import one_per_run
 from testbed.analysis.audit.readers.text import text_of
 from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS, plain
 from testbed.analysis.audit.readers.trackers import TRACKERS
+from testbed.analysis.audit.readers.trainer_state import read_trainer_state
 from testbed.analysis.audit.readers.wandb_folder import CONSOLE, SUMMARY
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.read import tables_in
+from testbed.analysis.runs.load import METRICS_FILE
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -41,6 +43,19 @@ COLLECTIVE_KERNEL = re.compile(r"(?i)^nccl(Dev)?Kernel")
 def reader_of(path: Path) -> Callable[..., list[Reported]] | None:
     """Return what reads a file of this name; None: no other program's. `read_rank_files` takes all of its files."""
     return next((read for name, read in READERS.items() if re.fullmatch(name, path.name)), None)
+
+
+def reader_of_typed(path: Path) -> Callable[..., list[Reported]] | None:
+    """Return what reads a typed file, whatever its name; None: a JSON file of ours, or of no known format."""
+    if reader := reader_of(path):
+        return reader
+    if path.name == METRICS_FILE:
+        return None
+    try:
+        content = read_json(path)
+    except InputError:
+        return None if path.suffix == ".json" else read_text_log
+    return read_trainer_state if isinstance(content, dict) and "log_history" in content else None
 
 
 def read_text_log(path: Path, is_typed: bool) -> list[Reported]:

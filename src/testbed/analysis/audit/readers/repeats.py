@@ -62,8 +62,8 @@ def one_per_run(found: Sequence[Reported]) -> list[Reported]:
 
 
 def _home(path: Path) -> Path:
-    """Return the folder of the run that a state belongs to."""
-    folder = path.parent
+    """Return the folder of the run that a state belongs to; a state under another name is a copy, and its own run."""
+    folder = path.parent if path.name == trainer_state.NAME else path
     return folder.parent if folder.name.startswith("checkpoint-") or folder.name == "last-checkpoint" else folder
 
 

@@ -32,9 +32,9 @@ def _or_say_so(read: Read) -> Read:
 
 # name of the file -> what reads it; metrics.csv of Lightning is known by its first line
 TRACKERS: dict[str, Read] = {
-    r"trainer_state\.json": _or_say_so(read_trainer_state),
+    r".*trainer_state.*\.json": _or_say_so(read_trainer_state),
     r".*tfevents.*": _or_say_so(read_event_files),
-    r"wandb-summary\.json": _or_say_so(read_wandb_folder),
-    r"run-\w+\.wandb": _or_say_so(read_wandb_log),
+    r".*wandb-summary\.json": _or_say_so(read_wandb_folder),
+    r".*\.wandb": _or_say_so(read_wandb_log),
     r"meta\.yaml": _or_say_so(read_mlflow_run),
 }
