@@ -19,8 +19,6 @@ Powers = Mapping[str, int]  # quantity -> exponent
 SLACK = math.log(1.01)  # beyond rounding: times and rates are averaged over windows that differ a little
 SLACK_OF_DEFINITION = math.log(1.002)  # a ratio and what it is computed from
 RECOMPUTATION = math.log(4 / 3)  # FLOPs of activation checkpointing, counted or not
-MEAN_OF_RATES = math.log(1.05)  # a mean of rates above that of the mean time: times that vary by a fifth
-AVERAGE = re.compile(r"(?i)\b(avg|average|mean)\b")
 FAR = math.log(1.15)  # what two rows alone can hold against a third
 MOST_CHOICES = 64
 COUNTS = ("devices", "nodes", "dp")  # grow together
@@ -287,8 +285,6 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
     formula = one.formula
     if one.distance <= formula.slack / 2 or (formula.is_of_flops and _is_near(one, RECOMPUTATION)):
         return False
-    if _is_mean_of_rates(one):
-        return False
     if any("(" in term.column.texts[one.row] and term.column.is_setting for term in one.terms):
         return False  # "1 (4 ranks each)": the row says itself that it counts in another way
     if one.needs_support:
@@ -302,14 +298,6 @@ def _is_certain(grid: Grid, one: Outlier) -> bool:
     if formula.subject == "devices" and any(column.texts[one.row] == "1" for column in grid.of("nodes")):
         return False  # one node need not be full
     return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
-
-
-def _is_mean_of_rates(one: Outlier) -> bool:
-    """Return whether a mean of rates explains the row: it is above the rate of the mean time, by their variance."""
-    headings = {term.column.quantity: term.column.heading for term in one.terms}
-    measured = [headings[name] for name in ("step_s", *RATES) if name in headings]
-    is_of_means = len(measured) == 2 and all(AVERAGE.search(heading) for heading in measured)
-    return is_of_means and one.agreed[0] < one.high and one.low < one.agreed[1] + MEAN_OF_RATES
 
 
 def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:

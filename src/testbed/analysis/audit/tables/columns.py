@@ -57,18 +57,11 @@ QUANTITIES: dict[str, tuple[str, str]] = {
                "time"),
 }  # fmt: skip
 EXACT = ("count",)
-TIMES = ("step_s", "time_s")
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
             "device_hours", "ratio"}  # fmt: skip
 UNCERTAIN = re.compile(
     r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I
-)
-# One end of what was measured, or its spread: it follows from no average.
-OF_A_SPREAD = re.compile(
-    r"\bp[ _-]?\d{2,3}\b|\b\d{2}(\.\d+)?\s*(%|th\b)|latency[ _-]*\d{2}\b|percentile|quantile|interval|\bstd(ev)?\b"
-    r"|deviation|variance|\bmax(imum)?\b|^min\b|\bminimum\b",
-    re.I,
 )
 TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
 
@@ -121,8 +114,6 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     if found is None and plainly != name:
         found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, plainly)), None)
     if found == "efficiency" and re.search(r"memory|energy|power|data|sample|cost|compute", name):
-        return None
-    if found in TIMES and OF_A_SPREAD.search(name):
         return None
     if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
         return None
