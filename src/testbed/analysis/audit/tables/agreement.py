@@ -41,6 +41,19 @@ class Grid:
     lines: tuple[int, ...]
     columns: tuple[Column, ...]
     above: str = ""  # its title, and the text between that and the table
+    runs: tuple[str, ...] = ()  # where metrics stood in rows: the heading of each of its columns
+
+    def place(self, row: int, column: Column) -> int:
+        """Return the line of a figure."""
+        return self.lines[row] if column.line is None else column.line
+
+    def label(self, row: int) -> str:
+        """Return how a finding names another row."""
+        return f"'{self.runs[row]}'" if self.runs else str(self.lines[row])
+
+    def name_of(self, row: int) -> str:
+        """Return how a finding names its own row."""
+        return f"column '{self.runs[row]}'" if self.runs else "row"
 
     def of(self, quantity: str) -> list[Column]:
         return [column for column in self.columns if column.quantity == quantity]
@@ -89,6 +102,14 @@ class Fit:
         """Return what is least for the fit that explains most; among equals the first convention counts."""
         guessed = sum(one.distance for one in self.outliers if one.needs_support)
         return (not self.is_sound, len(self.outliers), guessed)
+
+    @property
+    def form(self) -> tuple[tuple[str | None, int], ...]:
+        """Return what fits of the same convention share: of two columns of one quantity also their headings."""
+        is_within_row = len({term.column.quantity for term in self.terms[1:]}) < len(self.terms) - 1
+        return tuple(
+            (term.column.heading if is_within_row else term.column.quantity, term.power) for term in self.terms
+        )
 
     @property
     def support(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from testbed.analysis.audit.tables.counts import count_in
 from testbed.analysis.audit.tables.figures import UNITS, Figure, figures_of, plain
 from testbed.analysis.audit.tables.grid import Table
 from testbed.errors import InputError
@@ -18,8 +19,8 @@ _HAS_NO_UNIT = r"throu(gh)?(t)?put|^speed$|^performance$|training speed"
 # quantity -> (pattern of its heading in lower case, dimension of its figures). The first that fits counts.
 QUANTITIES: dict[str, tuple[str, str]] = {
     "efficiency": (r"\beff(iciency)?\b|^eff\.", "share"),
-    "speedup": (r"speed[- _]?up|(weak|strong)[ -]*scaling|scaling factor|relative (speed|throughput|performance)",
-                "factor"),
+    "speedup": (r"speed[- _]?up|(weak|strong|throughput)[ -]*scaling|scaling factor"
+                r"|relative (speed|throughput|performance)", "factor"),
     "mfu": (r"\bmfu\b|model flops? util|percentage of (theoretical )?peak", "share"),
     "hfu": (r"\bhfu\b|hardware flops? util", "share"),
     "all_flops": (r"(aggr(egate)?|total|cluster|system)\b.*flop", "flops"),
@@ -63,6 +64,7 @@ MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops",
 UNCERTAIN = re.compile(
     r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I
 )
+PERCENTILE = re.compile(r"\bp[ _]?\d{2}|\d{2,3}(\.\d+)? ?%|percentile|\b(min|max|std|stddev)\b|_(min|max|std)\b")
 TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
 
 
@@ -72,6 +74,7 @@ class Column:
     quantity: str | None  # a key of QUANTITIES, or "ratio": figures with a x below another heading
     figures: tuple[Figure | None, ...]  # one for each row
     texts: tuple[str, ...]
+    line: int | None = None  # of the file, where its cells stand in one
 
     @property
     def is_setting(self) -> bool:
@@ -92,12 +95,17 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
     """
     headings = [plain(heading) for heading in table.header]
     chosen = _chosen(headings, named or {})
-    columns = []
+    columns: list[Column] = []
+    labels: list[Column] = []
     for index, heading in enumerate(headings):
         cells = [row.cells[index] for row in table.rows]
         quantity = chosen.get(index) or quantity_of(heading, cells)
-        columns.append(_column(heading, quantity, cells))
-        columns += _topology(heading, cells)
+        line = table.lines_of_columns[index] if table.lines_of_columns else None
+        found = [_column(heading, quantity, cells), *_topology(heading, cells)]
+        columns += [replace(column, line=line) for column in found]
+        labels += _counts(heading, cells) if quantity is None else []
+    if not any(column.quantity in ("devices", "dp", "nodes") for column in columns):
+        columns += labels[:1]
     for quantity, text in (named or {}).items():
         if _is_number(text) and text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
@@ -113,7 +121,9 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     plainly = re.sub(r"\s*[(\[][^)\]]*[)\]]", "", name).strip()
     if found is None and plainly != name:
         found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, plainly)), None)
-    if found == "efficiency" and re.search(r"memory|energy|power|data|sample|cost|compute", name):
+    if found == "efficiency" and re.search(r"memory|energy|power|data|token|sample|cost|compute", name):
+        return None
+    if found == "step_s" and PERCENTILE.search(name):
         return None
     if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
         return None
@@ -173,6 +183,14 @@ def _topology(heading: str, cells: Sequence[str]) -> list[Column]:
         _column(f"{heading}: {name.upper()}", name, [row.get(name, "1") if len(row) > 1 else "" for row in found])
         for name in sorted(names)
     ]
+
+
+def _counts(heading: str, cells: Sequence[str]) -> list[Column]:
+    """Return the column of devices that labels like "1 GPU" and "8x H100" say, where each of them does."""
+    counts = [count_in(plain(cell)) for cell in cells]
+    if len(counts) < 2 or len(set(counts)) < 2 or None in counts:
+        return []
+    return [_column(f"{heading}: devices", "devices", [str(count) for count in counts])]
 
 
 def _chosen(headings: Sequence[str], named: Mapping[str, str]) -> dict[int, str]:

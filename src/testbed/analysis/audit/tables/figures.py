@@ -17,8 +17,16 @@ SIGNS = str.maketrans({
 })  # fmt: skip
 # What the source itself marks as uncertain, or with a footnote, is no figure to hold against it.
 MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bca\.|\bup to\b|\[\d+\]|\bOOM\b|\btbd\b", re.I)
-REFERENCE = re.compile(r"-*|\(?(baseline|base|ref|reference)\.?\)?", re.I)
+# A time of several units, each smaller than the one before: 2h 15min, 24m 00s, 1:02:03.5.
+CLOCK = re.compile(
+    r"(?=.*\d\s*[dhm]\w*\s*\d)(?:(\d+)\s*d(?:ays?)?\s*)?(?:(\d+)\s*h(?:ours?|rs?)?\s*)?(?:(\d+)\s*m(?:in(?:ute)?s?)?\s*)?"
+    r"(?:(\d+(?:\.\d+)?)\s*s(?:ec(?:ond)?s?)?)?|(\d{1,3}):([0-5]\d):([0-5]\d(?:\.\d+)?)",
+    re.I,
+)
+LONGEST_CLOCK = 40
+REFERENCE = re.compile(r"-*|n/?a|\(?(baseline|base|ref|reference)\.?\)?", re.I)
 THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "thousand": 1e3, "million": 1e6, "billion": 1e9}
+SUFFIXED = re.compile(r"[\d.,]+\s*[kmbgt](?![a-z/])", re.I)
 UNITS = {
     "time": {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0,
              "seconds": 1.0, "m": 60.0, "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0,
@@ -60,6 +68,9 @@ def figures_of(cells: Sequence[str], dimension: str, scale: float = 1.0) -> list
     texts = [plain(cell) for cell in cells]
     last = _last_place(texts)
     figures = [_figure(text, dimension, scale, last) for text in texts]
+    suffixed = [bool(SUFFIXED.match(text)) for text in texts]
+    if 2 * sum(suffixed) > len(texts):  # 1.31 among 1.30M and 9.21M has lost its suffix
+        figures = [figure if is_suffixed else None for figure, is_suffixed in zip(figures, suffixed, strict=True)]
     values = [figure.value for figure in figures if figure]
     if dimension == "share" and values and max(values) > 1.5 and not any("%" in text for text in texts):
         return [figure and _times(figure, 0.01) for figure in figures]  # a column of percent without its sign
@@ -70,6 +81,8 @@ def _figure(text: str, dimension: str, scale: float, last_of_whole: float) -> Fi
     if MARKED.search(text):
         return None
     text = re.sub(r"\([^()]*\)", "", text).strip()
+    if dimension == "time" and len(text) < LONGEST_CLOCK and (clock := CLOCK.fullmatch(text)):
+        return _clock(clock)
     if dimension == "count" and (several := re.match(r"(\d{1,6})\s*x\s*[A-Za-z]", text)):  # 8x H100
         text = several[1]
     match = NUMBER.match(text)
@@ -95,6 +108,16 @@ def _figure(text: str, dimension: str, scale: float, last_of_whole: float) -> Fi
     if not 0 < value < 1e30:
         return None
     return Figure(value, max(value - unit, 0.01 * value), value + unit, text)
+
+
+def _clock(match: re.Match[str]) -> Figure | None:
+    """Return seconds, as exact as the smallest unit that is given."""
+    parts = [match[1], match[2] or match[5], match[3] or match[6], match[4] or match[7]]
+    seconds = (86400.0, 3600.0, 60.0, 1.0)
+    value = sum(float(part) * unit for part, unit in zip(parts, seconds, strict=True) if part)
+    last = next(at for at in (3, 2, 1, 0) if parts[at])
+    unit = seconds[last] * 10.0 ** -len(str(parts[last]).partition(".")[2])
+    return Figure(value, max(value - unit, 0.01 * value), value + unit, match[0]) if value else None
 
 
 def _spread(rest: str) -> tuple[float, str]:

@@ -24,29 +24,31 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
     """Yield one finding for each row that contradicts a formula under every convention."""
     grids: tuple[Grid, ...] = item.details["grids"]
     pools = pooled(grids)
-    found: dict[int, list[tuple[Grid, Outlier]]] = {}
+    found: dict[tuple[int, int], list[tuple[Grid, Outlier]]] = {}
     for formula in FORMULAS:
         fits: list[tuple[Grid, Fit]] = [(grid, fit) for grid in grids for fit in best_fits(grid, formula)]
         if formula.is_definition:
             swapped = {id(one) for grid in grids for pair in swapped_columns(grid, formula) for one in pair}
             fits = [(grid, fit) for grid, fit in fits if id(fit.terms[0].column) not in swapped]
-        support = sum(fit.support for _, fit in fits)
         for grid, fit in fits:
+            support = sum(other.support for _, other in fits if other is not fit and other.form == fit.form)
             for outlier in fit.outliers:
-                if not outlier.needs_support or support - fit.support >= ENOUGH_SUPPORT:
-                    found.setdefault(grid.lines[outlier.row], []).append((grid, outlier))
+                if not outlier.needs_support or support >= ENOUGH_SUPPORT:
+                    found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
         if not (formula.is_one or formula.is_definition):
             alone = {grid.lines[row] for grid, fit in fits if len(fit.rows) > 2 for row in fit.rows}
             for grid, outlier in _of_pools(pools, formula):
                 if grid.lines[outlier.row] not in alone:
-                    found.setdefault(grid.lines[outlier.row], []).append((grid, outlier))
-    for line, outliers in sorted(found.items()):
+                    found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
+    for _, outliers in sorted(found.items()):
         grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
         message = f"{said(grid, worst)}"
         if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):
             message += f"; nor does the row fit: {'; '.join(others)}"
         severity = FAILS if says_a_result(grid, worst.row) else NOTE  # a row of a plan claims nothing
-        lines = [line, *(grid.lines[row] for row in worst.members if len(worst.members) == 1)]
+        lines = [grid.place(worst.row, worst.terms[0].column)]
+        if len(worst.members) == 1 and not grid.runs:
+            lines.append(grid.lines[worst.members[0]])
         runs = tuple(f"{item.name}:{number}" for number in lines)
         yield Finding(Rule.FOLLOWS, runs, message, severity, corrected(grid, worst))
 
@@ -54,7 +56,7 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
 def pooled(grids: Sequence[Grid]) -> list[Grid]:
     """Return tables of one layout as one, with their titles as a column: a constant may hold in all of them."""
     by_layout: dict[tuple[str, ...], list[Grid]] = {}
-    for grid in grids:
+    for grid in (grid for grid in grids if not grid.runs):
         by_layout.setdefault(tuple(column.heading for column in grid.columns), []).append(grid)
     found = []
     for members in by_layout.values():
@@ -85,6 +87,11 @@ def _of_pools(pools: Sequence[Grid], formula: Formula) -> Iterator[tuple[Grid, O
                     yield pool, outlier
 
 
+def _key(grid: Grid, row: int) -> tuple[int, int]:
+    """Return the row of a finding: its line, or the column of a table whose metrics stand in rows."""
+    return grid.lines[row], row if grid.runs else 0
+
+
 def says_a_result(grid: Grid, row: int) -> bool:
     """Return whether a row of results has one; in a table of settings alone every row counts."""
     results = [column for column in grid.columns if column.quantity in MEASURED]
@@ -97,16 +104,17 @@ def said(grid: Grid, one: Outlier) -> str:
     right = [shown(term.column.heading, term.column.texts[one.row]) for term in one.terms if term.power < 0]
     product = " x ".join(left) or "1"
     product += "".join(f" / {text}" for text in right)
-    lines = [str(grid.lines[row]) for row in one.members if row != one.row]
+    lines = [grid.label(row) for row in one.members if row != one.row]
     listed = ", ".join(lines[:SHOWN_LINES]) + (
         f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else ""
     )
-    rest = f" (line{'s' * (len(lines) > 1)} {listed})" if lines else " of the file's other tables"
+    kind = "column" if grid.runs else "line"
+    rest = f" ({kind}{'s' * (len(lines) > 1)} {listed})" if lines else " of the file's other tables"
     factor = math.exp(_middle(one.low, one.high) - _middle(*one.agreed))
     subject = one.terms[0].column
     if not one.is_within_row and one.formula.is_definition and is_reference_row(subject, one.row):
         return (
-            f"the figures of {subject.heading} in other rows{rest} do not refer to this row: {product} is {factor:.3g} "
+            f"the figures of {subject.heading} in other rows{rest} do not refer to this row: {product} is {factor:.4g} "
             "times what they refer to"
         )
     compared = (
@@ -114,7 +122,8 @@ def said(grid: Grid, one: Outlier) -> str:
         else f"times what it is in the rows that agree{rest}"
     )  # fmt: skip
     return (
-        f"{subject.heading} does not follow from the row: {one.formula.words}, but {product} is {factor:.3g} {compared}"
+        f"{subject.heading} does not follow from the {grid.name_of(one.row)}: {one.formula.words}, but {product} is "
+        f"{factor:.4g} {compared}"
     )
 
 

@@ -23,6 +23,8 @@ class Table:
     rows: tuple[Row, ...]  # as wide as the header
     title: str = ""  # the heading above it
     context: str = ""  # the text between that heading and the table
+    line: int = 0  # of its header
+    lines_of_columns: tuple[int, ...] = ()  # where metrics stood in rows: the line of each
 
 
 def markdown_tables(text: str) -> list[Table]:
@@ -40,8 +42,8 @@ def markdown_tables(text: str) -> list[Table]:
         while end < len(lines) and "|" in lines[end] and lines[end].strip():
             end += 1
         rows = [Row(index + 1, _cells(lines[index])) for index in range(first, end)]
-        title, context = _above(lines, number - 1)
-        found.append(Table(header, _as_wide(rows, header), title, context))
+        title, context = above(lines, number - 1)
+        found.append(Table(header, _as_wide(rows, header), title, context, number))
         number = end + 1
     return found
 
@@ -51,6 +53,7 @@ def csv_tables(text: str) -> list[Table]:
     delimiter = "\t" if text.partition("\n")[0].count("\t") > text.partition("\n")[0].count(",") else ","
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
     header: tuple[str, ...] = ()
+    line = 0
     rows = []
     try:
         for cells in reader:
@@ -58,10 +61,10 @@ def csv_tables(text: str) -> list[Table]:
             if header and any(stripped):
                 rows.append(Row(reader.line_num, stripped))
             elif any(stripped):
-                header = stripped
+                header, line = stripped, reader.line_num
     except csv.Error:
         return []
-    return [Table(header, _as_wide(rows, header))] if rows else []
+    return [Table(header, _as_wide(rows, header), line=line)] if rows else []
 
 
 def _as_wide(rows: list[Row], header: tuple[str, ...]) -> tuple[Row, ...]:
@@ -74,7 +77,7 @@ def _cells(line: str) -> tuple[str, ...]:
     return tuple(cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner))
 
 
-def _above(lines: list[str], start: int) -> tuple[str, str]:
+def above(lines: list[str], start: int) -> tuple[str, str]:
     """Return the heading above a line, and the text in between."""
     between: list[str] = []
     for index in range(start - 1, max(start - CONTEXT_LINES, 0) - 1, -1):

@@ -11,9 +11,8 @@ from testbed.analysis.audit.tables.agreement import Grid
 from testbed.analysis.audit.tables.columns import Column
 from testbed.analysis.audit.tables.figures import Figure, figures_of
 from testbed.analysis.audit.tables.formula_rules import says_a_result
-from testbed.planner.devices import Device, devices
+from testbed.analysis.audit.tables.peaks import PER_DEVICE, devices_named
 
-PER_DEVICE = re.compile(r"(?i)(/|per)[ _]?(gpu|device|chip|card|accelerator)")
 OVER = 1.01  # beyond rounding
 OVER_MEMORY = 1.12  # GB against GiB, and what a driver counts in
 BYTES_PER_WEIGHT = 1.0  # 8 bits, the least without a word about it
@@ -28,16 +27,20 @@ SAME_DIGITS = 5
 def shares_are_at_most_one(item: Reported) -> Iterator[Finding]:
     for grid in item.details["grids"]:
         for column in (*grid.of("mfu"), *grid.of("hfu")):
-            for line, figure in zip(grid.lines, column.figures, strict=True):
+            for row, figure in enumerate(column.figures):
                 if figure and figure.low > 1:
-                    yield _fails(item, line, f"{column.heading} {figure.text}: no device does more than its peak")
+                    yield _fails(
+                        item,
+                        grid.place(row, column),
+                        f"{column.heading} {figure.text}: no device does more than its peak",
+                    )
 
 
 def flops_are_at_most_the_peak(item: Reported) -> Iterator[Finding]:
     """Compare FLOP/s with the fastest units of the fastest device that the row or the text above its table names."""
     for grid in item.details["grids"]:
         for column in grid.of("flops"):
-            for row, (line, figure) in enumerate(zip(grid.lines, column.figures, strict=True)):
+            for row, figure in enumerate(column.figures):
                 named = devices_named(grid, row)
                 if not figure or not named:
                     continue
@@ -45,21 +48,25 @@ def flops_are_at_most_the_peak(item: Reported) -> Iterator[Finding]:
                 count = 1 if PER_DEVICE.search(column.heading) else _devices_of(grid, row)
                 if count and figure.low > OVER * best.fastest * count:
                     peak = f"{best.fastest / 1e12:,.0f} TFLOP/s dense in its narrowest arithmetic"
-                    yield _fails(item, line, f"{column.heading} {figure.text} is over the peak of {best.name}, {peak}")
+                    yield _fails(
+                        item,
+                        grid.place(row, column),
+                        f"{column.heading} {figure.text} is over the peak of {best.name}, {peak}",
+                    )
 
 
 def memory_holds_the_weights(item: Reported) -> Iterator[Finding]:
     """Check that the devices of a row together hold one byte for each parameter, where nothing is offloaded."""
     for grid in item.details["grids"]:
         for column in grid.of("memory"):
-            for row, (line, memory) in enumerate(zip(grid.lines, column.figures, strict=True)):
+            for row, memory in enumerate(column.figures):
                 params, count = _figure(grid, "params", row), _devices_of(grid, row)
                 words = " ".join([grid.above, column.heading, *(each.texts[row] for each in grid.columns)])
                 if not memory or not params or not count or SMALLER_WEIGHTS.search(words):
                     continue
                 if memory.high * count * OVER_MEMORY < params.low * BYTES_PER_WEIGHT:
-                    yield _fails(item, line, f"{column.heading} {memory.text} x {count} devices is less than one byte "
-                                 f"for each of {params.text} parameters")  # fmt: skip
+                    message = f"{column.heading} {memory.text} x {count} devices is less than one byte for each of "
+                    yield _fails(item, grid.place(row, column), f"{message}{params.text} parameters")
 
 
 def averages_are_between_their_ends(item: Reported) -> Iterator[Finding]:
@@ -141,23 +148,6 @@ def a_measurement_is_not_two_rows(item: Reported) -> Iterator[Finding]:
                         f"{column.heading} is {figure.text} to the last digit in rows of {one[name]:g} and of "
                         f"{two[name]:g} {name}", NOTE,
                     )  # fmt: skip
-
-
-def devices_named(grid: Grid, row: int) -> list[Device]:
-    """Return the devices that a row names, or else the text above its table."""
-    for words in (" ".join(column.texts[row] for column in grid.columns if column.is_setting), grid.above):
-        plain = re.sub(r"[^a-z0-9]+", " ", words.lower())
-        found = [
-            device for device in devices().values() if re.search(rf"(?<![a-z0-9]){_chip(device.name)}(?![0-9])", plain)
-        ]
-        if found:
-            return found
-    return []
-
-
-def _chip(name: str) -> str:
-    """Return the part of a device's name that its variants share: A100 of A100-SXM4-80GB."""
-    return re.escape(re.split(r"[-_ ]", name.lower())[0].removeprefix("rtx"))
 
 
 def _devices_of(grid: Grid, row: int) -> int | None:
