@@ -10,6 +10,7 @@ from dataclasses import replace
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits, is_reference_row
+from testbed.analysis.audit.tables.averages import is_mean_of_rates
 from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.relations import FORMULAS
@@ -33,12 +34,12 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
         for grid, fit in fits:
             support = sum(other.support for _, other in fits if other is not fit and other.form == fit.form)
             for outlier in fit.outliers:
-                if not outlier.needs_support or support >= ENOUGH_SUPPORT:
+                if (not outlier.needs_support or support >= ENOUGH_SUPPORT) and not is_mean_of_rates(outlier):
                     found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
         if not (formula.is_one or formula.is_definition):
             alone = {grid.lines[row] for grid, fit in fits if len(fit.rows) > 2 for row in fit.rows}
             for grid, outlier in _of_pools(pools, formula):
-                if grid.lines[outlier.row] not in alone:
+                if grid.lines[outlier.row] not in alone and not is_mean_of_rates(outlier):
                     found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
     for _, outliers in sorted(found.items()):
         grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
