@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from testbed.analysis.audit.claims import audit_runs, read_reported
+from testbed.analysis.audit.claims import FAILS, audit_runs, read_reported
 from testbed.analysis.audit.log_lines import LogLine, Relation
 from testbed.analysis.audit.readers.text import text_of
 from testbed.analysis.audit.reported import Reported
@@ -30,6 +30,7 @@ EXCHANGED_DIGITS = 0.3  # of the changes
 TRIES = 200
 LONGEST_LOG = 200_000  # characters that are read again for each change
 FEWEST_LINES = 4
+FIGURES_OF_A_STEP, MOST_FIGURES = 3, 40  # in a line of a log that is of a step
 PRINTED = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.]*\d)")
 
 
@@ -63,7 +64,7 @@ def plant(materials: Sequence[Material], folder: Path, number: int, seed: int) -
         if material.kind == TABLE:
             for cell in determined_cells(material.place(folder)):
                 tables.setdefault(material.repository, []).append((material, cell))
-        elif _has_relations(material.place(folder)):
+        elif _has_sound_relations(_read_file(material.place(folder))):
             logs.setdefault(material.repository, []).append(material)
     planted: list[Planted] = []
     while len(planted) < number and (tables or logs):
@@ -121,25 +122,25 @@ def plant_in_table(material: Material, cell: Cell, folder: Path, rng: random.Ran
 def plant_in_log(material: Material, folder: Path, rng: random.Random) -> Planted | None:
     """Change a figure of a line that another figure of it determines; None where none was met."""
     path = material.place(folder)
-    lines = text_of(path)[:LONGEST_LOG].rpartition("\n")[0].split("\n")
-    before = _read(path, "\n".join(lines))
-    if len(before) != 1 or not before[0].relations:
+    text = text_of(path)
+    if len(text) > LONGEST_LOG and path.suffix != ".json":
+        text = text[:LONGEST_LOG].rpartition("\n")[0]
+    lines = text.split("\n")
+    before = _read(path, text)
+    if not _has_sound_relations(before):
         return None
-    said = {finding.message for finding in audit_runs(before)}
-    for _ in range(TRIES):
-        index = rng.randrange(len(lines))
-        numbers = list(PRINTED.finditer(lines[index]))
-        if len(numbers) < 3 or len(numbers) > 40:
-            continue
-        number = rng.choice(numbers)
+    fewest = 1 if path.suffix == ".json" else FIGURES_OF_A_STEP
+    places = [index for index, line in enumerate(lines) if fewest <= len(PRINTED.findall(line)) <= MOST_FIGURES]
+    for _ in range(TRIES if places else 0):
+        index = rng.choice(places)
+        number = rng.choice(list(PRINTED.finditer(lines[index])))
         after = changed(number[0], 0.0, rng)
         if after is None:
             continue
         line = lines[index][: number.start()] + after + lines[index][number.end() :]
-        text = "\n".join([*lines[:index], line, *lines[index + 1 :]])
-        items = _read(path, text)
+        items = _read(path, "\n".join([*lines[:index], line, *lines[index + 1 :]]))
         if len(items) == 1 and _is_determined(before[0], items[0]):
-            is_found = any(finding.message not in said for finding in audit_runs(items))
+            is_found = any(finding.severity == FAILS for finding in audit_runs(items))
             return Planted(material, index + 1, number[0], after, is_found)
     return None
 
@@ -192,9 +193,10 @@ def _is_outside(relation: Relation, lines: Sequence[LogLine], line: LogLine, ind
     return is_held and (new[1] < lowest or new[0] > highest)
 
 
-def _has_relations(path: Path) -> bool:
-    items = _read_file(path)
-    return len(items) == 1 and bool(items[0].relations) and len(items[0].lines) >= FEWEST_LINES
+def _has_sound_relations(items: Sequence[Reported]) -> bool:
+    """Return whether a log has lines to compare, and no claim of it falls as it is."""
+    is_of_lines = len(items) == 1 and bool(items[0].relations) and len(items[0].lines) >= FEWEST_LINES
+    return is_of_lines and not any(finding.severity == FAILS for finding in audit_runs(items))
 
 
 def _findings(path: Path, text: str) -> list[Any]:
