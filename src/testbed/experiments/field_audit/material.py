@@ -29,6 +29,7 @@ class Material:
     sha256: str
     tuned: bool  # it was there while the rules were written
     clean: bool = False  # its tables were recomputed by hand, and nothing was found
+    in_pull_request: bool = False  # committed by the author of a pull request, not by the project
     figures_withheld: bool = False  # results of this project score our planner: none is quoted
 
     def place(self, folder: Path) -> Path:

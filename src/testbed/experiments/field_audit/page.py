@@ -15,6 +15,7 @@ from testbed.experiments.field_audit.review import counts, read_reviews, with_in
 from testbed.io import read_json
 
 MATERIAL, FINDINGS, REVIEWS, TRIALS = "material.json", "findings.json", "reviews.json", "trials.json"
+FIRST_CONTACT = "first_contact.json"  # findings in what was collected afterwards, by the rules of then
 
 
 def blocks(folder: Path) -> dict[str, str]:
@@ -24,7 +25,7 @@ def blocks(folder: Path) -> dict[str, str]:
     findings = content["findings"]
     return {
         "field material": _projects(content["files"], findings),
-        "field precision": _precision(findings, reviews),
+        "field precision": _precision(findings, read_json(folder / FIRST_CONTACT), reviews),
         "field trials": _trials(read_json(folder / TRIALS)),
         "field findings": "\n".join(_listed(findings, reviews, materials)).strip(),
     }
@@ -55,11 +56,19 @@ def _row(name: str, files: Sequence[Mapping[str, Any]], findings: Sequence[Mappi
     return [name, shown, f"{len(files) - len(tables):,}", f"{severities[FAILS]:,}", f"{severities[NOTE]:,}"]
 
 
-def _precision(findings: Sequence[Mapping[str, Any]], reviews: Mapping[str, Mapping[str, str]]) -> str:
+def _precision(
+    findings: Sequence[Mapping[str, Any]], first: Mapping[str, Any], reviews: Mapping[str, Mapping[str, str]]
+) -> str:
     lines = ["| material | findings | reviewed | explained by the file or a convention | wrong | hold |",
              "|---|--:|--:|--:|--:|--:|"]  # fmt: skip
-    for is_tuned, words in [*GROUPS.items(), (None, "all")]:
-        own = [finding for finding in findings if is_tuned in (None, finding["tuned"])]
+    first_words = f"{GROUPS[False]}, before the rules were changed for it (commit `{first['git_commit']}`)"
+    groups = [
+        (f"{GROUPS[True]}, now", [finding for finding in findings if finding["tuned"]]),
+        (first_words, first["findings"]),
+        (f"{GROUPS[False]}, now", [finding for finding in findings if not finding["tuned"]]),
+        ("all, now", findings),
+    ]
+    for words, own in groups:
         given = counts(own, reviews)
         total = sum(given.values())
         cells = (words, f"{len(own):,}", f"{total:,}", f"{given['explained']:,}", f"{given['wrong']:,}",
@@ -101,6 +110,8 @@ def _item(finding: Mapping[str, Any], review: Mapping[str, str] | None, material
     note = ", a note" if finding["severity"] == NOTE else ""
     yield f"- {link}{more}, {finding['id']}: *{finding['rule']}*{note}. {_plain(finding['message'])}."
     yield from (f"  `{quoted.replace('`', chr(39))}`" for quoted in finding["quoted"] if quoted)
+    if material.in_pull_request:
+        yield "  From a pull request, not by the project."
     if finding["corrected"]:
         yield f"  Instead: {_plain(finding['corrected'])}."
     yield f"  Review: {review['verdict']} ({review['sure']}): {review['why']}" if review else "  Not reviewed by hand."
