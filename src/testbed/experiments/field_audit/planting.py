@@ -27,6 +27,7 @@ from testbed.experiments.field_audit.material import TABLE, Material
 
 LEAST_CHANGE, MOST_CHANGE = 1.03, 10.0
 EXCHANGED_DIGITS = 0.3  # of the changes
+ROWS_OF_A_CONSTANT = 4  # with fewer, two rows against one may be of two kinds
 TRIES = 200
 LONGEST_LOG = 200_000  # characters that are read again for each change
 FEWEST_LINES = 4
@@ -90,7 +91,8 @@ def determined_cells(path: Path) -> list[Cell]:
     for grid in (grid for item in items for grid in item.details.get("grids", ())):
         for formula in FORMULAS:
             for fit in best_fits(grid, formula):
-                if not fit.is_sound or fit.outliers or len(fit.rows) < 2 or fit.support < 1:
+                fewest = 2 if formula.is_one or formula.is_definition else ROWS_OF_A_CONSTANT
+                if not fit.is_sound or fit.outliers or len(fit.rows) < fewest or fit.support < 1:
                     continue
                 for row in fit.rows:
                     ends = interval_of(fit.terms, row, within_row=formula.is_one)
