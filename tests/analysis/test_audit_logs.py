@@ -332,3 +332,17 @@ def test_logs_of_a_folder_are_not_compared_unless_they_are_typed(tmp_path):
         path.write_text((FOLDER / f"{path.stem}.txt").read_text(encoding="utf-8"), encoding="utf-8")
     assert not [finding for finding in audit([tmp_path]) if len(finding.runs) > 1]
     assert [finding for finding in audit(paths) if len(finding.runs) > 1 and finding.severity == FAILS]
+
+
+def test_a_line_without_a_figure_or_with_one_of_no_size_is_left_out():
+    """Damage of real files: a figure below 0 next to a missing one, 0 or 1e-320 below the line of a fraction."""
+    relation = Relation("a x b / c", {"a": 1, "b": 1, "c": -1})
+    for figures in ({"a": Figure(-1.0), "c": Figure(1.0)}, {"a": Figure(1.0), "b": Figure(1.0), "c": Figure(0.0)},
+                    {"a": Figure(1.0), "b": Figure(1.0), "c": Figure(1e-320)}):  # fmt: skip
+        assert relation.interval(LogLine(1, figures)) is None
+    assert relation.interval(LogLine(1, {"a": Figure(0.0), "b": Figure(1.0), "c": Figure(1.0)})) == (0.0, 0.0)
+
+
+def test_of_a_restart_the_line_of_its_first_step_counts_too():
+    lines = [line(step, rate, 1) for step, rate in ((1, 5), (1, 6), (2, 5), (1, 7), (2, 7))]
+    assert [(each.step, each.value("a")) for each in in_order(lines)] == [(1, 7), (2, 7)]

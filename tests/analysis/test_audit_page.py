@@ -77,3 +77,11 @@ def test_the_program_prints_details_when_asked(tmp_path):
     assert "CLAIM DOES NOT STAND" not in short.stdout
     assert full.stdout.startswith(short.stdout) and "CLAIM DOES NOT STAND: throughput is global" in full.stdout
     assert short.returncode == full.returncode == 1
+
+
+def test_runs_and_files_of_tables_are_counted_apart(tmp_path):
+    runs = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "two", v1_metrics(1))]
+    table = tmp_path / "results.md"
+    table.write_text("| GPUs | tokens/s | Speed-up |\n|---|---|---|\n| 1 | 10 | 1.0 |\n| 2 | 19 | 1.9 |\n", "utf-8")
+    assert run_here(PROGRAM, table).stdout == "nothing found in 1 file of tables\n"
+    assert run_here(PROGRAM, *runs, table).stdout.startswith("Audit of 2 runs and 1 file of tables ")

@@ -189,12 +189,33 @@ def test_a_number_stands_for_every_row(tmp_path):
         ("gpus", "write QUANTITY=HEADING"),
         ("colour=GPUs", "no such quantity"),
         ("devices=Cards", "has no column 'Cards'"),
+        ("gpus=GPUs,devices=Efficiency", "devices is 'GPUs' already"),
+        ("gpus=GPUs,tp=GPUs", "'GPUs' is another quantity already"),
+        ("speedup=Note", "has no figure that can be read under 'Note'"),
+        ("length=0", "has no figure that can be read under '0'"),
+        ("gpus=\n", "write QUANTITY=HEADING"),
     ],
 )
 def test_wrong_columns_are_refused_in_one_sentence(tmp_path, typed, words):
-    path = saved(tmp_path, SPEED_UP)
+    path = saved(tmp_path, SPEED_UP.replace("Efficiency |\n|", "Efficiency | Note |\n|---|").replace("%", "% | plain"))
     done = run_here(PROGRAM, path, "--columns", typed)
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_columns_without_a_table_are_refused(tmp_path):
+    path = saved(tmp_path, SPEED_UP)
+    log = path.with_suffix(".log")
+    log.write_text("step 1", encoding="utf-8")
+    for typed in (tmp_path, log):
+        done = run_here(PROGRAM, typed, "--columns", "gpus=GPUs")
+        assert done.returncode == 2 and "type one, as .md, .csv, .tsv" in done.stderr
+
+
+def test_a_heading_may_hold_a_comma_and_a_file_semicolons(tmp_path):
+    path = saved(tmp_path, "run;Tempo, gesamt;faktor\n1;100;1.00x\n2;190;1.90x\n4;300;3.70x\n8;700;7.00x\n", "a.csv")
+    named = columns_named(["GPUs=run, token_rate=Tempo, gesamt", "speedup=faktor"])
+    assert named == {"devices": "run", "token_rate": "Tempo, gesamt", "speedup": "faktor"}
+    assert [finding.runs for finding in audit([path], columns=named)] == [(f"{path}:4",)]
 
 
 def test_a_table_of_other_things_is_no_table(tmp_path):

@@ -19,6 +19,13 @@ METRICS = """
 | Scaling efficiency | 100% | 78.3% | 73.9% | 69.6% |
 | Peak memory (GB) | 14.1 | 14.3 | 14.3 | 14.4 |
 """
+PAIR = """
+| Metric | 1 GPU | 2 GPUs |
+|---|---|---|
+| Throughput (samples/s) | 54.2 | 84.9 |
+| Speedup | 1.0x | 1.57x |
+| Wall time (s) | 1,244 | 793 |
+"""
 PER_METRIC = """
 | Metric | 1 GPU | 2 GPU DDP | Speedup |
 |---|---|---|---|
@@ -59,6 +66,7 @@ SPANNED = """
 CHANGED = {
     "a speed-up in a column": (METRICS, "2.96x", "3.96x", "does not follow from the column '4 GPUs'", "Speedup 2.96x"),
     "an efficiency in a column": (METRICS, "73.9%", "93.9%", "column '4 GPUs'", "efficiency 74.0%"),
+    "a speed-up of two runs": (PAIR, "1.57x", "1.37x", "Speedup does not follow from the column '2 GPUs'", "1.57x"),
     "a ratio of two columns": (PER_METRIC, "1.74x", "1.47x", "in 2 other rows it follows", "1.745x would follow"),
     "a time of two columns": (PER_METRIC, "13m 45s", "10m 45s", "1 GPU 24m 00s and 2 GPU DDP 10m 45s", "2.233x"),
     "a saving": (KERNELS, "69%", "49%", "Saved 49% does not follow from eager (us) 310.9", "69.4% would follow"),
@@ -99,12 +107,21 @@ LEFT_ALONE = {
     "a faster variant": RATES.replace("A100 80GB", "RTX 3090 Ti").replace("162", "-").replace("168", "-"),
     "a peak with sparsity": RATES.replace("52%", "26%").replace("54%", "27%").replace("| 162", "| -"),
     "a long context": RATES.replace("## Training", "Sequence length 131072.\n\n## Training").replace(
-        "Training on A100 80GB", "Training on A100 80GB, 128K").replace("3,800 | 52% | 162", "980 | 52% | 162"),
+        "Training on A100 80GB", "Training on A100 80GB, 128K").replace("3,800 | 52% | 162", "130 | 52% | -"),
     "rates of all devices": RATES.replace("tokens/s/GPU", "tokens/s").replace("3,800", "30,400").replace(
         "2,100", "134,400"),
     "a mean of speed-ups": KERNELS.replace("| Average | | |", "| Average | 100.0 | 90.0 |"),
     "another unit": PER_METRIC.replace("444 samples/s", "0.444 ksamples/s"),
     "two metrics that differ": PER_METRIC.replace("| Total time | 24m 00s | 13m 45s | **1.74x** |\n", ""),
+    "columns that are nearly equal": """
+| GPUs | Accuracy - fp32 | Accuracy - fp16 | Memory (GB) | Speedup |
+|---|---|---|---|---|
+| 1 | 0.271 | 0.272 | 1.91 | 99% |
+| 4 | 0.270 | 0.270 | 1.93 | 99% |
+| 8 | 0.270 | 0.269 | 1.95 | 99% |
+| 16 | 0.272 | 0.270 | 1.92 | 99% |
+| 32 | 0.271 | 0.271 | 1.94 | 62% |
+""",
     "a latency of requests": """
 ### Inference performance
 | Batch size | Throughput [img/s] | Latency Avg [ms] | Latency 95% [ms] |

@@ -6,13 +6,17 @@ import json
 
 import pytest
 from support.audit_cases import BREAKDOWN, v20
+from support.foreign_examples import arm
 from support.metrics_examples import save
 from support.programs import run_here
 from support.scaling_examples import arm_of, metrics_of, report_of, write_arm
 
 from testbed.analysis.audit.claims import audit
+from testbed.analysis.comparison.two_arms import NOT_COMPARED, compare_arms
+from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.tables import scaling_table
+from testbed.analysis.statistics import FASTER
 
 TABLE, COMPARE = "scripts/generate_scaling_table.py", "scripts/compare_runs.py"
 NO_DEEPSPEED = {"training_config": {"deepspeed_enabled": False}}
@@ -83,3 +87,16 @@ def test_compare_runs_labels_instrumented_sides(tmp_path):
     ]  # fmt: skip
     plain = run_here(COMPARE, v20(tmp_path / "c", world=2), "--against", tmp_path / "b", "--allow-mismatch")
     assert f"INSTRUMENTED: B by {LABEL}." in " ".join(plain.stdout.split())
+
+
+def test_instrumented_runs_of_equal_work_give_no_verdict(tmp_path):
+    """Five repeats that a profiler slowed are a figure, and no claim on what is faster."""
+    for name, seconds in (("slow", 0.2), ("fast", 0.1)):
+        arm(tmp_path / name, step_time_s=seconds, instrumented=True, settings={"profile": True})
+    done = run_here(COMPARE, tmp_path / "slow", "--against", tmp_path / "fast", "--allow-mismatch")
+    assert done.returncode == 0 and "INSTRUMENTED: " in done.stdout
+    plain = [group_into_arms([load_run(path) for path in arm(tmp_path / name, step_time_s=seconds)])[0]
+             for name, seconds in (("plain", 0.2), ("plain_fast", 0.1))]  # fmt: skip
+    marked = [group_into_arms([load_run(path) for path in (tmp_path / name).iterdir()])[0] for name in ("slow", "fast")]
+    assert compare_arms(*plain[::-1]).kind == FASTER
+    assert compare_arms(*marked[::-1], allow_instrumented=True).kind == NOT_COMPARED

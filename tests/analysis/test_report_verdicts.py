@@ -3,6 +3,7 @@
 import re
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from testbed.analysis.report.cautions import cautions
 from testbed.analysis.report.headlines import headlines
 from testbed.analysis.report.verdicts import NO_CLAIM, NOT_COMPARED, WORSE, compared, verdicts
 from testbed.analysis.runs.comparability import LOSS_NOISE
-from testbed.analysis.runs.entries import Subject, subject_of
+from testbed.analysis.runs.entries import Subject, Workload, subject_of
 
 
 def kinds(subject: Subject) -> list[str]:
@@ -226,3 +227,11 @@ def test_the_first_lines_say_what_is_best_what_was_learned_and_the_mfu(tmp_path)
     best, learning, _ = (line.sentence for line in headlines(arms(tmp_path / "worse", **files)))
     assert best == "Best: none is shown to beat baseline on 2 ranks."
     assert "not alike; ddp on 2 ranks learns worst, its final validation loss is 0.0500 above" in learning
+
+
+def test_unknown_ranks_are_not_few():
+    """Speed-ups against a run of four ranks whose file does not say so would be four times too small."""
+    entries = [SimpleNamespace(ranks=ranks, tokens_per_s=[1.0], example=SimpleNamespace(run_type="ddp"))
+               for ranks in (None, 4, 2)]  # fmt: skip
+    assert Workload("", tuple(entries)).reference is entries[2]
+    assert Workload("", tuple(entries[:1])).reference is entries[0]

@@ -155,6 +155,13 @@ def test_all_that_cannot_be_taken_is_said_at_once(settings_of):
     assert "(7)" not in message
 
 
+def test_all_faults_of_a_scheduler_are_said_at_once(settings_of):
+    params = {"warmup_min_lr": 1e-5, "steps": 5, "warmup_type": "cubic"}
+    message = refusal(settings_of, scheduler={"type": "WarmupLR", "params": params})
+    for part in ("holds 3 things", "warmup_min_lr = 1e-05", "params.steps is no parameter", "warmup_type 'cubic'"):
+        assert part in message, message
+
+
 def test_an_earlier_projects_file_runs_without_its_pipeline_section(settings_of):
     content = {
         "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "steps_per_print": 100,

@@ -9,6 +9,7 @@ from support import foreign_examples as foreign
 from support.deepspeed_log import deepspeed_lines
 from support.metrics_examples import merge, save, v1_metrics, v20_metrics
 from support.real_logs import FOLDER
+from support.tracker_cases import TRACKER_CASES
 
 TOKENS = 29_171_712  # one epoch of seed 000's and 004's data: 56,976 sequences of 512
 
@@ -326,6 +327,7 @@ CASES = {
     "a deviation of one run": ("one run proves nothing", "a standard deviation of 0.0 at 1 ranks", "unknown",
         lambda t: [foreign.scaling_report(t, 1.8, num_runs=1)], lambda t: [foreign.scaling_report(t, 1.8)]),
 }  # fmt: skip
+CASES |= TRACKER_CASES
 ONLY_NOTES = {
     "one run", "all of one arm first", "a run that never leaves the warm-up", "rank JSON: a rate of one rank",
     "ranks print one loss", "nested rows added up", "a deviation of one run", "a single run learns a little worse",

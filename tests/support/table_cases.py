@@ -90,6 +90,13 @@ WHOLE = """
 | 512 | 512 | 2 | 1024 | 3.2 |
 | 256 | 256 | 1 | 1024 | 7.9 |
 """
+STEPS_PER_SECOND = """
+| run | global_batch_size | seq_len | steps_per_sec | step_time_ms | samples_per_sec | tokens_per_sec |
+|---|---|---|---|---|---|---|
+| a | 512 | 1024 | 2.00 | 500 | 1024.0 | 1048576 |
+| b | 512 | 1024 | 2.50 | 400 | 1280.0 | 1310720 |
+| c | 256 | 1024 | 4.00 | 250 | 1024.0 | 1048576 |
+"""
 SEEDS = """
 | Metric | Seed 1 | Seed 2 | Seed 3 | Mean |
 |---|---|---|---|---|
@@ -139,7 +146,10 @@ CASES = {
     "device hours": (FOLLOW, DEVICES, "176.6", "196.6", "device hours = devices x time", "GPU hours 176"),
     "tokens": (FOLLOW, TOKENS, "78,643,200", "87,643,200", "tokens = steps x batch x length", "tokens 78,643,200"),
     "time of steps": (FOLLOW, TOKENS, "90.0 |", "80.0 |", "time = steps x time of a step", None),
-    "tokens per second": (FOLLOW, TOKENS, "1,165,084", "1,365,084", "tokens/s = tokens / time", None),
+    "steps per second": (FOLLOW, STEPS_PER_SECOND, "| 2.50", "| 3.50", "steps/s x time of a step = 1", "sec 2.50"),
+    "samples of steps": (FOLLOW, STEPS_PER_SECOND, "1280.0", "1480.0", "samples/s = steps/s x samples of", None),
+    "tokens of steps": (FOLLOW, STEPS_PER_SECOND, "1310720", "1510720", "tokens/s = steps/s x tokens of", None),
+    "tokens per second": (FOLLOW, TOKENS, "1,165,084", "865,084", "tokens/s = tokens / time", None),
     "samples per second": (FOLLOW, TOKENS, "| 1,137.8", "| 1,337.8", "tokens/s = samples/s x length", None),
     "global batch": (FOLLOW, ACCUMULATION, "| 16 | 4 | 4 | 256", "| 16 | 4 | 4 | 320", "= micro batch x accumulation",
                      "Global batch 256"),

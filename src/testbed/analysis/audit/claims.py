@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testbed.analysis.audit import foreign
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
+from testbed.analysis.audit.evaluation_rules import EVALUATION_RULES
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.foreign_rules import FOREIGN_RULES
 from testbed.analysis.audit.log_rules import LOG_RULES
@@ -23,6 +24,8 @@ from testbed.analysis.audit.readers.trackers import UNREADABLE
 from testbed.analysis.audit.reported import Reported, from_run
 from testbed.analysis.audit.run_rules import METRICS_RULES
 from testbed.analysis.audit.sides import Claim, Side
+from testbed.analysis.audit.state_rules import STATE_RULES
+from testbed.analysis.audit.tables.read import FORM as TABLE
 from testbed.analysis.audit.tables.read import SUFFIXES
 from testbed.analysis.audit.tables.rules import TABLE_RULES
 from testbed.analysis.audit.trainer_rules import TRAINER_RULES
@@ -52,14 +55,15 @@ def audit(
 
 def audit_and_count(
     paths: Sequence[Path], baseline: Path | None = None, columns: Mapping[str, str] | None = None
-) -> tuple[list[Finding], int]:
-    """Return the findings, and how many runs the files hold, the baseline not counted."""
+) -> tuple[list[Finding], int, int]:
+    """Return the findings, and how many runs and files with tables there are, the baseline not counted."""
     items = read_reported(paths, columns)
     folder = Path(paths[0]).absolute()
     # In a folder of several runs the first is first by its name: look for a baseline.
     is_chosen = not folder.is_dir() or sum(item.path.absolute().is_relative_to(folder) for item in items) <= 1
     baselines = read_reported([baseline]) if baseline else []
-    return audit_runs(items, baselines, prefer_baseline=not is_chosen), len(items)
+    num_tables = sum(item.form == TABLE for item in items)
+    return audit_runs(items, baselines, prefer_baseline=not is_chosen), len(items) - num_tables, num_tables
 
 
 def audit_runs(
@@ -73,7 +77,7 @@ def audit_runs(
     for item in items:
         if item.run and item.run.status != "complete":
             findings.append(item.notes(Rule.TRACEABLE, f"left out of every comparison: the run is {item.run.status}"))
-        elif item.is_claim and item.form not in ("profiler table", "scaling report", "table", UNREADABLE):
+        elif item.is_claim and item.form not in ("profiler table", "scaling report", TABLE, UNREADABLE):
             finished.append(item)
     for protocol, sides in _tables(finished, bool(baselines), prefer_baseline):
         compared = _without_marked_instrumented(sides, is_planned=protocol is not None)
@@ -89,7 +93,8 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    for rule, forms in (METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES | TABLE_RULES).items():
+    rules = METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES | STATE_RULES | EVALUATION_RULES | TABLE_RULES
+    for rule, forms in rules.items():
         if not forms or item.form in forms:
             yield from rule(item)
 
@@ -220,6 +225,8 @@ def read_reported(paths: Sequence[Path], columns: Mapping[str, str] | None = Non
         if not files:
             raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
         named += [(file, not path.is_dir()) for file in files]
+    if columns and not any(is_typed and file.suffix.lower() in SUFFIXES for file, is_typed in named):
+        raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
     found: list[Reported] = []
     rank_files = []
     for file, is_typed in dict.fromkeys(named):

@@ -19,8 +19,8 @@ from typing import Any
 from testbed.analysis.audit.printed_setup import printed_setup
 from testbed.analysis.audit.readers.lightning import is_lightning, read_lightning
 from testbed.analysis.audit.readers.repeats import one_per_run
-from testbed.analysis.audit.readers.text import text_of
-from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS, plain
+from testbed.analysis.audit.readers.text import log_lines, text_of
+from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS
 from testbed.analysis.audit.readers.trackers import TRACKERS
 from testbed.analysis.audit.readers.trainer_state import read_trainer_state
 from testbed.analysis.audit.readers.wandb_folder import CONSOLE, SUMMARY
@@ -66,12 +66,13 @@ def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
     Raises:
         InputError: it was typed and is not known.
     """
-    text = plain(text_of(path).replace("\r", "\n"))
+    whole = text_of(path)
+    text = log_lines(whole)
     if read := next((read for pattern, read in LOGS.items() if re.search(pattern, text)), None):
         named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
         runs = [replace(run, world_size=run.world_size or named) for run in read(path, text)]
         return [run for run in runs if is_typed or run.has_figures]
-    if found := tables_in(path, text):
+    if found := tables_in(path, whole):
         return found
     if is_typed:
         raise InputError(
@@ -349,13 +350,27 @@ def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
     )]  # fmt: skip
 
 
+def _or_pass_over(read: Callable[..., list[Reported]]) -> Callable[..., list[Reported]]:
+    """Return `read`, but without a file that cannot be read in a folder: one of such a name may be anything."""
+
+    def reading(path: Path, is_typed: bool) -> list[Reported]:
+        try:
+            return read(path, is_typed)
+        except InputError:
+            if is_typed:
+                raise
+            return []
+
+    return reading
+
+
 # name of the file -> what reads it
 READERS: dict[str, Callable[..., list[Reported]]] = {
     RANK_JSON.pattern: read_rank_files,
     PIPELINE_JSON.pattern: read_rank_files,
-    r".*\.csv": read_csv,
-    r".*\.tsv": read_table,
-    r".*\.(log|out|err|txt|md)": read_text_log,
+    r".*\.csv": _or_pass_over(read_csv),
+    r".*\.tsv": _or_pass_over(read_table),
+    r".*\.(log|out|err|txt|md)": _or_pass_over(read_text_log),
     r"scaling_report\.json": read_scaling_report,
     **TRACKERS,
 }

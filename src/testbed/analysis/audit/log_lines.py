@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FLOAT_NOISE = 1e-6  # relative: programs compute what they print in float32
+SMALLEST = 1e-200  # the reciprocal of a smaller number may overflow
 FEWEST_THAT_AGREE = 3
 MOST_THAT_DISAGREE = 0.01  # of the lines: where more do, the program counts in another way than the relation
 ALWAYS_FEW = 2  # a figure that enters the next line's too makes two lines disagree
@@ -46,6 +47,7 @@ class LogLine:
     figures: dict[str, Figure] = field(default_factory=dict)
     at_s: float | None = None  # date and time of the line, in seconds since a fixed moment
     is_nan: bool = False  # its training loss is not a number
+    last_step: int | None = None  # of the whole run, as the line says it
 
     def value(self, name: str) -> float | None:
         return self.figures[name].value if name in self.figures else None
@@ -74,16 +76,24 @@ class Relation:
 
         None where a figure is missing, or so small that its digits do not tell it from 0.
         """
+        figures = [(line.figures.get(name), power) for name, power in self.powers.items()]
+        known = [(found, power) for found, power in figures if found is not None and not _has_no_power(found, power)]
+        if len(known) < len(figures):
+            return None
         low = high = 1.0
-        for name, power in self.powers.items():
-            found = line.figures.get(name)
-            if found is not None and found.high <= 0:  # a count that falls: no product of positive figures
+        for found, power in known:
+            if found.high <= 0:  # a count that falls: no product of positive figures
                 return (0.0, 0.0)
-            if found is None or found.low <= 0:
+            if found.low <= 0:
                 return None
             ends = (found.low**power, found.high**power)
             low, high = low * min(ends), high * max(ends)
         return (low, high) if low > 0 and math.isfinite(high) else None
+
+
+def _has_no_power(figure: Figure, power: int) -> bool:
+    """Return whether a figure is 0 below a fraction's line, or of a size that only damage gives."""
+    return abs(figure.value) < SMALLEST and (power < 0 or figure.value != 0)
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     if not outside:
         return None
     found = Disagreement(relation, constant, tuple(line for line, _ in outside), len(intervals))
-    agreeing, few = len(intervals) - len(outside), _few(len(intervals))
+    agreeing, few = len(intervals) - len(outside), few_of(len(intervals))
     if relation.expected and not agreeing:
         # The lines have to agree on another number: else the relation is not this program's.
         return found if len(_outside(intervals, None)[1]) <= few else None
@@ -125,7 +135,8 @@ def disagreement(relation: Relation, lines: Sequence[LogLine]) -> Disagreement |
     return found if agreeing >= max(FEWEST_THAT_AGREE, 2 * len(outside)) else None
 
 
-def _few(count: int) -> float:
+def few_of(count: int) -> float:
+    """Return how many of so many lines may be wrong."""
     return max(ALWAYS_FEW, MOST_THAT_DISAGREE * count)
 
 

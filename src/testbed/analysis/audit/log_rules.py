@@ -26,10 +26,11 @@ def figures_of_a_line_agree(item: Reported) -> Iterator[Finding]:
     """Check what each line prints against the other lines, and against the header where it gives the number."""
     for relation in item.relations:
         if found := disagreement(relation, item.lines):
-            yield item.fails(Rule.FOLLOWS, *_said(found))
+            yield item.fails(Rule.FOLLOWS, *said(found))
 
 
-def _said(found: Disagreement) -> tuple[str, str]:
+def said(found: Disagreement) -> tuple[str, str]:
+    """Return the message about lines that disagree, and the number in its place."""
     shown, relation = found.lines[:MOST_SHOWN], found.relation
     steps = ", ".join(f"{line.step:,}" for line in shown)
     more = f" and {len(found.lines) - len(shown)} more" if len(found.lines) > len(shown) else ""

@@ -25,9 +25,10 @@ SHOWN_UNKNOWN = 40
 ASKED_FIRST = ("global batch size", "precision", "number of ranks")  # without which no two rates compare
 
 
-def page(findings: Sequence[Finding], num_runs: int) -> str:
-    """Return the summary of an audit of `num_runs` runs; its lines have at most WIDTH characters."""
-    runs = counted(num_runs, "run")
+def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0) -> str:
+    """Return the summary of an audit of runs and of files with tables; its lines have at most WIDTH characters."""
+    counts = ((num_runs, counted(num_runs, "run")), (num_tables, counted(num_tables, "file") + " of tables"))
+    runs = " and ".join(words for number, words in counts if number)
     if not findings:
         return f"nothing found in {runs}"
     folder = _common_folder(findings)

@@ -12,7 +12,6 @@ from itertools import pairwise
 from statistics import median
 
 from testbed.analysis.audit.finding import Finding, Rule
-from testbed.analysis.audit.readers import trainer_state
 from testbed.analysis.audit.reported import ANY, Reported
 
 RATE_SLACK = 0.0005  # rates are rounded to three places
@@ -28,7 +27,7 @@ def rate_counts_the_steps_that_were_done(item: Reported) -> Iterator[Finding]:
         return
     runtime_s, rate, done = final["train_runtime"], final["train_steps_per_second"], final["global_step"]
     planned = final.get("max_steps")
-    counted = _counted(rate, runtime_s)
+    counted = counted_in(rate, runtime_s)
     if runtime_s <= 0 or done < 1 or counted[0] <= done <= counted[1]:
         return
     product = f"{rate:g} steps/s x {runtime_s:,.2f} s = {rate * runtime_s:,.0f} steps"
@@ -49,7 +48,7 @@ def rate_counts_the_steps_that_were_done(item: Reported) -> Iterator[Finding]:
         yield item.fails(
             Rule.THROUGHPUT, f"{product}, which does not follow from the {done:,.0f} steps of the run", corrected
         )
-    elif planned == done and _is_close(final.get("train_loss"), _mean_losses(item).get(0)):
+    elif planned == done and _is_of_all_steps(item, done - counted[1], done - counted[0]):
         yield item.fails(
             Rule.THROUGHPUT,
             f"{product}, but train_loss is the mean over all {done:,.0f} steps, so this call did them all",
@@ -57,10 +56,23 @@ def rate_counts_the_steps_that_were_done(item: Reported) -> Iterator[Finding]:
         )
 
 
-def _counted(rate: float, runtime_s: float) -> tuple[float, float]:
-    """Return the fewest and the most steps that a rounded rate allows."""
+def counted_in(rate: float, runtime_s: float) -> tuple[float, float]:
+    """Return the fewest and the most steps or samples that a rounded rate allows."""
     slack = RATE_SLACK * runtime_s * (1 + 1e-6) + 1e-4
     return rate * runtime_s - slack, rate * runtime_s + slack
+
+
+def _is_of_all_steps(item: Reported, first: float, last: float) -> bool:
+    """Return whether train_loss is the mean over all steps, and not over those behind a step from `first` to `last`."""
+    said, rests = item.details["final"].get("train_loss"), _mean_losses(item)
+    steps = sorted(rests)
+    near = {step for edge in (first, last) for step in sorted(steps, key=lambda each: abs(each - edge))[:2]} - {0.0}
+    behind = [rest for step, rest in rests.items() if step in near or first <= step <= last]
+    return _is_close(said, rests.get(0)) and not any(_is_close(said, rest) for rest in behind)
+
+
+def is_in(count: float | None, counted: tuple[float, float]) -> bool:
+    return count is not None and counted[0] <= count <= counted[1]
 
 
 def train_loss_is_the_mean_of_what_was_logged(item: Reported) -> Iterator[Finding]:
@@ -88,7 +100,7 @@ def train_loss_is_the_mean_of_what_was_logged(item: Reported) -> Iterator[Findin
     message += (
         f"; the losses after step {resumed:,.0f}, divided by all {done:,.0f} steps, give it, as in a run resumed there"
     )
-    counted = _counted(final.get("train_steps_per_second", 0), final["train_runtime"])
+    counted = counted_in(final.get("train_steps_per_second", 0), final["train_runtime"])
     if counted[0] <= done <= counted[1]:
         yield item.fails(
             Rule.THROUGHPUT,
@@ -98,28 +110,6 @@ def train_loss_is_the_mean_of_what_was_logged(item: Reported) -> Iterator[Findin
         )
     else:
         yield item.notes(Rule.FOLLOWS, message)
-
-
-def state_is_that_of_its_history(item: Reported) -> Iterator[Finding]:
-    """Compare what the state says of the run with the log that it holds."""
-    state, rows = item.details.get("state") or {}, item.details.get("log_history") or []
-    final, steps = item.details["final"], [row["step"] for row in rows if "step" in row]
-    done = state.get("global_step")
-    if done is not None and steps and max(steps) > done:
-        yield item.fails(Rule.FOLLOWS, f"global_step is {done:,.0f}, and its log goes on to step {max(steps):,.0f}")
-    elif done is not None and final and final.get("step", done) != done:
-        message = f"global_step is {done:,.0f}, and by its log the run ended at step {final['step']:,.0f}"
-        yield item.fails(Rule.FOLLOWS, message)
-    planned = state.get("max_steps", 0)
-    if done is not None and 0 < planned < done:
-        yield item.fails(Rule.FOLLOWS, f"global_step is {done:,.0f}, of {planned:,.0f} in max_steps")
-    flops = final.get("total_flos"), state.get("total_flos")
-    if None not in flops and flops[0] != flops[1]:
-        yield item.fails(Rule.FOLLOWS, f"total_flos is {flops[1]:.10g}, and {flops[0]:.10g} where the log ends")
-    best = state.get("best_metric")
-    measured = {value for row in rows for name, value in row.items() if name.startswith("eval_")}
-    if best is not None and measured and best not in measured:
-        yield item.fails(Rule.FOLLOWS, f"best_metric {best!r} is the result of no evaluation in its log")
 
 
 def _mean_losses(item: Reported) -> dict[float, float]:
@@ -146,5 +136,4 @@ def _is_close(said: float | None, mean: float | None) -> bool:
 TRAINER_RULES = {
     rate_counts_the_steps_that_were_done: ANY,
     train_loss_is_the_mean_of_what_was_logged: ANY,
-    state_is_that_of_its_history: (trainer_state.FORM,),
 }

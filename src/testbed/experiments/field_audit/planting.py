@@ -19,8 +19,9 @@ from testbed.analysis.audit.claims import FAILS, audit_runs, read_reported
 from testbed.analysis.audit.log_lines import LogLine, Relation
 from testbed.analysis.audit.readers.text import text_of
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import best_fits, interval_of
+from testbed.analysis.audit.tables.agreement import best_fits
 from testbed.analysis.audit.tables.figures import NUMBER
+from testbed.analysis.audit.tables.intervals import interval_of
 from testbed.analysis.audit.tables.relations import FORMULAS
 from testbed.errors import InputError
 from testbed.experiments.field_audit.material import TABLE, Material

@@ -24,6 +24,7 @@ RELATED: tuple[dict[str, int], ...] = (
     {"throughput/tokens_per_sec": 1, "throughput/device/tokens_per_sec": -1},  # composer: ranks
     {"items_per_sec": 1, "device/items_per_sec": -1},  # Lightning: ranks
 )
+LARGEST_EXPONENT = 50.0  # of a loss: beyond it the perplexity is none
 SLACK = {"train/tok_per_sec": 1.0}  # cut to a whole number
 
 
@@ -33,12 +34,20 @@ def lines_of(curves: Curves, step_tokens: int | None = None) -> tuple[tuple[LogL
     Args:
         step_tokens: tokens per step by nanochat's settings.
     """
+    of_perplexity: list[dict[str, int]] = []
     named = {name: [(point.step, point.value, point.time_s) for point in points] for name, points in curves.items()}
     if "lm loss" in curves and "iteration-time" in curves:
         named[MEGATRON_MS] = [(step, value * 1e3, time_s) for step, value, time_s in named["iteration-time"]]
+    for perplexity, of in _perplexities(curves).items():
+        named[f"exp({of})"] = [
+            (step, math.exp(value), time_s) for step, value, time_s in named[of] if abs(value) < LARGEST_EXPONENT
+        ]
+        of_perplexity.append({perplexity: 1, f"exp({of})": -1})
     is_one_batch = len({point.value for point in curves.get("batch-size", ())}) < 2  # else it grows during the run
     related = [
-        powers for powers in RELATED if powers.keys() <= named.keys() and (is_one_batch or MEGATRON_MS not in powers)
+        powers
+        for powers in (*RELATED, *of_perplexity)
+        if powers.keys() <= named.keys() and (is_one_batch or MEGATRON_MS not in powers)
     ]
     loss = next((name for pattern in TRAIN_LOSS for name in curves if re.fullmatch(pattern, name)), "")
     wanted = {name for powers in related for name in powers} | {loss, MEGATRON_MS} & named.keys()
@@ -66,6 +75,12 @@ def lines_of(curves: Curves, step_tokens: int | None = None) -> tuple[tuple[LogL
             related_by(TOKENS_PER_STEP), expected=expected, source="total_batch_size"
         )
     return tuple(lines), tuple(relations)
+
+
+def _perplexities(curves: Curves) -> dict[str, str]:
+    """Return the curves of perplexities, each with the loss whose exponential it may be."""
+    of = {name: re.sub(r"perplexity|ppl", "loss", name) for name in curves}
+    return {name: loss for name, loss in of.items() if loss != name and loss in curves}
 
 
 def related_by(powers: dict[str, int]) -> Relation:

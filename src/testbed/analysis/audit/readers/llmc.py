@@ -25,7 +25,7 @@ from testbed.analysis.audit.reported import Reported
 
 MARK = r"\bstep\s+\d+/\d+ \| (?:train )?loss "
 MAIN_MARK = r"(?m)^s:\d+ (?:tel|trl|eval):"
-LINE = re.compile(r"\bstep\s+(?P<step>\d{1,12})/\d+ \| (?:train )?loss\s+(?P<loss>\S+)(?P<rest>.*)")
+LINE = re.compile(r"\bstep\s+(?P<step>\d{1,12})/(?P<of>\d{1,12}) \| (?:train )?loss\s+(?P<loss>\S+)(?P<rest>.*)")
 KEPT = 0.95  # of the mean so far, in the rate of train_gpt2.cu
 FLOAT32 = 2e-6  # relative: the mean is computed in float32
 
@@ -51,7 +51,7 @@ def read_llmc(path: Path, text: str) -> list[Reported]:
         optimizer_steps=lines[-1].step if lines else None,
         time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
         rate=middle(lines, "tok/s"),
-        train_loss=last(lines, "loss"), val_loss=last_number(r"(?m)^val loss (\S+)", text),
+        train_loss=last(lines, "loss"), val_loss=last_number(r"(?m)^(?:.{0,80}\s)?val loss (\S+)$", text),
         device_name=only(r"\| device +\| (.{1,80}?) +\|", text),
         peak_flops=peak.value * 1e12 if peak and peak.value > 0 else None, mfu=share(mfu),
         lines=lines,
@@ -71,6 +71,8 @@ def _lines(text: str) -> Iterator[LogLine]:
     before: tuple[int, Figure] | None = None
     for found in LINE.finditer(text):
         step, rest = int(found["step"]), found["rest"]
+        if re.search(r"step\s+\d+/", rest):
+            continue  # two lines in one
         rate, mfu = _of(rf"{_REAL} tok/s", rest), _of(rf"{_REAL}% \w+ MFU", rest)
         own = rate if step == 1 or "MFU" not in rest else None  # train_gpt2.py prints the rate of the step
         if rate and own is None and is_one_run:
@@ -84,7 +86,7 @@ def _lines(text: str) -> Iterator[LogLine]:
         yield LogLine(step, figures([
             ("loss", figure(found["loss"])), ("ms", _of(rf"{_REAL} ms", rest)), ("tok/s", rate), ("own tok/s", own),
             ("MFU", mfu if mfu and mfu.value > 0 else None),
-        ]), is_nan=is_nan(found["loss"]))  # fmt: skip
+        ]), is_nan=is_nan(found["loss"]), last_step=int(found["of"]))  # fmt: skip
 
 
 _REAL = r"(-?[\d.]+)"

@@ -29,7 +29,7 @@ from testbed.analysis.audit.reported import Reported
 
 MARK = r"iteration\s+\d+/\s*\d+ \|.{0,2000}?elapsed time per iteration \(m?s\):"
 LINE = re.compile(  # bounded, so that a damaged file of one long line is read in time
-    r"(?m)^(?P<head>.{0,300}?)\biteration\s+(?P<step>\d{1,12})/\s*\d+ \|"
+    r"(?m)^(?P<head>.{0,300}?)\biteration\s+(?P<step>\d{1,12})/\s*(?P<of>\d{1,12}) \|"
     r"(?P<rest>.{0,2000}?elapsed time per iteration \(m?s\):.{0,4000})"
 )
 AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?")
@@ -75,6 +75,8 @@ def read_megatron(path: Path, text: str) -> list[Reported]:
 
 def _lines(text: str) -> Iterator[LogLine]:
     for found in LINE.finditer(text):
+        if re.search(r"iteration\s+\d+/", found["rest"]):
+            continue  # two lines in one
         values = dict(pairs_of(found["rest"]))
         seconds = figure(values.get("elapsed time per iteration (s)", ""))
         at, loss = AT.search(found["head"]), values.get("lm loss", values.get("lm-loss", ""))
@@ -85,7 +87,7 @@ def _lines(text: str) -> Iterator[LogLine]:
             ("lm loss", figure(loss)),
             ("samples/s", figure(values.get("samples per second", ""))),
             ("TFLOP/s/GPU", _first(TFLOPS, values)), ("tokens/s/GPU", _first(RATES, values)),
-        ]), clock_s(at[0]) if at else None, is_nan(loss))  # fmt: skip
+        ]), clock_s(at[0]) if at else None, is_nan(loss), int(found["of"]))  # fmt: skip
 
 
 def _first(names: tuple[str, ...], values: dict[str, str]) -> Figure | None:
@@ -107,7 +109,7 @@ def _with_counted_samples(lines: tuple[LogLine, ...]) -> Iterator[LogLine]:
 
 def _argument(name: str, text: str) -> int | None:
     """Return a value of the list of arguments: `  seq_length ...... 4096`."""
-    found = only(rf"\b{name} \.{{3,}} ?(\d+)", text)
+    found = only(rf"(?m)^(?!.*print\]).*\b{name} \.{{3,}} ?(\d+)\s*$", text)  # DeepSpeed prints its own world_size
     return None if found is None else count(found)
 
 

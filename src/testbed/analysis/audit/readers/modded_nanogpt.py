@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from testbed.analysis.audit.log_lines import Figure, LogLine, Relation
@@ -23,6 +24,7 @@ UNTIMED_STEPS = (0, 10)
 def read_modded_nanogpt(path: Path, text: str) -> list[Reported]:
     """Read a run. Its claim is the time to a validation loss: `train_time`, without validation and kernel warm-up."""
     text = re.split(r"(?m)^={80,}\s*$", text)[-1]  # before it stand the source code and the output of nvidia-smi
+    text = _last_run(text)
     untimed = min(UNTIMED_STEPS, key=lambda steps: _num_apart(text, steps))
     lines = tuple(_lines(text, untimed))  # of a step that is validated there are two
     train_ms = last(lines, "train_time")
@@ -34,6 +36,13 @@ def read_modded_nanogpt(path: Path, text: str) -> list[Reported]:
         protocol="time_to_loss", lines=lines, relations=_relations(untimed),
         unread=not_found({"number of ranks": False, "batch (it may change during the run)": False}),
     )]  # fmt: skip
+
+
+def _last_run(text: str) -> str:
+    """Return what stands behind the last place at which the steps go back."""
+    lines = list(LINE.finditer(text))
+    begins = [line.start() for before, line in pairwise(lines) if int(line["step"]) < int(before["step"])]
+    return text[begins[-1] :] if begins else text
 
 
 def _relations(untimed: int) -> tuple[Relation, ...]:

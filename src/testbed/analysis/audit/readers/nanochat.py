@@ -71,9 +71,14 @@ def _lines(text: str) -> Iterator[LogLine]:
     previous: int | None = None
     total_ms = Figure(0.0)
     for found in LINE.finditer(text):
+        if "| loss: " in found["rest"]:
+            continue  # two lines in one
         values = dict(pairs_of(found["rest"]))
         step, dt = int(found["step"]), figure(values.get("dt", ""))
-        is_next = step == previous + 1 if previous is not None else step <= UNTIMED_STEPS + 1
+        if previous is None or step < previous:  # of the first run or of another one
+            is_next, total_ms = step <= UNTIMED_STEPS + 1, Figure(0.0)
+        else:
+            is_next = step == previous + 1
         if dt is None or not is_next:
             total_ms = Figure(math.nan)  # a line is missing: what they add up to is unknown from here
         elif step > UNTIMED_STEPS:
@@ -87,7 +92,7 @@ def _lines(text: str) -> Iterator[LogLine]:
             ("step / steps", _ratio(step, found["of"])),
             ("total time", figure(values.get("total time", ""))),
             ("sum of dt", total_ms if total_ms.value > 0 else None),
-        ]), is_nan=is_nan(values.get("loss", "")))  # fmt: skip
+        ]), is_nan=is_nan(values.get("loss", "")), last_step=count(found["of"] or ""))  # fmt: skip
 
 
 def _ratio(step: int, of: str | None) -> Figure | None:

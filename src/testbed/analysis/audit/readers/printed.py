@@ -69,12 +69,15 @@ def in_order(lines: Iterable[LogLine]) -> tuple[LogLine, ...]:
     """Return one line per step, in order.
 
     Of several lines of one step, as each rank may print one, the first counts. Where the steps go back, a run was
-    started again from a checkpoint: its lines take the place of the earlier ones.
+    started again from a checkpoint: its lines take the place of the earlier ones. One of another length is another run,
+    and of two runs in a file the last is read.
     """
     kept: list[LogLine] = []
     for line in lines:
-        while kept and kept[-1].step > line.step:
-            kept.pop()
+        if kept and kept[-1].step > line.step:
+            is_other = None not in (line.last_step, kept[-1].last_step) and line.last_step != kept[-1].last_step
+            while kept and (is_other or kept[-1].step >= line.step):
+                kept.pop()
         if not kept or kept[-1].step < line.step:
             kept.append(line)
     return tuple(kept)

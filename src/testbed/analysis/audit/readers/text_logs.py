@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +21,3 @@ TEXT_LOGS: dict[str, Callable[[Path, str], list[Reported]]] = {
     nanogpt.BUILD_FILE_MARK: nanogpt.read_build_nanogpt_file,
 }
 KNOWN = "torchtitan, Megatron-LM, nanochat, modded-nanogpt, llm.c, build-nanogpt or nanoGPT"
-
-
-def plain(text: str) -> str:
-    """Return a log without the colours of a terminal."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -66,6 +66,8 @@ def read_torchtitan(path: Path, text: str) -> list[Reported]:
 
 def _lines(text: str) -> Iterator[LogLine]:
     for found in LINE.finditer(text):
+        if re.search(r"step:\s*\d+\s+loss:", found["rest"]):
+            continue  # two lines in one
         values: dict[str, str] = dict(re.findall(r"(\w+):\s*([^\s%]+)", found["rest"]))
         memory = re.search(r"memory:\s*([\d.]+)GiB\(([\d.]+)%\)", found["rest"])
         loss = figure(values.get("loss", ""))

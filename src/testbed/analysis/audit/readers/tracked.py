@@ -16,6 +16,7 @@ from typing import Any
 
 from testbed.analysis.audit.readers.curve_lines import lines_of
 from testbed.analysis.audit.readers.curves import TRAIN_LOSS, Curves, last, named
+from testbed.analysis.audit.readers.evaluations import evaluations_of
 from testbed.analysis.audit.reported import Reported
 
 VAL_LOSS = (
@@ -63,7 +64,8 @@ def reported_of(
     train_loss, val_loss = last(curves, *TRAIN_LOSS), last(curves, *VAL_LOSS)
     if "lines" not in known:
         known["lines"], known["relations"] = lines_of(curves, _count(settings, NANOCHAT_BATCH))
-    details = {"curves": curves, "final": _final(curves), **known.pop("details", {})}
+    details = {"curves": curves, "final": _final(curves), "evaluations": evaluations_of(curves)}
+    details |= known.pop("details", {})
     fields = {
         "world_size": world_size,
         "global_batch_size": _global_batch(settings, world_size),

@@ -7,13 +7,17 @@ of the end (`train_runtime` with `train_loss`). World size and accumulation are 
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from testbed.analysis.audit.log_lines import Figure, LogLine, Relation
-from testbed.analysis.audit.readers.curve_lines import merged, related_by
+from testbed.analysis.audit.log_lines import Figure, LogLine
+from testbed.analysis.audit.readers.curve_lines import related_by
 from testbed.analysis.audit.readers.curves import Curves, Point, number, numbers
+from testbed.analysis.audit.readers.evaluations import evaluations_in
 from testbed.analysis.audit.readers.tracked import reported_of
 from testbed.analysis.audit.reported import Reported
 from testbed.errors import InputError
@@ -21,10 +25,9 @@ from testbed.io import read_json
 
 NAME = "trainer_state.json"
 FORM = "trainer_state.json"
-RATES = ("samples_per_second", "steps_per_second")
-# how figures are rounded; epochs only before transformers 4.44
-TIME_SLACK, RATE_SLACK, EPOCH_SLACK = 0.00005, 0.0005, 0.005
-_EVALUATION = re.compile(rf"(eval(?:_\w+)?)_(runtime|{'|'.join(RATES)})")
+EPOCH_SLACK = 0.005  # two places, only before transformers 4.44
+MOST_EPOCHS = 1e6  # sys.maxsize stands for data without a length
+EPOCHS = related_by({"step": 1, "epoch": -1})
 
 
 def read_trainer_state(path: Path, is_typed: bool) -> list[Reported]:
@@ -37,20 +40,24 @@ def read_trainer_state(path: Path, is_typed: bool) -> list[Reported]:
     entries = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(entries, list):
         raise InputError(f"{path} is no state of a transformers Trainer: it has no list 'log_history'")
-    rows = [numbers(entry) for entry in entries if isinstance(entry, dict)]
+    entries = [entry for entry in entries if isinstance(entry, dict)]
+    rows = [numbers(entry) for entry in entries]
     values = numbers(state)
     final = next((row for row in reversed(rows) if {"train_loss", "train_runtime"} <= row.keys()), {})
     if final:
         final = {name: values[name] for name in ("global_step", "max_steps") if name in values} | final
     steps = values.get("global_step")
-    end = {"step": values.get("global_step"), "epoch": values.get("epoch")}
-    lines, relations = _lines([entry for entry in entries if isinstance(entry, dict)], end)
+    checkpoint = re.search(r"checkpoint-(\d{1,12})[\\/]?$", str(state.get("best_model_checkpoint")))
     run = reported_of(
         path, FORM, _curves(rows), {},
         unread=("ranks and accumulation (the file does not have them)",),
         optimizer_steps=int(steps) if steps and 0 < steps < 1e15 else None,
-        lines=lines, relations=relations,
-        details={"state": values, "log_history": rows, "final": final},
+        lines=_losses(entries), relations=(),
+        details={
+            "state": values, "log_history": rows, "final": final, "evaluations": evaluations_in(entries),
+            "epochs": _epochs(rows, values),
+            "best_step": values.get("best_global_step", float(checkpoint[1]) if checkpoint else None),
+        },
     )  # fmt: skip
     return [run] if is_typed or run.has_figures else []
 
@@ -66,36 +73,47 @@ def _curves(rows: list[dict[str, float]]) -> Curves:
     return curves
 
 
-def _lines(rows: list[dict], end: dict) -> tuple[tuple[LogLine, ...], tuple[Relation, ...]]:
-    """Return a line per step, and that evaluations are of one set and epochs of one length."""
-    per_step = _epochs_per_step(rows)
-    is_rounded = all(round(value, 2) == value for row in rows if (value := number(row.get("epoch"))) is not None)
-    lines, sets = [], set()
-    for row in [*rows, end]:
-        values = numbers(row)
-        step = values.pop("step", None)
-        if step is None or not 0 <= step < 1e15:
-            continue
-        figures = {}
-        if step and values.get("epoch", 0) > 0:
-            figures["step"] = Figure(step)
-            epoch = values["epoch"]
+def _losses(entries: Sequence[Mapping[str, Any]]) -> tuple[LogLine, ...]:
+    """Return a line for each entry with a training loss."""
+    steps = [(number(entry.get("step")), str(entry["loss"])) for entry in entries if "loss" in entry]
+    return tuple(
+        LogLine(int(step), is_nan=loss.lower() == "nan")
+        for step, loss in steps
+        if step is not None and abs(step) < 1e15
+    )
+
+
+def _epochs(rows: Sequence[Mapping[str, float]], state: Mapping[str, float]) -> list[LogLine]:
+    """Return a line with `step` and `epoch` for each entry, and one for the state itself.
+
+    Where the data have no length, an epoch is whole until the data begin again, and its fraction is the steps since
+    then over all steps of the run. `epoch` is then in steps.
+    """
+    end = {"step": state.get("global_step", 0.0), "epoch": state.get("epoch", 0.0)}
+    both = [row for row in rows if row.get("step", 0.0) > 0 and row.get("epoch", 0.0) > 0]
+    if not both:
+        return []
+    num_rounded = sum(round(row["epoch"], 2) == row["epoch"] for row in both)
+    rounding = EPOCH_SLACK if num_rounded > 0.9 * len(both) else 0.0
+    per_step = median(row["epoch"] / row["step"] for row in both)
+    in_steps = _steps_of_epochs(end, state) if state.get("num_train_epochs", 0.0) > MOST_EPOCHS else None
+    lines = []
+    for row in [*both, *([end] if end["step"] > 0 and end["epoch"] > 0 else [])]:
+        epoch = row["epoch"]
+        slack = rounding if row is not end else 0.0
+        if in_steps is None:
             # Of each epoch, accumulation may leave out less than a step or count a part of one as a whole.
-            figures["epoch"] = Figure(epoch, EPOCH_SLACK * (is_rounded and row is not end) + per_step * (1 + epoch))
-        for name, value in values.items():
-            if found := _EVALUATION.fullmatch(name):
-                figures[name] = Figure(value, TIME_SLACK if found[2] == "runtime" else RATE_SLACK)
-                sets.add(found[1])
-        lines.append(LogLine(int(step), figures, None, str(row.get("loss")).lower() == "nan"))
-    relations = [related_by({"step": 1, "epoch": -1})]
-    relations += [related_by({f"{of}_runtime": 1, f"{of}_{rate}": 1}) for of in sorted(sets) for rate in RATES]
-    return merged(lines), tuple(relations)
+            figure = Figure(epoch, slack + per_step * (1 + epoch))
+        else:
+            per_epoch, all_steps = in_steps
+            figure = Figure(math.floor(epoch) * per_epoch + epoch % 1 * all_steps, slack * all_steps + 2 + epoch)
+        lines.append(LogLine(int(min(row["step"], 1e15)), {"step": Figure(row["step"]), "epoch": figure}))
+    return lines
 
 
-def _epochs_per_step(rows: list[dict[str, Any]]) -> float:
-    """Return the share of an epoch that a step is, by the last row that has both."""
-    for row in reversed(rows):
-        values = numbers(row)
-        if values.get("step", 0) > 0 and values.get("epoch", 0) > 0:
-            return values["epoch"] / values["step"]
-    return 0.0
+def _steps_of_epochs(end: Mapping[str, float], state: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the steps of a whole pass over data without a length, and of the run; None where no pass was whole."""
+    all_steps, whole = state.get("max_steps", 0.0), math.floor(end["epoch"])
+    if whole < 1 or not 0 < end["step"] <= all_steps:
+        return None
+    return (end["step"] - end["epoch"] % 1 * all_steps) / whole, all_steps

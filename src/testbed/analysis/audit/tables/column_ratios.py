@@ -30,9 +30,11 @@ STATED = re.compile(rf"[-+↑↓]?\s*(?:{NUMBER.pattern})\s*(%|x)?[a-z ]*", re.I
 ENOUGH_ROWS = {1: 2, 2: 3, 3: 3}  # number of pairs of columns -> rows that follow from one; of more pairs MANY
 MANY = 4
 MOST_PAIRS = 200
+MOST_COLUMNS = 32
 SLACK = 0.02  # of a ratio, beyond rounding
 NEAR = 0.05  # in which rows agree on how a comparison is computed
 POINT = 0.01  # of a percentage, beyond rounding
+OTHER_UNIT = re.compile(r"(?i)[\d%] *(pp|p\.p|points?|ppt|s|sec|ms|us|min|h|[kmgt]i?b|gb|mb|tok|w)\b")  # a difference
 MOST_ZEROS = 0.1  # how much the zeros at the end of a whole number may hide
 
 Interval = tuple[float, float]
@@ -60,7 +62,9 @@ class Comparison:
 
 
 def comparisons_in(table: Table) -> list[Comparison]:
-    """Return the columns of a table that compare two others."""
+    """Return the columns of a table that compare two others; none of a table whose pairs take long."""
+    if len(table.header) > MOST_COLUMNS:
+        return []
     values = _values(table)
     pairs = list(combinations(values, 2))[:MOST_PAIRS]
     found = []
@@ -70,6 +74,8 @@ def comparisons_in(table: Table) -> list[Comparison]:
         if not followed:
             continue
         best, rows = max(followed.items(), key=lambda entry: len(entry[1]))
+        if len(pairs) > 1 and 2 * len(_rows_that_follow(table, best, values, (*stated[1:], stated[0]))) > len(rows):
+            continue  # the columns give what other rows state as well: they say nothing about it
         comparable = sum(bool(one and _ratio(values, best, row)) for row, one in enumerate(stated))
         is_half = len(pairs) == len(rows) == 1 and comparable == 2 and OF_SPEED.search(plain(table.header[at]))
         is_sound = len(rows) >= ENOUGH_ROWS.get(len(pairs), MANY) and 3 * len(rows) >= 2 * comparable
@@ -98,21 +104,32 @@ def _finding(item: Reported, table: Table, comparison: Comparison, row: int, cor
     told = f"{plain(table.header[comparison.at])} {plain(table.rows[row].cells[comparison.at])}"
     parts = [f"{plain(table.header[column])} {plain(table.rows[row].cells[column])}" for column in comparison.of]
     count = len(comparison.rows)
-    message = f"{told} does not follow from {' and '.join(parts)}: their ratio is {ratio:.4g} or {1 / ratio:.4g}; in {count} other row{'s' * (count > 1)} it follows from these two columns"
+    message = (
+        f"{told} does not follow from {' and '.join(parts)}: their ratio is {ratio:.4g} or {1 / ratio:.4g}; in {count} "
+        f"other row{'s' * (count > 1)} it follows from these two columns"
+    )
     return Finding(Rule.FOLLOWS, (f"{item.name}:{table.rows[row].line}",), message, FAILS, corrected)
 
 
 def _compared(table: Table) -> list[int]:
-    """Return the columns that compare others."""
-    return [at for at, heading in enumerate(table.header) if at and COMPARES.search(plain(heading))]
+    """Return the columns that compare others, by a word of the heading, or as "A / B" of two that begin with them."""
+    headings = [plain(heading) for heading in table.header]
+    found = []
+    for at, heading in enumerate(headings):
+        parts = [part.strip().lower() for part in re.split(r" / | vs\.? ", heading)]
+        others = [other.lower() for other in headings if other != heading]
+        is_ratio = len(parts) == 2 and all(any(part and other.startswith(part) for other in others) for part in parts)
+        if at and (is_ratio or COMPARES.search(heading)):
+            found.append(at)
+    return found
 
 
 def _values(table: Table) -> Values:
     """Return the figures of each column that may be compared, with their units; settings are none."""
-    found = {}
+    found, compared = {}, _compared(table)
     for at, heading in enumerate(table.header):
         quantity = quantity_of(plain(heading), [])
-        if at in _compared(table) or (quantity and QUANTITIES.get(quantity, ("", ""))[1] == "count"):
+        if at in compared or (quantity and QUANTITIES.get(quantity, ("", ""))[1] == "count"):
             continue
         values = [_value(row.cells[at]) for row in table.rows]
         if sum(value is not None for value in values) > 1:
@@ -137,7 +154,7 @@ def _value(cell: str) -> tuple[Figure, str] | None:
 def _stated(cell: str, label: str) -> Stated | None:
     text = re.sub(r"\([^()]*\)", "", plain(cell)).strip()
     match = STATED.fullmatch(text)
-    if not match or MARKED.search(text) or SUMMARY.fullmatch(plain(label)):
+    if not match or MARKED.search(text) or OTHER_UNIT.search(text) or SUMMARY.fullmatch(plain(label)):
         return None
     figure = figures_of([text.lstrip("+-↑↓ ")], "factor")[0]
     return Stated(text, figure, match[4] == "%") if figure else None
@@ -195,13 +212,16 @@ def _overlaps(interval: Interval, figure: Figure, slack: float) -> bool:
 
 
 def _follows_down(values: Values, comparison: Comparison, row: int) -> bool:
-    """Return whether a comparison follows from the first row of one column."""
+    """Return whether a comparison follows from the first row of one column, as a ratio or a difference."""
     stated = comparison.stated[row]
     pairs = [(values[column][row], values[column][0]) for column in comparison.of if row]
-    return any(
-        own and first and stated and _fits(stated, (own[0].low / first[0].high, own[0].high / first[0].low))
-        for own, first in pairs
-    )
+    return any(own and first and stated and _follows_from(stated, own[0], first[0]) for own, first in pairs)
+
+
+def _follows_from(stated: Stated, own: Figure, first: Figure) -> bool:
+    away = own.low - first.high, own.high - first.low
+    difference = 0.0 if away[0] <= 0 <= away[1] else min(map(abs, away)), max(map(abs, away))
+    return _fits(stated, (own.low / first.high, own.high / first.low)) or _overlaps(difference, stated.figure, 0.0)
 
 
 def _corrected(values: Values, comparison: Comparison, row: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from testbed.analysis.audit.tables.counts import count_in
 from testbed.analysis.audit.tables.figures import UNITS, Figure, figures_of, plain
@@ -13,8 +14,12 @@ from testbed.errors import InputError
 
 _PER_DEVICE = r"(/|per)[ _-]?(gpu|device|chip|card|accelerator|rank|npu|tpu|core)\b"
 _DEVICES = r"(gpus?|devices?|accelerators?|chips?|world[ _-]?size|ranks?|workers?|npus?|tpus?|cards?|processes|procs?)"
+_DEGREE = r"([ _-]*(size|degree|ranks|stages))?"
+_NUMBER_OF = r"(num(ber)?\.?( of)?|no\.?( of)?|# of|n|total"
+_OF_KIND = r"((nvidia|amd|[abhv]\d{2,3}|mi\d{3}x?)[ -])?"
 _PER_S = r"\s*(/|per)\s*s(ec(ond)?s?)?\b"
 _STEP = r"(step|iter(ation)?|it|batch)"
+_SAMPLES = r"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?|sentences?|mels?|frames?|items?)"
 _HAS_NO_UNIT = r"throu(gh)?(t)?put|^speed$|^performance$|training speed"
 # quantity -> (pattern of its heading in lower case, dimension of its figures). The first that fits counts.
 QUANTITIES: dict[str, tuple[str, str]] = {
@@ -25,44 +30,60 @@ QUANTITIES: dict[str, tuple[str, str]] = {
     "hfu": (r"\bhfu\b|hardware flops? util", "share"),
     "all_flops": (r"(aggr(egate)?|total|cluster|system)\b.*flop", "flops"),
     "flops": (r"(tera|peta|t|p|g)flops?\b|(tera|peta|t|p)flop/", "flops"),
-    "device_token_rate": (rf"(tok(en)?s?){_PER_S}.*{_PER_DEVICE}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s|\btgs\b",
-                          "rate"),
+    "device_token_rate": (rf"(?=.*{_PER_DEVICE}).*\btok(en)?s?{_PER_S}|tok(en)?s?\s*{_PER_DEVICE}\s*(/|per)\s*s"
+                          r"|\btgs\b", "rate"),
     "token_rate": (rf"tok(en)?s?{_PER_S}|\btps\b|\bwps\b|tok/s", "rate"),
-    "device_sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?){_PER_S}.*{_PER_DEVICE}", "rate"),
-    "sample_rate": (rf"(samples?|seq(uence)?s?|im(a)?ge?s?|imgs?|examples?|sentences?|mels?){_PER_S}", "rate"),
+    "device_sample_rate": (rf"(?=.*{_PER_DEVICE}).*{_SAMPLES}{_PER_S}", "rate"),
+    "sample_rate": (rf"{_SAMPLES}{_PER_S}|^fps\b", "rate"),
+    "step_rate": (rf"\b({_STEP}s?|its|iters|batches){_PER_S}", "rate"),
     "device_rate": (rf"({_HAS_NO_UNIT}).*{_PER_DEVICE}", "rate"),
     "step_s": (rf"{_STEP}[ _.-]*(time|dt|latency|duration|med(ian)?|ms)\b|\b(ms|s|secs?|seconds?)\s*(/|per)\s*{_STEP}\b"
-               rf"|time\s*(/|per)\s*{_STEP}|iter_dt|^latency", "time"),
+               rf"|time\s*(/|per)\s*{_STEP}|iter dt|^latency|^{_STEP}s? ?\((ms|s|secs?|seconds?)\)", "time"),
     "rate": (_HAS_NO_UNIT, "rate"),
     "device_hours": (r"(gpu|device|chip|card)[ -]?(hours?|h|hrs)\b", "number"),
     "memory": (r"\bmem(ory)?\b|\bvram\b|\bhbm\b", "memory"),
-    "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|accumulation|^micro num", "count"),
+    "accumulation": (r"grad(ient)?[ _-]*acc|acc(um(ulation)?)?[ _-]*steps?|^gas?$|^accum\.?$|accumulation"
+                     r"|^micro num", "count"),
     "micro_batch": (rf"^(max )?(micro|local|mic)[ _-]*(batch|bs)|\bmbs\b|^mb$|batch.*{_PER_DEVICE}"
-                    r"|per[ _-]*(gpu|device)[ _-]*batch|local batch", "count"),
+                    rf"|per[ _-]*(gpu|device)[ _-]*batch|local batch|^bsz?.*{_PER_DEVICE}", "count"),
     "batch": (r"(global|effective|total|glob)[ _-]*(mini[ _-]?)?(batch|bs)|\bgbs\b|^(mini[ _-]?)?batch([ _-]*size)?s?$"
-              r"|^bs$|^bsz$", "count"),
+              r"|^bs$|^bsz$|^tok(en)?s?\s*(/|per)\s*(step|batch|update)$", "count"),
     "devices_per_node": (rf"{_DEVICES}[ _a-z]*(/|per)[ _]?node", "count"),
-    "dp": (r"^dp$|data[ _-]parallel([ _-]*(size|degree|ranks))?$", "count"),
-    "tp": (r"^(tp|mp)$|(tensor|model)[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
-    "pp": (r"^pp$|pipeline[ _-](model[ _-])?parallel([ _-]*(size|degree))?$", "count"),
-    "cp": (r"^cp$|context[ _-]parallel", "count"),
-    "devices": (rf"^(num(ber)?( of)?|no\. of|n|total|device|count)?[ _#]*{_DEVICES}([ _-]*(num|count|total|used))?$",
-                "count"),
-    "nodes": (r"^(num(ber)?( of)?|n|total)?[ _#]*(n?nodes?|hosts?|machines|servers)([ _-]*(num|count))?$", "count"),
-    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx$|block[ _-]size|^seqlen",
-               "count"),
+    "dp": (rf"^dp{_DEGREE}$|data[ _-]parallel{_DEGREE}$", "count"),
+    "tp": (rf"^(tp|mp){_DEGREE}$|(tensor|model)[ _-](model[ _-])?parallel{_DEGREE}$", "count"),
+    "pp": (rf"^pp{_DEGREE}$|pipeline[ _-](model[ _-])?parallel{_DEGREE}$", "count"),
+    "cp": (rf"^cp{_DEGREE}$|context[ _-]parallel", "count"),
+    "devices": (rf"^{_NUMBER_OF}|device|count)?[ _#]*{_OF_KIND}{_DEVICES}"
+                r"([ _-]*(num(ber)?|count|total|used))?$", "count"),
+    "nodes": (rf"^{_NUMBER_OF})?[ _#]*(n?nodes?|hosts?|machines|servers)([ _-]*(num|count))?$", "count"),
+    "length": (r"seq(uence)?s?[ _-]*len(gth)?|context[ _-]*(len(gth)?|window)?$|^seq$|^ctx([ _-]*len(gth)?)?$"
+               r"|block[ _-]size|^seqlen", "count"),
     "params": (r"^(num(ber)?( of)?|no\. of|#)?\s*param(eter)?s?\b|model params", "number"),
     "tokens": (r"^(total |num |trained )?tokens( \(?(total|trained|seen|processed)\)?)?$", "count"),
-    "steps": (r"^(optimizer |train(ing)? |total |num )?(steps|iterations|iters)$", "count"),
-    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b|^wall",
-               "time"),
+    "steps": (r"^(optimizer |train(ing)? |total |num |max )?(steps|iterations|iters)$", "count"),
+    "time_s": (r"(total|train(ing)?|wall|epoch|run|elapsed)[ _-]*(clock )?(time|\(s\))|time to \w+|^time\b"
+               r"|^wall|^duration|^elapsed", "time"),
 }  # fmt: skip
+_OF_A_RUN = (
+    r"flops?[ -]*days|flops?[ /]*(per|/) *(tok|sampl|image|img|seq|step|iter|pass|forward|example)|comput|budget"
+)
+# what else a heading of a quantity may speak of: a part of the memory, the FLOPs of a run and not of a second
+NO_SUCH = {
+    "memory": r"sav|reduc|bandwidth|%|activation|optim|grad|state|cache|overhead|extra|delta|layer|buffer|host|cpu",
+    "flops": _OF_A_RUN,
+    "all_flops": _OF_A_RUN,
+}
+# A column of factors is a speed-up, unless its heading says what else it is a ratio of.
+NO_RATE = re.compile(
+    r"memory|vram|compress|size|batch|context|length|param|cost|price|\$|energy|power|carbon|tokens?$|data|steps|loss|bits"
+)
 EXACT = ("count",)
-RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate")
+RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate", "step_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
             "device_hours", "ratio"}  # fmt: skip
 UNCERTAIN = re.compile(
-    r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak flops)\b", re.I
+    r"\b(est|estimated?|estimates|expected|projected|theoretical|ideal|target|predicted|approx|peak [tpg]?flops?)\b",
+    re.I,
 )
 PERCENTILE = re.compile(r"\bp[ _]?\d{2}|\d{2,3}(\.\d+)? ?%|percentile|\b(min|max|std|stddev)\b|_(min|max|std)\b")
 TOPOLOGY = re.compile(r"\b(TP|DP|PP|CP)\s*[=:]\s*(\d{1,6})\b", re.I)
@@ -76,7 +97,7 @@ class Column:
     texts: tuple[str, ...]
     line: int | None = None  # of the file, where its cells stand in one
 
-    @property
+    @cached_property
     def is_setting(self) -> bool:
         """Return whether it says what was run, and not what came out."""
         if self.quantity:
@@ -88,11 +109,7 @@ class Column:
 
 
 def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Column]:
-    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row.
-
-    Raises:
-        InputError: `named` has another quantity than QUANTITIES, or a heading that the table does not have.
-    """
+    """Return the columns of a table. `named` gives quantities by their heading, or as a number for every row."""
     headings = [plain(heading) for heading in table.header]
     chosen = _chosen(headings, named or {})
     columns: list[Column] = []
@@ -107,14 +124,14 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
     if not any(column.quantity in ("devices", "dp", "nodes") for column in columns):
         columns += labels[:1]
     for quantity, text in (named or {}).items():
-        if _is_number(text) and text not in headings:
+        if is_number(text) and text not in headings:
             columns.append(_column(f"{quantity}={text}", quantity, [text] * len(table.rows)))
     return columns
 
 
 def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     """Return what a heading names; None: something else, or figures that the source calls an estimate."""
-    name = re.sub(r"\s+", " ", re.sub(r"[*`_]{2,}", "", heading)).strip().lower()
+    name = re.sub(r"\s+", " ", re.sub(r"[*`_]{2,}", "", heading).replace("_", " ")).strip().lower()
     if not name or UNCERTAIN.search(name):
         return None
     found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, name)), None)
@@ -125,10 +142,12 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
         return None
     if found == "step_s" and PERCENTILE.search(name):
         return None
-    if found == "memory" and re.search(r"sav|reduc|bandwidth|%", name):
+    if found in ("devices", "nodes", "dp") and "0" in cells:
+        return None  # the number of a rank, not how many there are
+    if found in NO_SUCH and re.search(NO_SUCH[found], name):
         return None
     factors = [cell for cell in cells if re.fullmatch(r"\d+(\.\d+)?\s*x", plain(cell))]
-    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells):
+    if found is None and len(factors) >= 2 and 2 * len(factors) > len(cells) and not NO_RATE.search(name):
         return "ratio"
     if found in ("rate", None) and (unit := _unit_of_cells(cells)):
         of_unit = quantity_of(unit, [])
@@ -195,25 +214,19 @@ def _counts(heading: str, cells: Sequence[str]) -> list[Column]:
 
 def _chosen(headings: Sequence[str], named: Mapping[str, str]) -> dict[int, str]:
     """Return the quantity of each column that --columns names."""
-    found = {}
-    for quantity, heading in named.items():
-        if quantity not in QUANTITIES:
-            raise InputError(f"--columns {quantity}={heading}: no such quantity; there are {', '.join(QUANTITIES)}")
-        if heading in headings:
-            found[headings.index(heading)] = quantity
-    return found
+    return {headings.index(heading): quantity for quantity, heading in named.items() if heading in headings}
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return re.fullmatch(r"\d[\d,.]*\s?[kKmMbB%]?", text) is not None
 
 
 def check_names(named: Mapping[str, str], tables: Sequence[Table], path: str) -> None:
     """Raise InputError where --columns names a heading that no table of the file has."""
     headings = {plain(heading) for table in tables for heading in table.header}
-    for quantity, heading in named.items():
-        if heading not in headings and not _is_number(heading):
+    for heading in named.values():
+        if heading not in headings and not is_number(heading):
             raise InputError(
-                f"--columns {quantity}={heading}: {path} has no column '{heading}'; it has "
+                f"--columns: {path} has no column '{heading}'; it has "
                 f"{', '.join(sorted(heading for heading in headings if heading)) or 'none'}"
             )

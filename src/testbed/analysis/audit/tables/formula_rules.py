@@ -9,10 +9,12 @@ from dataclasses import replace
 
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, Outlier, best_fits, is_reference_row
-from testbed.analysis.audit.tables.averages import is_mean_of_rates
+from testbed.analysis.audit.tables.agreement import best_fits
 from testbed.analysis.audit.tables.columns import MEASURED, Column
 from testbed.analysis.audit.tables.figures import NUMBER
+from testbed.analysis.audit.tables.fits import Fit, Formula, Grid, Outlier
+from testbed.analysis.audit.tables.intervals import is_reference_row
+from testbed.analysis.audit.tables.ordinary import is_explained
 from testbed.analysis.audit.tables.relations import FORMULAS
 from testbed.analysis.audit.tables.swapped import swapped_columns
 
@@ -34,14 +36,17 @@ def figures_follow_from_one_another(item: Reported) -> Iterator[Finding]:
         for grid, fit in fits:
             support = sum(other.support for _, other in fits if other is not fit and other.form == fit.form)
             for outlier in fit.outliers:
-                if (not outlier.needs_support or support >= ENOUGH_SUPPORT) and not is_mean_of_rates(outlier):
+                if not outlier.needs_support or support >= ENOUGH_SUPPORT:
                     found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
         if not (formula.is_one or formula.is_definition):
             alone = {grid.lines[row] for grid, fit in fits if len(fit.rows) > 2 for row in fit.rows}
             for grid, outlier in _of_pools(pools, formula):
-                if grid.lines[outlier.row] not in alone and not is_mean_of_rates(outlier):
+                if grid.lines[outlier.row] not in alone:
                     found.setdefault(_key(grid, outlier.row), []).append((grid, outlier))
-    for _, outliers in sorted(found.items()):
+    for _, contradictions in sorted(found.items()):
+        outliers = [pair for pair in contradictions if not is_explained(*pair)]
+        if not outliers:
+            continue
         grid, worst = max(outliers, key=lambda pair: (len(pair[1].members), pair[1].distance))
         message = f"{said(grid, worst)}"
         if others := sorted({one.formula.words for _, one in outliers} - {worst.formula.words}):

@@ -49,8 +49,8 @@ def markdown_tables(text: str) -> list[Table]:
 
 
 def csv_tables(text: str) -> list[Table]:
-    """Return the table of a CSV or TSV text, or none where it has no rows."""
-    delimiter = "\t" if text.partition("\n")[0].count("\t") > text.partition("\n")[0].count(",") else ","
+    """Return the table of a CSV or TSV text, or none where it has no rows. Semicolons are as good as commas."""
+    delimiter = max(",\t;", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
     header: tuple[str, ...] = ()
     line = 0

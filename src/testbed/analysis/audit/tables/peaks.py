@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from testbed.analysis.audit.tables.agreement import Grid
+from testbed.analysis.audit.tables.fits import Grid
 from testbed.planner.devices import Device, devices
 
 PER_DEVICE = re.compile(r"(?i)(/|per)[ _]?(gpu|device|chip|card|accelerator)")
 PRECISE = re.compile(r"(?i)bf16|bfloat|fp16|float16|half|mixed|\bamp\b|fp8|mxfp|nvfp|float8")
 WIDE = re.compile(r"(?i)fp32|tf32|float32|full precision|single precision")
 OF_FOUR_BITS = re.compile(r"(?i)fp4\b|mxfp4|nvfp4|float4")
+DEVICE_HEADING = re.compile(r"(?i)gpu|device|accelerator|hardware|chip|card|platform|system|instance|machine")
+COUNTED = re.compile(r"(?i)\b(gpus?|devices?|accelerators?|chips?|cards?|nodes?|x)\b")
 PACKAGES = ("mi250",)  # that count as one device or as two
 
 
@@ -22,9 +24,15 @@ def devices_named(grid: Grid, row: int) -> list[Device]:
     for words in (own, headings, grid.above):
         plain = re.sub(r"[^a-z0-9]+", " ", words.lower())
         found = [device for device in devices().values() if re.search(_pattern(device.name), plain)]
-        if found:
+        if found or (words is own and _names_another_device(grid, row)):
             return found
     return []
+
+
+def _names_another_device(grid: Grid, row: int) -> bool:
+    """Return whether a row has the name of a device that is not known, so that what stands above is of others."""
+    named = [column.texts[row] for column in grid.columns if DEVICE_HEADING.search(column.heading)]
+    return any(re.search("[a-z]", COUNTED.sub("", text), re.I) for text in named)
 
 
 def highest_peak(named: Sequence[Device], words: str) -> float:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from testbed.analysis.audit.finding import NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Fit, Grid, best_fits, interval_of, is_reference_row
+from testbed.analysis.audit.tables.agreement import best_fits
 from testbed.analysis.audit.tables.columns import Column
+from testbed.analysis.audit.tables.fits import Fit, Grid
+from testbed.analysis.audit.tables.intervals import interval_of, is_reference_row
 from testbed.analysis.audit.tables.relations import FORMULAS
 
 SAME_WORK = ("micro_batch", "length", "params")  # what scaling over more devices leaves as it is

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from testbed.analysis.audit.tables.agreement import Formula, Powers
+from testbed.analysis.audit.tables.fits import Formula, Powers
 
 _DEVICES: tuple[Powers, ...] = ({"devices": 1}, {"nodes": 1, "devices_per_node": 1}, {"nodes": 1}, {"dp": 1})
 
@@ -96,6 +96,13 @@ def _counts() -> Iterator[Formula]:
         yield Formula("rate of all = rate of one device x devices", rate, variants, is_one=True)
     yield Formula("tokens/s = samples/s x length", "token_rate",
                   ({"token_rate": -1, "sample_rate": 1, "length": 1},), is_one=True)  # fmt: skip
+    yield Formula("steps/s x time of a step = 1", "step_rate", ({"step_rate": 1, "step_s": 1},), is_one=True)
+    of_step = [{"batch": 1}, {"micro_batch": 1}, {"batch": 1, "accumulation": 1}, {"micro_batch": 1, "accumulation": 1}]
+    for rate, unit, lengths in (("sample_rate", "samples", ({},)), ("token_rate", "tokens", ({"length": 1}, {})),
+                                ("device_token_rate", "tokens", ({"length": 1}, {}))):  # fmt: skip
+        base = {"step_rate": 1, rate: -1}
+        of_rate = [scope for batch in of_step for length in lengths for scope in _scopes(_times(base, batch, length))]
+        yield Formula(f"{unit}/s = steps/s x {unit} of a step", "step_rate", tuple(of_rate), is_one=True)
     yield Formula("tokens/s / samples/s is the length", "token_rate", ({"token_rate": -1, "sample_rate": 1},),
                   hidden=("length",))  # fmt: skip
     parallel: tuple[Powers, ...] = (
@@ -129,7 +136,7 @@ def _counts() -> Iterator[Formula]:
 
 def _ratios() -> Iterator[Formula]:
     """Yield what a speed-up or an efficiency is divided from, row against row."""
-    rates = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "device_rate", "rate")
+    rates = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "device_rate", "rate", "step_rate")
     fast = [{name: 1} for name in (*rates, "flops", "all_flops", "mfu")]
     slow = [{name: -1} for name in ("step_s", "time_s", "device_hours")]
     for name in ("speedup", "ratio"):

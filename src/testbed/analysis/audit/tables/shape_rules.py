@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from testbed.analysis.audit.finding import FAILS, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Grid
 from testbed.analysis.audit.tables.columns import Column
 from testbed.analysis.audit.tables.counts import most_in
+from testbed.analysis.audit.tables.fits import Grid
 from testbed.analysis.audit.tables.peaks import PER_DEVICE, devices_named, highest_peak, lowest_peak
 from testbed.planner.devices import Device
 
@@ -35,6 +35,8 @@ OTHER_WORK = re.compile(
     r"|rlhf|distill|specul|prun|early.exit|\bmod\b|layer.?drop|mamba|rwkv|ssm\b|vision|vlm?\b|vit\b|diffusion|\bdit\b"
     r"|image|audio|speech|retriev|forward|theoretic|projected|estimate|expected|ideal|\d+x\d+(\.\d+)?b\b"
     r"|-a\d+(\.\d+)?b\b|evaluat|ttft"
+    # models of experts whose names do not say it
+    r"|deepseek.?(v[23]|r1)|dbrx|grok|gpt-?oss|kimi|glm-?4\.5|scout|maverick|jamba|arctic|ernie-?4|hunyuan|minimax"
 )
 TRAINS = re.compile(
     r"(?i)train|mfu|fsdp|\bddp\b|zero-?[123]\b|deepspeed|optimi[sz]er|fine-?tun|gradient|backward|megatron"
@@ -100,14 +102,14 @@ def size_of(grid: Grid, row: int) -> Interval | None:
 
 def rate_of(grid: Grid, row: int) -> tuple[Column, Interval] | None:
     """Return tokens/s of one device, from the least that the row's words allow to the most."""
-    for name in ("device_token_rate", "token_rate"):
+    length = next((figure for column in grid.of("length") if (figure := column.figures[row])), None)
+    for name in ("device_token_rate", "token_rate", *(("device_sample_rate", "sample_rate") if length else ())):
         for column in grid.of(name):
             figure = column.figures[row]
-            if figure and name == "device_token_rate":
-                return column, (figure.low, figure.high)
             if figure:
-                count = devices_of(grid, row)
-                return column, (figure.low / count if count else 0.0, figure.high)
+                low, high = (1.0, 1.0) if name.endswith("token_rate") or not length else (length.low, length.high)
+                count = 1 if name.startswith("device") else devices_of(grid, row)
+                return column, (figure.low * low / count if count else 0.0, figure.high * high)
     return None
 
 

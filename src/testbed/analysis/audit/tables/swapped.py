@@ -7,8 +7,10 @@ from itertools import combinations
 
 from testbed.analysis.audit.finding import FAILS, Finding, Rule
 from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import Fit, Formula, Grid, fits_of, kinds_in
+from testbed.analysis.audit.tables.agreement import fits_of
 from testbed.analysis.audit.tables.columns import Column
+from testbed.analysis.audit.tables.explanations import kinds_in
+from testbed.analysis.audit.tables.fits import Fit, Formula, Grid
 from testbed.analysis.audit.tables.relations import FORMULAS
 
 ENOUGH_ROWS = 3  # that follow, the reference among them
