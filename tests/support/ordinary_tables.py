@@ -274,6 +274,16 @@ gpus,run,tokens_per_sec,speedup
 | DeepSeek-V3 671B | H800 | 1,850 | 43% |
 | Qwen3-30B-A3B | H100 | 17,500 | 33% |
 """),
+    "a mean of rates": (".md", """
+| Batch size | Throughput Avg (images/s) | Latency Avg (ms) | Latency 90% (ms) |
+|---|---|---|---|
+| 1 | 50.0 | 20.00 | 20.9 |
+| 2 | 74.0 | 27.03 | 27.1 |
+| 4 | 74.0 | 54.05 | 54.1 |
+| 8 | 74.0 | 108.11 | 108.2 |
+| 16 | 160.0 | 100.00 | 100.1 |
+| 32 | 164.0 | 200.00 | 204.1 |
+"""),
     "numbers of seeds": (".csv", """
 gpus,seed,tokens_per_sec,speedup,efficiency
 1,0,12010.0,1.000,1.000

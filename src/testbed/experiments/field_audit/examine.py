@@ -18,6 +18,7 @@ from testbed.experiments.field_audit.material import COMPANION, Material
 LONGEST_QUOTE = 240  # characters of a row or a line of the source
 MOST_QUOTED = 3
 OF_STEPS = re.compile(r"lines? of steps? ([\d,]+\d|\d)")
+SUBJECT = re.compile(r"(?:(?! does not |\d).)*")  # of a message: what stands before its first figure
 FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 FOLDER_OF_A_PERSON = re.compile(r"(?<![\w.])/(?:tmp|home|root|work|Users)/[^\s\"']*")
 
@@ -86,11 +87,12 @@ def _lines_of_log(message: str, text: Sequence[str]) -> list[int]:
 
 
 def _with_ids(about: dict[str, Any], entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give each finding a name that stays while its source, its lines and its rule do."""
+    """Give each finding a name that stays while its source, its lines, its rule and what it is about do."""
     seen: dict[str, int] = {}
     found = []
     for entry in entries:
-        key = "|".join([*map(str, about.values()), *map(str, entry["lines"]), entry["rule"]])
+        subject = SUBJECT.match(entry["message"])
+        key = "|".join([*map(str, [*about.values(), *entry["lines"]]), entry["rule"], subject[0] if subject else ""])
         seen[key] = number = seen.get(key, 0) + 1
         name = hashlib.sha256(f"{key}|{number}".encode()).hexdigest()[:8]
         found.append({"id": name} | entry)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable
 
+from testbed.analysis.audit.tables.agreement import RATIO_OF
 from testbed.analysis.audit.tables.columns import RATES, Column
 from testbed.analysis.audit.tables.explanations import kinds_in
 from testbed.analysis.audit.tables.fits import SLACK, Grid, Outlier
@@ -52,8 +53,13 @@ def _refers_to_the_row_above(grid: Grid, one: Outlier) -> bool:
 
 
 def _is_of_a_figure_that_is_not_read(grid: Grid, one: Outlier) -> bool:
-    """Return whether a ratio of two rows may be one of another column: of steps to a loss, of a cost."""
+    """Return whether a ratio of two rows may be one of another column, of steps to a loss or of a cost.
+
+    Several rates and times that agree leave no doubt.
+    """
     if not one.formula.is_definition or one.is_within_row or len(one.members) > 1:
+        return False
+    if sum(column.quantity in RATIO_OF for column in grid.columns) > 1:
         return False
     used = {id(term.column) for term in one.terms}
     return any(

@@ -26,7 +26,7 @@ def tables_of_markdown(text: str) -> list[Table]:
 
 
 FORM = "table"
-MOST_ROWS = 1000  # more are the steps of a run, and no table of results
+MOST_ROWS = 2000  # more are the steps of a run, and no table of results
 MOST_KNOWN = 24  # columns: their combinations take minutes
 ENOUGH_COUNTS = 3  # batch sizes and ranks, or values and their mean: they can contradict each other
 AVERAGED = re.compile(r"(?i)(seed|run)\s*#?\d+|mean|average|avg\.?|median|min(imum)?|max(imum)?")
