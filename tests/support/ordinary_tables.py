@@ -284,6 +284,14 @@ gpus,run,tokens_per_sec,speedup
 | 16 | 160.0 | 100.00 | 100.1 |
 | 32 | 164.0 | 200.00 | 204.1 |
 """),
+    "points and a ratio of shares": (".md", """
+| | A | B | Difference |
+|---|---|---|---|
+| Step time | 566.7 ms | 345.8 ms | -39.0% |
+| Throughput | 57,826 tok/s | 94,760 tok/s | +63.9% |
+| MFU | 33.38% | 54.70% | +21.3 pp |
+| MFU / TC active ratio | 1.03x | 1.19x | - |
+"""),
     "numbers of seeds": (".csv", """
 gpus,seed,tokens_per_sec,speedup,efficiency
 1,0,12010.0,1.000,1.000
