@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure how noisy this machine is, by pairs of equal runs, and which differences it can show.
 
-    python scripts/certify_machine.py --dry_run          # every command, and the time it may take
+    python scripts/certify_machine.py --dry_run          # what would run, and the time it may take
     python scripts/certify_machine.py                    # twenty pairs of baseline, and of ddp on all devices
     python scripts/certify_machine.py --run_types fsdp --ranks 2 -- --model gpt2
 
@@ -60,7 +60,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--warmup_runs", type=not_negative, default=1, metavar="N",
         help="unmeasured runs before the first (default: %(default)s)")  # fmt: skip
     add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
-    add("--dry_run", action="store_true", help="print every command and an estimate of the time; write nothing")
+    add("--dry_run", action="store_true", help="print what would run and an estimate of the time; write nothing")
     add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
     arguments = parse_before_dashes(parser, words)
     arguments.out_dir = relative(arguments.out_dir)
@@ -73,10 +73,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
+    from testbed.sweep.listing import plan_lines
     from testbed.sweep.pairs import cells_of_pairs
     from testbed.sweep.plan import FAILED, check_cells, compile_alike
     from testbed.sweep.request import facts_of_machine
-    from testbed.sweep.runner import agree_to_oversubscribe, in_words, resumable_runs, seconds_left
+    from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
     from testbed.sweep.state import Sweep, shortfalls
 
     facts = facts_of_machine()
@@ -88,10 +89,7 @@ def main() -> int:
     command = recorded_command(__file__, arguments.own, arguments.passed_on)
     sweep = Sweep(request.protocol, command, facts["commit"], cells, git_dirty=facts["is_dirty"])
     if arguments.dry_run:
-        for cell in cells:
-            say(shlex.join(cell.command) if cell.reason is None else f"# {cell.name}: {cell.reason}")
-        left = in_words(seconds_left(cells, settings, request.machine))
-        say(f"\n# {len(cells)} runs and warm-up: about {left} (a guess from FLOPs, before any run was made)")
+        say("\n".join(plan_lines(sweep, arguments.out_dir, settings, request.machine)))
         return 0
     if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
         return 2

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import duration, not_negative, percentage, positive
 from testbed.config.run_types import STRATEGIES
-from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
+from testbed.config.sweep_flags import add_certificate, check_folder_and_timeout, parse_before_dashes, relative
 from testbed.errors import Failure, InputError, say
 from testbed.program import program, recorded_command
 
@@ -76,6 +76,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--warmup_runs", type=not_negative, default=1, metavar="N",
         help="unmeasured runs before the first (default: %(default)s)")  # fmt: skip
     add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
+    add_certificate(add)
     add("--allow_mismatch", action="store_true", help="go on with runs that another commit made")
     add("--dry_run", action="store_true", help="print the field and an estimate of the time; write nothing")
     add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
@@ -88,6 +89,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
+    from testbed.analysis.certificate import CERTIFICATE_FILE, this_machine
+    from testbed.analysis.power import certificate_here
     from testbed.planner.automatic import constants_here
     from testbed.sweep.field import OVER, field_of, prune
     from testbed.sweep.prediction import predictions_of
@@ -98,6 +101,7 @@ def main() -> int:
     over = parse_names(arguments.over, OVER, "--over") if arguments.over is not None else ()
     facts = facts_of_machine()
     request = request_from(arguments, facts)
+    certificate = certificate_here(arguments.certificate, this_machine(request.machine.kind))
     field = field_of(request, over)
     try:
         predictions = predictions_of(field.cells, field.settings, constants_here(arguments.calibration))
@@ -115,6 +119,8 @@ def main() -> int:
     race = Race([cell.name for cell in field.cells], arguments.equivalent)
     with resumable_runs(arguments.out_dir) as stop:
         fresh = make_runs(arguments, request, field, race, facts, stop)
+        if certificate is not None:  # it travels with the results
+            CERTIFICATE_FILE.write(arguments.out_dir / CERTIFICATE_FILE.name, certificate[1])
     if stop.exit_code is not None:
         return stop.exit_code
     conclude(arguments, request, field, race, fresh, predictions, facts["commit"])

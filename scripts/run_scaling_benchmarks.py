@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train strategies x ranks x batch sizes, each several times in interleaved order, and compare them.
 
-    python scripts/run_scaling_benchmarks.py --dry_run             # every command, the time, what the repeats can show
+    python scripts/run_scaling_benchmarks.py --dry_run             # what would run, the time, what the repeats can show
     python scripts/run_scaling_benchmarks.py --run_types baseline,allreduce,ddp,fsdp,optimized --ranks 1,2
     python scripts/run_scaling_benchmarks.py --protocol time_to_loss --target_val_loss 6.2 --run_types baseline,ddp
     python scripts/run_scaling_benchmarks.py --run_types ddp,ddp:bucket_cap_mb=5 --ranks 2 -- --learning_rate 1e-3
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
-from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_dashes, relative
+from testbed.config.sweep_flags import add_certificate, check_folder_and_timeout, parse_before_dashes, relative
 from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
@@ -148,17 +148,11 @@ def _add_execution(group: argparse._ArgumentGroup) -> None:
     )
     add("--run_timeout_s", type=float, metavar="SECONDS", help="end a longer run; it counts as failed (default: never)")
     add("--keep_weights", action="store_true", help="keep each run's model.safetensors and config.json")
-    add(
-        "--certificate",
-        type=Path,
-        metavar="FILE.json",
-        help="what scripts/certify_machine.py found about this machine; it is copied to the sweep (default: "
-        "checkpoint/certificate/machine_certificate.json, if there)",
-    )
+    add_certificate(add)
     add(
         "--dry_run",
         action="store_true",
-        help="print every command, an estimate of the time, and which differences the repeats can show; write nothing",
+        help="print what would run, an estimate of the time, and which differences the repeats can show; write nothing",
     )
     add("--yes", action="store_true", help="do not ask before running more ranks than there are cores")
 
@@ -168,10 +162,11 @@ def main() -> int:
     arguments = parse_arguments(sys.argv[1:])
     from testbed.analysis.certificate import CERTIFICATE_FILE, this_machine
     from testbed.analysis.power import certificate_here
+    from testbed.sweep.listing import plan_lines
     from testbed.sweep.plan import FAILED, check_cells, compile_alike, plan
     from testbed.sweep.request import facts_of_machine
     from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
-    from testbed.sweep.state import Sweep, take_over
+    from testbed.sweep.state import Sweep
 
     check_typed(arguments)
     facts = facts_of_machine()
@@ -185,8 +180,7 @@ def main() -> int:
     sweep = Sweep(request.protocol, command_line, facts["commit"], cells, request.target_val_loss)
     sweep.git_dirty = facts["is_dirty"]
     if arguments.dry_run:
-        say("# " + take_over(sweep, arguments.out_dir, arguments.allow_mismatch).replace("\n", "\n# "))
-        print_plan(request, sweep, settings)
+        say("\n".join(plan_lines(sweep, arguments.out_dir, settings, request.machine, arguments.allow_mismatch)))
         print_power(request, sweep, settings, certificate, arguments.out_dir)
         return 0
     if not agree_to_oversubscribe(cells, request.machine, arguments.yes):
@@ -260,26 +254,6 @@ def request_from(arguments: argparse.Namespace, facts: dict) -> Request:
         target_val_loss=arguments.target_val_loss,
         profile_runs=arguments.profile_runs,
     )
-
-
-def print_plan(request: Request, sweep: Sweep, settings: dict) -> None:
-    from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, oversubscription
-    from testbed.sweep.runner import in_words, seconds_left
-
-    waiting = [cell for cell in sweep.cells if cell.status == PENDING]
-    for cell in sweep.cells:
-        note = {PENDING: "", FAILED: f"# gpt2.py would refuse: {cell.reason}\n# "}.get(cell.status, "# finished: ")
-        if cell.status != NOT_APPLICABLE:
-            say(note + shlex.join(cell.command))
-    for cell in sweep.cells:
-        if cell.status == NOT_APPLICABLE:
-            say(f"# not applicable: {cell.name}: {cell.reason}")
-    if (fact := oversubscription(waiting, request.machine)) is not None:
-        say(f"# oversubscribed: {fact}; without --yes the terminal is asked, or the sweep refused")
-    is_measured = any(cell.status == COMPLETE for cell in sweep.cells)
-    basis = "from the finished runs" if is_measured else "a guess from FLOPs, before any run was made"
-    left = in_words(seconds_left(sweep.cells, settings, request.machine))
-    say(f"\n# {len(waiting)} runs to make, and warm-up: about {left} ({basis})")
 
 
 def print_power(

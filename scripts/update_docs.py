@@ -58,6 +58,16 @@ def sweep() -> str:
     return scaling_table(report_on_directory(RESULTS / "sweep")).strip()
 
 
+def certificate() -> str:
+    from testbed.analysis.certificate import CERTIFICATE_FILE
+    from testbed.analysis.document import markdown
+    from testbed.analysis.document.model import Document, Section
+    from testbed.analysis.report.certified import blocks
+
+    content = CERTIFICATE_FILE.read(RESULTS / "certificate")
+    return markdown.text(Document(sections=[Section(blocks=blocks(content, CERTIFICATE_FILE.name))]))
+
+
 def model_states() -> str:
     from testbed.experiments.model_states import table
 
@@ -122,6 +132,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "run types": run_types,
     "sweep": sweep,
+    "certificate": certificate,
     "model states": model_states,
     "race": race,
     **{name: partial(network, name) for name in NETWORK_BLOCKS},

@@ -3,13 +3,21 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from support.certificate_cases import COMMAND, write_certificate, write_pairs
 from support.metrics_examples import example_metrics
 from support.report_cases import load, markdown, repeats, save
 
-from testbed.analysis import power
-from testbed.analysis.certificate import CERTIFICATE_FILE, certificate_of, doubts, machine_of, noisiest
+from testbed.analysis import power, statistics
+from testbed.analysis.certificate import (
+    CERTIFICATE_FILE,
+    certificate_of,
+    doubts,
+    found_in,
+    machine_of,
+    planning_noise,
+)
 from testbed.analysis.power import KnownNoise, certificate_here, known_noise, power_lines
 from testbed.analysis.report.build import report_of
 from testbed.errors import Failure, InputError
@@ -71,6 +79,58 @@ def test_what_is_not_noise_is_found_in_its_own_column_and_said(tmp_path, name, w
     assert found[name]["verdict"] == "slower"
     assert found[name]["ratio"] == pytest.approx(0.95, abs=0.01)
     assert (found["claims"] > 0) == (name == "a_against_b")
+
+
+def rates(generator, number: int, noise: float, outliers: float) -> np.ndarray:
+    """Rates of runs, of which a share is slower by 30 %."""
+    return np.exp(generator.normal(0, noise, number)) * np.where(generator.random(number) < outliers, 0.7, 1)
+
+
+def twenty_pairs(generator, noise: float, outliers: float) -> list[dict]:
+    sides = (rates(generator, 20, noise, outliers) for _ in "ab")
+    return [{"first": "a", "a": a, "b": b} for a, b in zip(*sides, strict=True)]
+
+
+@pytest.mark.parametrize("outliers", [0, 1, 2, 4])
+def test_few_runs_far_from_the_others_are_left_out_of_the_plans(outliers):
+    pairs = twenty_pairs(np.random.default_rng(3), 0.01, 0)
+    quiet = found_in(pairs)
+    for pair in pairs[:outliers]:
+        pair["a"] *= 0.7
+    found = found_in(pairs)
+    assert quiet["outliers"] == 0 and quiet["planning_noise"] == quiet["noise_below"]
+    if outliers > 2:  # more than one in twenty are how the machine runs
+        assert found["outliers"] == 0 and found["planning_noise"] == found["noise_below"] > 0.05
+        return
+    assert found["outliers"] == outliers
+    assert found["planning_noise"] == pytest.approx(quiet["planning_noise"], rel=0.1)
+    assert found["repeats"]["0.01"] == pytest.approx(quiet["repeats"]["0.01"], rel=0.2)
+    assert outliers == 0 or found["noise_below"] > 4 * found["planning_noise"]
+
+
+def test_plans_without_outliers_find_what_they_promise_although_outliers_come(monkeypatch):
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 499)
+    generator = np.random.default_rng(5)
+    verdicts = []
+    for _ in range(40):
+        repeats = found_in(twenty_pairs(generator, 0.02, 0.025))["repeats"]["0.03"]
+        for _ in range(5):
+            a, b = (rates(generator, repeats, 0.02, 0.025) for _ in "ab")
+            verdicts.append(statistics.compare(1.03 * a, b).verdict)
+    assert np.mean([verdict == "faster" for verdict in verdicts]) >= 0.8
+
+
+def test_a_certificate_from_before_outliers_were_counted_is_read_and_planned_with(tmp_path):
+    path = write_certificate(tmp_path / "sweep", pairs=5)
+    content = json.loads(path.read_text())
+    for found in content["found"]:
+        del found["outliers"], found["planning_noise"]
+    path.write_text(json.dumps(content))
+    old = CERTIFICATE_FILE.read(path)
+    assert known_noise({}, (path, old)).below == old["found"][0]["noise_below"]
+    for number, metrics in enumerate(repeats("ddp", 0.2)):
+        save(tmp_path / "sweep" / "ddp" / f"run_{number}", metrics)
+    assert "## How noisy the machine is" in markdown(load(tmp_path / "sweep"))
 
 
 def test_only_whole_pairs_count_and_five_are_the_least(tmp_path):
@@ -167,7 +227,7 @@ def test_power_is_planned_from_the_certificate_until_runs_of_the_sweep_say_more(
     content = certificate(tmp_path, noise=0.01)
     here = (tmp_path / "c.json", content)
     known = known_noise({"a": [1.0, 1.01], "b": [1.0]}, here)
-    assert known == KnownNoise(noisiest(content), str(here[0]))
+    assert known == KnownNoise(planning_noise(content), str(here[0]))
     assert known_noise({}, None) is None
     own = known_noise({"a": [1.0, 1.1, 0.9], "b": [1.0, 1.2, 0.9]}, here)
     assert own.below > 0.1 and own.source == "6 finished runs of this sweep"

@@ -77,6 +77,7 @@ def shown(repeats: int, noise: float, margin: float = MARGIN) -> float:
 def test_the_planned_margin_is_shown_in_four_of_five_comparisons_of_equal_arms(repeats):
     margin = math.expm1(0.02 * equivalence._MARGIN_PER_NOISE[repeats])
     assert shown(repeats, 0.02, margin) == pytest.approx(0.8, abs=0.085)  # three standard errors of 200 comparisons
+    assert repeats_to_show(0.01999, margin) == repeats
 
 
 @pytest.mark.parametrize(("noise", "effect"), [(0.01, 0.02), (0.02, 0.03)])

@@ -9,7 +9,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import numpy as np
 
 from testbed.analysis.comparison.confounders import confounders
 from testbed.analysis.equivalence import repeats_to_show
@@ -24,6 +26,7 @@ from testbed.analysis.statistics import (
     Ratio,
     compare,
     detectable_effect,
+    noise_of,
     repeats_needed,
 )
 from testbed.config.device_name import device_name
@@ -36,6 +39,9 @@ from testbed.sweep.pairs import SIDES
 REPEATS = (5, 10, 20)  # for which the detectable difference is given
 EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10)  # for which the repeats are given
 SESSION = MIN_REPEATS  # pairs that a comparison would have had
+# An outlier lies so many standard deviations from the median, by the median absolute deviation: one normal run in 1.7
+# million. A few of them hardly move the medians that are compared, and can be most of a standard deviation.
+OUTLIER, MEDIAN_DEVIATION, MOST_OUTLIERS = 5.0, 0.6745, 0.05
 
 
 # what must be alike in equal runs
@@ -80,11 +86,14 @@ class Compared(TypedDict):
 
 
 class Found(TypedDict):
-    """`noise`: standard deviation of one run as a fraction; `noise_below`: its upper 80 % confidence limit, from which
-    the plans are made. `claims`: sessions of five pairs that would have claimed a difference, of `sessions`."""
+    """`noise`: standard deviation of one run as a fraction; `noise_below`: its upper 80 % confidence limit;
+    `planning_noise`: that limit without the outliers, from which the plans are made. `claims`: sessions of five pairs
+    that would have claimed a difference, of `sessions`."""
 
     noise: Amount
     noise_below: Amount
+    outliers: NotRequired[Count]  # absent in the first files, as the next one: they plan with noise_below
+    planning_noise: NotRequired[Amount]
     a_against_b: Compared
     second_against_first: Compared
     late_against_early: Compared
@@ -131,12 +140,15 @@ def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
     half = len(pairs) // 2
     early, late = ([rate for pair in part for rate in (pair["a"], pair["b"])] for part in (pairs[:half], pairs[half:]))
     sides = compare(a, b)
-    assert sides.noise is not None and sides.planning_noise is not None, "there are several runs"
+    outliers = outliers_in([*a, *b])
+    noise = noise_of([rate for rate in side if rate not in outliers] for side in (a, b))[1]
+    assert sides.noise is not None and sides.planning_noise is not None and noise is not None, "there are several runs"
     sessions = [slice(start, start + SESSION) for start in range(0, len(pairs) - SESSION + 1, SESSION)]
-    noise = sides.planning_noise
     return {
         "noise": sides.noise,
-        "noise_below": noise,
+        "noise_below": sides.planning_noise,
+        "outliers": len(outliers),
+        "planning_noise": noise,
         "a_against_b": _row(sides),
         "second_against_first": _row(compare(seconds, firsts)),
         "late_against_early": _row(compare(late, early)),
@@ -146,6 +158,17 @@ def found_in(pairs: Sequence[Mapping[str, Any]]) -> Found:
         "repeats": {f"{effect:g}": repeats_needed(noise, effect) for effect in EFFECTS},
         "repeats_to_show_equal": {f"{margin:g}": repeats_to_show(noise, margin) for margin in EFFECTS},
     }
+
+
+def outliers_in(rates: Sequence[float]) -> list[float]:
+    """Return the rates of the runs that were far slower or faster than the others.
+
+    None where they are more than one run in 20, because then they are how this machine runs.
+    """
+    logs = np.log(rates)
+    distances = np.abs(logs - np.median(logs))
+    far = distances * MEDIAN_DEVIATION > OUTLIER * np.median(distances)
+    return [rate for rate, is_far in zip(rates, far, strict=True) if is_far] if far.mean() <= MOST_OUTLIERS else []
 
 
 def _row(ratio: Ratio) -> Compared:
@@ -255,6 +278,11 @@ def machine_in_words(machine: Mapping[str, Any]) -> str:
 def noisiest(certificate: Mapping[str, Any]) -> float:
     """Return the upper limit of the noise of a run, of the configuration that has the largest."""
     return max(found["noise_below"] for found in certificate["found"])
+
+
+def planning_noise(certificate: Mapping[str, Any]) -> float:
+    """Return the noise of a run from which to plan, of the configuration that has the largest."""
+    return max(found.get("planning_noise", found["noise_below"]) for found in certificate["found"])
 
 
 def certificates_above(runs: Iterable[Path], levels: int) -> dict[Path, dict[str, Any]]:

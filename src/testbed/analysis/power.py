@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.certificate import CERTIFICATE_FILE, EFFECTS, Machine, machine_in_words, noisiest
+from testbed.analysis.certificate import CERTIFICATE_FILE, EFFECTS, Machine, machine_in_words, planning_noise
 from testbed.analysis.equivalence import DEFAULT_MARGIN, repeats_to_show
 from testbed.analysis.statistics import MIN_REPEATS, detectable_effect, noise_of, repeats_needed
 from testbed.errors import InputError
@@ -55,7 +55,7 @@ def known_noise(
         return KnownNoise(below, f"{sum(counts)} finished runs of this sweep")
     if certificate is None:
         return None
-    return KnownNoise(noisiest(certificate[1]), str(certificate[0]))
+    return KnownNoise(planning_noise(certificate[1]), str(certificate[0]))
 
 
 def power_lines(known: KnownNoise | None, repeats: int, seconds_per_repeat: float) -> list[str]:

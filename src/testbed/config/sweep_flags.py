@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from testbed.config.flag_parser import FlagParser
@@ -18,6 +18,13 @@ def parse_before_dashes(parser: FlagParser, words: Sequence[str]) -> argparse.Na
     arguments = parser.parse_args(words[:end])
     arguments.own, arguments.passed_on = list(words[:end]), list(words[end + 1 :])
     return arguments
+
+
+def add_certificate(add: Callable[..., object]) -> None:
+    """Add --certificate with `add_argument` of a parser or a group."""
+    add("--certificate", type=Path, metavar="FILE.json",
+        help="what scripts/certify_machine.py found about this machine; it is copied to --out_dir (default: "
+        "checkpoint/certificate/machine_certificate.json, if there)")  # fmt: skip
 
 
 def relative(folder: Path) -> Path:

@@ -30,7 +30,8 @@ LOG = "train.log"
 LOCK = ".sweep.lock"
 
 # A guess of a run's time before any run has finished: model FLOP/s of a core in fp32 and of a GPU in bf16, and the
-# seconds in which a program starts and ends. Measured seconds replace it.
+# seconds in which a program starts and ends. Measured seconds replace it. It can miss by a
+# factor of two: docs/results/sweep and docs/results/certificate have the rates of one model on two virtual machines.
 GUESSED_FLOPS_PER_S = {"cpu": 40e9, "cuda": 100e12}
 GUESSED_START_S = {"cpu": 12.0, "cuda": 40.0}
 
@@ -227,6 +228,13 @@ def seconds_left(cells: Sequence[Cell], settings: dict[str, RunSettings], machin
     expected = {key: guess * correction for key, guess in guesses.items()}
     expected |= {key: statistics.median(times) for key, times in finished.items()}
     return sum(expected[cell.configuration] for cell in cells if cell.status in (PENDING, RUNNING))
+
+
+def guess_in_words(machine: Machine) -> str:
+    """Return what the time is made from before any run has finished."""
+    rate = GUESSED_FLOPS_PER_S[machine.kind]
+    speed = f"{rate / 1e9:.0f} GFLOP/s a core" if machine.kind == "cpu" else f"{rate / 1e12:.0f} TFLOP/s a GPU"
+    return f"a guess that supposes {speed}; the first run corrects it"
 
 
 def guessed_seconds(cell: Cell, settings: RunSettings, machine: Machine) -> float:

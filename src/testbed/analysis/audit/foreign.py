@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.audit.printed_setup import printed_setup
+from testbed.analysis.audit.readers.curves import number
 from testbed.analysis.audit.readers.lightning import is_lightning, read_lightning
+from testbed.analysis.audit.readers.printed import not_found
 from testbed.analysis.audit.readers.repeats import one_per_run
 from testbed.analysis.audit.readers.text import log_lines, text_of
 from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS
@@ -117,10 +119,10 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
         time_s=average_s if average_s is not None else _mean(times),
         time_meaning="mean over ranks of the epoch's time" if len(times) > 1 else "time of the epoch",
         rank_times_s=times,
-        train_loss=_number(losses[-1][0]) if losses else None,
-        val_loss=_number(losses[-1][1]) if losses else None,
+        train_loss=number(losses[-1][0]) if losses else None,
+        val_loss=number(losses[-1][1]) if losses else None,
         communication_s=tuple(communication[rank] for rank in sorted(communication)),
-        unread=_unread({
+        unread=not_found({
             "total epoch time": times, "train and validation loss": losses,
             "global batch (the name has no b<batch>_g<ranks>)": size,
             f"times of {missing} of {world_size} ranks": missing <= 0,
@@ -135,7 +137,7 @@ def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
 
     def last(pattern: str, name: str) -> list[float]:
         """Return what each process said last: in its lines, or else in its summary."""
-        printed = [value for found in re.findall(pattern, text) if (value := _number(found)) is not None]
+        printed = [value for found in re.findall(pattern, text) if (value := number(found)) is not None]
         return printed[last_lines] or [summary[name] for summary in summaries if name in summary]
 
     devices = [int(number) for number in re.findall(r"(?m)^\|\s*(\d+)\s*\|.*(?:MB|%|°C)", text)]
@@ -170,8 +172,8 @@ def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
         batch_is_printed=printed.global_batch_size is not None, printed_settings=printed.settings,
         is_data_parallel_module="DataParallel.forward" in text.replace("DistributedDataParallel.forward", ""),
         details={"logged_steps": sorted({*logged, *step_losses}), "progress_s": seen},
-        unread=_unread({"throughput": rates, "iteration time": times, "validation loss": validated,
-                        "batch (this log does not print it)": printed.global_batch_size}),
+        unread=not_found({"throughput": rates, "iteration time": times, "validation loss": validated,
+                          "batch (this log does not print it)": printed.global_batch_size}),
     )]  # fmt: skip
 
 
@@ -215,7 +217,7 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
         rank_rates=rates if len(rates) == len(ranks) else (),
         rank_val_losses=losses if not is_pipeline else (),
         val_loss=losses[0],
-        unread=_unread({
+        unread=not_found({
             "training time (these files do not have it)": times, "throughput (these files do not have it)": rates,
             f"ranks {', '.join(map(str, missing))} (no file)": not missing,
             "batch and steps (these files do not have them)": False,
@@ -260,8 +262,8 @@ def _profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Rep
     time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
     calls_at = header.index("Calls") if "Calls" in header else None
     cells = [row for row in rows if len(row) > max(name_at, time_at)]
-    times = [(row[name_at], time) for row in cells if (time := _number(row[time_at])) is not None]
-    steps = next((_number(row[calls_at]) for row in cells if calls_at is not None and len(row) > calls_at
+    times = [(row[name_at], time) for row in cells if (time := number(row[time_at])) is not None]
+    steps = next((number(row[calls_at]) for row in cells if calls_at is not None and len(row) > calls_at
                   and row[name_at].startswith("ProfilerStep")), None)  # fmt: skip
     matched = [time for name, time in times if COLLECTIVE_ROW.search(name) and not NO_COLLECTIVE_ROW.search(name)]
     names = [name for name, _ in times]
@@ -275,7 +277,7 @@ def _profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Rep
             "collective_rows_s": sum(matched) / 1e3,
             "collective_kernels_s": sum(time for name, time in times if COLLECTIVE_KERNEL.match(name)) / 1e3,
         },
-        unread=_unread({f"{len(rows) - len(times)} rows without a time": len(rows) == len(times)}),
+        unread=not_found({f"{len(rows) - len(times)} rows without a time": len(rows) == len(times)}),
     )  # fmt: skip
 
 
@@ -286,7 +288,7 @@ def _metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> lis
         run, separator, metric = column.rpartition(" - ")
         if not separator or metric.endswith(("__MIN", "__MAX")):
             continue
-        points = [(_number(row[step_at]), _number(row[index])) for row in rows if len(row) > max(index, step_at)]
+        points = [(number(row[step_at]), number(row[index])) for row in rows if len(row) > max(index, step_at)]
         known = [(step, value) for step, value in points if step is not None and value is not None]
         columns.setdefault(run, {})[metric] = known
     return [_exported_run(path, run, metrics) for run, metrics in columns.items()]
@@ -310,15 +312,15 @@ def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, flo
         val_loss=last(r"val(idation)?[-_ /]?loss"),
         communication_s=tuple(value for points in communication for _, value in points),
         details={"run": run},
-        unread=_unread({"values of this run (its columns are empty)": any(metrics.values())}),
+        unread=not_found({"values of this run (its columns are empty)": any(metrics.values())}),
     )  # fmt: skip
 
 
 def merge_exports(found: list[Reported]) -> list[Reported]:
     """Join what several files say of one wandb run: one metric is exported per file, a console log is by a summary."""
     merged: dict[Any, Reported] = {}
-    for number, item in enumerate(one_per_run(found)):
-        key = ("run", item.details["run"]) if item.form == "wandb CSV" else number
+    for place, item in enumerate(one_per_run(found)):
+        key = ("run", item.details["run"]) if item.form == "wandb CSV" else place
         if item.path.name in (CONSOLE, SUMMARY):
             key = ("folder", item.path.parent)
         if key not in merged:
@@ -346,7 +348,7 @@ def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
     return [Reported(
         path=path, name=str(path), form="scaling report",
         details={"status": report.get("status"), "runs": runs, "mismatches": mismatches},
-        unread=_unread({"runs (there are none)": runs}),
+        unread=not_found({"runs (there are none)": runs}),
     )]  # fmt: skip
 
 
@@ -388,22 +390,9 @@ def ranks_in_name(name: str) -> int | None:
     return (int(match[1] or match[2]) or None) if match else None
 
 
-def _unread(looked_for: dict[str, Any]) -> tuple[str, ...]:
-    """Return what was looked for and not found."""
-    return tuple(words for words, value in looked_for.items() if not value)
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 def _first(pattern: str, text: str) -> float | None:
     found = re.search(pattern, text)
-    return _number(found[1]) if found else None
+    return number(found[1]) if found else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -19,9 +19,11 @@ EQUAL_WITHIN = (0.02,)
 Row = tuple[Mapping[str, Any], Mapping[str, Any]]  # a configuration, and what was found
 TOO_NOISY = 0.01  # chance of scatter like this on a machine as quiet as the certificate says
 MEANING = (
-    "Noise: standard deviation of the throughput of one run; the figures after it are planned with its upper 80 % "
-    "confidence limit. 5 runs find: the difference that 5 runs of each find in 80 % of comparisons. 1 % takes: runs of "
-    "each to find a difference of 1 %. Equal takes: runs of each to show that two are equal within it, if they are."
+    "Noise: standard deviation of the throughput of one run, and its upper 80 % confidence limit. Outliers: runs "
+    "far from all others. The figures after them are planned with that limit, without the outliers: a comparison is "
+    "of medians, which a single run hardly moves; among five runs of each it can hide more. 5 runs find: the "
+    "difference that 5 runs of each find in 80 % of comparisons. 1 % takes: runs of each to find a difference of 1 "
+    "%. Equal takes: runs of each to show that two are equal within it, if they are."
 )
 MEANING_OF_PAIRS = (
     "Both runs of a pair have the same command, so there is no difference to find. Claims: comparisons of five pairs "
@@ -54,6 +56,9 @@ def blocks(certificate: Mapping[str, Any], name: str) -> list[Block]:
     columns: dict[str, Callable[[Row], Cell]] = {
         "configuration": lambda row: row[0]["name"],
         "noise": lambda row: f"{row[1]['noise']:.2%} (below {row[1]['noise_below']:.2%})",
+        "outliers": lambda row: (
+            f"{row[1]['outliers']} of {2 * len(row[0]['pairs'])}" if "outliers" in row[1] else "n/a"
+        ),
         **{f"{number} runs find": difference(number) for number in REPEATS},
         **{f"{effect:.0%} takes": repeats(effect) for effect in SHOWN_EFFECTS},
         **{f"equal within {margin:.0%} takes": to_show(margin) for margin in EQUAL_WITHIN},

@@ -19,6 +19,7 @@ from testbed.analysis.audit.readers.printed import (
     only,
     only_count,
     only_figure,
+    seconds,
     share,
 )  # fmt: skip
 from testbed.analysis.audit.reported import Reported
@@ -39,7 +40,7 @@ def read_llmc(path: Path, text: str) -> list[Reported]:
     length = only_count(r"(?:sequence length T +\| |seq_len T=)(\d+)", text)
     accumulation = only_count(r"setting grad_accum_steps=(\d+)", text)
     peak = only_figure(r"peak TFlops +\| (\S+)", text)
-    time_ms, mfu = middle(lines, "ms"), middle(lines, "MFU")
+    mfu = middle(lines, "MFU")
     factors = (("micro batch B", micro), ("length T", length), ("accumulation steps", accumulation), ("ranks", ranks))
     known = tuple((name, value) for name, value in factors if value)
     return [Reported(
@@ -49,7 +50,7 @@ def read_llmc(path: Path, text: str) -> list[Reported]:
         micro_batch_size=micro, sequence_length=length,
         num_parameters=only_count(r"num_parameters[: |]+(\d+)", text),
         optimizer_steps=lines[-1].step if lines else None,
-        time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
+        time_s=seconds(middle(lines, "ms")), time_meaning="time of one iteration",
         rate=middle(lines, "tok/s"),
         train_loss=last(lines, "loss"), val_loss=last_number(r"(?m)^(?:.{0,80}\s)?val loss (\S+)$", text),
         device_name=only(r"\| device +\| (.{1,80}?) +\|", text),

@@ -24,6 +24,7 @@ from testbed.analysis.audit.readers.printed import (
     only,
     only_count,
     pairs_of,
+    seconds,
 )  # fmt: skip
 from testbed.analysis.audit.reported import Reported
 
@@ -44,14 +45,13 @@ def read_megatron(path: Path, text: str) -> list[Reported]:
     world_size = only_count(WORLD, text) or _argument("world_size", text)
     length = _argument("seq_length", text)
     batch, rate = last(lines, "global batch size"), middle(lines, "tokens/s/GPU")
-    time_ms = middle(lines, "ms")
     return [Reported(
         path=path, name=str(path), form="Megatron-LM log",
         world_size=world_size,
         global_batch_size=int(batch) if batch else None,
         micro_batch_size=_argument("micro_batch_size", text), sequence_length=length,
         optimizer_steps=lines[-1].step if lines else None,
-        time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
+        time_s=seconds(middle(lines, "ms")), time_meaning="time of one iteration",
         rate=rate * world_size if rate and world_size else rate, rate_is_per_rank=world_size is None,
         train_loss=last(lines, "lm loss"),
         val_loss=last_number(r"validation loss at iteration \d+(?: on validation set)? \|.{0,200}?lm loss value: (\S+)",

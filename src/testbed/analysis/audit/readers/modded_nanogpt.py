@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from testbed.analysis.audit.log_lines import Figure, LogLine, Relation
-from testbed.analysis.audit.readers.printed import figure, figures, last, last_number, not_found
+from testbed.analysis.audit.readers.printed import figure, figures, last, last_number, not_found, seconds
 from testbed.analysis.audit.reported import Reported
 
 MARK = r"\bstep:\d+/\d+ (?:val_loss:\S+ |train_loss:\S+ )?train_time:[\d.]+m?s\b"
@@ -27,11 +27,10 @@ def read_modded_nanogpt(path: Path, text: str) -> list[Reported]:
     text = _last_run(text)
     untimed = min(UNTIMED_STEPS, key=lambda steps: _num_apart(text, steps))
     lines = tuple(_lines(text, untimed))  # of a step that is validated there are two
-    train_ms = last(lines, "train_time")
     return [Reported(
         path=path, name=str(path), form="modded-nanogpt log",
         optimizer_steps=lines[-1].step if lines else None,
-        time_s=None if train_ms is None else train_ms / 1e3,
+        time_s=seconds(last(lines, "train_time")),
         train_loss=last_number(r"train_loss:(\S+)", text), val_loss=last_number(r"val_loss:(\S+)", text),
         protocol="time_to_loss", lines=lines, relations=_relations(untimed),
         unread=not_found({"number of ranks": False, "batch (it may change during the run)": False}),

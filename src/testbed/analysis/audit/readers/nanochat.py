@@ -22,6 +22,7 @@ from testbed.analysis.audit.readers.printed import (
     only_count,
     only_figure,
     pairs_of,
+    seconds,
     share,
 )  # fmt: skip
 from testbed.analysis.audit.reported import Reported
@@ -52,7 +53,7 @@ def read_nanochat(path: Path, text: str) -> list[Reported]:
         micro_batch_size=micro, sequence_length=length,
         num_parameters=only_count(r"(?m)^(?:Number of parameters|total\s*): ([\d,]+)$", text),
         optimizer_steps=lines[-1].step + 1 if lines else None,
-        time_s=_seconds(middle(lines, "dt")), time_meaning="time of one iteration",
+        time_s=seconds(middle(lines, "dt")), time_meaning="time of one iteration",
         rate=middle(lines, "tok/sec"),
         train_loss=last(lines, "loss"),
         device_name=only(r"GPU: (.{1,80}?) \| Peak FLOPS", text),
@@ -98,10 +99,6 @@ def _lines(text: str) -> Iterator[LogLine]:
 def _ratio(step: int, of: str | None) -> Figure | None:
     steps = count(of or "")
     return Figure(step / steps) if step and steps else None
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1e3
 
 
 def _relations(text: str, tokens: int | None, world_size: int | None) -> tuple[Relation, ...]:

@@ -18,6 +18,7 @@ from testbed.analysis.audit.readers.printed import (
     middle,
     not_found,
     only_count,
+    seconds,
     share,
 )  # fmt: skip
 from testbed.analysis.audit.reported import Reported
@@ -41,13 +42,13 @@ def read_nanogpt(path: Path, text: str) -> list[Reported]:
     lines = in_order(_nanogpt_lines(text))
     length = only_count(r"(?m)^\s*(?:Overriding: )?block_size = (\d+)", text)
     tokens = only_count(r"tokens per iteration will be: ([\d,]+)", text)
-    time_ms, mfu = middle(lines, "time"), last(lines, "mfu")
+    mfu = last(lines, "mfu")
     return [Reported(
         path=path, name=str(path), form="nanoGPT log",
         global_batch_size=tokens // length if tokens and length else None, sequence_length=length,
         micro_batch_size=only_count(r"(?m)^\s*(?:Overriding: )?batch_size = (\d+)", text),
         optimizer_steps=lines[-1].step + 1 if lines else None,
-        time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
+        time_s=seconds(middle(lines, "time")), time_meaning="time of one iteration",
         train_loss=last(lines, "loss"), val_loss=last_number(r"step \d+: train loss \S+, val loss (\S+)", text),
         peak_flops=A100_PEAK, mfu=share(mfu),
         lines=lines,
@@ -86,11 +87,10 @@ def read_build_nanogpt(path: Path, text: str) -> list[Reported]:
         for found in BUILD_LINE.finditer(text)
     )  # fmt: skip
     tokens = only_count(r"(?i)total desired batch size: (\d+)", text)
-    time_ms = middle(lines, "dt")
     return [Reported(
         path=path, name=str(path), form="build-nanogpt log",
         optimizer_steps=lines[-1].step + 1 if lines else None,
-        time_s=None if time_ms is None else time_ms / 1e3, time_meaning="time of one iteration",
+        time_s=seconds(middle(lines, "dt")), time_meaning="time of one iteration",
         rate=middle(lines, "tok/sec"),
         train_loss=last(lines, "loss"), val_loss=last_number(r"validation loss: (\S+)", text),
         lines=lines,

@@ -137,6 +137,11 @@ def share(figure_in_percent: float | None) -> float | None:
     return figure_in_percent / 100 if figure_in_percent is not None and figure_in_percent >= 0 else None
 
 
+def seconds(milliseconds: float | None) -> float | None:
+    """Return a time in seconds; None for one that is not known."""
+    return None if milliseconds is None else milliseconds / 1e3
+
+
 def not_found(looked_for: dict[str, object]) -> tuple[str, ...]:
     """Return what was looked for and not found."""
     return tuple(words for words, value in looked_for.items() if not value)
