@@ -84,6 +84,16 @@ def test_published_rows_that_add_up_are_left_alone(tmp_path, table):
     assert audit([saved(tmp_path, table)]) == []
 
 
+LATENCIES = """
+| Batch size | Throughput Avg (images/s) | Latency Avg (ms) | Latency 90% (ms) | Latency p95 (ms) | Latency std (ms) |
+|---|---|---|---|---|---|
+| 1 | 50.0 | 20.00 | 20.9 | 22.1 | 0.61 |
+| 2 | 74.0 | 27.03 | 27.1 | 27.2 | 0.12 |
+| 4 | 74.0 | 54.05 | 54.1 | 54.2 | 0.10 |
+| 8 | 74.0 | 108.11 | 108.2 | 108.3 | 0.11 |
+| 16 | 160.0 | 100.00 | 100.1 | 100.2 | 0.10 |
+| 32 | 160.0 | 200.00 | 200.1 | 200.2 | 0.10 |
+"""
 EXPLAINED = {
     "estimates": SPEED_UP.replace("7.39x", "~8.39x"),
     "an estimated column": SPEED_UP.replace("Speed-up", "Projected speed-up").replace("7.39x", "8.39x"),
@@ -99,6 +109,8 @@ EXPLAINED = {
 """,
     "recomputation": table_cases.FLOPS.replace("89.84 | 28.80%", "119.79 | 38.40%"),
     "another precision": table_cases.HFU.replace("| a | 156.0 | 5000", "| fp32 | 19.5 | 625"),
+    "percentiles of a latency": LATENCIES,
+    "a mean of rates": LATENCIES.replace("160.0 | 200.00", "164.0 | 200.00"),
     "ranks of a node in brackets": table_cases.FLOPS.replace("| 16 | 4 | 8", "| 16 (2 each) | 8 | 8"),
     "rounded": SPEED_UP.replace("3,841,266", "3.8M").replace("6,366,609", "6.4M").replace("12,480,512", "12M"),
     "a schedule of 0.5x": """

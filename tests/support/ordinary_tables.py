@@ -302,6 +302,24 @@ NousResearch/Llama-2-70b-hf,2,0.234,480.208
 NousResearch/Llama-2-70b-hf,1,0.113,464.362
 NousResearch/Llama-2-70b-hf,1,0.123,504.611
 """),
+    "a mean of rates": (".md", """
+| Batch size | Throughput Avg (images/s) | Latency Avg (ms) | Latency 90% (ms) |
+|---|---|---|---|
+| 1 | 50.0 | 20.00 | 20.9 |
+| 2 | 74.0 | 27.03 | 27.1 |
+| 4 | 74.0 | 54.05 | 54.1 |
+| 8 | 74.0 | 108.11 | 108.2 |
+| 16 | 160.0 | 100.00 | 100.1 |
+| 32 | 164.0 | 200.00 | 204.1 |
+"""),
+    "points and a ratio of shares": (".md", """
+| | A | B | Difference |
+|---|---|---|---|
+| Step time | 566.7 ms | 345.8 ms | -39.0% |
+| Throughput | 57,826 tok/s | 94,760 tok/s | +63.9% |
+| MFU | 33.38% | 54.70% | +21.3 pp |
+| MFU / TC active ratio | 1.03x | 1.19x | - |
+"""),
     "numbers of seeds": (".csv", """
 gpus,seed,tokens_per_sec,speedup,efficiency
 1,0,12010.0,1.000,1.000

@@ -139,6 +139,8 @@ def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     plainly = re.sub(r"\s*[(\[][^)\]]*[)\]]", "", name).strip()
     if found is None and plainly != name:
         found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, plainly)), None)
+    if found in ("mfu", "hfu") and re.search(rf"{found}\s*/", name):
+        return None  # a ratio of it and something else
     if found == "efficiency" and re.search(r"memory|energy|power|data|token|sample|cost|compute", name):
         return None
     if found == "step_s" and PERCENTILE.search(name):

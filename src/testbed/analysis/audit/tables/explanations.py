@@ -21,7 +21,6 @@ KIND = re.compile(
 # In brackets behind a count, it counts something else: "1 (4 ranks each)". A frequency or a version is no count.
 OWN_COUNT = re.compile(r"\((?![^()]*\d+(\.\d+)? ?([gm]?hz)\s*\)).*\d")
 SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
-NUMBERS = re.compile(r"\d+")
 
 
 def is_certain(grid: Grid, one: Outlier) -> bool:
@@ -41,7 +40,7 @@ def is_certain(grid: Grid, one: Outlier) -> bool:
         return False
     if formula.subject == "devices" and any(column.texts[one.row] == "1" for column in grid.of("nodes")):
         return False  # one node need not be full
-    return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(grid, one)
+    return not _differs_in_what_it_ran(grid, one) and not _has_a_hidden_factor(one)
 
 
 def _differs_in_what_it_ran(grid: Grid, one: Outlier) -> bool:
@@ -68,26 +67,12 @@ def kinds_in(text: str) -> set[str]:
     return set(KIND.findall(text.lower()))
 
 
-def _has_a_hidden_factor(grid: Grid, one: Outlier) -> bool:
-    """Return whether a batch or a count that no column gives may explain the row: it misses by a small whole factor.
-
-    A row whose label has no number that the others' labels do not have, against three others, says of no such thing.
-    """
+def _has_a_hidden_factor(one: Outlier) -> bool:
+    """Return whether a batch or a count that no column gives may explain the row: it misses by a small whole factor."""
     given = {term.column.quantity for term in one.terms}
     families = (COUNTS, BATCHES)
     given |= {name for family in families if given & set(family) for name in family}
-    if given.issuperset(one.formula.hidden) or not _is_small_factor(one):
-        return False
-    labels = [
-        column for column in grid.settings if column.quantity is None and re.search("[a-z]", column.texts[one.row])
-    ]
-    of_members = {number for column in labels for row in one.members for number in _numbers(column.texts[row])}
-    own = {number for column in labels for number in _numbers(column.texts[one.row])}
-    return len(one.members) < 3 or not own <= of_members
-
-
-def _numbers(text: str) -> list[str]:
-    return NUMBERS.findall(KIND.sub(" ", text.lower()))
+    return not given.issuperset(one.formula.hidden) and _is_small_factor(one)
 
 
 def _is_second_reference(one: Outlier) -> bool:

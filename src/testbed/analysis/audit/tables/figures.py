@@ -16,7 +16,9 @@ SIGNS = str.maketrans({
     "\N{NO-BREAK SPACE}": " ",
 })  # fmt: skip
 # What the source itself marks as uncertain, or with a footnote, is no figure to hold against it.
-MARKED = re.compile(r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bca\.|\bup to\b|\[\d+\]|\bOOM\b|\btbd\b", re.I)
+MARKED = re.compile(
+    r"[~<>≤≥^†‡§?*¹²³⁴]|\bapprox|\best\b|\bestimate|\bca\.|\bup to\b|\[\d+\]|\bOOM\b|\btbd\b|\bpp\b", re.I
+)
 # A time of several units, each smaller than the one before: 2h 15min, 24m 00s, 1:02:03.5.
 CLOCK = re.compile(
     r"(?=.*\d\s*[dhm]\w*\s*\d)(?:(\d+)\s*d(?:ays?)?\s*)?(?:(\d+)\s*h(?:ours?|rs?)?\s*)?(?:(\d+)\s*m(?:in(?:ute)?s?)?\s*)?"

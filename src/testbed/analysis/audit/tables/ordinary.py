@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import permutations
 
 from testbed.analysis.audit.tables.agreement import RATIO_OF
-from testbed.analysis.audit.tables.columns import MEASURED, Column
+from testbed.analysis.audit.tables.columns import MEASURED, RATES, Column
 from testbed.analysis.audit.tables.explanations import is_near, kinds_in
 from testbed.analysis.audit.tables.fits import SLACK, Grid, Outlier
 from testbed.analysis.audit.tables.intervals import interval_of
@@ -24,6 +24,8 @@ OF_MANY_ROWS = re.compile(r"(?i)(geo(metric)?[ -]?)?(mean|average|avg|median|sum
 # A time of everything is longer than the steps in it, by evaluation, saving and start-up.
 OF_EVERYTHING = ("time = steps x time of a step", "tokens/s = tokens / time")
 LONGEST_REST = math.log(1.5)
+MEAN_OF_RATES = math.log(1.05)  # times that vary by a fifth
+AVERAGE = re.compile(r"(?i)\b(avg|average|mean)\b")
 WORD = re.compile(r"[a-z]+[a-z0-9.]*")
 
 
@@ -35,6 +37,14 @@ def is_explained(grid: Grid, one: Outlier) -> bool:
 def _is_of_many_rows(grid: Grid, one: Outlier) -> bool:
     """Return whether the row is an average: a mean of ratios is no ratio of means."""
     return any(OF_MANY_ROWS.fullmatch(column.texts[one.row].strip("*: ")) for column in grid.columns)
+
+
+def _is_mean_of_rates(grid: Grid, one: Outlier) -> bool:
+    """Return whether a mean of rates is above the rate of the mean time, by the variance of the times."""
+    headings = {term.column.quantity: term.column.heading for term in one.terms}
+    measured = [headings[name] for name in ("step_s", *RATES) if name in headings]
+    is_of_means = len(measured) == 2 and "step_s" in headings and all(map(AVERAGE.search, measured))
+    return is_of_means and one.agreed[0] < one.high and one.low < one.agreed[1] + MEAN_OF_RATES
 
 
 def _refers_to_the_row_above(grid: Grid, one: Outlier) -> bool:
@@ -145,6 +155,7 @@ def _words(text: str) -> set[str]:
 
 EXPLANATIONS: tuple[Callable[[Grid, Outlier], bool], ...] = (
     _is_of_many_rows,
+    _is_mean_of_rates,
     _refers_to_the_row_above,
     _is_of_a_figure_that_is_not_read,
     _has_the_missing_count,
