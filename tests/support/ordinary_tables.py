@@ -274,16 +274,16 @@ gpus,run,tokens_per_sec,speedup
 | DeepSeek-V3 671B | H800 | 1,850 | 43% |
 | Qwen3-30B-A3B | H100 | 17,500 | 33% |
 """),
-    # Of foundation-model-stack/fms-acceleration (Apache-2.0), scripts/benchmarks/refs/a100_80gb.csv, columns and rows
-    # left out: one model of another length
+    # After foundation-model-stack/fms-acceleration (Apache-2.0), scripts/benchmarks/refs/a100_80gb.csv: one model of
+    # another length, here of 1,331
     "a model of another length": (".csv", """
 model_name_or_path,num_gpus,train_samples_per_second,train_tokens_per_second
-bigcode/gpt_bigcode-santacoder,1,8.393,17188.262
-bigcode/gpt_bigcode-santacoder,1,8.99,18410.851
-bigcode/gpt_bigcode-santacoder,1,8.289,16976.001
-bigcode/gpt_bigcode-santacoder,2,12.825,13132.913
-bigcode/gpt_bigcode-santacoder,2,15.579,15952.404
-bigcode/gpt_bigcode-santacoder,2,12.283,12578.301
+bigcode/gpt_bigcode-santacoder,1,8.393,11172.370
+bigcode/gpt_bigcode-santacoder,1,8.99,11967.053
+bigcode/gpt_bigcode-santacoder,1,8.289,11034.401
+bigcode/gpt_bigcode-santacoder,2,12.825,8536.393
+bigcode/gpt_bigcode-santacoder,2,15.579,10369.063
+bigcode/gpt_bigcode-santacoder,2,12.283,8175.896
 mistralai/Mistral-7B-v0.1,1,0.748,3062.694
 mistralai/Mistral-7B-v0.1,1,0.767,3143.118
 mistralai/Mistral-7B-v0.1,1,0.842,3447.062
