@@ -23,7 +23,7 @@ from testbed.analysis.audit.readers.printed import not_found
 from testbed.analysis.audit.readers.repeats import one_per_run
 from testbed.analysis.audit.readers.text import log_lines, text_of
 from testbed.analysis.audit.readers.text_logs import KNOWN, TEXT_LOGS
-from testbed.analysis.audit.readers.trackers import TRACKERS
+from testbed.analysis.audit.readers.trackers import TRACKERS, or_pass_over
 from testbed.analysis.audit.readers.trainer_state import read_trainer_state
 from testbed.analysis.audit.readers.wandb_folder import CONSOLE, SUMMARY
 from testbed.analysis.audit.reported import Reported
@@ -352,27 +352,13 @@ def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
     )]  # fmt: skip
 
 
-def _or_pass_over(read: Callable[..., list[Reported]]) -> Callable[..., list[Reported]]:
-    """Return `read`, but without a file that cannot be read in a folder: one of such a name may be anything."""
-
-    def reading(path: Path, is_typed: bool) -> list[Reported]:
-        try:
-            return read(path, is_typed)
-        except InputError:
-            if is_typed:
-                raise
-            return []
-
-    return reading
-
-
 # name of the file -> what reads it
 READERS: dict[str, Callable[..., list[Reported]]] = {
     RANK_JSON.pattern: read_rank_files,
     PIPELINE_JSON.pattern: read_rank_files,
-    r".*\.csv": _or_pass_over(read_csv),
-    r".*\.tsv": _or_pass_over(read_table),
-    r".*\.(log|out|err|txt|md)": _or_pass_over(read_text_log),
+    r".*\.csv": or_pass_over(read_csv),
+    r".*\.tsv": or_pass_over(read_table),
+    r".*\.(log|out|err|txt|md)": or_pass_over(read_text_log),
     r"scaling_report\.json": read_scaling_report,
     **TRACKERS,
 }

@@ -30,6 +30,20 @@ def _or_say_so(read: Read) -> Read:
     return reading
 
 
+def or_pass_over(read: Read) -> Read:
+    """Return `read`, but without a file that cannot be read in a folder: one of such a name may be anything."""
+
+    def reading(path: Path, is_typed: bool) -> list[Reported]:
+        try:
+            return read(path, is_typed)
+        except InputError:
+            if is_typed:
+                raise
+            return []
+
+    return reading
+
+
 # name of the file -> what reads it; metrics.csv of Lightning is known by its first line
 TRACKERS: dict[str, Read] = {
     r".*trainer_state.*\.json": _or_say_so(read_trainer_state),
