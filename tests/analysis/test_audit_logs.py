@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,31 @@ def test_another_device_makes_the_mfu_another_share(tmp_path):
     unknown = edited(tmp_path, "torchtitan", ("Peak FLOPS", warning), ("NVIDIA B200", "Card X"))
     assert "the log itself says that it knows no peak of Card X" in messages(unknown, NOTE)
     assert "does not name the device" in messages(FOLDER / "nanogpt.txt", NOTE)
+
+
+def test_the_metadata_of_wandb_name_the_device_of_a_console_log(tmp_path):
+    """nanoGPT divides by an A100's peak on every device."""
+    shutil.copy(FOLDER / "nanogpt.txt", tmp_path / "output.log")
+    (tmp_path / "wandb-summary.json").write_text('{"iter": 10, "train/loss": 3.1}')
+    (tmp_path / "wandb-metadata.json").write_text('{"gpu": "NVIDIA A40"}')
+    assert "of 312.0 TFLOP/s, the device is NVIDIA A40: 149.7 TFLOP/s" in messages(tmp_path, FAILS)
+
+
+@pytest.mark.parametrize("between", ["", "val_bpb:1.2150 "])
+def test_forks_of_modded_nanogpt_print_more_and_go_on_behind_the_output_of_the_driver(tmp_path, between):
+    path = tmp_path / "train.log"
+    lines = "".join(f"step:{step}/40 val_loss:3.2 {between}train_time:{step * 50}ms step_avg:50.00ms\n"
+                    for step in (10, 20, 40))  # fmt: skip
+    path.write_text(f"import torch\n{'=' * 100}\n{lines}{'=' * 100}\nnvidia-smi\n")
+    (run,) = read_reported([path])
+    assert (run.time_s, run.val_loss) == (2.0, 3.2)
+
+
+def test_the_end_of_a_file_of_build_nanogpt_is_read(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("19072 train 3.021431\n19073 train 3.961587\n19080 val 3.2034\n19081 train 3.191498\n")
+    (run,) = read_reported([path])
+    assert (run.optimizer_steps, run.val_loss) == (19082, 3.2034)
 
 
 def test_more_than_the_device_can_do_is_found(tmp_path):

@@ -327,7 +327,7 @@ def merge_exports(found: list[Reported]) -> list[Reported]:
             merged[key] = item
             continue
         first = merged[key]
-        fields = ("world_size", "optimizer_steps", "time_s", "rate", "train_loss", "val_loss")
+        fields = ("world_size", "optimizer_steps", "time_s", "rate", "train_loss", "val_loss", "device_name")
         known = {name: getattr(item, name) for name in fields if getattr(first, name) is None}
         if "time_s" in known:
             known["time_meaning"] = item.time_meaning

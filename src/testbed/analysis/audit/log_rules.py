@@ -12,7 +12,7 @@ from itertools import pairwise, takewhile
 from testbed.analysis.audit.finding import Finding, Rule
 from testbed.analysis.audit.log_lines import Disagreement, LogLine, disagreement
 from testbed.analysis.audit.reported import ANY, Reported
-from testbed.model.flops import PEAK_FLOPS_PER_S
+from testbed.analysis.audit.tables.peaks import peak_of
 
 SAME_PEAK = 0.02  # data sheets and programs round a board's peak
 MOST_SHOWN = 3
@@ -67,7 +67,7 @@ def header_multiplies(item: Reported) -> Iterator[Finding]:
 
 def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
     """Compare the peak that an MFU is divided by with the device's, and both figures with what a device can do."""
-    peak = PEAK_FLOPS_PER_S.get((item.device_name or "", "bf16"))
+    peak = peak_of(item.device_name) if item.device_name else None
     if item.mfu is not None and item.peak_flops and peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
         yield item.fails(
             Rule.FOLLOWS,

@@ -12,9 +12,9 @@ from testbed.analysis.audit.log_lines import Figure, LogLine, Relation
 from testbed.analysis.audit.readers.printed import figure, figures, last, last_number, not_found, seconds
 from testbed.analysis.audit.reported import Reported
 
-MARK = r"\bstep:\d+/\d+ (?:val_loss:\S+ |train_loss:\S+ )?train_time:[\d.]+m?s\b"
+MARK = r"\bstep:\d+/\d+ (?:(?:val|train)_loss:\S+ )?(?:\w+:\S+ )?train_time:[\d.]+m?s\b"
 LINE = re.compile(
-    r"\bstep:(?P<step>\d{1,12})/\d+ (?:(?P<kind>val|train)_loss:(?P<loss>\S+) )?"
+    r"\bstep:(?P<step>\d{1,12})/\d+ (?:(?P<kind>val|train)_loss:(?P<loss>\S+) )?(?:\w+:\S+ )?"
     r"train_time:(?P<time>[\d.]+)(?P<unit>m?s)\b(?: step_avg:(?P<mean>\S+?)ms)?"
 )
 # Until 2025 the clock started again at step 10, and the mean was over the steps behind it.
@@ -23,7 +23,8 @@ UNTIMED_STEPS = (0, 10)
 
 def read_modded_nanogpt(path: Path, text: str) -> list[Reported]:
     """Read a run. Its claim is the time to a validation loss: `train_time`, without validation and kernel warm-up."""
-    text = re.split(r"(?m)^={80,}\s*$", text)[-1]  # before it stand the source code and the output of nvidia-smi
+    parts = re.split(r"(?m)^={80,}\s*$", text)  # the source code, the output of nvidia-smi, the run
+    text = next((part for part in reversed(parts) if LINE.search(part)), text)
     text = _last_run(text)
     untimed = min(UNTIMED_STEPS, key=lambda steps: _num_apart(text, steps))
     lines = tuple(_lines(text, untimed))  # of a step that is validated there are two

@@ -28,7 +28,7 @@ BUILD_MARK = r"\bstep\s+\d+ \| loss: \S+ \| lr:? \S+ \| norm: \S+ \| dt: "
 NANOGPT_LINE = re.compile(
     r"\biter (?P<step>\d{1,12}): loss (?P<loss>\S+), time (?P<time>[\d.]+)ms(?:, mfu (?P<mfu>-?[\d.]+)%)?"
 )
-BUILD_FILE_MARK = r"(?m)^0 (?:val|train) \d+\.\d+$"
+BUILD_FILE_MARK = r"(?m)^0 (?:val|train) \d+\.\d+$|^\d{1,12} train \d+\.\d{6}$"
 BUILD_LINE = re.compile(
     r"\bstep\s+(?P<step>\d{1,12}) \| loss: (?P<loss>\S+) \| lr:? \S+ \| norm: \S+ \| dt: (?P<dt>[\d.]+)ms"
     r" \| tok/sec: (?P<rate>[\d.]+)"

@@ -11,6 +11,7 @@ from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.analysis.audit.reported import Reported
 from testbed.analysis.audit.tables.agreement import best_fits
 from testbed.analysis.audit.tables.columns import MEASURED, Column
+from testbed.analysis.audit.tables.explanations import COUNTS
 from testbed.analysis.audit.tables.figures import NUMBER
 from testbed.analysis.audit.tables.fits import Fit, Formula, Grid, Outlier
 from testbed.analysis.audit.tables.intervals import is_reference_row
@@ -134,7 +135,12 @@ def said(grid: Grid, one: Outlier) -> str:
 
 
 def corrected(grid: Grid, one: Outlier) -> str | None:
-    """Return the figure of the formula's subject that would follow, if the row's other figures are right."""
+    """Return the figure of the formula's subject that would follow, if the row's other figures are right.
+
+    A speed-up that other rows divide by a number of devices may have another meaning in its own: no figure is given.
+    """
+    if one.formula.subject in ("speedup", "ratio") and any(term.column.quantity in COUNTS for term in one.terms):
+        return None
     is_reference = (
         not one.is_within_row and one.formula.is_definition and is_reference_row(one.terms[0].column, one.row)
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from testbed.analysis.audit.tables.fits import Grid
+from testbed.model.flops import PEAK_FLOPS_PER_S
 from testbed.planner.devices import Device, devices
 
 PER_DEVICE = re.compile(r"(?i)(/|per)[ _]?(gpu|device|chip|card|accelerator)")
@@ -22,8 +23,7 @@ def devices_named(grid: Grid, row: int) -> list[Device]:
     own = " ".join(f"{column.heading} {column.texts[row]}" for column in grid.columns if column.is_setting)
     headings = " ".join(column.heading for column in grid.columns if not column.is_setting)
     for words in (own, headings, grid.above):
-        plain = re.sub(r"[^a-z0-9]+", " ", words.lower())
-        found = [device for device in devices().values() if re.search(_pattern(device.name), plain)]
+        found = devices_in(words)
         if found or (words is own and _names_another_device(grid, row)):
             return found
     return []
@@ -33,6 +33,20 @@ def _names_another_device(grid: Grid, row: int) -> bool:
     """Return whether a row has the name of a device that is not known, so that what stands above is of others."""
     named = [column.texts[row] for column in grid.columns if DEVICE_HEADING.search(column.heading)]
     return any(re.search("[a-z]", COUNTED.sub("", text), re.I) for text in named)
+
+
+def devices_in(words: str) -> list[Device]:
+    """Return the devices of the data sheets that a text may name: all of a chip, where it does not say which board."""
+    plain = re.sub(r"[^a-z0-9]+", " ", words.lower())
+    return [device for device in devices().values() if re.search(_pattern(device.name), plain)]
+
+
+def peak_of(device_name: str) -> float | None:
+    """Return dense bfloat16 FLOP/s of a device as its driver names it; None: unknown, or boards of several peaks."""
+    if peak := PEAK_FLOPS_PER_S.get((device_name, "bf16")):
+        return peak
+    peaks = {device.peak_flops.get("bf16") for device in devices_in(device_name)}
+    return peaks.pop() if len(peaks) == 1 else None
 
 
 def highest_peak(named: Sequence[Device], words: str) -> float:
