@@ -44,6 +44,7 @@ from testbed.data.tokenizer import load_bpe
 from testbed.distributed import watchdog
 from testbed.distributed.failures import root_cause
 from testbed.distributed.launch import Launch
+from testbed.errors import InputError
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
@@ -155,6 +156,29 @@ def test_no_archive_runs_or_fills_the_memory(drill, name):
             is_packed = (what, name) == ("compressed members", "random numbers")
             drill.case(what, lambda: read(drill.given), STATE_ERRORS, is_packed or what in NEVER_READ)
     drill.check(least_refused=200)
+
+
+class ByName:
+    """What Python 3.11.0 to 3.11.3 save in place of a member of an enum."""
+
+    def __init__(self, enum: type, name: str) -> None:
+        self.enum, self.name = enum, name
+
+    def __reduce__(self):
+        return getattr, (self.enum, self.name)
+
+
+def test_a_stage_that_an_early_python_saved_by_its_name_is_its_number(tmp_path):
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    path = tmp_path / "optim_states.pt"
+    torch.save({"zero_stage": ByName(ZeroStageEnum, "gradients")}, path)
+    assert zero_state._load_tensors(str(path)) == {"zero_stage": 2}
+    for enum, name in ((LossScaler, "__init__"), (ZeroStageEnum, "__init__"), (ZeroStageEnum, "mro")):
+        torch.save({"zero_stage": ByName(enum, name)}, path)
+        with pytest.raises(InputError, match="cannot be read as tensors"):
+            zero_state._load_tensors(str(path))
 
 
 def test_what_deepspeed_reads_past_its_loader_runs_nothing_either(drill, monkeypatch):

@@ -37,6 +37,7 @@ CLASSES = [
     ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
     ("deepspeed.utils.tensor_fragment", "fragment_address"),
     ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    ("builtins", "getattr"),
 ]  # fmt: skip
 PLANTED = "planted_by_a_stranger"  # the attribute that BUILD tries to leave on a class
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from testbed import io
+from testbed.errors import InputError
 from testbed.model import tensor_archive
 from testbed.strategies import state_files
 
@@ -101,10 +102,19 @@ def _load_tensors(path: str, map_location: Any = None) -> Any:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     stage = (int, "deepspeed.runtime.zero.config.ZeroStageEnum")  # a file could write into the members of the enum
+    of_early_python = (_stage_named, "builtins.getattr")  # Python 3.11.0 to 3.11.3 save a member of an enum by name
+    also = (DynamicLossScaler, LossScaler, fragment_address, stage, of_early_python)
     with io.open_regular(Path(path)) as file:
-        return tensor_archive.load_tensors(
-            file, path, also=(DynamicLossScaler, LossScaler, fragment_address, stage), map_location=map_location
-        )
+        return tensor_archive.load_tensors(file, path, also=also, map_location=map_location)
+
+
+def _stage_named(enum: type, name: str) -> int:
+    """Return the number of a ZeRO stage. It stands for `getattr` in a file, which could name anything else."""
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    if enum is not int:
+        raise InputError("it names builtins.getattr for another class than ZeRO's stages")
+    return int(ZeroStageEnum[name])
 
 
 def _is_sharded(engine: Any) -> bool:
