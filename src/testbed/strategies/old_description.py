@@ -23,6 +23,7 @@ _NAMES = {
     },
     _FILES: {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
+    "builtins": {"getattr"},  # Python 3.11.0 to 3.11.3 name the members of an enum with it; it is never called
     "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64"},
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},  # since Python 3.13

@@ -68,18 +68,22 @@ def header_multiplies(item: Reported) -> Iterator[Finding]:
 def mfu_is_of_its_device(item: Reported) -> Iterator[Finding]:
     """Compare the peak that an MFU is divided by with the device's, and both figures with what a device can do."""
     peak = peak_of(item.device_name) if item.device_name else None
-    if item.mfu is not None and item.peak_flops and peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
-        yield item.fails(
-            Rule.FOLLOWS,
-            f"an MFU of {item.mfu:.2%} is of {item.peak_flops / 1e12:,.1f} TFLOP/s, the device is {item.device_name}: "
-            f"{peak / 1e12:,.1f} TFLOP/s (data sheet, dense bfloat16)",
-            f"{item.mfu * item.peak_flops / peak:.2%} of the device's peak",
-        )
-    elif item.mfu is not None and item.peak_flops and (other := item.details.get("peak_is_of")):
+    of_device = None
+    if item.mfu is not None and item.peak_flops and peak:
+        of_device = f"{item.mfu * item.peak_flops / peak:.2%} of the device's peak"
+    if item.mfu is not None and item.peak_flops and (other := item.details.get("peak_is_of")):
         yield item.notes(
             Rule.FOLLOWS,
             f"the MFU of {item.mfu:.2%} is of {other}, {item.peak_flops / 1e12:,.1f} TFLOP/s: the log itself says that "
             f"it knows no peak of {item.device_name or 'the device'}",
+            of_device,
+        )
+    elif item.mfu is not None and item.peak_flops and peak and abs(item.peak_flops / peak - 1) > SAME_PEAK:
+        yield item.fails(
+            Rule.FOLLOWS,
+            f"an MFU of {item.mfu:.2%} is of {item.peak_flops / 1e12:,.1f} TFLOP/s, the device is {item.device_name}: "
+            f"{peak / 1e12:,.1f} TFLOP/s (data sheet, dense bfloat16)",
+            of_device,
         )
     elif item.mfu is not None and item.peak_flops and not item.device_name:
         yield item.notes(
