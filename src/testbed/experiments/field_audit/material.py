@@ -28,6 +28,7 @@ class Material:
     licence: str
     sha256: str
     tuned: bool  # it was there while the rules were written
+    last: bool = False  # it was collected after the last change of a rule
     clean: bool = False  # its tables were recomputed by hand, and nothing was found
     in_pull_request: bool = False  # committed by the author of a pull request, not by the project
     figures_withheld: bool = False  # results of this project score our planner: none is quoted

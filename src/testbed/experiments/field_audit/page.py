@@ -25,7 +25,7 @@ def blocks(folder: Path) -> dict[str, str]:
     findings = content["findings"]
     return {
         "field material": _projects(content["files"], findings),
-        "field precision": _precision(findings, read_json(folder / FIRST_CONTACT), reviews),
+        "field precision": _precision(findings, read_json(folder / FIRST_CONTACT), reviews, materials),
         "field trials": _trials(read_json(folder / TRIALS)),
         "field findings": "\n".join(_listed(findings, reviews, materials)).strip(),
     }
@@ -57,15 +57,21 @@ def _row(name: str, files: Sequence[Mapping[str, Any]], findings: Sequence[Mappi
 
 
 def _precision(
-    findings: Sequence[Mapping[str, Any]], first: Mapping[str, Any], reviews: Mapping[str, Mapping[str, str]]
+    findings: Sequence[Mapping[str, Any]],
+    first: Mapping[str, Any],
+    reviews: Mapping[str, Mapping[str, str]],
+    materials: Mapping[tuple[str, str, str], Material],
 ) -> str:
     lines = ["| material | findings | reviewed | explained by the file or a convention | wrong | hold |",
              "|---|--:|--:|--:|--:|--:|"]  # fmt: skip
     first_words = f"{GROUPS[False]}, before the rules were changed for it (commit `{first['git_commit']}`)"
+    last = [finding for finding in findings if materials[_source(finding)].last]
+    later = [finding for finding in findings if not finding["tuned"] and finding not in last]
     groups = [
         (f"{GROUPS[True]}, now", [finding for finding in findings if finding["tuned"]]),
         (first_words, first["findings"]),
-        (f"{GROUPS[False]}, now", [finding for finding in findings if not finding["tuned"]]),
+        (f"{GROUPS[False]}, now", later),
+        ("collected last, audited by rules that were not changed for it", last),
         ("all, now", findings),
     ]
     for words, own in groups:
@@ -75,6 +81,10 @@ def _precision(
                  with_interval(given["holds"], total))  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _source(finding: Mapping[str, Any]) -> tuple[str, str, str]:
+    return finding["repository"], finding["path"], finding["commit"]
 
 
 def _trials(trials: Mapping[str, Mapping[str, Any]]) -> str:
@@ -98,7 +108,7 @@ def _listed(
         found = by_project[project]
         yield f"\n## {project}\n\n{counted(len(found), 'finding')}.\n"
         for finding in found:
-            material = materials[finding["repository"], finding["path"], finding["commit"]]
+            material = materials[_source(finding)]
             yield from _item(finding, reviews.get(finding["id"]), material)
 
 
