@@ -119,12 +119,17 @@ def _item(finding: Mapping[str, Any], review: Mapping[str, str] | None, material
     link = f"[{_plain(where)}]({material.page(line if material.kind == TABLE or line else None)})"
     note = ", a note" if finding["severity"] == NOTE else ""
     yield f"- {link}{more}, {finding['id']}: *{finding['rule']}*{note}. {_plain(finding['message'])}."
-    yield from (f"  `{quoted.replace('`', chr(39))}`" for quoted in finding["quoted"] if quoted)
+    yield from (f"  `{_as_code(quoted)}`" for quoted in finding["quoted"] if quoted)
     if material.in_pull_request:
         yield "  From a pull request, not by the project."
     if finding["corrected"]:
         yield f"  Instead: {_plain(finding['corrected'])}."
     yield f"  Review: {review['verdict']} ({review['sure']}): {review['why']}" if review else "  Not reviewed by hand."
+
+
+def _as_code(quoted: str) -> str:
+    """Return a line of a source without what ends a code span, and without the targets of its links."""
+    return re.sub(r"\]\([^()]*\)", "]", quoted.replace("`", "'"))
 
 
 def _plain(text: str) -> str:
