@@ -53,6 +53,13 @@ def test_what_many_runs_say_alike_is_said_once():
     assert text.count("a profiler ran") == 1 and "run0; run1 and 7 more: a profiler ran" in text
 
 
+def test_a_folder_that_all_runs_share_is_said_once():
+    """Words that end like its name stay whole."""
+    found = [Finding(Rule.FOLLOWS, (f"a/{name}.md:3",), f"data/steps differ from {name}", FAILS) for name in ("x", "y")]
+    text = page(found, 2)
+    assert "2 runs in a:" in text and "  x.md:3: data/steps differ from x" in text
+
+
 def test_a_rule_that_many_arms_break_is_counted():
     findings = [Finding(Rule.STEP_CLOCK, (f"run{n}",), f"{n} seconds too short", FAILS, f"{n} s") for n in range(9)]
     text = page(findings, 9)

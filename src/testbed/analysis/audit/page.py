@@ -7,6 +7,7 @@ record, then notes. A rule that many arms break is shown by its first findings a
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,9 +103,11 @@ def _runs(names: Sequence[str], most: int = SHOWN_RUNS) -> str:
 
 def _common_folder(findings: Sequence[Finding]) -> str:
     """Return the folder below which all files of the findings lie; empty where there is none, or where we are in it."""
-    paths = {run for finding in findings for run in finding.runs if run.startswith("/")}
-    folder = os.path.commonpath([str(Path(path).parent) for path in paths]) if len(paths) > 1 else ""
-    return "" if folder == "/" or Path.cwd().is_relative_to(folder) else folder
+    paths = {run for finding in findings for run in finding.runs if "/" in run}
+    if len(paths) < 2 or len({path.startswith("/") for path in paths}) > 1:
+        return ""
+    folder = os.path.commonpath([str(Path(path).parent) for path in paths])
+    return "" if folder in ("", "/") or Path.cwd().is_relative_to(folder) else folder
 
 
 def _shortened(finding: Finding, folder: str) -> Finding:
@@ -112,7 +115,7 @@ def _shortened(finding: Finding, folder: str) -> Finding:
 
     def short(text: str) -> str:
         text = text.replace(f"/{METRICS_FILE}", "").replace(f"{Path.cwd()}/", "")
-        return text.replace(f"{folder}/", "") if folder else text
+        return re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text) if folder else text
 
     runs = tuple(map(short, finding.runs))
     return replace(finding, runs=runs, message=short(finding.message), corrected=short(finding.corrected or "") or None)
