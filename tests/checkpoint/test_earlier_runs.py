@@ -29,7 +29,9 @@ RANKS |= {"tensor": 2}
 def earlier(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("earlier")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder / "runs", filter="data")
+        if hasattr(tarfile, "data_filter"):  # since Python 3.11.4
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder / "runs")
     return folder
 
 
