@@ -183,6 +183,13 @@ def test_the_end_of_a_file_of_build_nanogpt_is_read(tmp_path):
     assert (run.optimizer_steps, run.val_loss) == (19082, 3.2034)
 
 
+def test_the_device_of_another_maker_is_read(tmp_path):
+    path = edited(tmp_path, "torchtitan", ("CUDA capacity: NVIDIA B200", "NPU capacity: Ascend910B2"))
+    (run,) = read_reported([path])
+    assert run.device_name == "Ascend910B2"
+    assert "does not name the device" not in messages(path, NOTE)
+
+
 def test_more_than_the_device_can_do_is_found(tmp_path):
     above = edited(tmp_path, "nanochat", (r"mfu: 4", "mfu: 14"))
     assert "is more than the device can do" in messages(above, FAILS)

@@ -15,6 +15,7 @@ from testbed.experiments.field_audit.review import counts, read_reviews, with_in
 from testbed.io import read_json
 
 MATERIAL, FINDINGS, REVIEWS, TRIALS = "material.json", "findings.json", "reviews.json", "trials.json"
+SECOND = "second_reviews.json"  # of findings drawn at random, by a reader who had not seen the first verdicts
 FIRST_CONTACT = "first_contact.json"  # findings in what was collected afterwards, by the rules of then
 
 
@@ -25,7 +26,8 @@ def blocks(folder: Path) -> dict[str, str]:
     findings = content["findings"]
     return {
         "field material": _projects(content["files"], findings),
-        "field precision": _precision(findings, read_json(folder / FIRST_CONTACT), reviews, materials),
+        "field precision": _precision(findings, read_json(folder / FIRST_CONTACT), reviews, materials)
+        + _second(read_json(folder / SECOND)["reviews"]),
         "field trials": _trials(read_json(folder / TRIALS)),
         "field findings": "\n".join(_listed(findings, reviews, materials)).strip(),
     }
@@ -81,6 +83,14 @@ def _precision(
                  with_interval(given["holds"], total))  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _second(reviews: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the row of the second reader."""
+    given = Counter(review["verdict"] for review in reviews.values())
+    cells = ("all, drawn at random, by a second reader", f"{len(reviews)}", f"{len(reviews)}", f"{given['explained']}",
+             f"{given['wrong']}", with_interval(given["holds"], len(reviews)))  # fmt: skip
+    return f"\n| {' | '.join(cells)} |"
 
 
 def _source(finding: Mapping[str, Any]) -> tuple[str, str, str]:

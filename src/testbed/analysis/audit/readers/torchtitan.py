@@ -54,7 +54,7 @@ def read_torchtitan(path: Path, text: str) -> list[Reported]:
         rate=rate * world_size if rate is not None and world_size else rate, rate_is_per_rank=world_size is None,
         train_loss=last(lines, "loss"),
         val_loss=last_number(r"validate step:\s*\d+\s+loss:\s*(\S+)", text),
-        device_name=only(r"CUDA capacity: (.{1,80}?) with", text) or only(UNKNOWN_PEAK, text),
+        device_name=only(r"\b[A-Z]{3,5} capacity: (.{1,80}?) with", text) or only(UNKNOWN_PEAK, text),
         peak_flops=_peak(text), mfu=share(middle(lines, "mfu")), tflops=middle(lines, "tflops"),
         lines=lines, relations=_relations(text, is_one_run=length is not None),
         products=_products(local, accumulation, ranks["data"] if ranks else None, batch),
@@ -108,7 +108,7 @@ def _peak(text: str) -> float | None:
 def _relations(text: str, is_one_run: bool) -> tuple[Relation, ...]:
     """Return what follows from `tps`: TFLOP/s is FLOPs per token x tps, MFU is TFLOP/s over the peak."""
     peak = only_figure(r"Peak FLOPS used for computing MFU: (\S+)", text)
-    capacity = only_figure(r"CUDA capacity: .{1,80}? with (\S+?)GiB memory", text)
+    capacity = only_figure(r"\b[A-Z]{3,5} capacity: .{1,80}? with (\S+?)GiB memory", text)
     per_tflops = None
     if peak and peak.low > 0:
         per_tflops = Figure(1e14 / peak.value, 1e14 / peak.low - 1e14 / peak.value)
