@@ -137,7 +137,7 @@ def test_only_launch_reads_the_ranks_of_the_launcher():
 
 def test_no_file_has_outgrown_its_idea():
     for path in [*modules().values(), *REPOSITORY.glob("*.py"), *(REPOSITORY / "src").glob("*.py")]:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 600, path
 
 
 ONE_PLACE = {"say": "errors", "say_if_read": "errors", "_sigterm_as_interrupt": "program"}
