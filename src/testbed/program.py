@@ -18,10 +18,35 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from testbed.errors import Failure, InputError, one_line, say_if_read
 
 FAILED, MISTYPED, INTERRUPTED, STOPPED = 1, 2, 130, 143
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def name_missing_packages() -> None:
+    """Let a program of this checkout that lacks a package end with one sentence in place of a traceback.
+
+    Works before any package is imported, so with a Python that has none.
+    """
+    started = getattr(sys.modules["__main__"], "__file__", None)
+    if started is not None and Path(started).resolve().is_relative_to(CHECKOUT):
+        sys.excepthook = _name_missing_package
+
+
+def _name_missing_package(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in ("", "testbed"):
+        sys.__excepthook__(kind, error, trace)
+        return
+    refuse(
+        Path(sys.argv[0]).name,
+        f"no module named {package} in {sys.executable}: activate the project's environment (. .venv/bin/activate), "
+        "make it with bash scripts/quickstart.sh, or run pip install -r requirements.txt",
+        FAILED,
+    )
 
 
 def program(main: Callable[..., int | None]) -> Callable[..., int]:

@@ -9,9 +9,10 @@ import sys
 import pytest
 from support.programs import REPOSITORY, run_program
 
+from testbed.config.familiar_names import OF_OTHERS
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import fraction, not_negative, not_negative_number, positive, positive_number, share
-from testbed.config.flags import parse_command_line
+from testbed.config.flags import build_parser, parse_command_line
 
 
 def parser(**options) -> FlagParser:
@@ -100,6 +101,43 @@ def test_the_trainer_says_which_flag_was_meant(words, said):
     with pytest.raises(ValueError) as refused:
         parse_command_line(words)
     assert said in str(refused.value)
+
+
+def test_each_name_of_another_trainer_leads_to_a_flag_and_is_none():
+    """With the value, where the entry has one."""
+    trainer = build_parser()
+    for theirs, ours in OF_OTHERS.items():
+        assert not trainer._flags_like(f"--{theirs}"), theirs
+        assert ours.partition(" ")[0] in trainer._visible_flags(), ours
+        if " " in ours:
+            trainer.parse_args(ours.split())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--dtype", "--precision"),
+        ("--block_size", "--seq_length"),
+        ("--grad-clip=1", "--max_grad_norm"),
+        ("--lr", "--learning_rate"),
+        ("--bf16", "--precision bf16"),
+        ("--output_dir", "--checkpoint_path"),
+        ("--num_train_epochs", "--epochs"),
+        ("--n_layer", "--num_layers"),
+        ("--wandb_log", "--tensorboard"),
+        ("--training.seq_len", "--seq_length"),
+        ("--tensor-model-parallel-size", "--tensor_parallel_size"),
+    ],
+)
+def test_the_trainer_knows_the_flags_of_others(theirs, ours):
+    with pytest.raises(ValueError) as refused:
+        parse_command_line([theirs, "1"])
+    assert f"(did you mean {ours}?)" in str(refused.value)
+
+
+def test_another_program_suggests_its_own_flags_only(capsys):
+    """--dtype leads to --precision, which this program lacks."""
+    assert "--dtype is not a flag; --help" in refusal(capsys, "--dtype", "fp32")
 
 
 def test_the_trainer_takes_dashes():

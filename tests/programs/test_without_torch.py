@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -91,6 +93,45 @@ def test_charts_comparison_and_audit_need_no_torch(tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert len(list((tmp_path / "charts").glob("*.png"))) == 6
     assert "ratio (95 % interval)" in done.stdout and "claim does not stand" in done.stdout
+
+
+# Programs with what they need to come to their first import of a package.
+COMMANDS = [
+    "src/gpt2.py --run_type baseline",
+    "generate_charts.py",
+    "download_data.py",
+    "preprocess_small.py",
+    f"scripts/compare_runs.py {RESULTS}/sweep --against {RESULTS}/sweep",
+    f"scripts/audit_runs.py {RESULTS}/quickstart",
+    f"scripts/verify_run_artifacts.py --dir {RESULTS}/quickstart",
+    "scripts/plan.py",
+    "scripts/find_fastest.py",
+    "scripts/run_scaling_benchmarks.py",
+    "scripts/evaluate.py",
+    "scripts/sample.py",
+    "scripts/certify_machine.py",
+    "scripts/update_docs.py",
+]
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
+def test_without_an_environment_a_program_says_how_to_get_one(command):
+    """-I -S: an interpreter with the standard library alone, as the system's without .venv."""
+    words = [sys.executable, "-I", "-S", *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    name = Path(words[3]).name
+    assert done.returncode == 1 and re.match(rf"{name}: error: no module named \w+ in ", done.stderr), done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "pip install -r requirements.txt" in done.stderr
+
+
+@pytest.mark.launches
+def test_a_module_that_somebody_elses_program_lacks_is_not_ours_to_explain(tmp_path):
+    """testbed is imported there too."""
+    theirs = tmp_path / "theirs.py"
+    theirs.write_text(f"import sys; sys.path.insert(0, {str(REPOSITORY / 'src')!r}); import testbed, not_installed")
+    done = subprocess.run([sys.executable, theirs], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "pip install" not in done.stderr
 
 
 def pinned() -> dict[str, str]:

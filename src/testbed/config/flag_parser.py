@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from testbed.config.environment_variables import check_no_secret
+from testbed.config.familiar_names import OF_OTHERS
 from testbed.errors import printable
 
 SUGGESTIONS = 2
@@ -80,6 +81,9 @@ class FlagParser(argparse.ArgumentParser):
             return f"{word!r} stands there without a flag"
         flags = {_plain(flag).strip("-"): flag for flag in self._visible_flags()}
         typed = _plain(name).strip("-")
+        same = OF_OTHERS.get(typed.replace("-", "_"), "")
+        if same.partition(" ")[0] in flags.values():
+            return f"{name} is not a flag (did you mean {same}?)"
         longer = [flag for flag in flags if len(typed) >= SHORTEST_PART and typed in flag]
         close = difflib.get_close_matches(typed, longer or flags, n=SUGGESTIONS, cutoff=0 if longer else ALIKE)
         meant = " or ".join(flags[each] for each in close)
