@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from support.fuzz import Refused, gpt2_accepts
@@ -12,6 +13,7 @@ from support.settings import stand_in
 
 from testbed.metrics.file import read_metrics
 from testbed.metrics.recorder import RunRecorder
+from testbed.profiling.attribution import words_on_attribution
 
 SHORT = ["--max_train_steps", "4", "--timing_warmup_steps", "1", "--global_batch_size", "4", "--sample_tokens", "0"]
 
@@ -84,6 +86,21 @@ def test_one_rank_alone_calls_collectives_that_send_nothing(ranks, tmp_path, tok
     attribution = read_metrics(tmp_path / "run" / "training_metrics.json")["attribution"]
     assert attribution["bound"] is None
     assert all(row["num_per_step"] and not row["bus_bytes_per_step"] for row in attribution["collectives"])
+    said = done.stdout.partition("profiled steps 2 to 4: ")[2].splitlines()
+    assert "forward" in said[0] and "exposed" not in said[0], "one rank exposes no communication"
+    assert said[1].startswith(f"operators: python scripts/profiling/parse_nsys_stats.py --run_dir {tmp_path / 'run'};")
+
+
+def test_a_profiled_run_says_where_its_time_went():
+    parts = {"forward_s": 0.2, "backward_s": 0.4, "optimizer_s": 0.1, "data_wait_s": 0.0, "idle_s": 0.05}
+    rows = [{"step": step, **parts, "exposed_communication_s": seconds} for step, seconds in ((6, 0.2), (7, 0.3))]
+    said = words_on_attribution({"per_rank": [{"rank": rank, "steps": rows} for rank in (0, 1)]}, Path("a run"))
+    assert said.splitlines() == [
+        "profiled steps 6 to 7: 1.000 s each (slower than without --profile) = forward 20%, backward 40%, optimizer "
+        "10%, data wait 0%, exposed communication 25%, idle or other 5%",
+        "operators: python scripts/profiling/parse_nsys_stats.py --run_dir 'a run'; timeline: open a "
+        "run/profiler_logs/rank0.pt.trace.json in ui.perfetto.dev",
+    ]
 
 
 def test_a_run_that_was_instrumented_before_it_was_resumed_stays_so(tmp_path):

@@ -21,6 +21,7 @@ from testbed.metrics.run_directory import mark_complete
 from testbed.metrics.scatter import words_on_scatter
 from testbed.metrics.segments import Starts, larger_peaks, take_over_facts
 from testbed.profiling import utilization
+from testbed.profiling.attribution import words_on_attribution
 from testbed.run_files import COMPLETE, METRICS
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ class RunRecorder:
         words += filter(None, [words_on_scatter(timing)])
         if summary["final_val_loss"] is not None:
             words.append(f"validation loss {summary['final_val_loss']:.4f}")
+        if self.settings.measuring.profile and (found := self.metrics.get("attribution")):
+            words.append(words_on_attribution(found, self.directory))
         return "\n".join([*words, f"metrics: {self.directory / METRICS}"])
 
     def write_if_due(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,15 @@ from testbed.distributed.process_group import gather_rows
 from testbed.profiling.profiler import first_profiled_step, trace_file
 from testbed.profiling.step_clock import synchronize
 from testbed.profiling.trace import POINT_TO_POINT, Collective, Trace, TraceUnreadable, bus_bytes, read_trace
+from testbed.run_files import PROFILER_LOGS
 
 LARGEST_TRIAL_BYTES = 100 * 2**20  # of the all-reduce that is measured alone
+# part of a step -> its field; they add up to the step
+PARTS = {
+    **{name: f"{name.replace(' ', '_')}_s" for name in ("forward", "backward", "optimizer", "data wait")},
+    "exposed communication": "exposed_communication_s",
+    "idle or other": "idle_s",
+}
 
 
 def attribution(
@@ -59,6 +67,27 @@ def attribution(
         "bound": _ring_bound(collectives, device),
         "pipeline": _pipeline_bubble(traces, settings),
     }
+
+
+def words_on_attribution(found: Mapping[str, Any], directory: Path) -> str:
+    """Return where the time of the profiled steps went, mean over steps and ranks, and the commands that show more.
+
+    Args:
+        found: what `attribution` returned.
+        directory: of the run.
+    """
+    steps = [step for of_rank in found["per_rank"] for step in of_rank["steps"]]
+    mean_s = {name: statistics.fmean(step[field] for step in steps) for name, field in PARTS.items()}
+    if len(found["per_rank"]) == 1:  # collectives of one rank send nothing
+        mean_s["idle or other"] += mean_s.pop("exposed communication")
+    whole_s = sum(mean_s.values())
+    first, last = (edge(step["step"] for step in steps) for edge in (min, max))
+    parts = ", ".join(f"{name} {seconds / whole_s:.0%}" for name, seconds in mean_s.items())
+    return (
+        f"profiled steps {first} to {last}: {whole_s:.3f} s each (slower than without --profile) = {parts}\n"
+        f"operators: python scripts/profiling/parse_nsys_stats.py --run_dir {shlex.quote(str(directory))}; timeline: "
+        f"open {directory / PROFILER_LOGS}/rank0.pt.trace.json in ui.perfetto.dev"
+    )
 
 
 def _collectives(traces: Sequence[Trace], mesh: MeshSizes) -> list[dict[str, Any]]:
