@@ -213,7 +213,8 @@ class RunRecorder:
         words += filter(None, [words_on_scatter(timing)])
         if summary["final_val_loss"] is not None:
             words.append(f"validation loss {summary['final_val_loss']:.4f}")
-        if self.settings.measuring.profile and (found := self.metrics.get("attribution")):
+        found = self.metrics.get("attribution")
+        if found and self.settings.measuring.profile:  # else it is of an earlier start
             words.append(words_on_attribution(found, self.directory))
         return "\n".join([*words, f"metrics: {self.directory / METRICS}"])
 
