@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkou
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
-from testbed.errors import InputError, say
+from testbed.errors import InputError, counted, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program, recorded_command
 
@@ -60,14 +60,11 @@ def download(settings: argparse.Namespace) -> None:
         source.open()
         for note in source.notes:
             say(f"note: {note}")
-        with tqdm(total=limits.max_bytes, unit="B", unit_scale=True, desc=source.name) as bar:
+        with tqdm(unit="B", unit_scale=True, desc=source.name) as bar:  # no total: how much there is, the end tells
             command_line = recorded_command(__file__, sys.argv[1:])
             manifest = write_corpus(source, limits, directory, command_line, bar.update)
-            if manifest["stopped_by"] is None:  # the source ended before the limit: that is all of it, not a part
-                bar.total = bar.n
-                bar.refresh()
     stopped = f", stopped by --{manifest['stopped_by']}" if manifest["stopped_by"] else ", all there is"
-    say(f"{manifest['documents']:,} documents, {manifest['text_bytes']:,} bytes of text{stopped}")
+    say(f"{counted(manifest['documents'], 'document')}, {manifest['text_bytes']:,} bytes of text{stopped}")
     say(f"{directory / DOCUMENTS}\n{directory / MANIFEST}")
 
 

@@ -32,7 +32,7 @@ from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import duration, not_negative, percentage, positive
 from testbed.config.run_types import STRATEGIES
 from testbed.config.sweep_flags import add_certificate, check_folder_and_timeout, parse_before_dashes, relative
-from testbed.errors import Failure, InputError, say
+from testbed.errors import Failure, InputError, counted, say
 from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -257,7 +257,7 @@ def conclude(
     rows = standings(race, winner, tokens, predictions)
     say(f"\n{standings_table(rows, names)}\n")
     noise = race.evidence().noise
-    say(f"{len(race.runs)} runs, {race.end}" + ("" if noise is None else f"; runs scatter by {noise:.1%}"))
+    say(f"{counted(len(race.runs), 'run')}, {race.end}" + ("" if noise is None else f"; runs scatter by {noise:.1%}"))
     left = [winner, *(name for name in race.left if name != winner and any(run.name == name for run in race.runs))]
     kind, sentence = verdict(fresh, left, names)
     say(f"verdict: {sentence}")

@@ -29,7 +29,7 @@ from testbed.config.flag_types import not_negative, not_negative_number, positiv
 from testbed.config.flags import add_flag
 from testbed.config.run_types import STRATEGIES
 from testbed.config.table import FLAGS
-from testbed.errors import Failure, InputError, say
+from testbed.errors import Failure, InputError, counted, say
 from testbed.planner.calibration import CALIBRATION
 from testbed.planner.goodput import RESTART_S, SAVE_S
 from testbed.program import program, recorded_command
@@ -259,7 +259,10 @@ def check(question: Question) -> int:
     )[::-1]
     if not jobs:
         raise question.nothing_possible(refused)
-    say(f"building {len(jobs)} strategies for {question.machine.devices} ranks, without devices ...", flush=True)
+    say(
+        f"building {len(jobs)} strategies for {counted(question.machine.devices, 'rank')}, without devices ...",
+        flush=True,
+    )
     checked = check_jobs(jobs, question.machine, question.work)
     say(check_text([(each.job, [vars(built) for built in each.ranks], each.faults) for each in checked], refused))
     return 1 if any(each.faults for each in checked) else 0

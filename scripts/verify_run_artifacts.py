@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import say
+from testbed.errors import counted, say
 from testbed.program import program
 
 
@@ -38,8 +38,8 @@ def main() -> int:
     verdicts = verify(arguments.dir, arguments.metrics_only)
     say(as_tsv(verdicts), flush=True)
     failures = sum(verdict.is_failure for verdict in verdicts)
-    passed = f"Verification passed: {len(verdicts)} runs."
-    say(f"Verification failed: {failures} of {len(verdicts)} runs." if failures else passed, file=sys.stderr)
+    passed = f"Verification passed: {counted(len(verdicts), 'run')}."
+    say(f"Verification failed: {failures} of {counted(len(verdicts), 'run')}." if failures else passed, file=sys.stderr)
     return 1 if failures else 0
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import unicodedata
+import warnings
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 
@@ -55,6 +58,24 @@ def say_if_read(text: object, stream: TextIO | None = None) -> None:
     nothing."""
     with contextlib.suppress(OSError):
         say(text, file=stream or sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def without_library_warnings() -> Iterator[None]:
+    """Hide warnings and log lines inside the block: libraries warn while they are imported of parts that are not used
+    here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def value_text(value: object) -> str:

@@ -1,6 +1,7 @@
 """Pictures of runs: what is drawn is what the files say, with its unit, and nothing is drawn that does not compare."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from support.charts_cases import EVERY_CHART, INFERENCE_CHART, text_of
 from support.metrics_examples import example_metrics, save, v1_metrics, v20_metrics
 
 from testbed.analysis.charts import training
-from testbed.analysis.charts.style import DPI, STYLE, WARNING_COLOUR, WIDTH_INCHES, figure_with_footer
+from testbed.analysis.charts.style import DPI, STYLE, WARNING_COLOUR, WIDTH_INCHES, colour, figure_with_footer, wrapped
+from testbed.analysis.runs.comparability import warnings
 from testbed.analysis.runs.load import load_runs
 
 
@@ -98,7 +100,7 @@ def test_the_numbers_in_a_warning_stand_on_the_picture(load, count):
     for name, (_, _, build) in training.CHARTS.items():
         if figure := build(runs):
             text = text_of(figure)
-            assert ("seed 1 [1] / 2 [2] / 3 [3, 4]" in text) == (count == 4), name
+            assert ("seed 1 [1] / 2 [2] / 3 [3-4]" in text) == (count == 4), name
             assert [f"[{number}] baseline" in text for number in (1, 2, 3, 4)] == [count == 4] * 4, name
     bars = text_of(
         training.plot_results({"a": [1.0], **{run.path.parent.name: [run] for run in runs}}, "training_time")
@@ -239,8 +241,57 @@ def test_nine_runs_look_different(load):
     lines = training.loss_vs_time_figure(runs).axes[1].lines
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 9
     first, ninth = lines[0], lines[8]
-    assert first.get_color() == ninth.get_color() and first.get_marker() != ninth.get_marker()
+    assert first.get_color() != ninth.get_color() and first.get_marker() != ninth.get_marker()
     assert first._dash_pattern != ninth._dash_pattern
+
+
+def test_bars_of_many_runs_repeat_no_colour():
+    assert len({colour(number) for number in range(24)}) == 24
+    figure = training.plot_results({str(number): [1.0] for number in range(24)}, "training_time")
+    assert len({patch.get_facecolor() for patch in figure.axes[0].patches}) == 24
+
+
+def test_a_picture_of_mixed_runs_says_in_few_lines_that_their_work_differs(load):
+    """The printed warnings hold every value."""
+    fields = ("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "max_grad_norm")
+    changes = [dict.fromkeys(fields, value) for value in (0.25, 0.5, 0.75, 0.125)]
+    runs = load(*[example_metrics(training_config=changed) for changed in changes for _ in range(3)])
+    loud = [text.get_text() for text in training.training_time_figure(runs).texts if text.get_color() == WARNING_COLOUR]
+    assert len(loud) <= 3 and "[1-3]" in loud[0], loud
+    text = " ".join(loud)
+    assert "also " in text and all(name.replace("_", " ") in text for name in fields)
+    assert text.count("0.125") == 2 and warnings(runs)[0].count("0.125") == len(fields)
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        (
+            "[3] baseline on 1 rank (CPU (1 thread), fp32), work 1",
+            ["[3] baseline on 1 rank", "(CPU (1 thread), fp32), work 1"],
+        ),
+        ("[1] baseline, 1 x CPU (1 thread), fp32", ["[1] baseline, 1 x CPU (1 thread),", "fp32"]),
+        ("optimized ZeRO-1, 2 x CPU (1 thread), fp32 (a) #3", ["optimized ZeRO-1,", "2 x CPU (1 thread), fp32 (a) #3"]),
+        (
+            "a name of many words that has neither commas nor more",
+            ["a name of many words that has", "neither commas nor more"],
+        ),
+        ("", [""]),
+    ],
+)
+def test_a_label_breaks_between_its_parts(label, lines):
+    assert wrapped(label, 36).split("\n") == lines
+    assert re.sub(r"\s+", " ", wrapped(label, 36)) == label
+
+
+def test_the_legend_of_many_runs_stays_clear_of_the_notes(load):
+    runs = load(*[example_metrics(num_steps=12) for _ in range(24)])
+    figure = training.loss_vs_steps_figure([replace(run, label=f"{run.label} " + "and more " * 4) for run in runs])
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    (legend,) = figure.legends
+    notes = [text for text in figure.texts if text.get_text().startswith("Line")]
+    assert legend.get_window_extent(renderer).y0 > notes[0].get_window_extent(renderer).y1
 
 
 def test_a_smoothed_loss_is_a_mean_of_steps_of_the_run(load):

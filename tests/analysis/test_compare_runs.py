@@ -369,3 +369,15 @@ def test_a_compiled_strategy_against_an_uncompiled_one_has_no_speed_up(tmp_path)
     assert "NOT EQUAL WORK" in allowed.stdout
     same = run_here("scripts/compare_runs.py", tmp_path / "a", "--against", tmp_path / "c")
     assert same.returncode == 0 and "NOT EQUAL" not in same.stdout
+
+
+def test_a_difference_that_four_decimals_do_not_show_is_said_to_be_small(tmp_path):
+    """Not as -0.0000."""
+    paths = [tmp_path / name / "run" for name in "ab"]
+    for number, path in enumerate(paths):
+        metrics = example_metrics(num_steps=6, run_id=path.parent.name)
+        metrics["steps"][-1]["loss"] -= 1e-6 * number
+        save(path, metrics)
+    _, said = compare(paths[1], "--against", paths[0])
+    assert re.search(r"final training loss .* less than 0\.0001 final validation loss", said), said
+    assert "Final training loss differs by less than 0.0001" in said and "-0.0000" not in said

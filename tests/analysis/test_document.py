@@ -22,7 +22,7 @@ from testbed.analysis.document.model import (
     Table,
     Verdict,
 )
-from testbed.analysis.document.words import BRACKETS, Number, between, counted, digits, joined, ranges, rate, times
+from testbed.analysis.document.words import BRACKETS, Number, between, counted, digits, gap, joined, ranges, rate, times
 from testbed.analysis.equivalence import DEFAULT_MARGIN
 from testbed.analysis.report.build import report_of as of_folder
 from testbed.analysis.runs.arms import group_into_arms
@@ -94,7 +94,8 @@ def test_numbers_in_words():
     assert [digits(value) for value in (13.8, 8.0, 1364.2, 0.0123456)] == ["13.80", "8.000", "1,364", "0.01235"]
     assert [rate(value) for value in (None, 9.876, 12345.6)] == ["n/a", "9.88", "12,346"]
     assert [times(value) for value in (1.0567, 1.5678)] == ["1.057", "1.57"]
-    assert (counted(1, "run"), counted(2, "run")) == ("1 run", "2 runs")
+    assert (counted(0, "run"), counted(1, "run"), counted(2000, "run")) == ("0 runs", "1 run", "2,000 runs")
+    assert [gap(size) for size in (0.0132, -0.0132, -1e-7, 0.0)] == ["0.0132", "0.0132", "less than 0.0001", "0"]
     assert joined(["a", "b", "c"]) == "a, b and c"
     assert joined(list("abcdefghij")) == "a, b, c, d, e, f and 4 more"
     assert ranges([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"

@@ -173,7 +173,10 @@ def test_every_row_of_every_table_leads_to_its_runs(page):
     assert all(re.search(r'href="#(configuration|run)-\d+"', row) for row in rows)
     figures = re.findall(r"<figure .*?</figure>", page.read_text(), flags=re.S)
     assert figures and all('href="#configuration-' in figure for figure in figures)
-    assert all('class="scroll"' in figure for figure in figures)  # wider than a phone, they scroll in their own box
+    style = page.read_text().partition("<style>")[2].partition("</style>")[0]
+    assert re.search(r"figure img \{[^}]*width: 100%", style) and "min-width: 40rem" not in style
+    assert not any('class="scroll"' in figure for figure in figures), "a picture is as wide as the page, never cut"
+    assert len(re.findall(r'class="scroll"', page.read_text())) == len(tables), "a wide table scrolls in its own box"
 
 
 def test_a_known_row_of_each_table(page):

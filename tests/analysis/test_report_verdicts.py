@@ -210,7 +210,9 @@ def test_the_first_lines_say_what_is_best_what_was_learned_and_the_mfu(tmp_path)
     files = {"a": repeats("baseline", 0.3), "b": repeats("ddp", 0.2, loss=0.001)}
     best, learning, mfu = (line.sentence for line in headlines(arms(tmp_path, **files)))
     assert best.startswith("Best: ddp on 2 ranks, 1.50x the throughput of baseline on 2 ranks (95 % interval 1.4")
-    assert learning.startswith("Learning: both configurations learn alike; final validation losses differ by at most ")
+    assert learning.startswith(
+        "Learning: both configurations learn alike; the largest difference of final validation losses is "
+    )
     assert f"0.0010, limit {LOSS_NOISE:.4f} (what seeds explain" in learning
     rates = [statistics.median(run.tokens_per_s for run in load(tmp_path / name)) for name in files]
     rates = [3_800_000 * rate / 2e11 for rate in rates]  # the example's FLOPs per token, and two peaks
@@ -220,7 +222,7 @@ def test_the_first_lines_say_what_is_best_what_was_learned_and_the_mfu(tmp_path)
     assert mfu.endswith("measured: 2048^3 matrix product.")
     files["c"] = repeats("fsdp", 0.25, loss=0.003, flops={"peak_source": "data sheet"})
     _, learning, mfu = (line.sentence for line in headlines(arms(tmp_path / "three", **files)))
-    assert "all configurations learn alike; final validation losses differ by at most 0.0030" in learning
+    assert "all configurations learn alike; the largest difference of final validation losses is 0.0030" in learning
     assert mfu.endswith("source of the peak: data sheet and measured, in 2 ways (table of MFU).")
     files["b"] = repeats("ddp", 0.2, loss=0.05)
     del files["c"]

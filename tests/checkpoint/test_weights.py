@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from transformers import GPT2LMHeadModel
 
 from testbed.checkpoint.weights import WeightsUnavailable, export_weights, read_initial_weights
 from testbed.config.initial_shape import shape_of_folder
+from testbed.io import SOURCE
 from testbed.model.gpt2 import GPT2
 
 
@@ -71,6 +75,17 @@ def test_a_truncated_weights_file_is_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be used"):
         read_initial_weights(str(tmp_path), SHAPE)
+
+
+@pytest.mark.launches
+def test_published_weights_are_read_without_the_warnings_of_libraries(tmp_path):
+    """In a new process: transformers imports torchao once."""
+    code = "from testbed.inference import load_model; load_model('gpt2')"
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=SOURCE)
+    assert said.stderr.startswith("Traceback") and said.stderr.splitlines()[-1].startswith(
+        "testbed.checkpoint.weights.WeightsUnavailable: gpt2: the published weights could not be fetched"
+    ), said.stderr
 
 
 def test_published_weights_without_a_network_end_in_one_sentence(monkeypatch, tmp_path):

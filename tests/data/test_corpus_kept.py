@@ -74,6 +74,14 @@ def test_a_damaged_corpus_is_refused_and_overwrite_repairs_it(tmp_path, damage, 
     assert find_corpus(folder).manifest["documents"] == 2
 
 
+def test_a_small_corpus_is_not_shown_as_a_part_of_the_limit(download_here, tmp_path):
+    """The limit is 100 MB, unless --max_bytes is given."""
+    path = tmp_path / "own.txt"
+    path.write_text("a line of text\n" * 1000)
+    done = download_here("--dataset", str(path))
+    assert done.returncode == 0 and "15.0kB" in done.stderr and "100M" not in done.stderr, done.stderr
+
+
 def test_the_way_out_is_the_command_that_made_the_corpus(download_here, tmp_path):
     """`python download_data.py --overwrite` alone would make another one, the default."""
     write_jsonl(tmp_path / "two words.jsonl", ["one"])

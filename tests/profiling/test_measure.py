@@ -155,6 +155,8 @@ def test_the_measured_peak_is_a_rate_this_machine_can_have(monkeypatch):
         peak.measure_if_due(1.0)
     assert peak.flops_per_s() == pytest.approx(2 * peak.size**3 * 1e9)
     assert peak.source(2).startswith("measured: best of 3 fp32 products") and "2 ranks" in peak.source(2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert peak.source(1).endswith("between the steps, 1 thread")
 
 
 def test_a_gpu_is_warm_before_its_peak_is_measured(monkeypatch):

@@ -47,7 +47,7 @@ def test_a_sweep_can_grow(tmp_path):
     [
         ({"protocol": "weak"}, "--protocol strong, not weak"),
         ({"repeats": 2}, "repeat 3, which this call does not ask for"),
-        ({"variants": "baseline"}, "ddp on 1 ranks"),
+        ({"variants": "baseline"}, "ddp on 1 rank,"),
         ({"seed": 1}, "--seed 42 (this call: 1)"),
         ({"passed_on": ["--precision", "bf16"]}, "--precision fp32 (this call: bf16)"),
         ({"passed_on": ["--compile"]}, "no --compile (this call: set)"),

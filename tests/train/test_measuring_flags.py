@@ -83,6 +83,7 @@ def test_one_rank_alone_calls_collectives_that_send_nothing(ranks, tmp_path, tok
     flags = ["--run_type", "ddp", *TINY_RUN, *SHORT, *data_flags(token_files), "--profile", "--profile_steps", "3"]
     done = ranks.run_program([*flags, "--checkpoint_path", str(tmp_path / "run")], tmp_path / "ranks")
     assert done.returncode == 0, done.stderr[-2000:]
+    assert " x 1 data rank of " in done.stdout and not re.search(r"\b1 (ranks|threads|steps)\b", done.stdout)
     attribution = read_metrics(tmp_path / "run" / "training_metrics.json")["attribution"]
     assert attribution["bound"] is None
     assert all(row["num_per_step"] and not row["bus_bytes_per_step"] for row in attribution["collectives"])

@@ -31,7 +31,7 @@ from testbed.analysis.statistics import (
 )
 from testbed.config.device_name import device_name
 from testbed.distributed.launch import usable_cores
-from testbed.errors import Failure, InputError
+from testbed.errors import Failure, InputError, counted
 from testbed.metrics.fields.types import AboveZero, Amount, Count, Name, OneOrMore, Positive, Rule
 from testbed.metrics.result_file import ResultFile
 from testbed.sweep.pairs import SIDES
@@ -271,7 +271,7 @@ def this_machine(kind: str) -> Machine:
 
 def machine_in_words(machine: Mapping[str, Any]) -> str:
     """Return `node1, AMD EPYC, 2 cores`."""
-    parts = [machine["hostname"], machine["device"], f"{machine['cores']} cores" if machine["cores"] else None]
+    parts = [machine["hostname"], machine["device"], counted(machine["cores"], "core") if machine["cores"] else None]
     return ", ".join(part for part in parts if part) or "a machine that is not named"
 
 

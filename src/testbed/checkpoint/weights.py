@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from testbed.config.settings import RunSettings
 from testbed.data.reachable import status_of
-from testbed.errors import InputError, one_line
+from testbed.errors import InputError, one_line, without_library_warnings
 from testbed.io import open_regular, replacing, write_text
 from testbed.model.gpt2 import from_transformers, to_transformers
 from testbed.model.shape import MODEL_SIZES, ModelShape
@@ -61,7 +61,8 @@ def read_initial_weights(init_from: str, shape: ModelShape, name: str | None = N
 
 
 def _published_weights(size: str, name: str) -> dict[str, torch.Tensor]:
-    from transformers import GPT2LMHeadModel  # several seconds, and only needed here
+    with without_library_warnings():  # of torchao, which transformers imports
+        from transformers import GPT2LMHeadModel  # several seconds, and only needed here
 
     # where the hub does not answer, cached files or nothing: its own retries take a minute to say so
     is_reachable = status_of(os.environ.get("HF_ENDPOINT", HUB)) is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.distributed.mesh import MeshSizes
-from testbed.errors import InputError
+from testbed.errors import InputError, counted
 
 TWO_STAGES_PER_RANK = ("interleaved_1f1b", "zero_bubble")
 
@@ -52,16 +52,16 @@ def mesh_sizes(values: Mapping[str, Any], world_size: int) -> MeshSizes:
             if name in own
         ]
         raise InputError(
-            f"{' x '.join(flags)} does not divide the {_ranks(world_size)} that the launcher started: every mesh is "
-            f"data x pipeline x tensor ranks; give a size that divides it, or start a multiple of {pipeline * tensor} "
-            "ranks"
+            f"{' x '.join(flags)} does not divide the {counted(world_size, 'rank')} that the launcher started: "
+            "every mesh is data x pipeline x tensor ranks; give a size that divides it, or start a multiple of "
+            f"{counted(pipeline * tensor, 'rank')}"
         )
     data = world_size // (pipeline * tensor)
     shard = (values["shard_size"] or data) if "shard_size" in own else 1
     if data % shard:
         raise InputError(
-            f"--shard_size {shard} does not divide the {_ranks(data)}: every copy of the weights lies on as many "
-            f"ranks; give one of {_divisors(data)}"
+            f"--shard_size {shard} does not divide the {counted(data, 'rank')}: every copy of the weights lies on as "
+            f"many ranks; give one of {_divisors(data)}"
         )
     return MeshSizes(data, pipeline, tensor, shard)
 
@@ -91,7 +91,3 @@ def stages_per_rank(values: Mapping[str, Any]) -> int | None:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
-
-
-def _ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from testbed.errors import InputError, first_line
+from testbed.errors import InputError, first_line, without_library_warnings
 from testbed.inference.schemes import SCHEMES, TORCHAO
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -119,20 +118,10 @@ def _convert(module: nn.Module, scheme: str, shape: ModelShape, device: torch.de
             return torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8, inplace=True)
     if scheme == "int4_weight_only" and device.type == "cuda":
         module.to(torch.bfloat16)  # the kernel multiplies nothing else
-    torchao = _import_torchao()
+    with without_library_warnings():  # of kernels that were built for other versions and machines
+        torchao = importlib.import_module("torchao.quantization")
     torchao.quantize_(module, _torchao_config(torchao, scheme, group_size(shape), device))
     return module
-
-
-def _import_torchao() -> ModuleType:
-    """Import torchao.quantization without its warnings of kernels that were built for other versions and machines."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            return importlib.import_module("torchao.quantization")
-        finally:
-            logging.disable(logging.NOTSET)
 
 
 def _torchao_config(torchao: ModuleType, scheme: str, group: int | None, device: torch.device) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed import run_lock
 from testbed.config.settings import RunSettings
+from testbed.errors import counted
 from testbed.io import now_utc
 from testbed.metrics.derived import epoch_figures, speed, summary, timing, tokens_per_s
 from testbed.metrics.file import write_metrics
@@ -206,7 +207,7 @@ class RunRecorder:
         words = []
         if timing["step_time_p50_sec"] is not None:
             words.append(
-                f"{self.last_step} steps: median step {timing['step_time_p50_sec']:.3f} s (p95 "
+                f"{counted(self.last_step, 'step')}: median step {timing['step_time_p50_sec']:.3f} s (p95 "
                 f"{timing['step_time_p95_sec']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
                 f"{summary['mean_tokens_per_sec_global']:,.0f} tokens/s"
             )

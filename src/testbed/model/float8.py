@@ -6,10 +6,9 @@ product are scaled by one number per tensor and rounded to e4m3 or e5m2 (Micikev
 
 from __future__ import annotations
 
-import logging
-import warnings
-
 from torch import nn
+
+from testbed.errors import without_library_warnings
 
 
 def convert_to_float8_(model: nn.Module, emulate: bool = False) -> list[str]:
@@ -21,13 +20,8 @@ def convert_to_float8_(model: nn.Module, emulate: bool = False) -> list[str]:
     Returns:
         The names of the layers that were replaced.
     """
-    with warnings.catch_warnings():  # of kernels of its own, built for other versions of PyTorch and not needed here
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-        finally:
-            logging.disable(logging.NOTSET)
+    with without_library_warnings():  # of kernels built for other versions of PyTorch
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     converted: list[str] = []
 
     def is_of_a_block(module: nn.Module, name: str) -> bool:

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from testbed.distributed import process_group
+from testbed.errors import counted
 from testbed.model.flops import peak_from_table
 from testbed.profiling.step_clock import synchronize
 
@@ -95,7 +96,7 @@ class PeakRate:
     def source(self, num_ranks: int) -> str:
         """Return in words how the rate was measured."""
         together = f", {num_ranks} ranks at the same time" if num_ranks > 1 else ""
-        threads = "" if self.device.type == "cuda" else f", {torch.get_num_threads()} threads"
+        threads = "" if self.device.type == "cuda" else f", {counted(torch.get_num_threads(), 'thread')}"
         return (
             f"measured: best of {len(self._seconds)} {self.precision} products of {self.size}x{self.size} matrices "
             f"between the steps{threads}{together}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
-from testbed.errors import InputError
+from testbed.errors import InputError, counted
 from testbed.sweep.plan import PENDING, Cell, cell_of, check_cells, compile_alike, settings_of, why_not_applicable
 from testbed.sweep.prediction import Prediction
 from testbed.sweep.request import Request, Variant, parse_variants
@@ -57,7 +57,7 @@ def field_of(request: Request, over: Sequence[str]) -> Field:
         for ranks in request.ranks:
             for variant in request.variants:
                 if (reason := _why_not(variant, ranks, request)) is not None:
-                    left_out[f"{variant.text} on {ranks} ranks" if ranks > 1 else f"{variant.text} on 1 rank"] = reason
+                    left_out[f"{variant.text} on {counted(ranks, 'rank')}"] = reason
                     continue
                 for each in _variants(variant, ranks, batch_size, over, request):
                     cells.append(cell_of(request, each, ranks, batch_size, repeat=1))

@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from testbed.config.settings import RunSettings
+from testbed.errors import counted
 from testbed.sweep.plan import COMPLETE, FAILED, NOT_APPLICABLE, PENDING, Cell, oversubscription
 from testbed.sweep.request import Machine
 from testbed.sweep.runner import guess_in_words, in_words, seconds_left
@@ -51,7 +52,7 @@ def plan_lines(
     is_measured = any(cell.status == COMPLETE for cell in cells)
     basis = "from the finished runs" if is_measured else guess_in_words(machine)
     left = in_words(seconds_left(cells, settings, machine))
-    return [*lines, "", f"# {len(waiting)} runs to make, and warm-up: about {left} ({basis})"]
+    return [*lines, "", f"# {counted(len(waiting), 'run')} to make, and warm-up: about {left} ({basis})"]
 
 
 def _by_command(cells: Sequence[Cell]) -> Iterator[list[Cell]]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from testbed.config.settings import RunSettings
 from testbed.distributed.processes import Stop, run
-from testbed.errors import Failure, InputError, say
+from testbed.errors import Failure, InputError, counted, say
 from testbed.io import now_utc
 from testbed.model.flops import flops_per_token_palm
 from testbed.run_files import FAILED as FAILED_MARK
@@ -137,7 +137,7 @@ class Runner:
 
     def warm_up(self, cell: Cell, number: int) -> None:
         """Make a run like the first one and delete it, to fill caches."""
-        _say(f"warm-up run {number}, not measured: {cell.variant} on {cell.ranks} ranks ...")
+        _say(f"warm-up run {number}, not measured: {cell.variant} on {counted(cell.ranks, 'rank')} ...")
         started_utc = now_utc()
         # deleted, so that no search for runs finds it
         with tempfile.TemporaryDirectory(prefix=".warmup-", dir=self.out_dir, ignore_cleanup_errors=True) as made:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from testbed.errors import InputError
+from testbed.errors import InputError, counted
 from testbed.io import holding_together, now_utc, read_json, write_text
 from testbed.metrics.file import SCHEMA_VERSION, metrics_version, read_metrics
 from testbed.run_files import METRICS
@@ -97,7 +97,7 @@ def take_over(sweep: Sweep, out_dir: Path, allow_mismatch: bool) -> str:
         notes = continue_sweep(earlier, sweep, out_dir, allow_mismatch)
     kept, unsure = keep_finished_runs(sweep, out_dir, allow_mismatch)
     num_runs = sum(cell.status != NOT_APPLICABLE for cell in sweep.cells)
-    return "\n".join([f"{num_runs} runs in {out_dir}, {kept} of them finished", *notes, *unsure])
+    return "\n".join([f"{counted(num_runs, 'run')} in {out_dir}, {kept} of them finished", *notes, *unsure])
 
 
 def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch: bool) -> list[str]:
@@ -127,7 +127,7 @@ def continue_sweep(earlier: Sweep, wanted: Sweep, out_dir: Path, allow_mismatch:
         if new is None:
             kind = "profiled run" if old.profiled else "repeat"
             raise InputError(
-                f"--out_dir {out_dir} holds a sweep with {old.variant} on {old.ranks} ranks, batch size "
+                f"--out_dir {out_dir} holds a sweep with {old.variant} on {counted(old.ranks, 'rank')}, batch size "
                 f"{old.batch_size}, {kind} {old.repeat}, which this call does not ask for; {way_out} or more"
             )
         with holding_together(out_dir / SWEEP_FILE):

@@ -11,7 +11,7 @@ from testbed.config.run_types import STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.data.windows import Windows, longest_pair
 from testbed.distributed.launch import Launch, launcher, usable_cores
-from testbed.errors import printable
+from testbed.errors import counted, printable
 from testbed.model.shape import size_name
 from testbed.planner.stages import balanced_stages
 
@@ -40,7 +40,7 @@ def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[
         f"{settings.training.run_type}: {size_name(shape)}, {shape.num_parameters:,} parameters, "
         f"{settings.compute.precision}{compiled} on {mesh.num_ranks} x {settings.compute.device}; global batch "
         f"{batch.global_batch_size} = {batch.micro_batch_size_per_gpu} x {batch.grad_accum_steps} x "
-        f"{settings.plan.data_world_size} data ranks of {seq_length} tokens; {steps}; "
+        f"{counted(settings.plan.data_world_size, 'data rank')} of {seq_length} tokens; {steps}; "
         f"files in {settings.checkpointing.checkpoint_path}"
     )
     if windows.token_file.targets is not None:
@@ -79,9 +79,9 @@ def notes_of_place(settings: RunSettings, launch: Launch) -> list[str]:
     ranks, threads = launch.local_world_size, settings.compute.threads_per_rank
     if settings.compute.device == "cpu" and ranks * threads > cores:
         notes.append(
-            f"note: {ranks} rank{'s' * (ranks > 1)} x {threads} thread{'s' * (threads > 1)} on {cores} usable "
-            f"core{'s' * (cores > 1)}: they take turns, so steps are slow and scatter; for a measurement give at most "
-            f"{cores} together (fewer ranks, --threads_per_rank)"
+            f"note: {counted(ranks, 'rank')} x {counted(threads, 'thread')} on {counted(cores, 'usable core')}: they "
+            f"take turns, so steps are slow and scatter; for a measurement give at most {cores} together (fewer ranks, "
+            "--threads_per_rank)"
         )
     return notes
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from testbed.analysis.charts.style import COLOURS, LINE_STYLES, STYLE, WIDTH_INCHES, save_png
+from testbed.analysis.charts.style import LINE_STYLES, STYLE, WIDTH_INCHES, colour, save_png
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
 from testbed.errors import InputError
@@ -56,7 +56,7 @@ def agreement_figure(runs: Sequence[Run]) -> Figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1])
         for number, run in enumerate(runs):
             # later lines are thinner: where all agree, each still shows beside the one below it
-            look = {"color": COLOURS[number % len(COLOURS)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+            look = {"color": colour(number), "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
             width = 1.2 + 5.0 * 0.75**number
             above.plot(run.train_steps, run.train_losses, linewidth=width, label=run.full_label, **look)
             if number:

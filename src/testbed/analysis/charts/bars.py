@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from testbed.analysis.charts.style import (
-    COLOURS,
     LABEL_CHARACTERS,
     STYLE,
+    colour,
     colour_of,
     figure_with_footer,
     not_shown,
@@ -227,7 +227,7 @@ def plot_results(metrics: Mapping[str, Any], quantity: str, path: str | Path | N
         if values:
             runs = [item for item in items if isinstance(item, Run) and _measured(item, quantity, label) is not None]
             measured.append(runs)
-            bars.append(Bar(label, values, COLOURS[number % len(COLOURS)], f"  (n = {len(values)})"))
+            bars.append(Bar(label, values, colour(number), f"  (n = {len(values)})"))
     if not bars:
         raise InputError(
             f"no {quantity} to plot: no finished run without a profiler among {list(metrics) or 'nothing'}"

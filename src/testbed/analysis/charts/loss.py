@@ -75,7 +75,7 @@ def _loss_figure(runs: Sequence[Run], by_time: bool) -> Figure | None:
             Curve(run, wrapped(marks[run] + run.full_label, LEGEND_CHARACTERS), colour_of(runs, run), look, order)
         )
     lines_per_row = max(curve.label.count("\n") + 1 for curve in curves)
-    legend_inches = 0.14 + 0.165 * lines_per_row * math.ceil(len(shown) / LEGEND_COLUMNS)
+    legend_inches = 0.14 + (0.168 * lines_per_row + 0.063) * math.ceil(len(shown) / LEGEND_COLUMNS)
     title = f"Loss against {'time' if by_time else 'optimizer steps'}"
     notes = [_legend_in_words(shown, by_time), *not_shown(runs, shown)]
     with rc_context(STYLE):

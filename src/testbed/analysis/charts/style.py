@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import get_hinting_flag
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -39,12 +40,14 @@ STYLE: dict[Any, Any] = {  # matplotlib types the keys as a union of all their n
 _STRATEGIES = (*COLOURS, "#222222", "#999999")  # from the eleventh on a hatch tells them apart
 WIDTH_INCHES = 10.0
 DPI = 150
-LABEL_CHARACTERS = 34
+LABEL_CHARACTERS = 36
+GLUE = "\u00a0"  # a space at which no line breaks
 LABEL_LINE_INCHES = 0.16  # of a label of `rows_on`
 FOOTER_POINTS = 8.5
 FOOTER_MARGIN = 0.012  # of the width, on each side
 FOOTER_LINE_INCHES = 0.175
 WARNING_COLOUR = "#B00020"
+MOST_FIELDS = 2  # whose values a picture's warning lists; the printed warnings list all
 
 
 def figure_with_footer(
@@ -65,7 +68,7 @@ def figure_with_footer(
     notes = [*notes, *(caveats[len(runs) > 1 :][:1] if are_single else [])]
     notes = [*notes, *filter(None, [note_on_cores(runs)])]
     footer = [(line, "#666666") for note in notes for line in _footer_lines(note, "normal")]
-    loud = warnings(runs) if runs else []
+    loud = warnings(runs, most_fields=MOST_FIELDS) if runs else []
     footer += [(line, WARNING_COLOUR) for note in loud for line in _footer_lines(note, "bold")]
     footer_inches = FOOTER_LINE_INCHES * len(footer) + 0.12
     title_inches = 0.5
@@ -117,9 +120,20 @@ def _drawn_pixels(text: str, weight: str) -> float:
 
 
 def wrapped(label: str, width: int) -> str:
-    """Return `label` in lines of `width` characters, broken after commas where that is enough."""
-    parts = textwrap.wrap(re.sub("(?<!,) ", "\u00a0", label), width, break_long_words=False)
-    return "\n".join(textwrap.fill(part.replace("\u00a0", " "), width) for part in parts)
+    """Return `label` in lines of `width` characters: broken after commas and before parentheses, where that is not
+    enough after commas inside them, and at any space last."""
+    whole = re.sub(r" \([^(),]*\)", _glued, label)  # "CPU (1 thread)" is one word
+    outside = re.sub(r"\((?:[^()]|\([^()]*\))*\)", _glued, whole)
+    lines: list[str] = []
+    for text in (*(re.sub(r"(?<!,) (?!\()", GLUE, text) for text in (outside, whole)), whole, label):
+        lines = textwrap.wrap(text, width, break_long_words=False)
+        if all(len(line) <= width for line in lines):
+            break
+    return "\n".join(lines).replace(GLUE, " ")
+
+
+def _glued(found: re.Match[str]) -> str:
+    return found[0].replace(" ", GLUE)
 
 
 def row_inches(labels: Sequence[str], least: float) -> float:
@@ -134,8 +148,16 @@ def rows_on(axis: Axes, labels: Sequence[str]) -> None:
     axis.set_ylim(len(labels) - 0.5, -0.5)
 
 
+def colour(number: int) -> str:
+    """Return a colour for the number-th of several: three shades of eight, then again from the first."""
+    of_eight = COLOURS[number % len(COLOURS)]
+    towards, share = ((0.0, 0.0), (0.0, 0.45), (1.0, 0.35))[number // len(COLOURS) % 3]
+    red, green, blue = (part + (towards - part) * share for part in to_rgb(of_eight))
+    return to_hex((red, green, blue))
+
+
 def colour_of(runs: Sequence[Run], run: Run) -> str:
-    return COLOURS[runs.index(run) % len(COLOURS)]
+    return colour(runs.index(run))
 
 
 def strategy_colour(look: int) -> str:

@@ -17,9 +17,9 @@ from testbed.analysis.audit.notes import notes_on_single_runs
 from testbed.analysis.charts.bars import plot_results, runs_figure
 from testbed.analysis.charts.loss import loss_vs_steps_figure, loss_vs_time_figure
 from testbed.analysis.charts.style import (
-    COLOURS,
     LABEL_CHARACTERS,
     STYLE,
+    colour_of,
     figure_with_footer,
     not_shown,
     row_inches,
@@ -118,8 +118,8 @@ def step_time_figure(runs: Sequence[Run]) -> Figure | None:
         figure, (axis,) = figure_with_footer(
             runs, "Step time distribution", [row_inches(labels, 0.85) * len(shown)], notes
         )
-        for row, (index, run) in enumerate(shown):
-            times, colour = run.step_times_s * per_second, COLOURS[index % len(COLOURS)]
+        for row, (_, run) in enumerate(shown):
+            times, colour = run.step_times_s * per_second, colour_of(runs, run)
             assert run.step_time_median_s is not None and run.step_time_p95_s is not None
             median, p95 = run.step_time_median_s * per_second, run.step_time_p95_s * per_second
             dots = times[:: -(-len(times) // MAX_DOTS)]

@@ -16,7 +16,7 @@ from testbed.analysis.comparison.sentences import (
 from testbed.analysis.comparison.two_arms import Comparison, Losses, Quantity
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Statements, Table
-from testbed.analysis.document.words import Number, counted
+from testbed.analysis.document.words import Number, counted, gap
 from testbed.analysis.equivalence import DEFAULT_MARGIN, equality
 from testbed.analysis.runs.arms import Arm, arm_names, device_of
 from testbed.analysis.statistics import median_interval
@@ -80,7 +80,11 @@ def _quantity_row(quantity: Quantity) -> tuple[Cell, ...]:
 
 def _loss_row(losses: Losses) -> tuple[Cell, ...]:
     sides = (Number(float(np.median(each)), ".4f", min(each), max(each)) for each in (losses.a, losses.b))
-    return (losses.name.lower(), *sides, Number(losses.difference, "+.4f"))
+    return (losses.name.lower(), *sides, Number(losses.difference, _signed_gap))
+
+
+def _signed_gap(difference: float) -> str:
+    return f"{difference:+.4f}" if abs(difference) >= 0.00005 else gap(difference)
 
 
 def json_of(comparison: Comparison, margin: float = DEFAULT_MARGIN) -> dict[str, Any]:

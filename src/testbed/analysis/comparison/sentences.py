@@ -6,7 +6,7 @@ import numpy as np
 
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, WORSE, Comparison
 from testbed.analysis.document.model import Verdict
-from testbed.analysis.document.words import between, times
+from testbed.analysis.document.words import between, gap, times
 from testbed.analysis.equivalence import EQUAL, FURTHER_APART, equality, repeats_to_show
 from testbed.analysis.statistics import FASTER, MIN_REPEATS, NO_DIFFERENCE, NOT_ENOUGH, SLOWER, Ratio
 
@@ -81,7 +81,7 @@ def about_losses(comparison: Comparison) -> list[str]:
     """Return a sentence for each kind of loss that both arms have."""
     found = []
     for losses in comparison.losses:
-        size = f"{losses.name} differs by {abs(losses.difference):.4f}"
+        size = f"{losses.name} differs by {gap(losses.difference)}"
         if comparison.mismatches:
             found.append(f"{size}; after unequal work that says nothing.")
             continue

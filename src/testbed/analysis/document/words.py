@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from testbed.errors import counted as counted
+
 UNKNOWN = "n/a"
 SHOWN = 6  # names in one sentence, before "and 4 more"
 BRACKETS = " [{}, {}]"
@@ -50,14 +52,15 @@ def times(ratio: float) -> str:
     return f"{ratio:.3f}" if 0.9 < ratio < 1.1 else f"{ratio:.2f}"
 
 
+def gap(difference: float) -> str:
+    """Return the size of a difference between losses: 0.0132, less than 0.0001, or 0."""
+    size = abs(difference)
+    return f"{size:.4f}" if size >= 0.00005 else "less than 0.0001" if size else "0"
+
+
 def between(low: float | None, high: float | None, form: Callable[[float], str]) -> str:
     """Return `1.55 to 1.66`; nothing without both bounds."""
     return "" if low is None or high is None else f"{form(low)} to {form(high)}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `1 run`, `2 runs`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def joined(items: Sequence[str], shown: int = SHOWN) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.analysis.document import terminal
 from testbed.analysis.document.model import Block, Cell, Document, Section, Statement, Table, plain
-from testbed.analysis.document.words import Number
+from testbed.analysis.document.words import Number, counted
 from testbed.analysis.profiles.diff import COMPARED
 from testbed.analysis.profiles.summary import PER_STEP
 
@@ -18,9 +18,9 @@ def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
     """Return the summary in short: what a step consists of, collectives, the first rows of each table, warnings."""
     ranks, steps = summary["ranks_in_profile"], summary["num_optimizer_steps"]
     about = (
-        f"{summary['run_type'] or 'run'} on {summary['world_size'] or '?'} ranks, "
+        f"{summary['run_type'] or 'run'} on {_counted(summary['world_size'], 'rank')}, "
         f"from {', '.join(summary['sources'])}; "
-        f"the profile covers {ranks or '?'} ranks x {steps or '?'} optimizer steps"
+        f"the profile covers {_counted(ranks, 'rank')} x {_counted(steps, 'optimizer step')}"
     )
     blocks: list[Block] = [about]
     if phases := summary["phases"]:
@@ -63,12 +63,17 @@ def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
     )
 
 
+def _counted(number: int | None, noun: str) -> str:
+    return counted(number, noun) if number else f"? {noun}s"
+
+
 def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
     """Return the largest changes of each table, and what keeps them from being a comparison."""
     sides = [
         Statement(
             f"{name.upper()}: ",
-            f"{side['run_dir']} ({side['ranks_in_profile']} ranks x {side['num_optimizer_steps']:,} steps)",
+            f"{side['run_dir']} ({counted(side['ranks_in_profile'], 'rank')} x "
+            f"{counted(side['num_optimizer_steps'], 'step')})",
         )
         for name, side in changes["compared"].items()
     ]

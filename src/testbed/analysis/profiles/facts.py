@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.analysis.runs.attributed import attribution_of
-from testbed.errors import InputError
+from testbed.errors import InputError, counted
 from testbed.io import holding_together, read_json
 from testbed.metrics.file import metrics_version, read_metrics
 
@@ -119,7 +119,7 @@ class Facts:
             found.append(f"There is no {_METRICS}: what was trained is not known.")
         recorded = self.num_optimizer_steps
         if recorded and num_steps and recorded != num_steps:
-            found.append(f"The profile covers {num_steps} of the run's {recorded} optimizer steps.")
+            found.append(f"The profile covers {num_steps} of the run's {counted(recorded, 'optimizer step')}.")
         if self.world_size and num_ranks and num_ranks < self.world_size:
             found.append(f"The profile covers {num_ranks} of {self.world_size} ranks.")
         if ((self.metrics.get("deepspeed_config") or {}).get("selected") or {}).get("wall_clock_breakdown"):

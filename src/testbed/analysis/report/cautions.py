@@ -68,7 +68,7 @@ def machine(run: Run) -> str:
     hardware, host = run.section("hardware"), run.section("host")
     device = hardware.get("gpu_name") or hardware.get("cpu_name") or "device unknown"
     cores = hardware.get("cpu_cores_visible")
-    return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {cores} cores" if cores else "")
+    return f"{host.get('hostname', 'host unknown')}, {device}" + (f", {counted(cores, 'core')}" if cores else "")
 
 
 def _unfit(subject: Subject, kinds: Sequence[Unfit]) -> list[Caution]:

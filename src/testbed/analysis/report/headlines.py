@@ -9,7 +9,7 @@ import numpy as np
 from testbed.analysis.comparison.sentences import interval
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED, VALIDATION, Losses
 from testbed.analysis.document.model import Statement, Statements
-from testbed.analysis.document.words import joined, times
+from testbed.analysis.document.words import gap, joined, times
 from testbed.analysis.report.verdicts import EntryPair, compared
 from testbed.analysis.runs.entries import Subject, Workload
 from testbed.analysis.statistics import FASTER, MIN_REPEATS
@@ -52,12 +52,12 @@ def _learning(workload: Workload) -> str:
     if not unequal:
         who = "both configurations" if len(workload.measured) == 2 else "all configurations"
         who = who if len(found) == len(pairs) else "those that compare"
-        gap = f"final validation losses differ by at most {abs(losses.difference):.4f}"
-        return f"{who} learn alike; {gap}, limit {losses.noise:.4f} ({losses.noise_source}){without}"
+        largest = f"the largest difference of final validation losses is {gap(losses.difference)}"
+        return f"{who} learn alike; {largest}, limit {losses.noise:.4f} ({losses.noise_source}){without}"
     pair, losses = max(unequal, key=lambda each: abs(each[1].difference))
     worse, other = (pair.entry, pair.reference) if losses.difference > 0 else (pair.reference, pair.entry)
-    gap = f"its final validation loss is {abs(losses.difference):.4f} above that of {other.name}"
-    return f"not alike; {worse.name} learns worst, {gap}, limit {losses.noise:.4f} ({losses.noise_source}){without}"
+    above = f"its final validation loss is {gap(losses.difference)} above that of {other.name}"
+    return f"not alike; {worse.name} learns worst, {above}, limit {losses.noise:.4f} ({losses.noise_source}){without}"
 
 
 def _validation(pair: EntryPair) -> Losses | None:

@@ -12,7 +12,7 @@ from testbed.analysis.charts.bars import MEANING_OF_MARKS
 from testbed.analysis.comparison.sentences import interval, within
 from testbed.analysis.comparison.two_arms import NO_CLAIM, NOT_COMPARED
 from testbed.analysis.document.model import Block, Cell, Picture, Section, Table, table_of
-from testbed.analysis.document.words import Number, digits, joined, rate, times
+from testbed.analysis.document.words import Number, counted, digits, joined, rate, times
 from testbed.analysis.equivalence import equality
 from testbed.analysis.report.breakdown import Breakdown, breakdown
 from testbed.analysis.report.figures import (
@@ -310,7 +310,7 @@ def _work_caption(workload: Workload) -> str:
     told = [
         config.get("model_name"),
         f"{config['num_parameters']:,} parameters" if config.get("num_parameters") else "",
-        f"{work['optimizer_steps']:,} steps" if work.get("optimizer_steps") else "",
+        counted(work["optimizer_steps"], "step") if work.get("optimizer_steps") else "",
         f"global batch {batch} x {length} tokens" if batch and length else "",
         work.get("precision"),
     ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.analysis.document.words import joined, ranges
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.work import VALIDATION_FIELDS, WORK_FIELDS
 from testbed.analysis.statistics import all_known
@@ -128,19 +129,23 @@ def note_on_cores(runs: Sequence[Run]) -> str | None:
     )
 
 
-def warnings(runs: Sequence[Run]) -> list[str]:
-    """Return what every picture of these runs must say: why they do not compare, and what makes a run unfit."""
+def warnings(runs: Sequence[Run], most_fields: int | None = None) -> list[str]:
+    """Return what every picture of these runs must say: why they do not compare, and what makes a run unfit.
+
+    Args:
+        most_fields: list the values of so many fields, and name the others. None: list all.
+    """
     found = []
     differences = differing_work(runs)
     differing = [item for item in differences if not item.is_unknown_only]
     if differing:
-        found.append(f"Not equal work: {'; '.join(map(_difference_text, differing))}.")
+        found.append(f"Not equal work: {_listed(differing, most_fields)}.")
     if unknown := [item.field.replace("_", " ") for item in differences if item.is_unknown_only]:
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
         found.append(f"Equal work cannot be shown, not recorded in every file: {', '.join(unknown[:8])}{more}.")
     other_validation = [item for item in differing_validation(runs) if not item.is_unknown_only]
     if other_validation:
-        found.append(f"Validation losses do not compare: {'; '.join(map(_difference_text, other_validation))}.")
+        found.append(f"Validation losses do not compare: {_listed(other_validation, most_fields)}.")
     if any(run.instrumented for run in runs):
         found.append(
             "An instrumented run (profiler or debug switch on) is slower than the real one: no speed-up from it."
@@ -164,14 +169,21 @@ def marks_of(runs: Sequence[Run]) -> dict[Run, str]:
     return {run: f"[{number}] " * has_numbers for number, run in enumerate(runs, start=1)}
 
 
+def _listed(differences: Sequence[Difference], most: int | None) -> str:
+    names = [difference.field.replace("_", " ") for difference in differences]
+    left = [] if most is None else names[most:]
+    texts = [_difference_text(difference) for difference in differences[: len(names) - len(left)]]
+    return "; ".join([*texts, f"also {joined(left)}"] if left else texts)
+
+
 def _difference_text(difference: Difference) -> str:
-    """Return `seed 1 / 2` for up to three runs in order, or `seed 1 [1, 3] / 2 [2, 4]` where order would not tell."""
+    """Return `seed 1 / 2` for up to three runs in order, or `seed 1 [1, 3] / 2 [2, 4-6]` where order would not tell."""
     texts = list(difference.values)
     if difference.numbers not in ((1, 2), (1, 2, 3)):
         numbers_of: dict[str, list[int]] = {}
         for number, value in zip(difference.numbers, difference.values, strict=True):
             numbers_of.setdefault(value, []).append(number)
-        texts = [f"{value} {numbers}" for value, numbers in numbers_of.items()]
+        texts = [f"{value} [{ranges(numbers)}]" for value, numbers in numbers_of.items()]
     return f"{difference.field.replace('_', ' ')} {' / '.join(texts)}"
 
 

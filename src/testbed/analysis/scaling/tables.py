@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.analysis.document import markdown
 from testbed.analysis.document.model import Block, Cell, Document, Section, Table, Text
-from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number, times
+from testbed.analysis.document.words import BRACKETS, UNKNOWN, Number, counted, times
 from testbed.analysis.runs.attributed import with_one_meaning
 from testbed.analysis.runs.comparability import INSTRUMENTS
 from testbed.analysis.statistics import FASTER, SLOWER, compare
@@ -82,7 +82,7 @@ def fit_lines(report: dict) -> list[tuple[str | Number, ...]]:
         share = Number(fit["serial_fraction"], ".3f", fit["low"], fit["high"], interval=BRACKETS)
         ranks = ", ".join(map(str, fit["rank_counts"]))
         own = "".join(f"; {note}" for note in fit["notes"] if note not in shared)
-        source = f" from {fit['num_points']} runs at {ranks} ranks"
+        source = f" from {counted(fit['num_points'], 'run')} at {ranks} ranks"
         lines.append((f"{name}: serial share ", share, source, *_limit(fit), f"{own}."))
     return lines + [(f"{note[0].upper()}{note[1:]}.",) for note in shared]
 
