@@ -33,7 +33,7 @@ if [ "$devices" -gt 0 ]; then
     one_device=(env CUDA_VISIBLE_DEVICES="${visible%%,*}")
 else
     ranks=2
-    work=(--model nano --seq_length 128 --max_train_steps 80 --epochs 100 --learning_rate 3e-3 --warmup_steps 20
+    work=(--model nano --seq_length 128 --max_train_steps 80 --epochs 100 --learning_rate 2e-3 --warmup_steps 40
         --precision fp32 --eval_every 20 --max_val_steps 8)
     one_device=(env OMP_NUM_THREADS=1)
     export OMP_NUM_THREADS=1

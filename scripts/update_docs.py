@@ -51,6 +51,19 @@ def run_types() -> str:
     return agreement_table(runs)
 
 
+def rounding() -> str:
+    from testbed.analysis.charts.agreement import agreement_table
+    from testbed.analysis.runs.load import load_runs, with_distinct_labels
+
+    names = ("baseline", "optimized", "baseline_micro_batch_2")
+    tables = []
+    for folder in sorted((RESULTS / "rounding").glob("rate_*")):
+        runs = load_runs([folder / name for name in names])
+        rate, warmup = (runs[0].record["training_config"][name] for name in ("lr", "warmup_steps"))
+        tables.append(f"**Rate {rate:g}, {warmup} warm-up steps**\n\n{agreement_table(with_distinct_labels(runs))}")
+    return "\n\n".join(tables)
+
+
 def sweep() -> str:
     from testbed.analysis.scaling.report import report_on_directory
     from testbed.analysis.scaling.tables import scaling_table
@@ -131,6 +144,7 @@ def planner_score() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "run types": run_types,
+    "rounding": rounding,
     "sweep": sweep,
     "certificate": certificate,
     "model states": model_states,

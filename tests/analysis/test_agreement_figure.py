@@ -8,7 +8,7 @@ from support.metrics_examples import example_metrics
 from testbed.analysis.charts.agreement import (
     agreement_figure,
     agreement_table,
-    loss_differences,
+    differences_of,
     write_agreement_figure,
 )
 from testbed.analysis.runs.load import load_runs
@@ -35,7 +35,7 @@ def runs_with(tmp_path):
 
 
 def test_the_difference_is_that_of_each_step(runs_with):
-    first, second = loss_differences(runs_with(0.25, -0.5))
+    first, second = differences_of(runs_with(0.25, -0.5))
     assert first == pytest.approx([0.25] * 20) and second == pytest.approx([0.5] * 20)
 
 
@@ -43,6 +43,14 @@ def test_the_table_names_the_largest(runs_with):
     lines = agreement_table(runs_with(0.25)).splitlines()
     assert "(the reference)" in lines[2] and "baseline" in lines[2]
     assert "2.5e-01" in lines[3] and "ddp" in lines[3]
+
+
+def test_the_table_names_the_first_step_that_is_too_far(runs_with):
+    near, far = runs_with(1e-6, 0.0)[1:]
+    assert "| none of 20 |" in agreement_table([far, near]).splitlines()[3]
+    far.grad_norms[6] += 2e-5
+    (line,) = agreement_table([near, far]).splitlines()[3:]
+    assert "| 1.0e-06 | 2.0e-05 | 7 |" in line
 
 
 def test_unequal_work_is_not_compared(runs_with):

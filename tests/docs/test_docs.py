@@ -104,6 +104,22 @@ def test_the_commands_of_the_readme_train_a_small_model_on_a_cpu():
     assert len(trainings) == 2
 
 
+def test_the_readmes_example_learns_without_a_spike_and_both_of_its_runs_agree():
+    """As measured with the flags that README has."""
+    from testbed.analysis.charts.agreement import TOLERANCE, differences_of
+    from testbed.analysis.runs.load import load_runs
+
+    runs = load_runs([RESULTS / "rounding" / "rate_2e-3_warmup_40" / name for name in ("baseline", "optimized")])
+    (work,) = [command for command in commands_of(README) if command.startswith("work=(")]
+    typed = parse_command_line(shlex.split(work.removeprefix("work=(").removesuffix(")")))
+    for name in typed.typed:
+        assert runs[0].record["settings"][name] == typed.values[name], name
+    losses = runs[0].train_losses
+    assert max(losses) == losses[0] and max(losses[1:] - losses[:-1]) < 0.5, "a loss that falls"
+    (loss,), (norm,) = differences_of(runs), differences_of(runs, "grad_norms")
+    assert len(loss) == 100 and loss.max() < TOLERANCE and norm[:30].max() < TOLERANCE
+
+
 def test_the_generated_blocks_are_up_to_date(capsys):
     main = runpy.run_path(str(REPOSITORY / "scripts" / "update_docs.py"))["main"]
     assert main(["--check"]) == 0, capsys.readouterr().err
@@ -112,7 +128,7 @@ def test_the_generated_blocks_are_up_to_date(capsys):
 def test_the_pages_of_complete_results_name_the_commits_that_made_them():
     from testbed.metrics.file import read_metrics
 
-    for folder in ("quickstart", "run_types", "sweep"):
+    for folder in ("quickstart", "run_types", "sweep", "rounding"):
         page, paths = read(RESULTS / folder / "README.md"), [*(RESULTS / folder).rglob("training_metrics.json")]
         assert len(paths) >= 3
         for path in paths:

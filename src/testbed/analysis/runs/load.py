@@ -85,6 +85,7 @@ class Run:
     train_steps: np.ndarray = field(default_factory=lambda: np.array([], dtype=int))
     train_times_s: np.ndarray = field(default_factory=lambda: np.array([]))
     train_losses: np.ndarray = field(default_factory=lambda: np.array([]))
+    grad_norms: np.ndarray = field(default_factory=lambda: np.array([]))  # before clipping; NaN where fp16 overflowed
     epoch_losses: tuple[Point, ...] = ()  # means over an epoch, at its end: all that v1 and 2.0 record
     validation_losses: tuple[Point, ...] = ()
 
@@ -226,6 +227,7 @@ def _from_v22(path: Path, metrics: dict) -> Run:
         train_steps=np.array([row["step"] for row in rows], dtype=int),
         train_times_s=times.cumsum(),
         train_losses=np.array([row["loss"] for row in rows], dtype=float),
+        grad_norms=np.array([row["grad_norm"] for row in rows], dtype=float),
         validation_losses=tuple(
             Point(row["step"], row["train_time_s"], row["val_loss"], row["elapsed_s"]) for row in evaluations
         ),
