@@ -31,4 +31,6 @@ class StepResult:
 
     loss_sum: torch.Tensor  # 0-dim: sum of the token losses (nats) that THIS rank computed; 0 where it computes none
     num_target_tokens: int  # tokens in loss_sum
-    grad_norm: torch.Tensor | None  # 0-dim: global L2 norm BEFORE clipping, squares summed in float64; None in evaluate
+    # 0-dim: global L2 norm BEFORE clipping; None in evaluate. Squares are summed in float64; the engine of ZeRO 1 and 2
+    # rounds each rank's sum to float32.
+    grad_norm: torch.Tensor | None

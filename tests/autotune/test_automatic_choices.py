@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ from testbed.autotune.micro_batch import (
     predicted_bytes,
     with_micro_batch,
 )
+from testbed.config.compatibility import WITH_AUTOMATIC_MICRO_BATCH
+from testbed.config.run_types import STRATEGIES
+from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.planner.job import DenseModel
 from testbed.planner.memory import SPARE
@@ -234,3 +238,15 @@ def test_a_resumed_run_goes_on_with_what_was_decided(settings):
     assert kept.origin.chosen == {"micro_batch_size_per_gpu"}
     old = {"precision": "fp32", "compile": True, "use_flash_attention": True, "micro_batch_size_per_gpu": 4}
     assert as_decided_before(settings, old).model.attention == "flash"
+
+
+def test_help_names_the_run_types_whose_micro_batch_is_chosen_on_a_gpu(token_files):
+    """And no others are left open there."""
+    said = FLAGS["micro_batch_size_per_gpu"].help
+    named = re.search(r"default: auto on CUDA with (.*?), unless --grad_accum_steps is given", said)[1]
+    assert tuple(re.split(", | and ", named)) == WITH_AUTOMATIC_MICRO_BATCH
+    for run_type, entry in STRATEGIES.items():
+        flags = ["--run_type", run_type, "--device", "cuda"]
+        settings = settings_of(token_files, *flags, world_size=2 if entry.is_distributed else 1)
+        left_open = choices.with_micro_batch_left_open(settings).plan.finds_micro_batch
+        assert left_open == (run_type in WITH_AUTOMATIC_MICRO_BATCH), run_type

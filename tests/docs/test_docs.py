@@ -104,6 +104,12 @@ def test_the_commands_of_the_readme_train_a_small_model_on_a_cpu():
     assert len(trainings) == 2
 
 
+def test_the_readme_names_the_tests_beside_the_quickstart():
+    commands = commands_of(README)
+    first = commands.index("bash scripts/quickstart.sh")
+    assert commands[first + 2 : first + 4] == ["bash scripts/test.sh", "bash scripts/test.sh --all"]
+
+
 def test_the_readmes_example_learns_without_a_spike_and_both_of_its_runs_agree():
     """As measured with the flags that README has."""
     from testbed.analysis.charts.agreement import TOLERANCE, differences_of
@@ -118,6 +124,16 @@ def test_the_readmes_example_learns_without_a_spike_and_both_of_its_runs_agree()
     assert max(losses) == losses[0] and max(losses[1:] - losses[:-1]) < 0.5, "a loss that falls"
     (loss,), (norm,) = differences_of(runs), differences_of(runs, "grad_norms")
     assert len(loss) == 100 and loss.max() < TOLERANCE and norm[:30].max() < TOLERANCE
+
+
+def test_norms_have_the_precision_that_the_field_says():
+    """ZeRO 1 and 2 round to float32, others do not."""
+    from testbed.analysis.runs.load import load_runs
+
+    assert "(ZeRO 1 and 2 round each rank's sum to float32)" in read(DOCS / "metrics_file.md")
+    for run in load_runs([RESULTS / "run_types" / name for name in ("baseline", "ddp", "fsdp", "tensor", "optimized")]):
+        is_rounded = (run.grad_norms == run.grad_norms.astype("float32")).all()
+        assert is_rounded == (run.run_type == "optimized"), run.label
 
 
 def test_the_generated_blocks_are_up_to_date(capsys):

@@ -138,8 +138,9 @@ class Batch:
         WORK, type=positive, metavar="SEQUENCES", in_config="global_batch_size")
     micro_batch_size_per_gpu: int = flag(
         "sequences per forward pass on one rank; lower it if memory runs out. auto = the largest that fits into memory, see "
-        "docs/automatic_choices.md (default: the largest up to 4 that divides a rank's share of the batch; smaller in "
-        "a pipeline, the whole share with model_parallel)",
+        "docs/automatic_choices.md (default: auto on CUDA with baseline, allreduce, ddp, fsdp and optimized, unless "
+        "--grad_accum_steps is given; else the largest up to 4 that divides a rank's share of the batch, smaller in a "
+        "pipeline, the whole share with model_parallel)",
         SPREAD, type=positive_or_auto, metavar="SEQUENCES|auto", also=("--train_micro_batch_size_per_gpu",),
         filled=Filled.BY_RANKS, in_config="micro_batch_size_per_gpu")
     grad_accum_steps: int = flag(

@@ -30,7 +30,8 @@ from testbed.run_files import (
 from testbed.run_lock import check_held
 
 LONGEST = 20_000  # characters of a mark's part: a path has at most 4,096 bytes, of which each may be escaped
-# what `atomic_file`, `mark_failed`, `watchdog` and `checkpoint` leave when they are killed; others hide files here too
+# what `io.replacing`, marks, distributed/watchdog.py and checkpoint/writer.py leave when they are killed; others hide
+# files here too
 _LEFTOVER = re.compile(rf"\.(?:{'|'.join(map(re.escape, OWN_FILES))})\.(?:rank\d+\.)?\d+\.tmp|\.rank\d+\.progress")
 _HALF_CHECKPOINT = re.compile(r"\.step_\d+(?:\.\w+)*\.tmp")
 

@@ -212,7 +212,10 @@ class GPT2(nn.Module):
 
 
 def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the cross entropies in nats of (B, T, V) logits against (B, T) targets, 0-dim float32."""
+    """Return the sum of the cross entropies in nats of (B, T, padded V) logits against (B, T) targets, 0-dim float32.
+
+    Padded logits are minus infinity, so they add nothing.
+    """
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=NOT_A_TARGET, reduction="sum")
 
 

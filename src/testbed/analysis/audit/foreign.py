@@ -1,8 +1,6 @@
 """Read what other programs leave behind: timing logs, rank JSON, wandb logs and exports, scaling reports.
 
-To add a format, write one function and list it: a kind of file in READERS, a text log in LOGS. A file is known by its
-name, then by its content. A reader gives what is there, and says in `Reported.unread` what it looked for and did not
-find.
+readers/__init__.py says how to add a format. A file is known by its name, then by its content.
 """
 
 from __future__ import annotations

@@ -15,7 +15,11 @@ class Step(TypedDict):
     ]
     is_skipped: Annotated[bool, "fp16 overflow: the step took time but changed no weight"]
     loss: Annotated[float, "exact mean over all target tokens of the global batch, before the update"]
-    grad_norm: Annotated[Amount | None, "global L2 norm before clipping, summed in float64; null if it overflowed"]
+    grad_norm: Annotated[
+        Amount | None,
+        "global L2 norm before clipping, summed in float64 (ZeRO 1 and 2 round each rank's sum to float32); null if it "
+        "overflowed",
+    ]
     lr: Annotated[Amount, "learning rate of this step"]
     step_time_s: Annotated[
         Amount,
