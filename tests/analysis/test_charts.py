@@ -276,6 +276,10 @@ def test_a_picture_of_mixed_runs_says_in_few_lines_that_their_work_differs(load)
             "a name of many words that has neither commas nor more",
             ["a name of many words that has", "neither commas nor more"],
         ),
+        (
+            "[1] ddp on 1 rank (CPU (1 thread), fp32) (median of 5 runs)",
+            ["[1] ddp on 1 rank", "(CPU (1 thread), fp32)", "(median of 5 runs)"],
+        ),
         ("", [""]),
     ],
 )

@@ -122,7 +122,7 @@ def _drawn_pixels(text: str, weight: str) -> float:
 def wrapped(label: str, width: int) -> str:
     """Return `label` in lines of `width` characters: broken after commas and before parentheses, where that is not
     enough after commas inside them, and at any space last."""
-    whole = re.sub(r" \([^(),]*\)", _glued, label)  # "CPU (1 thread)" is one word
+    whole = re.sub(r"(?<!\)) \([^(),]*\)", _glued, label)  # "CPU (1 thread)" is one word
     outside = re.sub(r"\((?:[^()]|\([^()]*\))*\)", _glued, whole)
     lines: list[str] = []
     for text in (*(re.sub(r"(?<!,) (?!\()", GLUE, text) for text in (outside, whole)), whole, label):
