@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.errors import InputError, say
+from testbed.errors import InputError, counted, say
 from testbed.program import program
 
 LAYOUTS = {
@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--report", type=Path, metavar="FILE.json", help="a scaling_report.json")
     for ranks in (1, 2, 4):
         source.add_argument(f"--gpu{ranks}", type=Path, metavar="FILE.json",
-                            help=f"training_metrics.json of the run on {ranks} GPUs or ranks")  # fmt: skip
+                            help=f"training_metrics.json of the run on {counted(ranks, 'GPU')} or ranks")  # fmt: skip
     parser.add_argument("--protocol", choices=("strong", "weak", "time_to_loss"),
                         help="what is held fixed (default: what sweep.json says, else strong)")  # fmt: skip
     parser.add_argument("--target_val_loss", type=float, metavar="LOSS",
