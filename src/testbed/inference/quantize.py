@@ -118,10 +118,14 @@ def _convert(module: nn.Module, scheme: str, shape: ModelShape, device: torch.de
             return torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8, inplace=True)
     if scheme == "int4_weight_only" and device.type == "cuda":
         module.to(torch.bfloat16)  # the kernel multiplies nothing else
-    with without_library_warnings():  # of kernels that were built for other versions and machines
-        torchao = importlib.import_module("torchao.quantization")
+    torchao = _import_torchao()
     torchao.quantize_(module, _torchao_config(torchao, scheme, group_size(shape), device))
     return module
+
+
+def _import_torchao() -> ModuleType:
+    with without_library_warnings():  # of kernels that were built for other versions and machines
+        return importlib.import_module("torchao.quantization")
 
 
 def _torchao_config(torchao: ModuleType, scheme: str, group: int | None, device: torch.device) -> Any:
