@@ -207,6 +207,19 @@ def archive(content: bytes, more: dict[str, bytes] | None = None, compression: i
     return file.getvalue()
 
 
+def two_directories(packed: bytes) -> bytes:
+    """The archive, with a second directory before its end record: in that one, no member is larger unpacked. Python's
+    zipfile reads the second, PyTorch the first."""
+    length, start = struct.unpack_from("<2L", packed, len(packed) - 10)
+    end = start + length
+    harmless = bytearray(packed[start : start + length])
+    place = 0
+    while (place := harmless.find(b"PK\1\2", place)) >= 0:
+        harmless[place + 24 : place + 28] = harmless[place + 20 : place + 24]  # size unpacked = size packed
+        place += 4
+    return packed[:end] + bytes(harmless) + packed[end:]
+
+
 def compressed(content: bytes) -> bytes:
     """The same archive, in which nothing but the packing is wrong."""
     packed = io.BytesIO()
@@ -260,6 +273,9 @@ def archives(good: object, canary: Path) -> Iterator[tuple[str, bytes]]:
     yield "a member of 2 GiB that is not there", bytes(lied)
     end = content.rfind(b"PK\x05\x06")
     yield "a directory beyond the end", content[: end + 16] + b"\xff\xff\xff\x7f" + content[end + 20 :]
+    yield "two directories", two_directories(archive(data, {"archive/data/0": bytes(1 << 20)}, zipfile.ZIP_DEFLATED))
+    yield "two directories, with a record of 64 bits", two_directories(content)
+    yield "bytes after the archive", content + b"\0"
     yield "many directories", content + content[content.rfind(b"PK\x05\x06") :] * 50
     for name, value in {
         "a number": 7, "text": "x" * 1000, "a list": [1, 2], "nothing": None, "a dict in itself": {"cpu": {}},

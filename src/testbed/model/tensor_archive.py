@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -19,6 +20,9 @@ import torch
 from testbed.errors import InputError, one_line
 
 MOST_DESCRIBING_BYTES = 1 << 28  # far above what a rank of a large model has
+# The records at the end of a zip, as in its specification (APPNOTE 4.3.14 to 4.3.16).
+_END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+_FULL = 0xFFFFFFFF  # in the short record: the 64-bit one has the number
 # All that torch.load, zipfile and pickle raise on bytes that someone changed (the fuzz finds them); a hostile file must
 # end in one sentence.
 _FAULTS = (
@@ -53,6 +57,7 @@ def check_finite(tensor: torch.Tensor, name: str) -> None:
 
 
 def _check_members(file: BinaryIO) -> None:
+    _check_one_directory(file)
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
@@ -64,6 +69,37 @@ def _check_members(file: BinaryIO) -> None:
     describing = [member.file_size for member in members if member.filename.endswith(".pkl")]
     if sum(describing) > MOST_DESCRIBING_BYTES:
         raise InputError("what describes its tensors is too large")
+
+
+def _check_one_directory(file: BinaryIO) -> None:
+    """Check that the archive fills the file, from its first member to its end record.
+
+    Python's zipfile reads the directory that ends before the end record, PyTorch the one at the record's offset. In a
+    file with two directories the sizes that are checked would not be the sizes that are unpacked.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    first = file.read(4)
+    file.seek(max(0, size - _END.size - _LOCATOR.size - _END_64.size))
+    records = file.read()
+    if first != b"PK\3\4" or len(records) < _END.size:
+        raise InputError("it is no archive of torch.save")
+    signature, *_, length, start, comment = _END.unpack(records[-_END.size :])
+    if signature != b"PK\5\6" or comment:
+        raise InputError("bytes follow the end of its archive")
+    end = size - _END.size
+    locator = records[-_END.size - _LOCATOR.size : -_END.size]
+    if locator[:4] == b"PK\6\7" and len(records) > _END.size + _LOCATOR.size:
+        _, _, end_64, _ = _LOCATOR.unpack(locator)
+        end -= _LOCATOR.size + _END_64.size
+        if end != end_64 or records[:4] != b"PK\6\6":
+            raise InputError("the end records of its archive contradict each other")
+        *_, length_64, start_64 = _END_64.unpack(records[: _END_64.size])
+        if length not in (length_64, _FULL) or start not in (start_64, _FULL):
+            raise InputError("the end records of its archive contradict each other")
+        length, start = length_64, start_64
+    if start + length != end:
+        raise InputError("its directory is not where its end record says")
 
 
 @contextlib.contextmanager
