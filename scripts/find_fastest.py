@@ -37,7 +37,16 @@ from testbed.program import program, recorded_command
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHOICE, FRESH = "choice.json", "fresh"
-OF_A_SHORT_RUN = ("max_train_steps", "epochs", "warmup_steps", "max_val_steps", "sample_tokens", "seed", "overwrite")
+OF_A_SHORT_RUN = (
+    "max_train_steps",
+    "epochs",
+    "save_at_end",
+    "warmup_steps",
+    "max_val_steps",
+    "sample_tokens",
+    "seed",
+    "overwrite",
+)
 
 if TYPE_CHECKING:
     from testbed.config.settings import RunSettings

@@ -28,12 +28,12 @@ devices=$(python -c 'import torch; print(torch.cuda.device_count())')
 arms=(baseline optimized)
 if [ "$devices" -gt 0 ]; then
     ranks=$devices
-    work=(--model gpt2 --seq_length 1024 --max_train_steps 100 --epochs 100 --eval_every 25 --max_val_steps 8)
+    work=(--model gpt2 --seq_length 1024 --max_train_steps 100 --eval_every 25 --max_val_steps 8)
     visible=${CUDA_VISIBLE_DEVICES:-0} # numbers, or names of GPUs or MIG parts
     one_device=(env CUDA_VISIBLE_DEVICES="${visible%%,*}")
 else
     ranks=2
-    work=(--model nano --seq_length 128 --max_train_steps 80 --epochs 100 --learning_rate 2e-3 --warmup_steps 40
+    work=(--model nano --seq_length 128 --max_train_steps 80 --learning_rate 2e-3 --warmup_steps 40
         --precision fp32 --eval_every 20 --max_val_steps 8)
     one_device=(env OMP_NUM_THREADS=1)
     export OMP_NUM_THREADS=1

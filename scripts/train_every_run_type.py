@@ -36,7 +36,7 @@ FURTHER = {
     "pipeline_zero_bubble": ["--run_type", "pipeline", "--pipeline_schedule", "zero_bubble"],
 }
 WORK = (
-    "--model nano --seq_length 128 --epochs 100 --learning_rate 1e-3 --precision fp32 --compile off "
+    "--model nano --seq_length 128 --learning_rate 1e-3 --precision fp32 --compile off "
     "--micro_batch_size_per_gpu 4 --max_val_steps 4 --sample_tokens 0"
 ).split()
 

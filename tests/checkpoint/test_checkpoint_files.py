@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 
 import pytest
 import torch
@@ -132,6 +133,34 @@ def test_a_complete_run_is_left_alone(run):
         flip_a_bit(run.checkpoints / f"step_{step:06d}" / "part/weights.pt")
     again = run.begin("--resume", str(run.checkpoints / "step_000002"))
     assert not again.is_complete and again.step == 2, "who names a checkpoint wants to go on from it"
+
+
+def test_a_finished_run_is_not_trained_over_from_an_earlier_checkpoint(token_files, tmp_path):
+    """It has --save_at_end off, or the last checkpoint was deleted."""
+    run = Folder(token_files, tmp_path / "run")
+    run.train(range(1, STEPS + 1), {4}).write("complete")
+    longer = ("--resume", "--max_train_steps", str(STEPS + 4), "--allow-setting-change")
+    said = refusal(run, *longer)
+    assert f"complete with {STEPS} steps" in said and "checkpoint is of step 4" in said and "--checkpoint_path" in said
+    finished = Folder(token_files, tmp_path / "finished")
+    finished.train(range(1, STEPS + 1), {4, STEPS}).write("complete")
+    assert finished.begin(*longer).step == STEPS
+
+
+def test_a_run_that_was_stopped_goes_back_to_the_last_whole_checkpoint(token_files, tmp_path):
+    run = Folder(token_files, tmp_path / "run")
+    run.train(range(1, 7), {4, 6}, "--stop_at_step", "6").write("complete")
+    flip_a_bit(run.checkpoints / "step_000006" / "checkpoint.json")
+    assert run.begin("--resume").step == 4
+
+
+def test_nothing_is_lost_where_no_step_was(token_files, tmp_path):
+    run = Folder(token_files, tmp_path / "run")
+    run.train(range(1, 7), {6}, "--stop_at_step", "6").write("complete")
+    time.sleep(0.05)
+    recorder = run.train(range(7, 8), set(), start=run.begin("--resume"))
+    segment = recorder.metrics["segments"][1]
+    assert (segment["lost_steps"], segment["lost_s"]) == (0, 0.0)
 
 
 def test_a_validation_that_came_after_the_save_is_not_done_again(run):

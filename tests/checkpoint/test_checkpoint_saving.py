@@ -218,7 +218,7 @@ def test_the_program_skips_what_is_damaged_and_ends_with_the_same_weights(ranks,
     assert [segment["lost_steps"] for segment in metrics["segments"]] == [0, 1]
     assert [segment["ended"] for segment in metrics["segments"]] == ["stopped", "complete"]
     assert metrics["segments"][1]["random_numbers"] == "continued"
-    assert [row["step"] for row in metrics["checkpoints"]] == [2, 4, 5, 6]
+    assert [row["step"] for row in metrics["checkpoints"]] == [2, 4, 5, 6, 7]
     assert all(row["blocking_s"] > 0 and row["total_s"] > 0 for row in metrics["checkpoints"])
     held = {path: path.stat().st_mtime_ns for path in parts.iterdir() if path.name != ".lock"}
     third = ranks.run_program(flags, tmp_path / "third")

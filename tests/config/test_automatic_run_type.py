@@ -151,7 +151,7 @@ def test_a_resumed_run_keeps_the_type_that_it_recorded(place, token_files):
     write_choice(choice_content(token_files, run_type="ddp", flags={}))
     checked = auto(token_files, "--resume")
     assert (checked.settings.training.run_type, checked.settings.deepspeed.zero_stage) == ("optimized", 3)
-    assert "as the run that is resumed recorded" in checked.notes[0]
+    assert "optimized, with the flags of checkpoint/auto/effective_config.json" in checked.notes[0]
     step = folder / "checkpoints" / "step_000020"
     step.mkdir(parents=True)
     named = auto(token_files, "--resume", str(step), "--checkpoint_path", "elsewhere")
@@ -174,7 +174,7 @@ def test_ranks_that_take_different_choices_have_different_hashes(place, token_fi
     same = auto(token_files, "--choice", "one.json")
     other = choice_content(token_files, flags={"zero_stage": 1})
     two = auto(token_files, "--choice", str(write_choice(other, "one.json")))
-    assert one.automatic_sha256 == same.automatic_sha256 != two.automatic_sha256
+    assert one.flags_sha256 == same.flags_sha256 != two.flags_sha256
 
 
 def test_the_hash_is_of_the_content(place, token_files):
@@ -237,10 +237,10 @@ def test_ranks_with_other_choices_are_refused_on_every_rank(monkeypatch):
     from testbed.train import setup
 
     monkeypatch.setattr(setup.process_group, "gather_objects", lambda mine: ["a" * 64, "a" * 64, "b" * 64])
-    with pytest.raises(setup.Refused, match="rank 2 took another choice than rank 0"):
-        setup.check_same_choice("a" * 64)
+    with pytest.raises(setup.Refused, match="rank 2 takes other flags than rank 0"):
+        setup.check_same_flags("a" * 64)
     monkeypatch.setattr(setup.process_group, "gather_objects", lambda mine: [mine, mine])
-    setup.check_same_choice("a" * 64)
+    setup.check_same_flags("a" * 64)
 
 
 def test_an_odd_file_is_named(place):

@@ -66,7 +66,7 @@ def test_the_run_leaves_its_files(baseline_run):
     names = {path.name for path in baseline_run.iterdir()}
     assert names == {
         *("training_metrics.json", "RUN_COMPLETE.txt", "launcher_metadata.json", "effective_config.json"),
-        *("model.safetensors", "config.json", "best", ".lock"),
+        *("model.safetensors", "config.json", "best", "checkpoints", ".lock"),
     }
     line = (baseline_run / "RUN_COMPLETE.txt").read_text()
     assert line.startswith(f"[Rank 0] RUN_COMPLETE checkpoint_path={baseline_run} world_size=1 tokens_per_sec=")
@@ -179,6 +179,33 @@ def test_the_effective_config_repeats_the_run(program, baseline_run, tmp_path):
     assert done.returncode == 0, done.stderr
     first, again = (read_metrics(path / "training_metrics.json") for path in (baseline_run, tmp_path / "again"))
     assert [row["loss"] for row in again["steps"]] == [row["loss"] for row in first["steps"]]
+
+
+def test_the_effective_config_of_other_data_is_refused_unless_they_are_typed(
+    program, baseline_run, token_files, tmp_path
+):
+    config = json.loads((baseline_run / "effective_config.json").read_text())
+    (path := tmp_path / "config.json").write_text(json.dumps(config | {"data_sha256": {"train": "0" * 64}}))
+    flags = ["--config", str(path), "--checkpoint_path", str(tmp_path / "again")]
+    done = program(flags)
+    assert done.returncode == 2 and "was recorded with other data" in done.stderr and "Traceback" not in done.stderr
+    assert "--train_data_path" in done.stderr and not (tmp_path / "again").exists()
+    done = program([*flags, "--train_data_path", str(token_files[0])])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_finished_run_is_resumed_by_its_folder_alone_and_can_be_extended(program, token_files, tmp_path):
+    run = tmp_path / "run"
+    assert program(flags_of(token_files, run)).returncode == 0
+    alone = ["--checkpoint_path", str(run), "--resume"]
+    done = program(alone)
+    assert done.returncode == 0 and "already complete, 7 steps" in done.stdout, done.stderr
+    done = program([*alone, "--max_train_steps", "9", "--allow-setting-change"])
+    assert done.returncode == 0, done.stderr
+    metrics = read_metrics(run / "training_metrics.json")
+    assert [row["step"] for row in metrics["steps"]] == list(range(1, 10))
+    assert metrics["segments"][1]["resumed_from"].endswith("step_000007")
+    assert metrics["training_config"]["seq_len"] == SEQUENCE, "as recorded, not the default"
 
 
 def test_a_held_folder_is_refused_unless_overwritten(program, baseline_run, token_files):

@@ -140,6 +140,8 @@ def _fitting_start(
     check_changes(changes_of_work(changes), settings, folder)
     if not found.is_named and _is_complete(metrics, settings):
         return Start(sha256, is_complete=True)
+    if not found.is_named and not is_other_run:
+        _check_not_finished_later(metrics, checkpoint)
     _check_steps_left(checkpoint, settings)
     evaluations = [row for row in metrics["evaluations"] if row["step"] <= checkpoint.step]  # those that stay
     return Start(
@@ -153,6 +155,22 @@ def _fitting_start(
         is_record_cut_off=metrics is copy,
         steps_done=steps_done,
     )
+
+
+def _check_not_finished_later(metrics: dict, checkpoint: Checkpoint) -> None:
+    """Check that the run did not finish after the checkpoint: its weights and rows would be trained over.
+
+    Raises:
+        InputError: names the finished step, and that of the checkpoint.
+    """
+    ended = (metrics.get("segments") or [{}])[-1].get("ended")
+    done = metrics["steps"][-1]["step"] if metrics["steps"] else 0
+    if ended == "complete" and done > checkpoint.step:
+        raise InputError(
+            f"--resume: the run is complete with {done} steps, but its last whole checkpoint is of step "
+            f"{checkpoint.step}, so training from there would replace the finished weights; to begin another run "
+            f"there, give --resume {checkpoint.directory} and another --checkpoint_path"
+        )
 
 
 def _metrics_of_run(directory: Path, checkpoint: Checkpoint, copy: dict) -> dict:

@@ -1,4 +1,6 @@
-"""Settle `--run_type auto`: as recorded where a run is resumed, else choice.json, else the plan. No torch.
+"""Settle `--run_type auto`: choice.json, else the plan. No torch.
+
+A run that is resumed has a run type already (recorded_flags.py).
 
 A flag that was given wins over the choice, as it does over a --config file, and a sentence says so.
 """
@@ -10,16 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config.choice_file import DEFAULT_CHOICE, SETS, WORK, Choice, hash_of, misfit, read_choice, spelled
-from testbed.config.flag_types import AUTO
+from testbed.config.choice_file import DEFAULT_CHOICE, WORK, Choice, hash_of, misfit, read_choice, spelled
 from testbed.config.flags import Asked, checked_like_a_flag
-from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.settings import CheckedRun
 from testbed.config.table import FLAGS
 from testbed.distributed.launch import Launch
 from testbed.errors import InputError, value_text
-from testbed.io import read_json
-from testbed.run_files import EFFECTIVE_CONFIG
 
 DEFAULT_FOLDER = "checkpoint/auto"  # the type is not known before the folder is looked at
 SIZES = frozenset(WORK[: WORK.index("global_batch_size") + 1])
@@ -51,38 +49,11 @@ def with_automatic_run_type(asked: Asked, launch: Launch, check: Check, planner:
         InputError: the settings break a rule, or a --choice that was given does not fit.
     """
     asked = asked.having({"checkpoint_path": asked.values["checkpoint_path"] or DEFAULT_FOLDER})
-    recorded = _as_recorded(asked)
-    if recorded is not None:
-        return _checked(recorded, asked, launch, check)
     found = _by_choice(asked, launch, check)
     if isinstance(found, CheckedRun):
         return found
     planned = (planner(asked, launch) if planner is not None else None) or _without_plan(launch)
     return _checked(dataclasses.replace(planned, why=f"{planned.why}; {found}"), asked, launch, check)
-
-
-def _as_recorded(asked: Asked) -> Taken | None:
-    """Return what the run that is resumed recorded; None: it has not begun."""
-    resume = asked.values["resume"]
-    if resume is None:
-        return None
-    path = Path(asked.values["checkpoint_path"] if resume == AUTO else resume)
-    for folder in (path, path.absolute().parent.parent):  # a run, or one of its checkpoints
-        file = folder / EFFECTIVE_CONFIG
-        if not file.is_file():
-            continue
-        content = read_json(file, f"--resume: {file}")
-        run_type = content.get("run_type") if isinstance(content, dict) else None
-        if not isinstance(run_type, str) or run_type not in STRATEGIES:
-            raise InputError(f"--resume: {file} names no run type that is known; give --run_type")
-        own = STRATEGIES[run_type].options.keys() | (SETS - ALL_OPTIONS)
-        flags = {
-            name: checked_like_a_flag(FLAGS[name], content[name], f"--resume: {file}: {name}")
-            for name in sorted(SETS & own)
-            if content.get(name) is not None
-        }
-        return Taken(run_type, flags, f"as the run that is resumed recorded in {file}")
-    return None
 
 
 def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
@@ -146,7 +117,7 @@ def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> Checke
         checked,
         settings=checked.settings.with_values(chosen=frozenset({"run_type"})),
         notes=(note,),
-        automatic_sha256=hash_of([taken.run_type, dict(taken.flags), taken.sha256]),
+        flags_sha256=hash_of([taken.run_type, dict(taken.flags), taken.sha256]),
     )
 
 

@@ -17,12 +17,14 @@ from typing import Any
 
 from testbed.config.automatic_run_type import Planner, with_automatic_run_type
 from testbed.config.batch import batch_arithmetic
+from testbed.config.choice_file import hash_of
 from testbed.config.compatibility import check_combination, check_schedule, math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
 from testbed.config.flag_types import AUTO
 from testbed.config.flags import Asked, parse_command_line
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import mesh_sizes, options_of_run_type, stages_per_rank
+from testbed.config.recorded_flags import with_recorded_flags
 from testbed.config.run_types import STRATEGIES
 from testbed.config.schedule import (
     check_data_suffices,
@@ -86,6 +88,9 @@ def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> C
         InputError: one sentence for the first rule that is broken.
     """
     try:
+        resumed, file = with_recorded_flags(asked)
+        if file is not None:
+            return _resolve_resumed(resumed, file, launch)
         if asked.values["run_type"] == AUTO:
             return with_automatic_run_type(asked, launch, _resolve, planner)
         if asked.values["choice"] is not None:
@@ -96,6 +101,17 @@ def check_run(asked: Asked, launch: Launch, planner: Planner | None = None) -> C
         if origin is None:
             raise
         raise InputError(f"{error}; {origin}") from None
+
+
+def _resolve_resumed(asked: Asked, file: Path, launch: Launch) -> CheckedRun:
+    """Fill in the settings of a run that is resumed, and say where those that were not typed come from."""
+    try:
+        checked = _resolve(asked, launch)
+    except InputError as error:
+        raise InputError(f"{error} (--resume takes what is not typed from {file})") from None
+    note = f"--resume: {asked.values['run_type']}, with the flags of {file} where none is typed"
+    # a folder that some nodes do not see would give their ranks other flags
+    return dataclasses.replace(checked, notes=(note,), flags_sha256=hash_of(checked.settings.as_config()))
 
 
 def _resolve(asked: Asked, launch: Launch) -> CheckedRun:

@@ -19,6 +19,8 @@ from testbed.config.table import FLAGS, GROUPS
 from testbed.errors import InputError
 from testbed.io import read_json
 
+DATA_SHA256 = "data_sha256"  # in effective_config.json, beside the flags
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -29,12 +31,14 @@ class Asked:
         typed: flags on the command line.
         configured: flags from the --config file only.
         from_deepspeed: flags from DeepSpeed's file.
+        data_sha256: of the token files that the --config file was recorded with, under "train" and "val".
     """
 
     values: Mapping[str, Any]
     typed: frozenset[str]
     configured: frozenset[str] = frozenset()
     from_deepspeed: frozenset[str] = frozenset()
+    data_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def explicit(self) -> frozenset[str]:
@@ -69,9 +73,10 @@ def parse_command_line(arguments: list[str]) -> Asked:
     parser = build_parser()
     values = vars(parser.parse_args(arguments))
     typed = frozenset(_typed(arguments) & values.keys())
-    from_file = _read_config_file(Path(values["config"])) if values["config"] else {}
+    from_file, data_sha256 = _read_config_file(Path(values["config"])) if values["config"] else ({}, {})
     merged = {**values, **{name: value for name, value in from_file.items() if name not in typed}}
-    return Asked(merged, typed, frozenset(name for name, value in from_file.items() if value is not None) - typed)
+    configured = frozenset(name for name, value in from_file.items() if value is not None) - typed
+    return Asked(merged, typed, configured, data_sha256=data_sha256)
 
 
 def _typed(arguments: list[str]) -> set[str]:
@@ -82,13 +87,15 @@ def _typed(arguments: list[str]) -> set[str]:
     return set(vars(parser.parse_args(arguments)))
 
 
-def _read_config_file(path: Path) -> dict[str, Any]:
-    """Read settings from JSON and check each like its flag."""
+def _read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read settings from JSON, check each like its flag, and return them with the hashes of the recorded data."""
     content = read_json(path, f"--config {path}")
     if not isinstance(content, dict):
         raise InputError(f"--config {path} must hold one JSON object of flag names and values")
     check_no_secret(f"--config {path}", content)
-    checked = {}
+    checked, sha256 = {}, content.pop(DATA_SHA256, None) or {}
+    if not isinstance(sha256, dict) or any(not isinstance(value, str) for value in sha256.values()):
+        raise InputError(f"--config {path}: {DATA_SHA256} must hold the SHA-256 of train and val; leave it out")
     for name, value in content.items():
         flag = FLAGS.get(name)
         if flag is None or flag.of_one_start:
@@ -96,7 +103,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
                 f"--config {path}: {name!r} is not a setting; the names are those of the flags, see --help"
             )
         checked[name] = checked_like_a_flag(flag, value, f"--config {path}: {name}")
-    return checked
+    return checked, sha256
 
 
 def checked_like_a_flag(flag: Flag, value: Any, place: str) -> Any:

@@ -89,11 +89,18 @@ def check_data_suffices(values: Mapping[str, Any], train_file: TokenFile, val_fi
 
 
 def count_steps(values: Mapping[str, Any], train_file: TokenFile) -> tuple[int, int]:
-    """Return the optimizer steps of an epoch and of the whole run."""
+    """Return the optimizer steps of an epoch and of the whole run. --max_train_steps wins over --epochs.
+
+    Raises:
+        InputError: --stop_at_step is after the last step.
+    """
     steps_per_epoch = num_windows(train_file, values["seq_length"]) // values["global_batch_size"]
-    total = steps_per_epoch * values["epochs"]
-    if values["max_train_steps"] is not None:
-        total = min(total, values["max_train_steps"])
+    total = values["max_train_steps"] or steps_per_epoch * values["epochs"]
+    if (values["stop_at_step"] or 0) > total:
+        raise InputError(
+            f"--stop_at_step {values['stop_at_step']} is after the run's last step, {total}; leave it out, or give "
+            "--max_train_steps the steps of the whole run"
+        )
     return steps_per_epoch, total
 
 

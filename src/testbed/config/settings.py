@@ -140,4 +140,4 @@ class CheckedRun:
     train_file: TokenFile
     val_file: TokenFile
     notes: tuple[str, ...] = ()  # to say when the run begins
-    automatic_sha256: str | None = None  # of what --run_type auto took, which all ranks compare
+    flags_sha256: str | None = None  # of what --run_type auto or --resume took from a file; all ranks compare it

@@ -140,8 +140,11 @@ class Checkpointing:
         "let --resume change settings that change the work; each is recorded (default: refuse)",
         LOOK, default=False, spelled="--allow-setting-change", of_one_start=True)
     save_every: int | None = flag(
-        "save a checkpoint every STEPS optimizer steps (default: only at --stop_at_step)",
+        "save a checkpoint every STEPS optimizer steps (default: only at --stop_at_step and at the end)",
         LOOK, type=positive, metavar="STEPS")
+    save_at_end: str = flag(
+        "save the last state with the optimizer's, so that the run can be extended (default: %(default)s)",
+        LOOK, choices=["on", "off"], default="on")
     keep_last: int = flag(
         "keep the newest K checkpoints (default: %(default)s)",
         LOOK, type=positive, default=2, metavar="K")

@@ -43,10 +43,10 @@ class Training:
         "(default: checkpoint/fastest/choice.json, passed over if it does not fit)",
         LOOK, metavar="FILE.json", of_one_start=True)
     epochs: int = flag(
-        "passes over the training data (default: %(default)s)",
+        "passes over the training data; without effect where --max_train_steps is given (default: %(default)s)",
         WORK, type=positive, default=1, metavar="N", in_config="epochs", compared_as="total_steps")
     max_train_steps: int | None = flag(
-        "end after this many optimizer steps, for which the schedule is planned (default: all epochs)",
+        "train this many optimizer steps, however many epochs they are; the schedule is planned for them (default: --epochs)",
         WORK, type=positive, metavar="STEPS", in_config="max_train_steps", compared_as="total_steps")
     stop_at_step: int | None = flag(
         "stop after this optimizer step, with the schedule of the whole run (default: do not)",

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,29 @@ def launcher(variables: Mapping[str, str] = os.environ) -> str:
     if "CROSS_RANK" in variables:  # DeepSpeed's number of the node
         return "deepspeed"
     return "another" if "RANK" in variables else "python"
+
+
+def command_of_start(launch: Launch, words: Sequence[str], variables: Mapping[str, str] = os.environ) -> str:
+    """Return the command that starts these ranks again, launcher included, quoted for a shell.
+
+    On several nodes it is to be pasted on each; a Slurm job or a script of its own is given as torchrun's equivalent.
+
+    Args:
+        words: sys.argv.
+    """
+    ranks, nodes = str(launch.local_world_size), str(launch.num_nodes)
+    match launcher(variables):
+        case "python":
+            start = ["python"]
+        case "deepspeed":
+            start = ["deepspeed", "--num_gpus", ranks] + (["--num_nodes", nodes] if launch.num_nodes > 1 else [])
+        case _:
+            start = ["torchrun", "--nproc-per-node", ranks]
+            if launch.num_nodes > 1:
+                first = variables.get("MASTER_ADDR", "localhost")
+                start += ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29500"]
+    # deepspeed adds --local_rank
+    return shlex.join([*start, *(word for word in words if not word.startswith("--local_rank"))])
 
 
 def refuse(launch: Launch | None, message: str) -> int:

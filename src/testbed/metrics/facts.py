@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import sys
 import uuid
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from testbed.config.environment_variables import instruments_in
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.table import FLAGS
 from testbed.data.windows import Windows, num_windows
-from testbed.distributed.launch import Launch
+from testbed.distributed.launch import Launch, command_of_start
 from testbed.io import now_utc
 from testbed.metrics import environment
 from testbed.metrics.file import SCHEMA_VERSION
@@ -51,7 +50,7 @@ def facts_of_run(
         "timestamp_utc": now_utc(),
         "git_commit": commit,
         "git_dirty": is_dirty,
-        "command_line": shlex.join(sys.argv),
+        "command_line": command_of_start(launch, sys.argv),
         "instrumented": bool(instruments),
         "instruments": instruments,
         "env": environment.versions(),

@@ -59,7 +59,8 @@ class Starts:
         self.earlier = earlier.get("segments") or [segment_of(earlier)]
         kept_s = kept_validation_s(earlier, step, elapsed_s)
         self.current["lost_steps"] = lost_steps(earlier, step, steps_done)
-        self.current["lost_s"] = max(0.0, self.useful_wall_s - useful_wall_s - kept_s)
+        has_lost = self.current["lost_steps"] or self.earlier[-1]["ended"] not in ("complete", "stopped", "preempted")
+        self.current["lost_s"] = max(0.0, self.useful_wall_s - useful_wall_s - kept_s) if has_lost else 0.0
         # a time to a loss includes what was lost on the way
         self.elapsed_before_s = elapsed_s + kept_s + self.current["lost_s"]
 

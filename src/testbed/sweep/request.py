@@ -26,7 +26,6 @@ DEFAULT_WORK = {
 DEFAULT_STEPS = {"strong": {"cpu": 30, "cuda": 100}, "weak": {"cpu": 30, "cuda": 100}}
 DEFAULT_STEPS["time_to_loss"] = {"cpu": 120, "cuda": 1000}
 DEFAULT_BATCH_SIZE = {"strong": 32, "weak": 16, "time_to_loss": 32}  # weak: per rank
-DEFAULT_EPOCHS = 100  # the steps end a run, not the size of the corpus
 # enough to compare losses, without costing more than training
 VALIDATION = {"strong": {"max_val_steps": "4"}, "weak": {"max_val_steps": "4"}}
 VALIDATION["time_to_loss"] = {"max_val_steps": "16", "eval_every": "10"}
@@ -186,7 +185,7 @@ def shared_arguments(protocol: str, kind: str, given: dict[str, Any], passed_on:
     defaults = {
         **DEFAULT_WORK[kind],
         **VALIDATION[protocol],
-        "epochs": DEFAULT_EPOCHS if steps is not None else None,
+        "save_at_end": "off",  # many runs, and none is extended
         "warmup_steps": steps // 4 if steps is not None and kind == "cpu" else None,  # as in the quickstart
         "sample_tokens": 0,
         "train_data_path": train_file,

@@ -43,6 +43,12 @@ def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[
         f"{counted(settings.plan.data_world_size, 'data rank')} of {seq_length} tokens; {steps}; "
         f"files in {settings.checkpointing.checkpoint_path}"
     )
+    trains = not (skipped or settings.training.eval_only)
+    if trains and settings.checkpointing.save_every is None:
+        lines.append(
+            f"note: no --save_every: a crash before step {settings.last_step} loses all steps; SIGTERM and Ctrl-C save "
+            "a checkpoint first"
+        )
     if windows.token_file.targets is not None:
         lines.append(_pairs_in_words(windows))
     return lines

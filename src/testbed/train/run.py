@@ -14,6 +14,7 @@ from testbed.checkpoint import resume
 from testbed.checkpoint.load import load
 from testbed.checkpoint.weights import export_weights
 from testbed.checkpoint.writer import CheckpointWriter
+from testbed.config.flags import DATA_SHA256
 from testbed.config.settings import CheckedRun, RunSettings
 from testbed.config.trained_run import of_the_run
 from testbed.data.token_file import TokenFile
@@ -68,6 +69,12 @@ class TrainingRun:
         """Return whether a checkpoint follows `step`, counted from 1."""
         return _is_due(step, self.settings.checkpointing.save_every) or step == self.settings.training.stop_at_step
 
+    @property
+    def saves_at_end(self) -> bool:
+        """Return whether the last state is saved, so that the run can be extended."""
+        is_trained = not (self.settings.training.eval_only or self.settings.data_parallel.skip_gradient_sync)
+        return is_trained and self.settings.checkpointing.save_at_end == "on"
+
     def validates_after(self, step: int) -> bool:
         """Return whether validation follows `step`, counted from 1."""
         return validates_after(step, self.settings)
@@ -106,7 +113,8 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     _say_notes(console, setup)
     if is_rank_0:
         run_directory.write_launcher_metadata(directory, launch, facts["git_commit"])
-        write_text(directory / run_files.EFFECTIVE_CONFIG, json.dumps(settings.as_config(), indent=2) + "\n")
+        config = settings.as_config() | {DATA_SHA256: start.sha256}
+        write_text(directory / run_files.EFFECTIVE_CONFIG, json.dumps(config, indent=2) + "\n")
     curves = by_handle(directory) / run_files.TENSORBOARD  # the library opens it again at every flush
     scalars = Scalars(settings, curves, start.step, is_writer=is_rank_0)
     tokenizer_text = tokenizer_of_data(setup.checked.train_file) if is_rank_0 else None

@@ -68,8 +68,7 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
         backend=settings.compute.backend,
     )
     ending.watch_startup()
-    if checked.automatic_sha256 is not None:
-        check_same_choice(checked.automatic_sha256)
+    check_same_flags(checked.flags_sha256)
     if settings.measuring.log_collectives:
         log_collectives(directory, launch, backend)
     weights, refusal = (None, None) if settings.checkpointing.resume else initial_weights(settings)
@@ -90,18 +89,19 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     return Setup(dataclasses.replace(checked, settings=settings), launch, device, backend, start, weights, notes)
 
 
-def check_same_choice(mine: str) -> None:
-    """Check that --run_type auto took the same on all ranks, which each read its own file.
+def check_same_flags(mine: str | None) -> None:
+    """Check that all ranks took the same flags from a file, which each reads by itself. None: it took none.
 
     Raises:
-        Refused: on every rank: one took something else.
+        Refused: on every rank: one took other flags.
     """
     hashes = process_group.gather_objects(mine)
     other = next((rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]), None)
     if other is not None:
         raise Refused(
-            f"--run_type auto: rank {other} took another choice than rank 0 (SHA-256 {hashes[other][:8]} and "
-            f"{hashes[0][:8]}): their choice.json or their machines differ; copy one file to all, or name the run type"
+            f"rank {other} takes other flags than rank 0 from its files (SHA-256 {str(hashes[other])[:8]} and "
+            f"{str(hashes[0])[:8]}): for --run_type auto their choice.json or their machines differ, copy one file to "
+            "all or name the run type; for --resume all nodes must see --checkpoint_path"
         )
 
 
@@ -110,6 +110,9 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
 
     Returns:
         The SHA-256 of each file's tokens and targets, under "train" and "val".
+
+    Raises:
+        InputError: a file is damaged, or is not the one that the --config file was recorded with.
     """
     is_same_file = checked.train_file is checked.val_file  # --eval_only without a training file
     files = ({} if is_same_file else {"train": checked.train_file}) | {"val": checked.val_file}
@@ -117,6 +120,14 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
         name: check_token_file(token_file, checked.settings.model.vocab_size, f"--{name}_data_path").data_sha256
         for name, token_file in files.items()
     }
+    for name, found in sha256.items():
+        flag, recorded = f"{name}_data_path", checked.asked.data_sha256.get(name, found)
+        if found != recorded and flag not in checked.asked.typed:
+            raise InputError(
+                f"--config {checked.asked.values['config']} was recorded with other data: {files[name].path} has "
+                f"SHA-256 {found[:12]}…, it says {recorded[:12]}…; make that file again, or give "
+                f"--{flag} {files[name].path} to train on what it holds now"
+            )
     return {"train": sha256["val"], **sha256}
 
 

@@ -49,7 +49,7 @@ class Work:
             *("--run_type", variant.run_type, *MODELS[self.model][0]),
             *("--train_data_path", str(self.data / "train.bin"), "--val_data_path", str(self.data / "val.bin")),
             *("--seq_length", str(SEQUENCE), "--max_position_embeddings", str(SEQUENCE), "--global_batch_size", "8"),
-            *("--max_train_steps", str(self.steps), "--epochs", "100", "--timing_warmup_steps", "1"),
+            *("--max_train_steps", str(self.steps), "--timing_warmup_steps", "1"),
             *("--dropout", "0.1", "--max_val_steps", "0", "--sample_tokens", "0", "--steps_per_print", "1"),
             *("--device", "cpu", "--precision", "fp32", "--threads_per_rank", "1"),
             *("--checkpoint_path", str(directory), "--save_every", str(self.save_every), "--resume", "auto"),

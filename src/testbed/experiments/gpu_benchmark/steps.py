@@ -114,7 +114,7 @@ def _training(row: Row, machine: Machine, out: str) -> Step:
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={row.ranks}") if row.ranks > 1 else ()
     words = [
         *("--train_data_path", f"{out}/data/train_small.bin", "--val_data_path", f"{out}/data/val_small.bin"),
-        *("--epochs", "1000", "--sample_tokens", "0", "--device", device),
+        *("--sample_tokens", "0", "--device", device),
         *table.WORK[row.work][device].split(),
         *row.flags.format(**places).split(),
         *("--checkpoint_path", f"{out}/runs/{row.name}"),

@@ -196,7 +196,7 @@ def _work(asked: Asked) -> tuple[str, ...]:
     return (
         *("--model", "nano", "--seq_length", str(SEQUENCE), "--max_position_embeddings", str(SEQUENCE)),
         *("--precision", "fp32", "--device", "cpu", "--threads_per_rank", "1"),
-        *("--max_train_steps", str(asked.steps), "--timing_warmup_steps", str(asked.warmup_steps), "--epochs", "100"),
+        *("--max_train_steps", str(asked.steps), "--timing_warmup_steps", str(asked.warmup_steps)),
         *("--max_val_steps", "0", "--sample_tokens", "0", "--collective_timeout", "60"),
         *("--train_data_path", f"{asked.data}/train.bin", "--val_data_path", f"{asked.data}/val.bin"),
     )
