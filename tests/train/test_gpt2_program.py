@@ -100,6 +100,8 @@ def test_two_deepspeed_ranks_do_the_work_of_the_baseline(baseline_run, deepspeed
     for ours, theirs in zip(one["evaluations"], two["evaluations"], strict=True):
         assert ours["num_target_tokens"] == theirs["num_target_tokens"]
         assert ours["val_loss"] == pytest.approx(theirs["val_loss"], abs=5e-6)
+    assert one["command_line"].startswith("python ") and two["command_line"].startswith("deepspeed --num_gpus 2 ")
+    assert "--local_rank" not in two["command_line"]
     effective = two["deepspeed_config"]["effective"]
     assert effective["zero_optimization"]["stage"] == 1 and effective["gradient_clipping"] == 1.0
     assert one["deepspeed_config"] is None
@@ -196,7 +198,8 @@ def test_the_effective_config_of_other_data_is_refused_unless_they_are_typed(
 
 def test_a_finished_run_is_resumed_by_its_folder_alone_and_can_be_extended(program, token_files, tmp_path):
     run = tmp_path / "run"
-    assert program(flags_of(token_files, run)).returncode == 0
+    done = program(flags_of(token_files, run))
+    assert done.returncode == 0 and "no --save_every: a crash before step 7 loses all steps" in done.stdout, done.stderr
     alone = ["--checkpoint_path", str(run), "--resume"]
     done = program(alone)
     assert done.returncode == 0 and "already complete, 7 steps" in done.stdout, done.stderr
