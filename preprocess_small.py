@@ -51,9 +51,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     flag("--val_fraction", type=float, default=0.1, metavar="SHARE", help=share)
     flag = parser.add_argument_group("tokens").add_argument
     tokenizer = (
-        "gpt2; bpe:N (trained on the training documents, N tokens with end-of-text); a .json file that holds such a "
-        "BPE, for example checkpoint/baseline/tokenizer.json, to train those weights further; or auto: gpt2 where its "
-        "files are at hand or reachable, else bpe:8192 (default: auto)"
+        "gpt2; bpe:N (trained on the training documents, N tokens with end-of-text); a tokenizer.json, for example "
+        "checkpoint/baseline/tokenizer.json, to train those weights further; or auto: gpt2 where its files are at hand "
+        "or reachable, else bpe:8192 (default: auto)"
     )
     flag("--tokenizer", default="auto", metavar="NAME", help=tokenizer)
     flag("--output_dir", type=Path, default=Path(), metavar="DIR", help="folder of the files (default: .)")
@@ -151,7 +151,7 @@ def pairs_of(settings: argparse.Namespace) -> Documents:
 def check_is_not_written(pairs: Path, output_dir: Path) -> None:
     """Raise InputError where the pairs lie in a file that is replaced once they are read."""
     names = [f"{side}_pairs{suffix}" for side in ("train", "val") for suffix in (".bin", ".json", ".targets.bin")]
-    for written in (*(output_dir / name for name in (*names, "val_pairs.jsonl")), *output_dir.glob("bpe_pairs_*.json")):
+    for written in (*(output_dir / name for name in (*names, "val_pairs.jsonl")), *output_dir.glob("*_pairs_*.json")):
         if written.exists() and pairs.exists() and written.samefile(pairs):
             raise InputError(
                 f"--pairs {pairs} lies where the program writes its own {written.name}; rename it, or give another "
@@ -162,10 +162,11 @@ def check_is_not_written(pairs: Path, output_dir: Path) -> None:
 def chosen_tokenizer(
     settings: argparse.Namespace, documents: Documents, stack: contextlib.ExitStack
 ) -> tuple[Tokenizer, Path | None]:
-    """Return the tokenizer of --tokenizer, and the file that a BPE gets when `stack` ends without an exception."""
+    """Return the tokenizer of --tokenizer, and the file that it gets when `stack` ends without an exception (None: it
+    is GPT-2's)."""
     from tqdm import tqdm
 
-    from testbed.data import tokenizer
+    from testbed.data import tokenizer, tokenizer_file
     from testbed.data.preprocess import training_texts
     from testbed.io import replacing
 
@@ -173,22 +174,20 @@ def chosen_tokenizer(
     if given is None:
         name, reason = tokenizer.resolve_tokenizer(settings.tokenizer)
     else:
-        name, reason = tokenizer.load_bpe(given).name, f"from {given}"
+        name, reason = tokenizer_file.load_tokenizer_file(given).name, f"from {given}"
     say(f"tokenizer: {name} ({reason})")
     settings.output_dir.mkdir(parents=True, exist_ok=True)
     if name == "gpt2":
         return tokenizer.load_gpt2_tokenizer(), None
-    vocab_size = tokenizer.bpe_vocab_size(name)
     # one that is trained on pairs must not take the place of the corpus's
-    stem = "bpe" if settings.pairs is None else "bpe_pairs"
-    bpe_file = settings.output_dir / tokenizer.bpe_file_name(vocab_size, stem)
-    new_file = stack.enter_context(replacing(bpe_file))
+    file = settings.output_dir / tokenizer_file.tokenizer_file_name(name, of_pairs=settings.pairs is not None)
+    new_file = stack.enter_context(replacing(file))
     if given is not None:
         new_file.write_bytes(given.read_bytes())
-        return tokenizer.load_bpe(new_file), bpe_file
+        return tokenizer_file.load_tokenizer_file(new_file), file
     with tqdm(unit="B", unit_scale=True, desc=f"train {name}") as bar:
         texts = counted(training_texts(documents.assigned()), bar.update)
-        return tokenizer.train_bpe(texts, vocab_size, new_file), bpe_file
+        return tokenizer_file.train_bpe(texts, tokenizer.bpe_vocab_size(name), new_file), file
 
 
 def counted(texts: Iterable[str], count: Callable[[int], object]) -> Iterator[str]:

@@ -40,7 +40,7 @@ from testbed.config.initial_shape import shape_of_folder
 from testbed.data.corpus import CorpusError, find_corpus, read_documents
 from testbed.data.pairs import read_pairs
 from testbed.data.sidecar import read_sidecar
-from testbed.data.tokenizer import load_bpe
+from testbed.data.tokenizer_file import load_tokenizer_file
 from testbed.distributed import watchdog
 from testbed.distributed.failures import root_cause
 from testbed.distributed.launch import Launch
@@ -296,7 +296,7 @@ def test_a_packed_trace_that_fills_the_memory_is_refused(drill, monkeypatch):
 
 
 def use_bpe(folder: Path) -> None:
-    load_bpe(folder / "bpe_300.json")
+    load_tokenizer_file(folder / "bpe_300.json")
 
 
 def nothing(folder: Path) -> None:

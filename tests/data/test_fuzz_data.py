@@ -18,7 +18,7 @@ from support.programs import SEQUENCE, write_pair_files, write_token_files
 from testbed.data.corpus import CorpusError, existing_corpus, find_corpus, read_documents
 from testbed.data.pairs import read_pairs
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file, sidecar_path
-from testbed.data.tokenizer import load_tokenizer, train_bpe
+from testbed.data.tokenizer_file import load_tokenizer, train_bpe
 from testbed.data.windows import Windows
 from testbed.errors import InputError
 

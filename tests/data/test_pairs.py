@@ -12,7 +12,7 @@ from support.settings import checked_run
 from testbed.data.pairs import Pair, encode_pair, encode_prompt, read_pairs
 from testbed.data.sidecar import targets_path
 from testbed.data.token_file import TokenFileWriter, check_token_file, open_token_file
-from testbed.data.tokenizer import load_bpe, load_tokenizer, train_bpe
+from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file, train_bpe
 from testbed.experiments.peers import PEERS
 from testbed.experiments.peers.plan import why_missing
 
@@ -131,7 +131,7 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(pr
     assert (tmp_path / "out" / "bpe_pairs_290.json").read_bytes() == given.read_bytes()
     file = open_token_file(tmp_path / "out" / "train_pairs.bin")
     start, end = file.documents[0][0], file.documents[1][0]
-    prompt = load_bpe(file.tokenizer_file).decode(file.tokens[start : end - 1]).partition("\n")[0]
+    prompt = load_tokenizer_file(file.tokenizer_file).decode(file.tokens[start : end - 1]).partition("\n")[0]
     assert file.tokens[start:].tolist()[: len(tokenizer.encode(prompt))] == tokenizer.encode(prompt)
 
 
@@ -144,7 +144,7 @@ def test_a_tokenizer_that_is_there_already_is_used_and_kept_beside_the_tokens(pr
         (("--pairs", "two.jsonl", "--input", "two.jsonl"), "--pairs takes the place of --input"),
         (("--pairs", "two.jsonl", "--tokenizer", "bpe:8192"), "finds only"),
         (("--pairs", "two.jsonl", "--tokenizer", "missing.json"), "the tokenizer file missing.json cannot be read"),
-        (("--pairs", "two.jsonl", "--tokenizer", "two.json"), "the tokenizer file two.json holds no byte-level BPE"),
+        (("--pairs", "two.jsonl", "--tokenizer", "two.json"), "the tokenizer file two.json holds no tokenizer"),
         *(
             (("--pairs", name, "--tokenizer", "bpe:260"), f"--pairs {name} lies where the program writes its own")
             for name in ("val_pairs.jsonl", "train_pairs.json", "val_pairs.json", "link.jsonl", "bpe_pairs_260.json")

@@ -8,12 +8,13 @@ import time
 
 import numpy as np
 import pytest
+import tokenizers
 from support.data_fixtures import ROOT, gpt2_cache, offline_environment, random_unicode, run_program
 
 from testbed.data.preprocess import BPE_TRAINING_BYTES, encode_in_order, split_documents, training_texts
 from testbed.data.sources import StandardLibrary
 from testbed.data.token_file import check_token_file, open_token_file
-from testbed.data.tokenizer import load_bpe, load_tokenizer, train_bpe
+from testbed.data.tokenizer_file import load_tokenizer, load_tokenizer_file, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,24 @@ def test_workers_and_repetition_do_not_change_a_byte(preprocess, tmp_path, docum
         assert preprocess(*arguments).returncode == 0
         contents.append({path.name: path.read_bytes() for path in tmp_path.glob("*_small.*")})
     assert contents[0] == contents[1] and len(contents[0]) == 4
+
+
+def test_a_foreign_tokenizer_json_gives_its_own_ids(preprocess, tmp_path, documents):
+    """With a normalizer they are others than GPT-2's rules give."""
+    train_bpe(iter(documents), 600, tmp_path / "theirs.json")
+    content = json.loads((tmp_path / "theirs.json").read_text()) | {"normalizer": {"type": "Lowercase"}}
+    (tmp_path / "theirs.json").write_text(json.dumps(content))
+    write_documents(tmp_path / "documents.jsonl", documents)
+    result = preprocess("--input", "documents.jsonl", "--tokenizer", "theirs.json")
+    assert result.returncode == 0 and "tokenizer: json:600 (from theirs.json)" in result.stdout, result.stderr
+    library = tokenizers.Tokenizer.from_file("theirs.json")
+    library.encode_special_tokens = True
+    file = open_token_file(tmp_path / "val_small.bin")
+    starts, ends = file.documents
+    ids = [file.tokens[start : end - 1].tolist() for start, end in zip(starts, ends, strict=True)]
+    assert file.tokenizer_file == tmp_path / "tokenizer_600.json" and len(ids) > 5
+    assert all(library.encode(library.decode(each)).ids == each for each in ids)
+    assert load_tokenizer(file.tokenizer, file.tokenizer_file).decode(ids[0]) in {text.lower() for text in documents}
 
 
 @pytest.mark.launches
@@ -135,7 +154,7 @@ class CountingTokenizer:
 
 def test_threads_encode_as_tiktokens_own_batch_encoder_does(documents, tmp_path):
     train_bpe(iter(documents), 400, tmp_path / "bpe_400.json")
-    tokenizer = load_bpe(tmp_path / "bpe_400.json")
+    tokenizer = load_tokenizer_file(tmp_path / "bpe_400.json")
     encoded = encode_in_order(((False, text) for text in documents), tokenizer, num_workers=2)
     ids = [document.tolist() for _, _, document, _ in encoded]
     assert ids == tokenizer._encoding.encode_ordinary_batch(documents, num_threads=2)

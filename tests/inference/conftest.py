@@ -14,7 +14,7 @@ from support.programs import REPOSITORY
 
 from testbed.data.pairs import encode_prompt
 from testbed.data.token_file import TokenFileWriter
-from testbed.data.tokenizer import train_bpe
+from testbed.data.tokenizer_file import train_bpe
 from testbed.inference.bleu import answer_text
 from testbed.inference.generate import generate
 

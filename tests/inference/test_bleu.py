@@ -14,7 +14,7 @@ from support.data_fixtures import run_program as run_of_root
 from support.programs import TINY_RUN, python_command, run_program
 
 from testbed.data.pairs import read_pairs
-from testbed.data.tokenizer import train_bpe
+from testbed.data.tokenizer_file import train_bpe
 from testbed.inference import bleu
 from testbed.inference.bleu import answer_text, score_pairs
 from testbed.inference.loading import load_model, tokenizer_of

@@ -18,7 +18,7 @@ from support.evaluate_cases import BLEU_TOKENS, PROGRAM, TRAINED, model_of
 from support.programs import REPOSITORY
 
 from testbed.analysis.statistics import compare
-from testbed.data.tokenizer import train_bpe
+from testbed.data.tokenizer_file import train_bpe
 from testbed.inference.perplexity import (
     perplexity,
     perplexity_ratio,

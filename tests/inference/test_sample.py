@@ -23,7 +23,8 @@ from support.settings import stand_in
 from testbed.checkpoint.weights import export_weights
 from testbed.data.pairs import encode_prompt
 from testbed.data.token_file import TokenFileWriter
-from testbed.data.tokenizer import bpe_file_name, gpt2_cache_name, load_bpe, load_gpt2_tokenizer, train_bpe
+from testbed.data.tokenizer import gpt2_cache_name, load_gpt2_tokenizer
+from testbed.data.tokenizer_file import load_tokenizer_file, tokenizer_file_name, train_bpe
 from testbed.inference import load_model
 from testbed.inference.loading import tokenizer_of
 from testbed.inference.sample import text_of
@@ -35,16 +36,17 @@ TEXT = (
     "def main(arguments):\n    return [argument for argument in arguments if argument]\n" * 40 + "Grüße, 世界 😀\n" * 40
 )
 BPE_SIZE = 280  # characters outside ASCII stay in several tokens
+BPE_FILE = tokenizer_file_name(f"bpe:{BPE_SIZE}")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """A folder with a BPE and token files made with it."""
     folder = tmp_path_factory.mktemp("data")
-    tokenizer = train_bpe(iter([TEXT]), BPE_SIZE, folder / bpe_file_name(BPE_SIZE))
+    tokenizer = train_bpe(iter([TEXT]), BPE_SIZE, folder / BPE_FILE)
     for name in ("train", "val"):
         end = tokenizer.end_of_text_id
-        with TokenFileWriter(folder / f"{name}.bin", BPE_SIZE, f"bpe:{BPE_SIZE}", end, bpe_file_name(BPE_SIZE)) as file:
+        with TokenFileWriter(folder / f"{name}.bin", BPE_SIZE, f"bpe:{BPE_SIZE}", end, BPE_FILE) as file:
             file.append_document(tokenizer.encode(TEXT))
     return folder
 
@@ -56,7 +58,7 @@ def exported(folder: Path, data: Path | None, positions: int = 64, vocab_size: i
         num_layers=2, num_heads=2, embedding_size=32, vocab_size=vocab_size, max_position_embeddings=positions
     )
     model = GPT2(shape)
-    file = None if data is None else (data / bpe_file_name(BPE_SIZE)).read_text()
+    file = None if data is None else (data / BPE_FILE).read_text()
     end, tokenizer = named.get("end_of_text_id", BPE_SIZE - 1), named.get("tokenizer", f"bpe:{BPE_SIZE}")
     export_weights(folder, model.state_dict(), stand_in(shape=shape, dropout=0.0), end, tokenizer, file)
     return folder
@@ -115,13 +117,13 @@ def test_a_run_leaves_a_folder_that_can_write(data, tmp_path):
             said.append(line)
             if line.startswith("step "):
                 break
-        other.replace(files / bpe_file_name(BPE_SIZE))
+        other.replace(files / BPE_FILE)
         said += program.stdout
     assert program.returncode == 0, "".join(said)
-    assert (files / bpe_file_name(BPE_SIZE)).read_bytes() != (data / bpe_file_name(BPE_SIZE)).read_bytes()
-    assert (run / "tokenizer.json").read_bytes() == (data / bpe_file_name(BPE_SIZE)).read_bytes()
+    assert (files / BPE_FILE).read_bytes() != (data / BPE_FILE).read_bytes()
+    assert (run / "tokenizer.json").read_bytes() == (data / BPE_FILE).read_bytes()
     sample = json.loads((run / "training_metrics.json").read_text())["sample"]
-    prompt = load_bpe(run / "tokenizer.json").encode("def main")
+    prompt = load_tokenizer_file(run / "tokenizer.json").encode("def main")
     assert sample["num_tokens"] == 64 - len(prompt), "--sample_tokens 64 ends where the positions do"
     flags = ["--prompt", "def main", "--seed", "42", "--device", "cpu"]
     again = run_program([sys.executable, str(SAMPLE), "--checkpoint", str(run), *flags])
@@ -144,7 +146,7 @@ def test_a_folder_opens_as_it_was_saved(checkpoint, data):
         assert torch.allclose(model(ids), expected, atol=1e-4)
     assert AutoTokenizer.from_pretrained(checkpoint)(text)["input_ids"] == ids[0].tolist()
     assert load_model(checkpoint, dtype=torch.bfloat16).wte.weight.dtype == torch.bfloat16
-    assert tokenizer_of(checkpoint, data / bpe_file_name(BPE_SIZE)).encode(text) == ids[0].tolist()
+    assert tokenizer_of(checkpoint, data / BPE_FILE).encode(text) == ids[0].tolist()
 
 
 def test_gpt2s_own_tokenizer_is_taken_from_the_cache_or_from_its_file(tmp_path, monkeypatch):
@@ -166,7 +168,7 @@ def test_gpt2s_own_tokenizer_is_taken_from_the_cache_or_from_its_file(tmp_path, 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_text_are_whole_characters_come_at_once_and_are_the_text(data, seed):
-    tokenizer = load_bpe(data / bpe_file_name(BPE_SIZE))
+    tokenizer = load_tokenizer_file(data / BPE_FILE)
     text = "x" + random_unicode(seed, 300).replace("\ufffd", "?")
     ids, given = tokenizer.encode(text), []
     pieces = text_of((given.append(token) or token for token in ids), tokenizer)
@@ -252,9 +254,9 @@ def bad_folders(root: Path, data: Path) -> dict[str, Path]:
 
 def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
     folders = bad_folders(tmp_path, data)
-    other = tmp_path / bpe_file_name(270)
+    other = tmp_path / tokenizer_file_name("bpe:270")
     train_bpe(iter([TEXT]), 270, other)
-    same_size = tmp_path / bpe_file_name(BPE_SIZE)
+    same_size = tmp_path / BPE_FILE
     train_bpe(iter([TEXT[::-1]]), BPE_SIZE, same_size)
     good = ["--checkpoint", folders["good"]]
     prompt = ["--prompt", "def"]
@@ -282,7 +284,7 @@ def test_what_was_typed_wrong_is_said_in_a_sentence(run_sample, tmp_path, data):
         (["--checkpoint", folders["enormous"], *prompt], "too few for the"),
         (["--checkpoint", folders["no GPT-2"], *prompt], "its model_type is 'llama', not gpt2"),
         (["--checkpoint", folders["cut"], *prompt], "model.safetensors cannot be used"),
-        (["--checkpoint", folders["damaged tokenizer"], *prompt], "holds no byte-level BPE"),
+        (["--checkpoint", folders["damaged tokenizer"], *prompt], "holds no tokenizer"),
         (["--from_pretrained", "gpt3", *prompt], "--from_pretrained gpt3 does not exist (looked for in "),
         (
             ["--from_pretrained", "gpt2", *prompt, "--tokenizer_file", other],
@@ -310,7 +312,7 @@ def test_published_weights_that_cannot_be_had_are_no_mistake_of_the_user(run_sam
 def test_text_streams_and_ctrl_c_ends_it(tmp_path, data):
     """The first characters are there long before the last, and an interrupted program leaves no traceback."""
     folder = exported(tmp_path / "run", data, positions=100_000)
-    write_always(folder, load_bpe(folder / "tokenizer.json").encode("x")[0])
+    write_always(folder, load_tokenizer_file(folder / "tokenizer.json").encode("x")[0])
     command = [sys.executable, str(SAMPLE), "--checkpoint", str(folder), "--prompt", "def", "--max_new_tokens", "90000"]
     command += ["--device", "cpu"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -88,4 +88,8 @@ def encode_pair(tokenizer: Tokenizer, pair: Pair) -> tuple[list[int], int]:
     """Return the ids of prompt, separator and first reference, without end-of-text, and the place of the reference's
     first."""
     prompt = encode_prompt(tokenizer, pair.prompt)
+    if not prompt:  # one that drops white space or what it does not know
+        raise InputError(
+            f"{tokenizer.name} makes no token of the prompt {reprlib.repr(pair.prompt)}; leave the pair out"
+        )
     return prompt + tokenizer.encode(pair.references[0]), len(prompt)

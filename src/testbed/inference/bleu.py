@@ -45,7 +45,7 @@ def score_pairs(model: GPT2, tokenizer: Tokenizer, pairs_path: Path, max_new_tok
 
 
 def answer_text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """Return the text of an answer up to end-of-text, without ids that only the model's larger vocabulary has."""
+    """Return the text of an answer up to end-of-text, without ids that the tokenizer lacks."""
     if tokenizer.end_of_text_id in token_ids:
         token_ids = token_ids[: token_ids.index(tokenizer.end_of_text_id)]
-    return tokenizer.decode(token for token in token_ids if token < tokenizer.vocab_size)
+    return tokenizer.decode(token for token in token_ids if tokenizer.has(token))

@@ -11,7 +11,8 @@ from pathlib import Path
 from testbed.config.trained_run import trained_with, untrained_positions
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.token_file import TokenFile, open_token_file, scan_token_file
-from testbed.data.tokenizer import Tokenizer, load_tokenizer
+from testbed.data.tokenizer import Tokenizer
+from testbed.data.tokenizer_file import load_tokenizer
 from testbed.errors import InputError
 from testbed.inference.loading import (
     is_published,
@@ -88,6 +89,8 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     tokenizer = _tokenizer_for(arguments, source, data)
     if data is not None and tokenizer is not None:
         _check_tokenizer(tokenizer, data, model)
+        if arguments.perplexity and not tokenizer.is_bytewise:
+            print(f"no bits per byte: a token of {tokenizer.name} has no bytes of its own", flush=True)
     if arguments.bleu is not None:  # whatever is wrong with a line is said now
         assert tokenizer is not None
         prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, positions)

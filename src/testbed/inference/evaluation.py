@@ -168,7 +168,9 @@ class Evaluation:
         assert data is not None
         tokens = data.tokens
         windows = sliding_windows(len(tokens), subject.window, subject.stride, subject.max_windows)
-        num_bytes = None if subject.tokenizer is None else scored_bytes(tokens, windows, subject.tokenizer)
+        tokenizer, num_bytes = subject.tokenizer, None
+        if tokenizer is not None and tokenizer.is_bytewise:
+            num_bytes = scored_bytes(tokens, windows, tokenizer)
         self.content["data"] = {
             "name": data.path.name, "sha256": subject.data_sha256, "num_tokens": len(tokens),
             "window": subject.window, "stride": subject.stride, "num_windows": len(windows),

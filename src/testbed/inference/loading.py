@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from testbed.config.initial_shape import check_same_bpe, shape_of_folder, tokenizer_of_folder
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
-from testbed.data.tokenizer import Tokenizer, load_bpe, load_gpt2_tokenizer
+from testbed.data.tokenizer import Tokenizer, load_gpt2_tokenizer
+from testbed.data.tokenizer_file import load_tokenizer_file
 from testbed.errors import InputError
 from testbed.io import not_a_folder
 from testbed.model.shape import MODEL_SIZES, ModelShape
@@ -34,7 +35,9 @@ def add_model_flags(flags: argparse.ArgumentParser | argparse._ArgumentGroup) ->
     model.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of a run that has ended, or its best/")
     published = f"{', '.join(PUBLISHED)} from the Hugging Face hub, or a folder that transformers saved"
     model.add_argument("--from_pretrained", metavar="NAME|DIR", help=published)
-    tokenizer = "bpe_N.json of the training data (default: the folder's tokenizer.json, or GPT-2's tokenizer)"
+    tokenizer = (
+        "the training data's tokenizer, for example bpe_N.json (default: the folder's tokenizer.json, or GPT-2's)"
+    )
     flags.add_argument("--tokenizer_file", type=Path, metavar="FILE.json", help=tokenizer)
     device = "auto = CUDA where PyTorch finds it (default: auto)"
     flags.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help=device)
@@ -141,7 +144,7 @@ def tokenizer_of(source: Path | str, tokenizer_path: Path | str | None = None) -
             "tokenizer's file, which lies next to the token files (bpe_N.json)"
         )
     try:
-        tokenizer = load_bpe(Path(path))
+        tokenizer = load_tokenizer_file(Path(path))
     except ValueError as error:
         raise InputError(f"{source}: {error}") from None
     expected = f"bpe:{GPT2_VOCAB_SIZE}" if name == "gpt2" else name  # a BPE in a file is called by its size

@@ -10,7 +10,8 @@ import torch
 
 from testbed.config.settings import RunSettings
 from testbed.data.token_file import TokenFile
-from testbed.data.tokenizer import Tokenizer, load_tokenizer
+from testbed.data.tokenizer import Tokenizer
+from testbed.data.tokenizer_file import load_tokenizer
 from testbed.errors import InputError
 from testbed.inference.generate import generate
 from testbed.inference.sampling import Sampling
@@ -57,12 +58,16 @@ def sample_text(
 def text_of(token_ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the text of tokens, piece by piece as they come. Together it is `tokenizer.decode` of all of them.
 
-    A token may end inside a character: its bytes then wait for those of the next. A vocabulary may be larger than the
-    tokenizer's: such ids mean nothing and are left out.
+    A token may end inside a character: its bytes then wait for those of the next. Where the text of a token depends on
+    its neighbours (WordPiece, Unigram), all of it comes at the end. Ids that the tokenizer lacks mean nothing and are
+    left out.
     """
+    if not tokenizer.is_bytewise:
+        yield tokenizer.decode(token for token in token_ids if tokenizer.has(token))
+        return
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in token_ids:
-        if token < tokenizer.vocab_size and (piece := decoder.decode(tokenizer.decode_bytes([token]))):
+        if tokenizer.has(token) and (piece := decoder.decode(tokenizer.decode_bytes([token]))):
             yield piece
     if rest := decoder.decode(b"", final=True):
         yield rest
