@@ -57,6 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     flag("--tokenizer", default="auto", metavar="NAME", help=tokenizer)
     flag("--output_dir", type=Path, default=Path(), metavar="DIR", help="folder of the files (default: .)")
+    flag("--overwrite", action="store_true", help="replace token files that hold other data")
     threads = "threads that tokenize (default: %(default)s, the cores of this machine)"
     flag("--num_workers", type=positive, default=os.cpu_count() or 1, metavar="THREADS", help=threads)
     return parser.parse_args(arguments)
@@ -88,6 +89,7 @@ def preprocess(settings: argparse.Namespace) -> None:
                 documents.facts,
                 progress=bar.update,
                 has_targets=settings.pairs is not None,
+                overwrite=settings.overwrite,
             )
             text_bytes = bar.n
     unit = "documents" if settings.pairs is None else "pairs"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.programs import VOCABULARY, write_token_files
+from support.programs import VOCABULARY, data_flags, write_token_files
 from support.settings import checked_run, refusal, settings_of, typed
 
 from testbed.config.batch import batch_arithmetic
 from testbed.config.flags import build_parser, parse_command_line
+from testbed.errors import InputError
 from testbed.strategies.deepspeed_config import effective_config
 
 
@@ -94,6 +95,23 @@ def test_a_config_file_gives_settings_and_flags_win(token_files, tmp_path):
     assert slower.optimizer.min_learning_rate == pytest.approx(1e-6), "what followed follows again"
     longer = ["--config", str(path), "--epochs", "2"]
     assert typed(longer).settings.optimizer.lr_decay_steps == 38
+
+
+def test_other_data_under_a_config_files_vocabulary_are_called_so(tmp_path):
+    """To pass another --vocab_size would be another run than the one that the file describes."""
+    from testbed.data.token_file import TokenFileWriter
+    from testbed.train.setup import check_data
+
+    path, token_files = tmp_path / "effective_config.json", write_token_files(tmp_path)
+    path.write_text(json.dumps(settings_of(token_files).as_config()))
+    for file in token_files:
+        with TokenFileWriter(file, 400, "bpe:400", 399) as writer:
+            writer.append_document([*range(390)] * 100)
+    with pytest.raises(InputError) as caught:
+        check_data(typed(["--config", str(path)]))
+    assert f"it is not the data of the run that --config {path} describes" in str(caught.value)
+    with pytest.raises(InputError, match="; pass --vocab_size 400 or make the file again"):
+        check_data(typed([*data_flags(token_files), "--vocab_size", "300"]))
 
 
 def test_the_learning_rate_follows_the_size_unless_given(token_files, tmp_path):

@@ -84,6 +84,22 @@ def test_text_without_blank_lines_is_cut_too():
     assert max(map(len, documents)) <= 256 * 1024 + 100 and len(documents) == 3
 
 
+@pytest.mark.parametrize("between", ["\n\n", "\n"])
+@pytest.mark.parametrize("paragraphs", [10, 400])
+def test_a_short_text_alone_is_cut_so_that_it_can_be_split(tmp_path, between, paragraphs):
+    text = "".join(f"Paragraph {i} of a text.{between}" for i in range(paragraphs))
+    (tmp_path / "mine.txt").write_text(text)
+    _, documents = download(find_source(str(tmp_path / "mine.txt")), tmp_path / "o")
+    assert "".join(documents) == text and 4 <= len(documents) <= 8
+
+
+def test_of_several_short_texts_each_is_a_document(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "texts" / f"{name}.txt").write_text(f"{name}\n\n" * 200)
+    assert len(download(find_source(str(tmp_path / "texts")), tmp_path / "o")[1]) == 2
+
+
 def test_wikitext_lines_become_articles():
     rows = [" = One = \n", "", " text \n", " = = Section = = \n", " more \n", " = Two = \n", " end \n"]
     assert [text for (text,) in join_articles(iter([rows[:4], rows[4:]]))] == [

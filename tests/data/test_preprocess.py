@@ -91,6 +91,30 @@ def test_a_foreign_tokenizer_json_gives_its_own_ids(preprocess, tmp_path, docume
     assert load_tokenizer(file.tokenizer, file.tokenizer_file).decode(ids[0]) in {text.lower() for text in documents}
 
 
+def test_other_data_are_replaced_only_when_that_is_asked_for(preprocess, tmp_path, documents):
+    write_documents(tmp_path / "mine.jsonl", documents[:60])
+    write_documents(tmp_path / "other.jsonl", documents[60:])
+    mine = ("--input", "mine.jsonl", "--tokenizer", "bpe:600")
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+    assert preprocess(*mine).returncode == 0
+    made = files()
+    assert preprocess(*mine).returncode == 0 and files() == made  # the same data again
+    for other in (("--input", "other.jsonl", "--tokenizer", "bpe:600"), (*mine[:3], "bpe:500")):
+        result = preprocess(*other)
+        said = result.stderr.strip().splitlines()[-1]
+        assert result.returncode == 2 and files() == made
+        assert said.startswith("preprocess_small.py: error: train_small.bin holds other data (") and "bpe:600" in said
+        assert said.endswith("; pass --overwrite to replace it, or another --output_dir to keep it")
+    (tmp_path / "train_small.bin").write_bytes(made["train_small.bin"][:1000])  # cut off: the same data mend it
+    assert preprocess(*mine).returncode == 0 and files() == made
+    (tmp_path / "train_small.json").unlink()  # nanoGPT's files have none
+    assert preprocess(*other).returncode == 2 and preprocess(*mine).returncode == 0 and files() == made
+    assert preprocess(*other, "--overwrite").returncode == 0 and files()["train_small.bin"] != made["train_small.bin"]
+
+
 @pytest.mark.launches
 def test_stdlib_to_exactly_forty_and_ten_documents_without_a_network(tmp_path):
     assert run_program("download_data.py", cwd=tmp_path).returncode == 0

@@ -134,6 +134,10 @@ def test_an_id_beyond_the_vocabulary_is_named_with_its_position(tmp_path, monkey
     token_file = open_token_file(write(tmp_path / "a.bin", [[1, 2, 3, 4, 5, 6, 7, 8, 250, 260]]))
     with pytest.raises(ValueError, match=r"token id 250 at position 8, but --vocab_size 250 .* pass --vocab_size 300"):
         check_token_file(token_file, 250)
+    with pytest.raises(
+        ValueError, match=r"--vocab_size 250 .*; so it is not the data of the run that --config c\.json "
+    ):
+        check_token_file(token_file, 250, config="c.json")
     scan = check_token_file(token_file, 300)
     assert scan.max_token_id == 299
     assert scan.sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest() == token_file.sha256

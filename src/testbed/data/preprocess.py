@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from testbed.data.pairs import Pair, encode_pair
-from testbed.data.token_file import TokenFileWriter
+from testbed.data.token_file import TokenFileWriter, check_holds_no_other_data
 from testbed.data.tokenizer import Tokenizer
 from testbed.errors import InputError
 
@@ -63,7 +63,7 @@ def split_documents(
     max_train_docs: int,
     max_val_docs: int,
     too_few: str = "--input holds {} different documents, but training and validation need one each; add some "
-    "(python download_data.py cuts .txt files above 64 KiB into many)",
+    "(python download_data.py --dataset FILE.txt cuts a text at blank lines, else at line ends)",
 ) -> DocumentSplit:
     """Place the border so that `val_fraction` of the different texts, rounded up, is below it.
 
@@ -154,12 +154,17 @@ def write_token_files(
     source: dict[str, Any] | None,
     progress: Callable[[int], object] = lambda num_bytes: None,
     has_targets: bool = False,
+    overwrite: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Stream both token files to disk and return their sidecars.
 
     Args:
         progress: called with the bytes of each document.
         has_targets: the documents are pairs.
+        overwrite: replace files that hold other data.
+
+    Raises:
+        InputError: one side would have no document; or a file holds other data, and all files stay as they were.
     """
 
     def writer(path: Path) -> TokenFileWriter:
@@ -173,6 +178,9 @@ def write_token_files(
             progress(num_bytes)
         if train.num_documents == 0 or val.num_documents == 0:
             raise InputError("--input has documents for one of training and validation only; add documents")
+        if not overwrite:
+            for made in (train, val):
+                check_holds_no_other_data(made)
     return train.sidecar(), val.sidecar()
 
 

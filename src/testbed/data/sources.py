@@ -6,6 +6,7 @@ read by the `datasets` library, streaming, so memory does not grow with the corp
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import itertools
@@ -25,7 +26,8 @@ from testbed.io import missing
 
 _BUILDERS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
 _SUFFIXES = ", ".join(_BUILDERS)
-# A longer text file is a book or a whole corpus: one document of it could not be split and had to fit in memory.
+# A longer text file is a book or a whole corpus: one document of it could not be split and had to fit in memory. So
+# is a shorter one that is all there is.
 _WHOLE_FILE_BYTES = 64 * 1024
 
 
@@ -114,7 +116,7 @@ class LocalFiles(DatasetsSource):
 
     def _streams(self) -> list[Stream]:
         def kind(path: Path) -> tuple[str, str]:
-            if path.suffix == ".txt" and path.stat().st_size > _WHOLE_FILE_BYTES:
+            if path.suffix == ".txt" and (path.stat().st_size > _WHOLE_FILE_BYTES or len(self._files) == 1):
                 return "long text", str(path)  # a stream of its own: its cuts must not reach into the next file
             return _BUILDERS[path.suffix], ""
 
@@ -138,7 +140,9 @@ def _stream_of(builder: str, files: list[Path]) -> Stream:
             **options,
         )
 
-    return Stream(load, cut_lines if builder == "long text" else None)
+    if builder != "long text":
+        return Stream(load)
+    return Stream(load, functools.partial(cut_lines, num_bytes=sum(Path(path).stat().st_size for path in files)))
 
 
 def _find_local_files(path: Path, text_field: str | None) -> LocalFiles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ _ROWS_PER_BATCH = 256
 _TEXT_FIELDS = ("text", "content", "document", "article", "story", "body")
 _CUT_AFTER_CHARACTERS = 8 * 1024
 _CUT_AT_LATEST_CHARACTERS = 256 * 1024
+# Of a short text, so that validation gets a part too.
+_FEWEST_DOCUMENTS = 8
+_FEWEST_WITHOUT_BLANK_LINES = 4
 
 
 class SourceError(Failure):
@@ -136,17 +140,23 @@ def find_text_field(columns: list[str], texts: list[str], wanted: str | None, so
     raise InputError(f"--text_field must say which column of {source} holds the text; its columns are: {listed}")
 
 
-def cut_lines(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Cut the lines of one long text into documents of about 8 Ki characters, after blank lines.
+def cut_lines(batches: Iterator[list[str]], num_bytes: int = sys.maxsize) -> Iterator[list[str]]:
+    """Cut the lines of one text into documents after blank lines.
 
-    Text without blank lines is cut after the line that reaches 256 Ki characters.
+    A document has about 8 Ki characters, or an eighth of a shorter text. Where no blank line comes, it ends after the
+    line that reaches 256 Ki characters, or a quarter of the text.
+
+    Args:
+        num_bytes: length of the text.
     """
+    cut_after = min(_CUT_AFTER_CHARACTERS, num_bytes // _FEWEST_DOCUMENTS)
+    at_latest = min(_CUT_AT_LATEST_CHARACTERS, num_bytes // _FEWEST_WITHOUT_BLANK_LINES)
     document: list[str] = []
     length = 0
     after_blank = False
     for line in itertools.chain.from_iterable(batches):
         blank = not line.strip()
-        if (length >= _CUT_AFTER_CHARACTERS and after_blank and not blank) or length >= _CUT_AT_LATEST_CHARACTERS:
+        if document and ((length >= cut_after and after_blank and not blank) or length >= at_latest):
             yield ["".join(document)]
             document, length = [], 0
         document.append(line)

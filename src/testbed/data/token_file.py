@@ -38,8 +38,8 @@ from testbed.data.sidecar import (
     sidecar_path,
     targets_path,
 )
-from testbed.errors import InputError
-from testbed.io import holds_text, missing, not_a_file, replacing
+from testbed.errors import InputError, one_line
+from testbed.io import holds_text, missing, not_a_file, open_regular, replacing
 
 CLOCK_TICK_S = 0.05  # the clock that stamps files ticks every 1 to 10 ms
 MOST_READINGS = 3  # of a file that is touched meanwhile
@@ -219,6 +219,39 @@ class TokenFileWriter:
             self._new_sidecar.write_text(json.dumps(self.sidecar(), indent=2) + "\n", encoding="utf-8")
 
 
+def check_holds_no_other_data(made: TokenFileWriter) -> None:
+    """Check that the file that `made` is about to replace is missing, empty, or holds the same tokens and targets, now
+    or when its sidecar was written: data cannot be had back, and runs record their SHA-256.
+
+    Raises:
+        InputError: it holds other data.
+    """
+    path, new = made.path, made.sidecar()
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        old = read_sidecar(sidecar_path(path), "")
+    except InputError:
+        old = {}
+    hashes = [new["sha256"], new.get("targets_sha256")]
+    if hashes == [old.get("sha256"), old.get("targets_sha256")]:
+        return
+    with open_regular(path) as file:
+        if not made.has_targets and hashlib.file_digest(file, "sha256").hexdigest() == new["sha256"]:
+            return
+    held = f" ({_described(old)})" if old else ""
+    raise InputError(
+        f"{path} holds other data{held} than what would replace it ({_described(new)}); "
+        "pass --overwrite to replace it, or another --output_dir to keep it"
+    )
+
+
+def _described(sidecar: dict[str, Any]) -> str:
+    source = sidecar.get("source")
+    name = f" from {one_line(str(source['name']), 100)}" if isinstance(source, dict) and "name" in source else ""
+    return f"{sidecar['num_tokens']:,} tokens of {sidecar['tokenizer']}{name}"
+
+
 def _size_of(path: Path, flag: str) -> int:
     """Return the bytes of a file. InputError: it is missing, no file, unreadable, empty, or holds text."""
     try:
@@ -315,8 +348,13 @@ def scan_token_file(token_file: TokenFile) -> TokenScan:
     return TokenScan(max_token_id, sha256, digest.hexdigest(), targets_digest.hexdigest())
 
 
-def check_token_file(token_file: TokenFile, vocab_size: int, flag: str = "--train_data_path") -> TokenScan:
+def check_token_file(
+    token_file: TokenFile, vocab_size: int, flag: str = "--train_data_path", config: str | None = None
+) -> TokenScan:
     """Read every id once and return the scan.
+
+    Args:
+        config: the file that `vocab_size` is from; None: the command line or the data.
 
     Raises InputError when an id does not fit in `vocab_size` or the contents are not those the sidecar was written for.
     """
@@ -324,10 +362,16 @@ def check_token_file(token_file: TokenFile, vocab_size: int, flag: str = "--trai
     if scan.max_token_id >= vocab_size:
         places = (start + np.flatnonzero(chunk >= vocab_size) for start, chunk in token_file.tokens.chunks())
         position = int(next(found[0] for found in places if len(found)))
+        fits = f"--vocab_size {max(token_file.vocab_size, scan.max_token_id + 1)}"
+        way_out = f"pass {fits} or make the file again with: {made_with}"
+        if config is not None:  # another vocabulary would be another run, which is not what a recorded one is read for
+            way_out = (
+                f"so it is not the data of the run that --config {config} describes; name that run's file with {flag}, "
+                f"or pass {fits} to train another model on this one"
+            )
         raise InputError(
             f"{flag} {token_file.path} holds token id {int(token_file.tokens[position])} at position {position}, but "
-            f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; pass --vocab_size "
-            f"{max(token_file.vocab_size, scan.max_token_id + 1)} or make the file again with: {made_with}"
+            f"--vocab_size {vocab_size} allows ids up to {vocab_size - 1}; {way_out}"
         )
     if token_file.sha256 is not None and scan.sha256 != token_file.sha256:
         raise InputError(

@@ -116,8 +116,10 @@ def check_data(checked: CheckedRun) -> dict[str, str]:
     """
     is_same_file = checked.train_file is checked.val_file  # --eval_only without a training file
     files = ({} if is_same_file else {"train": checked.train_file}) | {"val": checked.val_file}
+    vocab_size, asked = checked.settings.model.vocab_size, checked.asked
+    config = asked.values["config"] if "vocab_size" in asked.configured else None
     sha256 = {
-        name: check_token_file(token_file, checked.settings.model.vocab_size, f"--{name}_data_path").data_sha256
+        name: check_token_file(token_file, vocab_size, f"--{name}_data_path", config).data_sha256
         for name, token_file in files.items()
     }
     for name, found in sha256.items():
