@@ -47,7 +47,7 @@ def deepspeed_rates(kind: str, num_steps: int, **params) -> list[float]:
     [
         ("WarmupLR", WARMUP, 2),
         ("WarmupLR", {**WARMUP, "warmup_type": "linear"}, 2),
-        ("WarmupDecayLR", {**WARMUP, "total_num_steps": 30, "warmup_type": "linear"}, 1),
+        ("WarmupDecayLR", {**WARMUP, "total_num_steps": 30, "warmup_type": "linear"}, 2),
         ("WarmupCosineLR", {"warmup_num_steps": 10, "total_num_steps": 30, "cos_min_ratio": 0.25}, 0),
     ],
 )

@@ -8,8 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.settings import refusal, settings_of, stand_in
 
+from testbed.config.schedule import decay_steps
 from testbed.config.training_flags import LR_SCHEDULES
 from testbed.model.gpt2 import GPT2
 from testbed.model.shape import ModelShape
@@ -49,11 +52,37 @@ def test_wsd_warms_up_stays_and_falls_in_a_straight_line():
     wsd = schedule(lr_schedule="wsd", warmup_steps=2, lr_decay_steps=20, decay_share=0.25, min_learning_rate=0.5)
     rates = [learning_rate_at(step, wsd) for step in range(23)]
     assert rates[:2] == pytest.approx([0.5, 1.0])
-    assert rates[2:16] == [1.0] * 14, "step 15 is the first of the last five, and still at the peak"
-    assert rates[16:20] == pytest.approx([0.9, 0.8, 0.7, 0.6])
-    assert rates[20:] == pytest.approx([0.5] * 3)
+    assert rates[2:15] == [1.0] * 13, "step 15, counted from 0, is the first of the last five"
+    assert rates[15:19] == pytest.approx([0.9, 0.8, 0.7, 0.6])
+    assert rates[19:] == [0.5] * 4, "the last step is at the minimum"
     falls_from_the_start = schedule(lr_schedule="wsd", warmup_steps=0, lr_decay_steps=4, decay_share=1.0)
-    assert [learning_rate_at(step, falls_from_the_start) for step in range(4)] == pytest.approx([1, 0.775, 0.55, 0.325])
+    assert [learning_rate_at(step, falls_from_the_start) for step in range(4)] == pytest.approx(
+        [0.775, 0.55, 0.325, 0.1]
+    )
+
+
+@given(
+    name=st.sampled_from(sorted(LR_SCHEDULES)),
+    steps=st.integers(1, 5000),
+    warmup=st.floats(0, 1),
+    share=st.floats(0.001, 1),
+    peak=st.floats(1e-6, 10),
+    lowest=st.floats(0, 1),
+)
+def test_every_schedule_ends_where_its_page_says(name, steps, warmup, share, peak, lowest):
+    floor = peak if name == "constant" else peak * lowest
+    warmup_steps = min(round(warmup * steps), steps - decay_steps(steps, share) if name == "wsd" else steps - 1)
+    run = schedule(
+        lr_schedule=name, learning_rate=peak, min_learning_rate=floor, lr_decay_steps=steps, decay_share=share,
+        warmup_steps=warmup_steps,
+    )  # fmt: skip
+    rates = [learning_rate_at(step, run) for step in (*range(max(0, steps - 50), steps), steps)]
+    assert all(floor <= rate <= peak for rate in rates[-2:])
+    assert rates[-1] == floor, "what comes after the schedule stays at the minimum"
+    falling = steps - warmup_steps
+    most_above = {"wsd": 0.0, "constant": 0.0, "cosine": (math.pi / 2 / falling) ** 2 * (peak - floor)}[name]
+    assert rates[-2] - floor <= most_above * (1 + 1e-6) + 1e-12 * peak
+    assert name != "wsd" or rates[-2] == floor
 
 
 def test_constant_stays_after_the_warm_up():
@@ -66,7 +95,7 @@ def test_the_schedules_defaults(token_files):
     cosine, wsd, constant = (settings_of(token_files, *steps, "--lr_schedule", name) for name in LR_SCHEDULES)
     assert (cosine.optimizer.min_learning_rate, cosine.optimizer.decay_share) == (0.0004, None)
     assert (wsd.optimizer.min_learning_rate, wsd.optimizer.decay_share, wsd.optimizer.lr_decay_steps) == (0.0, 0.2, 20)
-    assert learning_rate_at(15, wsd) == 0.004 > learning_rate_at(19, wsd) == pytest.approx(0.001)
+    assert learning_rate_at(15, wsd) == 0.004 > learning_rate_at(19, wsd) == 0
     assert (constant.optimizer.min_learning_rate, constant.optimizer.decay_share) == (0.004, None)
     assert settings_of(token_files).optimizer.lr_schedule == "cosine"
 

@@ -116,7 +116,7 @@ def _checked(taken: Taken, asked: Asked, launch: Launch, check: Check) -> Checke
     return dataclasses.replace(
         checked,
         settings=checked.settings.with_values(chosen=frozenset({"run_type"})),
-        notes=(note,),
+        notes=(*checked.notes, note),
         flags_sha256=hash_of([taken.run_type, dict(taken.flags), taken.sha256]),
     )
 

@@ -135,7 +135,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
     check_start_is_not_overwritten(Path(values["init_from"]), Path(values["checkpoint_path"]))
     values |= (taken := as_trained(values, asked.given))
     train_file, val_file = _open_token_files(values, is_same_file="train_data_path" in taken)
-    values |= model_dimensions(values, train_file, val_file)
+    values |= model_dimensions(values, asked.typed, train_file, val_file)
     values |= _learning_rate(values)
     values |= options_of_optimizer(values, asked.typed)
     finds_micro_batch = values["micro_batch_size_per_gpu"] == AUTO
@@ -156,7 +156,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
     settings = RunSettings.of_flags(values, plan, Origin(given=asked.given))
     _check_measuring(settings)
     _check_files(settings)
-    return CheckedRun(asked, settings, train_file, val_file)
+    return CheckedRun(asked, settings, train_file, val_file, notes=_note_on_fine_tuning(settings))
 
 
 def spread_over_ranks(values: Mapping[str, Any], world_size: int) -> tuple[dict[str, Any], MeshSizes]:
@@ -252,6 +252,17 @@ def _learning_rate(values: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     shape = ModelShape(**{field.name: values[field.name] for field in dataclasses.fields(ModelShape)})
     return {"learning_rate": default_learning_rate(shape, values["model"], values["optimizer"])}
+
+
+def _note_on_fine_tuning(settings: RunSettings) -> tuple[str, ...]:
+    """Return a line where trained weights are trained with the default peak, which is one for training from scratch."""
+    if settings.model.init_from == "scratch" or settings.training.eval_only or "learning_rate" in settings.origin.given:
+        return ()
+    peak = settings.optimizer.learning_rate
+    return (
+        f"note: the peak learning rate is {peak:g}, the default for training from scratch; to train the weights of "
+        f"--init_from further, a tenth or less is usual: --learning_rate {peak / 10:g} (docs/optimizers.md)",
+    )
 
 
 def _sizes_of_mesh(values: Mapping[str, Any], mesh: MeshSizes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from testbed.config.flag_types import LARGEST_COUNT
 from testbed.data.token_file import TokenFile
 from testbed.errors import InputError
 from testbed.io import not_a_folder, read_json, read_regular
-from testbed.model.shape import MODEL_SIZES, ModelShape
+from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.run_files import TOKENIZER
 
 MOST_PARAMETERS = 10**12  # 4 TB in fp32
@@ -27,9 +27,18 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file: TokenFile) -> dict[str, Any]:
+def model_dimensions(
+    values: Mapping[str, Any], typed: frozenset[str], train_file: TokenFile, val_file: TokenFile
+) -> dict[str, Any]:
     """Return the dimensions of the model, from its size or the weights of --init_from, overridden by flags; and
-    --model, which published weights decide."""
+    --model, which weights decide.
+
+    Args:
+        typed: flags on the command line.
+
+    Raises:
+        InputError: weights, flags and data do not fit together.
+    """
     for attribute in ("tokenizer", "vocab_size", "end_of_text_id", "tokenizer_file"):
         ours, theirs = getattr(train_file, attribute), getattr(val_file, attribute)
         if ours != theirs:
@@ -37,20 +46,20 @@ def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file:
                 f"--train_data_path {train_file.path} has {attribute} {ours} and --val_data_path {val_file.path} has "
                 f"{theirs}; both must come from one run of preprocess_small.py"
             )
-    base = dataclasses.asdict(_starting_shape(values))
+    starting = _starting_shape(values)
+    base, size = dataclasses.asdict(starting), size_name(starting)
     expected_tokenizer = _tokenizer_of_weights(values["init_from"])
     if expected_tokenizer is not None and train_file.tokenizer != expected_tokenizer:
         raise InputError(
             f"--init_from {values['init_from']} reads ids of the tokenizer {expected_tokenizer}, but {train_file.path} "
-            f"is written with {train_file.tokenizer}; tokenize the text with preprocess_small.py --tokenizer "
-            f"{expected_tokenizer}"
+            f"is written with {train_file.tokenizer}; {_tokenize_for(values['init_from'], expected_tokenizer)}"
         )
     if values["init_from"] != "scratch":
         check_same_bpe(
             *(Path(values["init_from"]), train_file.tokenizer_file, f"--init_from {values['init_from']}"),
             f"{train_file.path} is written with another {train_file.tokenizer}",
         )
-    shape = {name: values[name] or base[name] for name in base}
+    shape = dataclasses.asdict(_overridden(starting, values))
     if values["vocab_size"] is None and values["init_from"] == "scratch":
         shape["vocab_size"] = train_file.vocab_size
     if values["init_from"] != "scratch":
@@ -60,13 +69,33 @@ def model_dimensions(values: Mapping[str, Any], train_file: TokenFile, val_file:
                 f"--{changed[0]} {shape[changed[0]]} does not fit the weights of --init_from {values['init_from']} "
                 f"({base[changed[0]]}); leave the flag out"
             )
+        if "model" in typed and size_name(_overridden(MODEL_SIZES[values["model"]], values)) != size:
+            raise InputError(
+                f"--model {values['model']} does not fit the weights of --init_from {values['init_from']} "
+                f"({size if size in MODEL_SIZES else starting.describe()}); leave the flag out"
+            )
     if shape["vocab_size"] < train_file.vocab_size and values["vocab_size"] is None:
         raise InputError(
             f"--init_from {values['init_from']} knows {shape['vocab_size']} tokens, but {train_file.path} is written "
-            f"with {train_file.vocab_size}; tokenize the text with the tokenizer of those weights"
+            f"with {train_file.vocab_size}; {_tokenize_for(values['init_from'], expected_tokenizer)}"
         )
     check_shape(shape, values["seq_length"])
-    return shape | ({"model": values["init_from"]} if _is_published(values["init_from"]) else {})
+    return shape | ({"model": size} if values["init_from"] != "scratch" and size in MODEL_SIZES else {})
+
+
+def _tokenize_for(init_from: str, name: str | None) -> str:
+    """Return how text becomes ids of the weights: with their own file, as "bpe:N" would train another BPE."""
+    own = Path(init_from) / TOKENIZER
+    if name == "gpt2" or own.is_file():
+        return f"tokenize the text with preprocess_small.py --tokenizer {name if name == 'gpt2' else own}"
+    return (
+        f"tokenize the text with their tokenizer's file, which {init_from} lacks: preprocess_small.py --tokenizer FILE"
+    )
+
+
+def _overridden(size: ModelShape, values: Mapping[str, Any]) -> ModelShape:
+    """Return a size with the dimensions that flags give."""
+    return ModelShape(**{name: values[name] or dimension for name, dimension in dataclasses.asdict(size).items()})
 
 
 def check_shape(shape: Mapping[str, int], seq_length: int) -> None:

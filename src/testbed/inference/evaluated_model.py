@@ -168,7 +168,7 @@ def _check_data(data: TokenFile, shape: ModelShape, reads: str | None, model: st
         raise InputError(
             f"--data_path {data.path} is written with {data.tokenizer or 'a tokenizer'} of {data.vocab_size} tokens, "
             f"but {model} reads {reads or 'another'} of {shape.vocab_size}; tokenize the text with its tokenizer "
-            "(preprocess_small.py --tokenizer)"
+            "(preprocess_small.py --tokenizer FILE.json, such as a run's tokenizer.json)"
         )
     scan = scan_token_file(data)
     if scan.max_token_id >= shape.vocab_size:

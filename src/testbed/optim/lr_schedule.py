@@ -16,9 +16,9 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
 
     Warm-up, then as --lr_schedule says; the minimum from lr_decay_steps on.
 
-    The first step already moves (linear: rate / warm-up steps), the last warm-up step has the full rate, the last step
-    of the schedule is still above the minimum. The log of the step is DeepSpeed's (WarmupLR), which has the full rate
-    one step earlier.
+    The first step already moves (linear: rate / warm-up steps), the last warm-up step has the full rate. The last step
+    of wsd's schedule has exactly the minimum, a cosine reaches it one step later. The log of the step is DeepSpeed's
+    (WarmupLR), which has the full rate one step earlier.
     """
     optimizer = settings.optimizer
     if step < optimizer.warmup_steps:
@@ -35,6 +35,7 @@ def learning_rate_at(step: int, settings: RunSettings) -> float:
     if step < falls_from:
         return optimizer.learning_rate
     falling_steps = optimizer.lr_decay_steps - falls_from
-    progress = min(1.0, (step - falls_from) / falling_steps) if falling_steps > 0 else 1.0
-    left = 1 - progress if optimizer.lr_schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
+    is_wsd = optimizer.lr_schedule == "wsd"
+    progress = min(1.0, (step + is_wsd - falls_from) / falling_steps) if falling_steps > 0 else 1.0
+    left = 1 - progress if is_wsd else 0.5 * (1 + math.cos(math.pi * progress))
     return optimizer.min_learning_rate + left * (optimizer.learning_rate - optimizer.min_learning_rate)
