@@ -9,6 +9,7 @@ import pytest
 from support.programs import data_flags
 from support.settings import typed
 
+from testbed.config.earlier_flags import upgrade_settings
 from testbed.data.token_file import TokenFileWriter
 from testbed.errors import InputError
 
@@ -58,6 +59,12 @@ def test_a_config_file_of_such_a_run_repeats_it(token_files, weights, tmp_path):
     config = start(token_files, weights).settings.as_config() | {"model": "gpt2"}
     (tmp_path / "effective_config.json").write_text(json.dumps(config))
     assert typed(["--config", str(tmp_path / "effective_config.json")]).settings.model.size == "nano"
+
+
+def test_a_run_of_before_can_be_resumed(token_files, weights):
+    now = start(token_files, weights).settings.as_recorded()
+    assert upgrade_settings(now | {"model": "gpt2"}) == upgrade_settings(now)
+    assert upgrade_settings({"model": "gpt2", "init_from": "runs/a"})["model"] == "gpt2"  # an older record has less
 
 
 def test_the_peak_from_scratch_is_said_unless_one_was_given(token_files, weights):
