@@ -91,7 +91,15 @@ def test_failures_of_a_machine_are_those_of_all_its_nodes():
 
 def test_the_headline_answers_the_question(runs):
     said = headline(runs[:1], Budget(tokens=1e10, price=3.0))
-    for words in ("8 x h100-sxm", "micro batch", "79.1 GiB", "512 x 1,024 tokens", "10B tokens", "days", "cost"):
+    for words in (
+        "8 x h100-sxm",
+        "micro batch",
+        "79.1 GiB",
+        "512 x 1,024 tokens",
+        "10B tokens",
+        "days",
+        " in the currency of --price_per_gpu_hour",
+    ):
         assert words in said
     assert "days" not in headline(runs[:1], Budget()) and "apart" not in said
     for part, is_tight in ((0.89, False), (0.91, True)):

@@ -230,3 +230,20 @@ def test_the_end_of_a_sweep_prints_what_keeps_its_report_from_being_ok(tmp_path,
     said = capsys.readouterr().out
     assert "its status is invalid_comparison" in said
     assert "precision is bf16" in said
+
+
+@pytest.mark.parametrize("ranks", [(2,), (1, 2)])
+def test_a_sweep_without_one_rank_ends_with_the_commands_that_compare_its_strategies(tmp_path, capsys, ranks):
+    """Every speed-up is n/a then."""
+    sweep = as_sweep(request("allreduce,ddp,fsdp", repeats=1, ranks=ranks))
+    for cell in sweep.cells:
+        cell.status = COMPLETE
+        finish(cell, tmp_path, training_config={"run_type": cell.run_type})
+    sweep.write(tmp_path)
+    script(SCRIPT.name).report(sweep.cells, tmp_path)
+    said = capsys.readouterr().out
+    commands = [line for line in said.splitlines() if line.startswith("python scripts/compare_runs.py")]
+    first = tmp_path / "allreduce_2ranks_batch8"
+    expected = [f"{tmp_path}/{name}_2ranks_batch8 --against {first}" for name in ("ddp", "fsdp")]
+    assert commands == ([f"python scripts/compare_runs.py {each}" for each in expected] if ranks == (2,) else [])
+    assert ("no speed-up can be given; verdicts between" in said) == (ranks == (2,))

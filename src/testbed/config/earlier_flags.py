@@ -8,7 +8,7 @@ from testbed.config.table import FLAGS, OLDER_SWITCHES
 from testbed.model.shape import MODEL_SIZES
 
 LEGACY_DEFAULTS = {name: flag.before for name, flag in FLAGS.items() if flag.before is not None}
-_NAMES = {(size.num_layers, size.num_heads, size.embedding_size): name for name, size in MODEL_SIZES.items()}
+_NAMES = {str([size.num_layers, size.num_heads, size.embedding_size]): name for name, size in MODEL_SIZES.items()}
 _SKIPPED = {True: "all", False: None}  # once a switch
 
 
@@ -23,6 +23,6 @@ def upgrade_settings(recorded: dict[str, Any]) -> dict[str, Any]:
     if isinstance(skipped, bool):
         settings["skip_gradient_sync"] = _SKIPPED[skipped]
     if settings.get("init_from", "scratch") != "scratch":  # with a folder's weights --model said nothing
-        dimensions = tuple(settings.get(name) for name in ("num_layers", "num_heads", "embedding_size"))
-        settings["model"] = _NAMES.get(dimensions, settings.get("model"))
+        dimensions = [settings.get(name) for name in ("num_layers", "num_heads", "embedding_size")]
+        settings["model"] = _NAMES.get(str(dimensions), settings.get("model"))
     return settings

@@ -195,7 +195,9 @@ def headline(runs: Sequence[PlannedRun], budget: Budget) -> str:
         words += f"; {_short(budget.tokens)} tokens take {_span(*days)} days"  # type: ignore[arg-type]
         costs = [budget.cost(run, seconds) for seconds in (time.seconds, time.low, time.high)]
         if None not in costs:
-            words += " and cost {} ({} to {})".format(*(f"{cost:,.0f}" for cost in costs))
+            words += " and cost {} ({} to {}) in the currency of --price_per_gpu_hour".format(
+                *(f"{cost:,.0f}" for cost in costs)
+            )
     as_fast = sum(other.fits and other.time.seconds <= time.high for other in runs[1:])
     if as_fast:
         words += f". {as_fast} more of {len(runs) - 1} lie within its interval: only a measurement tells them apart"

@@ -245,6 +245,21 @@ def is_run_of(metrics: dict[str, Any], cell: Cell) -> bool:
     return is_same and metrics["status"] == COMPLETE
 
 
+def comparisons(cells: Sequence[Cell], out_dir: Path) -> list[str]:
+    """Return the commands that compare the configurations which ran on equal ranks and batches: each with the first."""
+    places: dict[tuple[int, int], list[str]] = {}
+    for cell in cells:
+        names = places.setdefault((cell.ranks, cell.batch_size), [])
+        if cell.status == COMPLETE and not cell.profiled and cell.name not in names:
+            names.append(cell.name)
+    folder = {name: shlex.quote(str(out_dir / name)) for names in places.values() for name in names}
+    return [
+        f"python scripts/compare_runs.py {folder[name]} --against {folder[first]}"
+        for first, *others in filter(None, places.values())
+        for name in others
+    ]
+
+
 def shortfalls(cells: Sequence[Cell]) -> list[str]:
     """Return a line per configuration that did not run as planned: what failed and why, what is missing."""
     lines = []
