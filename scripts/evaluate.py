@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what a trained model costs to serve: quality, bytes, latency, throughput under load, what quantizing changes.
 
-    E="python scripts/evaluate.py --checkpoint checkpoint/baseline --data_path val_small.bin"
+    E="python scripts/evaluate.py --checkpoint checkpoint/baseline"
     $E                                    # fp32: perplexity, bits per byte, latency of one request at a time
     $E --quantize all                     # the same for every scheme that runs here, and what each one changes
     $E --load --wrapped                   # also many requests at once, and the model inside DeepSpeed
@@ -64,7 +64,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def add_flags_of_the_subject(parser: FlagParser) -> None:
     what = parser.add_argument_group("model and data")
     add_model_flags(what)
-    data = "token file to predict and to take prompts from (default: no perplexity, random prompts)"
+    data = (
+        "token file to predict and to take prompts from (default: the run's validation file, if it still has the "
+        "recorded SHA-256; else no perplexity, random prompts)"
+    )
     what.add_argument("--data_path", type=Path, metavar="FILE.bin", help=data)
     what.add_argument("--quantize", default=NONE, metavar="NAMES", help="schemes with commas, or all (default: none)")
     flag = parser.add_argument_group("quality").add_argument

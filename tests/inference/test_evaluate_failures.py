@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 import torch
-from support.evaluate_cases import SHAPE, model_of, save_checkpoint
+from support.evaluate_cases import SHAPE, TRAINED, model_of, save_checkpoint
 from support.programs import write_token_files
 
+from testbed.data.token_file import TokenFileWriter, open_token_file, scan_token_file
 from testbed.inference import evaluation, loading, wrapped
 from testbed.inference.evaluation import Evaluation
 from testbed.inference.report import read_inference
@@ -210,3 +211,54 @@ def test_a_folder_of_transformers_needs_no_run_around_it(evaluate, files, tmp_pa
     assert content["data"] is None and content["schemes"]["none"]["perplexity"] is None
     assert content["schemes"]["none"]["latency"]["repeats"] == 2
     assert content["checkpoint"]["num_parameters"] == SHAPE.num_parameters
+
+
+def test_without_data_path_the_runs_own_validation_file_is_read(evaluate, files, tmp_path):
+    folder = shutil.copytree(files / "run", tmp_path / "run")
+    data = str(shutil.copy(files / "data.bin", tmp_path))
+    shutil.copy(files / "data.json", tmp_path)
+    shutil.copy(files / "bpe_300.json", tmp_path)
+
+    def perplexity(*words: object) -> tuple[str, float | None]:
+        code, said, error = evaluate("--checkpoint", folder, "--quick", "--overwrite", *words)
+        assert code == 0, error
+        found = read_inference(folder)["schemes"]["none"]["perplexity"]
+        return said, found and found["value"]
+
+    def record(**changes: dict) -> None:
+        config = {"seq_len": TRAINED, "dataset_sha256": {"val": scan_token_file(open_token_file(data)).sha256}}
+        content = {"training_config": config, "settings": {"val_data_path": data}}
+        for part, changed in changes.items():
+            content[part] |= changed
+        (folder / "training_metrics.json").write_text(json.dumps(content))
+
+    record()
+    said, own = perplexity()
+    assert f"data: {data}, the validation file of the run" in said and own == perplexity("--data_path", data)[1]
+    assert "no perplexity" not in perplexity("--no-perplexity")[0]
+    for changes, reason in (
+        ({"training_config": {"dataset_sha256": {"val": "0" * 64}}}, "holds other data now (sha256 "),
+        ({"training_config": {"dataset_sha256": None}}, "the run's was not recorded)"),
+        ({"settings": {"val_data_path": "gone.bin"}}, "the run's --val_data_path gone.bin does not exist"),
+        ({"settings": {"val_data_path": str(files / "pairs.bin")}}, "is a file of pairs"),
+        ({"settings": {"val_data_path": None}}, "has no record of a run that names its validation file"),
+    ):
+        record(**changes)
+        said, nothing = perplexity()
+        line = next(line for line in said.splitlines() if line.startswith("no perplexity: "))
+        assert nothing is None and reason in line and line.endswith("; name a token file with --data_path"), line
+
+
+def test_a_tokenizer_whose_tokens_have_no_bytes_gives_no_bits_per_byte(evaluate, files, tmp_path):
+    content = json.loads((files / "bpe_300.json").read_text()) | {"decoder": {"type": "Fuse"}}
+    (tmp_path / "tokenizer_300.json").write_text(json.dumps(content))
+    with TokenFileWriter(tmp_path / "data.bin", 300, "json:300", 299, "tokenizer_300.json") as writer:
+        writer.append_document([*range(200)])
+    folder = save_checkpoint(tmp_path / "run", model_of(), tmp_path / "tokenizer_300.json")
+    config = json.loads((folder / "config.json").read_text()) | {"tokenizer": "json:300"}
+    (folder / "config.json").write_text(json.dumps(config))
+    code, said, error = evaluate(
+        "--checkpoint", folder, "--data_path", tmp_path / "data.bin", "--quick", "--no-latency"
+    )
+    assert code == 0 and "no bits per byte: a token of json:300 has no bytes of its own" in said, error
+    assert read_inference(folder)["schemes"]["none"]["perplexity"]["bits_per_byte"] is None

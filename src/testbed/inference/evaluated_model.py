@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.config.trained_run import trained_with, untrained_positions
+from testbed.config.trained_run import TrainedRun, trained_with, untrained_positions
 from testbed.data.sidecar import GPT2_VOCAB_SIZE
 from testbed.data.token_file import TokenFile, open_token_file, scan_token_file
 from testbed.data.tokenizer import Tokenizer
@@ -66,7 +66,8 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
     with naming(flag):
         shape, reads = shape_of_config(source), tokenizer_name(source)
     model, positions = f"{flag} {source}", shape.max_position_embeddings
-    trained = None if is_published(source) else trained_with(Path(source)).seq_length
+    run = TrainedRun() if is_published(source) else trained_with(Path(source))
+    trained = run.seq_length
     _settle_lengths(arguments, positions, trained)
     _check_numbers(arguments, shape, model)
     data, sha256 = None, None
@@ -74,7 +75,13 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
         data = open_token_file(arguments.data_path, "--data_path")
         sha256 = _check_data(data, shape, reads, model)
         _check_use(data, arguments)
-    elif not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
+    elif arguments.perplexity:
+        try:
+            data, sha256 = _validation_data(run, model, arguments)
+            print(f"data: {data.path}, the validation file of the run", flush=True)
+        except InputError as error:
+            print(f"no perplexity: {error}; name a token file with --data_path", flush=True)
+    if data is None and not (arguments.latency or arguments.load or arguments.wrapped or arguments.bleu):
         raise InputError("nothing is left to measure; give --data_path, or leave --no-latency out")
     window = arguments.window or min(trained or positions, positions)
     for warning in untrained_positions(f"--window {window} reads", window, trained) if data is not None else ():
@@ -95,6 +102,21 @@ def look(arguments: argparse.Namespace) -> EvaluatedModel:
         assert tokenizer is not None
         prompts_of_pairs(tokenizer, arguments.bleu, arguments.bleu_max_new_tokens, positions)
     return EvaluatedModel(flag, source, shape, data, sha256, tokenizer, window, stride, max_windows, out)
+
+
+def _validation_data(run: TrainedRun, model: str, arguments: argparse.Namespace) -> tuple[TokenFile, str]:
+    """Return the run's own validation file and its sha256. InputError where it is not at hand as the run read it."""
+    if "val_data_path" not in run.flags:
+        raise InputError(f"{model} has no record of a run that names its validation file")
+    data = open_token_file(run.flags["val_data_path"], "the run's --val_data_path")
+    sha256 = scan_token_file(data).sha256
+    if data.targets is None and sha256 != run.val_sha256:
+        recorded = "was not recorded" if run.val_sha256 is None else f"is {run.val_sha256[:12]}…"
+        raise InputError(
+            f"the run's --val_data_path {data.path} holds other data now (sha256 {sha256[:12]}…, the run's {recorded})"
+        )
+    _check_use(data, arguments)
+    return data, sha256
 
 
 def _output(arguments: argparse.Namespace, folder: Path) -> Path:
