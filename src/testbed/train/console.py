@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import timedelta
 
 from tqdm import tqdm
 
@@ -14,6 +19,9 @@ from testbed.distributed.launch import Launch, launcher, usable_cores
 from testbed.errors import counted, printable
 from testbed.model.shape import size_name
 from testbed.planner.stages import balanced_stages
+
+RECENT_STEPS = 50  # whose median says how long the others take
+LINE_EVERY_S = 30.0  # of validation, where there is no terminal
 
 
 def what_runs(settings: RunSettings, windows: Windows, first_step: int) -> list[str]:
@@ -99,6 +107,8 @@ class Console:
         self.settings = settings
         self.is_speaking = is_speaking
         self.bar = None
+        self._recent_s: deque[float] = deque(maxlen=RECENT_STEPS)  # step times; the first one warms up
+        self._began_s, self._in_steps_s, self._steps = 0.0, 0.0, 0  # since the end of the first step
         if is_speaking and sys.stderr.isatty() and not settings.measuring.profile_mode:
             self.bar = tqdm(
                 total=settings.last_step,
@@ -116,6 +126,7 @@ class Console:
                 sys.stdout.flush()
 
     def show_step(self, step: int, loss: float, learning_rate: float, step_time_s: float) -> None:
+        left = self._time_left(step, step_time_s)
         tokens_per_s = self.settings.tokens_per_step / step_time_s
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s", refresh=False)
@@ -123,12 +134,36 @@ class Console:
         elif step == 1 or step % self.settings.measuring.steps_per_print == 0 or step == self.settings.last_step:
             self.say(
                 f"step {step:>5}/{self.settings.last_step}  loss {loss:.4f}  lr {learning_rate:.2e}  "
-                f"{step_time_s:.3f} s  {tokens_per_s:,.0f} tokens/s"
+                f"{step_time_s:.3f} s  {tokens_per_s:,.0f} tokens/s{left}"
             )
 
-    def batches(self, number: int, what: str) -> tqdm:
-        """Return a bar over `number` batches that leaves nothing behind."""
-        return tqdm(range(number), desc=what, unit="batch", leave=False, disable=self.bar is None)
+    def _time_left(self, step: int, step_time_s: float) -> str:
+        """Return the end of a line: the median of recent steps, and what came between steps so far (validation,
+        checkpoints), for the steps that are left."""
+        now_s = time.perf_counter()
+        if not self._began_s:
+            self._began_s = now_s
+            return ""
+        self._recent_s.append(step_time_s)
+        self._in_steps_s += step_time_s
+        self._steps += 1
+        between_s = max(0.0, now_s - self._began_s - self._in_steps_s) / self._steps
+        seconds = (self.settings.last_step - step) * (statistics.median(self._recent_s) + between_s)
+        return f"  {timedelta(seconds=round(seconds))} left" if seconds else ""
+
+    def batches(self, number: int, what: str) -> Iterator[int]:
+        """Yield the numbers of batches, with a bar that leaves nothing behind, or a line now and then."""
+        if self.bar is not None:
+            yield from tqdm(range(number), desc=what, unit="batch", leave=False)
+            return
+        began_s = said_s = time.perf_counter()
+        for done in range(number):
+            now_s = time.perf_counter()
+            if now_s - said_s >= LINE_EVERY_S:
+                left = timedelta(seconds=round((now_s - began_s) / done * (number - done)))
+                self.say(f"{what}: {done}/{number} batches  {left} left")
+                said_s = now_s
+            yield done
 
     def close(self) -> None:
         if self.bar is not None:
