@@ -12,11 +12,13 @@ import pytest
 import torch
 from support.programs import TINY_RUN, data_flags
 from support.ranks import RanksFailed
-from support.settings import typed
+from support.settings import settings_of, typed
 from support.variants import slow_but
 from torch.distributed.checkpoint import FileSystemReader
 
+from testbed.checkpoint.changed_settings import check_changes
 from testbed.config.run_types import STRATEGIES
+from testbed.errors import InputError
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2
 from testbed.strategies import state_files
@@ -323,3 +325,17 @@ def test_a_folder_without_a_state_is_refused(token_files, tmp_path):
     strategy = strategy_alone(token_files)
     with pytest.raises(ValueError, match="holds no state of a whole model"):
         state_files.load(strategy.state(), tmp_path, group=None)
+
+
+def test_a_checkpoint_of_other_data_is_called_so(token_files):
+    """Its vocabulary follows from the data: to give the same value would not help."""
+    settings = settings_of(token_files)
+    vocabulary = {"name": "vocab_size", "now": 300, "before": 8192}
+    data = {"name": "train_data_path", "now": "SHA-256 ab", "before": "SHA-256 cd"}
+    for of_work, said in (
+        ([vocabulary, data], r"data of another tokenizer: .*; name its own files with --train_data_path, or start"),
+        ([vocabulary], "another model or optimizer: --vocab_size is 300, was 8192; give the same values"),
+        ([data], "other settings: --train_data_path is 'SHA-256 ab'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check_changes(of_work, settings, Path("run/checkpoints/step_000002"))

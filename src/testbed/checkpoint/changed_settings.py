@@ -42,6 +42,12 @@ def check_changes(of_work: list[dict[str, Any]], settings: RunSettings, folder: 
         InputError: names each of them.
     """
     impossible = [change for change in of_work if change["name"] in NEVER_TO_CHANGE]
+    data = [change for change in of_work if change["name"] in ("train_data_path", "val_data_path")]
+    if data and [change["name"] for change in impossible] == ["vocab_size"]:  # which follows from the data
+        raise InputError(
+            f"--resume: {folder} was trained on data of another tokenizer: {in_words(data + impossible)}; name its "
+            f"own files with {' and '.join('--' + change['name'] for change in data)}, or start a new run"
+        )
     if impossible:
         raise InputError(
             f"--resume: {folder} holds another model or optimizer: {in_words(impossible)}; give the same values, or "
