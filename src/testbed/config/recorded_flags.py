@@ -22,7 +22,8 @@ def with_recorded_flags(asked: Asked) -> tuple[Asked, Path | None]:
     """Return the flags of a start that resumes a run, with recorded values for those that were not given.
 
     Returns:
-        The flags, and the file that they are from; None where no run is resumed, or it has not begun.
+        The flags, and the file that they are from; None where no run is resumed, it has not begun, or the
+        file is no record of a run.
 
     Raises:
         InputError: the record cannot be used; the sentence names it.
@@ -33,6 +34,8 @@ def with_recorded_flags(asked: Asked) -> tuple[Asked, Path | None]:
     content = read_json(file, f"--resume: {file}")
     run_type = content.get("run_type") if isinstance(content, dict) else None
     if not isinstance(run_type, str) or run_type not in STRATEGIES:
+        if asked.values["run_type"] != AUTO:
+            return asked, None  # not a run of ours; checkpoint/folder_owner.py says what the folder holds
         raise InputError(f"--resume: {file} names no run type that is known; give --run_type")
     if "run_type" in asked.explicit and asked.values["run_type"] != AUTO:
         run_type = asked.values["run_type"]
