@@ -362,7 +362,7 @@ def test_each_rank_logs_when_it_enters_and_leaves_each_collective(all_on):
         gradients = 4 * all_on.metrics["training_config"]["num_parameters"]
         large = [sizes for name, sizes in entered if name == "allreduce" and sizes and sizes[0] > gradients // 4]
         assert len(large) >= 6 and "barrier" in {name for name, _ in entered}
-        # A checkpoint gathers descriptions on rank 0 and scatters plans from it; only the root's entry sizes all of them.
+        # A checkpoint gathers on rank 0 and scatters from it; only the root's entry sizes all of them.
         orders.append([(name, None if name in ("gather", "scatter") else sizes) for name, sizes in entered])
     assert orders[0] == orders[1]
 
