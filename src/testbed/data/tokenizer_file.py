@@ -169,7 +169,7 @@ class LibraryTokenizer(Tokenizer):
             text.encode()  # a lone surrogate: UnicodeEncodeError
             raise
         except BaseException as error:
-            if not _is_panic(error):
+            if not _is_of_library(error):
                 raise
             raise InputError(f"the tokenizer file {self._path} fails at a text: {one_line(str(error), 200)}") from None
         return np.array(ids, dtype=np.uint32)
@@ -217,7 +217,7 @@ def _read(path: Path, text: str) -> tokenizers.Tokenizer:
             try:
                 library.encode(tried)
             except BaseException as error:
-                if not _is_panic(error):
+                if not _is_of_library(error):
                     raise
                 raise InputError(
                     f"the tokenizer file {path} fails at the text {tried[:8]}... ({one_line(str(error), 100)}); take "
@@ -245,8 +245,9 @@ def _without_panics_text() -> Iterator[None]:
         os.close(nothing)
 
 
-def _is_panic(error: BaseException) -> bool:
-    return type(error).__name__ == "PanicException"  # of Rust, a BaseException that cannot be imported
+def _is_of_library(error: BaseException) -> bool:
+    """Return whether the library raised it: an Exception of no other class, or Rust's panic, which has no import."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def _ranks_by_gpt2_rules(library: tokenizers.Tokenizer, content: dict[str, Any]) -> dict[bytes, int] | None:
