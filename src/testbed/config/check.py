@@ -241,7 +241,7 @@ def _default_threads(launch: Launch) -> int:
     threads = threads_per_rank(launch)
     if threads > MOST_THREADS and os.environ.get("OMP_NUM_THREADS"):
         raise InputError(
-            f"OMP_NUM_THREADS={one_line(str(threads), 40)} is more than {MOST_THREADS}, the most threads of one process; "
+            f"OMP_NUM_THREADS={one_line(str(threads), 40)} is more than {MOST_THREADS}, the most of one process; "
             "give --threads_per_rank, at most the machine's cores"
         )
     return threads
