@@ -354,8 +354,9 @@ class Watch:
             left_s = self._patience_s - min(self._still_s[place.rank], self._still_s[self._rank])
             self._on_stopped(
                 f"rank {place.rank} does not move: its process {place.process} {stopped[place]}, in "
-                f"{_with_seconds(place)}; rank {self._rank} waits for it in {own_place(self._directory, self._rank)}, and gives up in about "
-                f"{left_s:.0f} s (--collective_timeout {self._timeout_s:g})"
+                f"{_with_seconds(place)}; rank {self._rank} waits for it in "
+                f"{own_place(self._directory, self._rank)}, and gives up in about {left_s:.0f} s "
+                f"(--collective_timeout {self._timeout_s:g})"
             )
 
     def _look_at_own_device(self, mine: Place) -> str | None:
