@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
-from testbed.config.flag_types import positive
+from testbed.config.flag_types import positive, thread_count
 from testbed.errors import InputError, say
 from testbed.io import cannot_become_a_folder
 from testbed.program import program
@@ -59,7 +59,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     flag("--output_dir", type=Path, default=Path(), metavar="DIR", help="folder of the files (default: .)")
     flag("--overwrite", action="store_true", help="replace token files that hold other data")
     threads = "threads that tokenize (default: %(default)s, the cores of this machine)"
-    flag("--num_workers", type=positive, default=os.cpu_count() or 1, metavar="THREADS", help=threads)
+    flag("--num_workers", type=thread_count, default=os.cpu_count() or 1, metavar="THREADS", help=threads)
     return parser.parse_args(arguments)
 
 

@@ -87,8 +87,11 @@ def main() -> int:
     return drill(arguments)
 
 
+BOUNDS = {"faults": 100_000, "steps": 10_000, "jobs": 64, "collective_timeout": 86_400, "grace_seconds": 86_400}
+
+
 def check_numbers(arguments: argparse.Namespace) -> None:
-    for name, bound in {"faults": 100_000, "steps": 10_000, "jobs": 64}.items():
+    for name, bound in BOUNDS.items():
         if getattr(arguments, name) > bound:
             raise InputError(f"--{name} {getattr(arguments, name)} is above {bound:,}, more than any machine does")
     if 2 * arguments.save_every > arguments.steps:

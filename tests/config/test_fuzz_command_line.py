@@ -28,6 +28,7 @@ from testbed.sweep import request
 SCRIPTS = REPOSITORY / "scripts"
 ODD_TEXTS = [
     *("", " ", "-", "--", "-1", "0", "1", "2", "4", "7", "32", "1000", "-7", "+3", "1_000", " 5 ", "٣", "0x10", "1e3"),
+    "1e300", "1000000", "100000000",
     *("1E400", "-1e-3", "1e-400", "0.5", "1.0", ".5", "5.", "nan", "-nan", "inf", "-Infinity", "1,2", "1;2", "True"),
     *("9" * 18, "9" * 19, "9" * 400, "9" * 5000, "a" * 300, "a/" * 3000, "é" * 200, "汉字", "🙂", "\u202e", "\ufeff"),
     *("a\nb", "1\n", "\n", "\t", "\r\nx", "a\x00b", "\udcff", "\ud800", "\x1b[2J", "auto", "off", "on", "scratch"),
@@ -52,7 +53,7 @@ words = st.one_of(
 
 ACTIONS = {option: action for action in build_parser()._actions for option in action.option_strings}
 SWITCHES = {option for option, action in ACTIONS.items() if action.nargs == 0}
-WHOLE = ("positive", "not_negative", "positive_or_auto", "int")
+WHOLE = ("positive", "not_negative", "positive_or_auto", "int", "thread_count", "steps_ahead", "sample_length")
 
 
 def fitting(flag: str) -> st.SearchStrategy[str]:

@@ -71,6 +71,13 @@ REFUSED = [
     ("ddp --compile maybe", 2, ["--compile", "maybe", "auto, on, off"]),
     ("ddp --bucket_cap_mb abc", 2, ["--bucket_cap_mb", "'abc'", "above 0"]),
     ("ddp --use_flash_attention --attention math", 2, ["--use_flash_attention", "--attention math"]),
+    # numbers that no machine or clock can take
+    ("--threads_per_rank 1000000", 1, ["--threads_per_rank: 1000000 is more than 1024", "cores"]),
+    ("--num_workers 100000000", 1, ["--num_workers: 100000000 is more than 1024", "memory"]),
+    ("--sample_tokens 100000000", 1, ["--sample_tokens: 100000000 is more than 1000000", "last position"]),
+    ("--collective_timeout 1e300", 1, ["--collective_timeout: 1e300 is more than 604800", "week"]),
+    ("--grace_seconds 1e300", 1, ["--grace_seconds: 1e300 is more than 604800", "week"]),
+    ("ddp --bucket_cap_mb 1e300", 2, ["--bucket_cap_mb: 1e300 is more than 1048576", "1 TiB"]),
     # an automatic micro batch
     ("baseline --micro_batch_size_per_gpu auto --grad_accum_steps 4", 1,
         ["auto", "--grad_accum_steps 4", "--global_batch_size"]),
@@ -86,6 +93,20 @@ REFUSED = [
     ("ddp --matmul fp8 --device auto --precision auto --embedding_size 24 --num_heads 2", 2,
         ["--embedding_size 24", "16", "give 32"]),
 ]  # fmt: skip
+
+
+LARGEST = "--threads_per_rank 1024 --num_workers 1024 --sample_tokens 1000000 --collective_timeout 604800"
+
+
+def test_the_largest_numbers_that_the_rules_name_are_allowed(token_files):
+    settings = settings_of(token_files, *LARGEST.split(), "--grace_seconds", "604800")
+    assert (settings.compute.threads_per_rank, settings.training.grace_seconds) == (1024, 604800)
+
+
+def test_more_threads_than_a_process_can_have_are_refused_from_the_environment_too(token_files, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1000000")
+    assert "OMP_NUM_THREADS=1000000 is more than 1024" in refusal(token_files)
+    assert settings_of(token_files, "--threads_per_rank", "2").compute.threads_per_rank == 2
 
 
 def words_of(flags: str) -> list[str]:

@@ -226,6 +226,7 @@ def test_a_drill_is_continued_only_as_it_began(rows, tmp_path):
     [
         (("--save_every", "9"), "saves less than twice"),
         (("--steps", "9" * 18), "is above 10,000"),
+        (("--grace_seconds", "9" * 18), "is above 86,400"),
         (("--only", "one"), "--only 'one'"),
         (("--run_types", "baseline"), "baseline"),
     ],

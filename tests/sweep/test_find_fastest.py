@@ -142,6 +142,8 @@ def test_a_budget_that_ends_early_has_a_verdict_too(work, runs, tmp_path):
         (("--over", "colour"), "--over colour: 'colour' is not one of micro_batch, compile"),
         (("--calibration", "nowhere.json"), "nowhere.json"),
         (("--run_timeout_s", "0"), "--run_timeout_s 0 is not above 0"),
+        (("--run_timeout_s", "1e300"), "--run_timeout_s 1e+300 is longer than a week"),
+        (("--budget", "1e300h"), "--budget: 1e300h is longer than a week"),
     ],
 )
 def test_a_bad_flag_is_one_sentence_and_exit_code_2(work, runs, tmp_path, flags, words):

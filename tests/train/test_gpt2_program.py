@@ -296,6 +296,15 @@ def test_what_the_data_or_the_device_refuses_is_one_sentence_too(program, token_
     assert not (tmp_path / "run" / "training_metrics.json").exists()
 
 
+def test_a_model_without_room_is_not_blamed_on_the_batch(program, token_files, tmp_path):
+    """4 TB of embeddings, just below what is refused unseen."""
+    folder = tmp_path / "run"
+    done = program(flags_of(token_files, folder, "--vocab_size", "31000000000"))
+    assert done.returncode == 1 and "--micro_batch_size" not in done.stderr, done.stderr
+    mark = (folder / "RUN_FAILED.txt").read_text()
+    assert "the model's weights do not fit (992,0" in mark and "--vocab_size 31000000000" in mark
+
+
 def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):
     """torchrun turns the rank's 2 into 1; the sentence must be there once, whatever rank ends first, and torchrun's own
     forty lines close with it."""

@@ -235,6 +235,89 @@ def test_the_watch_waits_for_the_timeout_and_not_for_a_rank_that_lives(tmp_path,
     assert watch.look(1.0) is None, "this rank goes on, so it waits for nobody"
 
 
+@pytest.fixture
+def states(monkeypatch) -> dict[int, str]:
+    """The table of processes, and watches without threads."""
+    table: dict[int, str] = {}
+    monkeypatch.setattr(watchdog.threading, "Thread", lambda **_: type("Idle", (), {"start": lambda self: None})())
+    monkeypatch.setattr(watchdog, "_status", lambda process: table.get(process, psutil.STATUS_SLEEPING))
+    return table
+
+
+def looks_of(folder: Path, rank: int, files: list[watchdog.ProgressFile], still: set[int], said: list[str]):
+    """A function that looks some seconds long, while the ranks that do not stand still show that they live."""
+    watch = watchdog.Watch(folder, rank, len(files), timeout_s=120, on_stuck=print, on_stopped=said.append)
+
+    def look(seconds: int) -> list[str]:
+        said.clear()
+        for _ in range(seconds):
+            for other in set(range(len(files))) - still:
+                files[other].beat()
+            assert watch.look(1.0) is None
+        return [*said]
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [(psutil.STATUS_STOPPED, "is stopped (state T: SIGSTOP"), (psutil.STATUS_TRACING_STOP, "a debugger (state t)")],
+)
+def test_a_stopped_rank_is_said_to_be_so_once_after_a_few_seconds(tmp_path, states, state, words):
+    files = [place_of(tmp_path, rank, "forward", 3, 4_000_000 + rank) for rank in range(3)]
+    still: set[int] = set()
+    look = looks_of(tmp_path, 0, files, still, [])
+    assert look(30) == [], "a long step, in which every rank runs"
+    states[4_000_001] = state
+    still.add(1)
+    assert look(4) == []
+    (line,) = look(60)
+    assert line.startswith("rank 1 does not move: its process 4000001 ") and words in line
+    assert "in forward of step 3 since" in line and "rank 0 waits for it in forward of step 3" in line
+    assert line.endswith("and gives up in about 113 s (--collective_timeout 120)")
+    states.clear()
+    still.clear()
+    assert look(10) == []
+    states[4_000_001] = state
+    still.add(1)
+    assert len(look(20)) == 1, "another stop is another line"
+    files[0].enter("backward")
+    assert look(1) == []
+
+
+def test_the_lowest_rank_that_runs_says_who_is_stopped(tmp_path, states):
+    files = [place_of(tmp_path, rank, "forward", 3, 4_000_000 + rank) for rank in range(4)]
+    states |= {4_000_000: psutil.STATUS_STOPPED, 4_000_002: psutil.STATUS_STOPPED}
+    said = {rank: looks_of(tmp_path, rank, files, {0, 2}, [])(20) for rank in (1, 3)}
+    assert [line[:20] for line in said[1]] == ["rank 0 does not move", "rank 2 does not move"] and said[3] == []
+
+
+def test_a_silent_rank_whose_process_is_not_stopped_is_not_accused(tmp_path, states):
+    """It may compile or hold Python's lock; on another machine nothing is known of its process."""
+    files = [place_of(tmp_path, rank, "validation", 3, 4_000_000 + rank) for rank in range(3)]
+    watchdog._WHO.pack_into(files[2]._map, watchdog._WHO_AT, 4_000_002, b"elsewhere")
+    states[4_000_002] = psutil.STATUS_STOPPED
+    assert looks_of(tmp_path, 0, files, {1, 2}, [])(60) == []
+
+
+@pytest.mark.launches
+@pytest.mark.slow
+def test_the_ranks_that_wait_for_a_stopped_one_say_so_and_go_on_with_it(files, tmp_path):
+    folder = tmp_path / "run"
+    flags = flags_of(files, folder, *ENDLESS, "--run_type", "tensor", "--collective_timeout", "60")
+    with ranks(folder, flags) as run:
+        run.wait_until(lambda: run.is_at(20))
+        stopped = run.process_of(1)
+        os.kill(stopped, signal.SIGSTOP)
+        run.wait_until(lambda: "does not move" in run.text, 20)
+        assert f"rank 1 does not move: its process {stopped} is stopped (state T" in run.text
+        assert "(--collective_timeout 60)" in run.text
+        step = watchdog.read_place(folder, 1).step
+        os.kill(stopped, signal.SIGCONT)
+        run.wait_until(lambda: run.is_at(step + 20), 20)
+        assert run.text.count("does not move") == 1
+
+
 @pytest.mark.launches
 def test_a_gpu_that_hangs_is_found_by_the_rank_itself(tmp_path, other, monkeypatch):
     """All ranks live and stand at one place, as they do when a collective hangs. NCCL would leave no mark."""

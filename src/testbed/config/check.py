@@ -20,7 +20,7 @@ from testbed.config.batch import batch_arithmetic
 from testbed.config.choice_file import hash_of
 from testbed.config.compatibility import check_combination, check_schedule, math_changes
 from testbed.config.deepspeed_file import DeepSpeedFile, read_deepspeed_file, with_deepspeed_file
-from testbed.config.flag_types import AUTO
+from testbed.config.flag_types import AUTO, MOST_THREADS
 from testbed.config.flags import Asked, parse_command_line
 from testbed.config.initial_shape import check_start_is_not_overwritten, model_dimensions
 from testbed.config.mesh import mesh_sizes, options_of_run_type, stages_per_rank
@@ -143,7 +143,7 @@ def _filled_in(asked: Asked, launch: Launch, deepspeed_file: DeepSpeedFile | Non
     check_data_suffices(values, train_file, val_file)
     steps_per_epoch, total_steps = count_steps(values, train_file)
     values |= learning_rate_marks(values, total_steps)
-    values |= {"threads_per_rank": values["threads_per_rank"] or threads_per_rank(launch)}
+    values |= {"threads_per_rank": values["threads_per_rank"] or _default_threads(launch)}
     plan = Plan(
         mesh=mesh,
         math_changes=math_changes(values),
@@ -235,6 +235,16 @@ def _paths(values: Mapping[str, Any], deepspeed_file: DeepSpeedFile | None) -> d
         )
     named = values["deepspeed_config"] or (None if deepspeed_file is None else str(deepspeed_file.path))
     return {"checkpoint_path": folder, "deepspeed_config": named}
+
+
+def _default_threads(launch: Launch) -> int:
+    threads = threads_per_rank(launch)
+    if threads > MOST_THREADS and os.environ.get("OMP_NUM_THREADS"):
+        raise InputError(
+            f"OMP_NUM_THREADS={one_line(str(threads), 40)} is more than {MOST_THREADS}, the most of one process; "
+            "give --threads_per_rank, at most the machine's cores"
+        )
+    return threads
 
 
 def _open_token_files(values: Mapping[str, Any], is_same_file: bool) -> tuple[TokenFile, TokenFile]:

@@ -8,6 +8,11 @@ from collections.abc import Callable
 
 AUTO = "auto"
 LARGEST_COUNT = 2**63 - 1  # what PyTorch and the metrics file hold
+MOST_THREADS = 1024  # of one process. Ten thousands end it in a segmentation fault
+MOST_STEPS_AHEAD = 1024  # each holds a batch in memory
+LONGEST_SAMPLE = 1_000_000  # tokens
+LONGEST_WAIT_S = 7 * 86_400.0  # timers of Python and PyTorch overflow at 1e10 s
+LARGEST_BUCKET_MIB = 1_048_576.0  # PyTorch counts its bytes in 64 bits
 
 
 def _whole(text: str, least: int, rule: str) -> int:
@@ -56,6 +61,42 @@ def not_negative_number(text: str) -> float:
     return _real(text, lambda number: 0 <= number < math.inf, "a number from 0 upwards")
 
 
+def _at_most(number: float, most: float, text: str, why: str) -> None:
+    """Refuse a number above `most`, for the reason `why`, which ends with the way out."""
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{text} is more than {most:.0f}, {why}")
+
+
+def thread_count(text: str) -> int:
+    number = positive(text)
+    _at_most(number, MOST_THREADS, text, "the most threads of one process; give at most the machine's cores")
+    return number
+
+
+def steps_ahead(text: str) -> int:
+    number = not_negative(text)
+    _at_most(number, MOST_STEPS_AHEAD, text, "and every step read ahead is kept in memory; 1 or 2 hide the reading")
+    return number
+
+
+def sample_length(text: str) -> int:
+    number = not_negative(text)
+    _at_most(number, LONGEST_SAMPLE, text, "and a text ends at the model's last position anyway; give fewer tokens")
+    return number
+
+
+def waiting_time(text: str) -> float:
+    number = positive_number(text)
+    _at_most(number, LONGEST_WAIT_S, text, "the seconds of a week, which is the longest wait; give fewer seconds")
+    return number
+
+
+def bucket_size(text: str) -> float:
+    number = positive_number(text)
+    _at_most(number, LARGEST_BUCKET_MIB, text, "a bucket of 1 TiB; one bucket for all gradients needs no more")
+    return number
+
+
 def positive_number(text: str) -> float:
     return _real(text, lambda number: 0 < number < math.inf, "a number above 0")
 
@@ -71,9 +112,11 @@ def share(text: str) -> float:
 def duration(text: str) -> float:
     """Return the seconds in 90s, 15m or 2h; a bare number is seconds."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower(), 0)
-    return _real(text[:-1] if unit else text, lambda number: 0 < number < math.inf, "a time such as 90s, 15m or 2h") * (
-        unit or 1
-    )
+    number = _real(text[:-1] if unit else text, lambda number: 0 < number < math.inf, "a time such as 90s, 15m or 2h")
+    seconds = number * (unit or 1)
+    if seconds > LONGEST_WAIT_S:
+        raise argparse.ArgumentTypeError(f"{text} is longer than a week (168h); give a shorter time")
+    return seconds
 
 
 def percentage(text: str) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from testbed.config.flag_parser import FlagParser
+from testbed.config.flag_types import LONGEST_WAIT_S
 from testbed.errors import InputError
 from testbed.io import cannot_become_a_folder
 
@@ -42,3 +43,7 @@ def check_folder_and_timeout(arguments: argparse.Namespace, purpose: str) -> Non
         raise InputError(f"--out_dir {arguments.out_dir} {fault}; give a folder for {purpose}")
     if arguments.run_timeout_s is not None and not arguments.run_timeout_s > 0:
         raise InputError(f"--run_timeout_s {arguments.run_timeout_s:g} is not above 0; leave it out for no limit")
+    if arguments.run_timeout_s is not None and arguments.run_timeout_s > LONGEST_WAIT_S:
+        raise InputError(
+            f"--run_timeout_s {arguments.run_timeout_s:g} is longer than a week; leave it out for no limit"
+        )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from testbed.config.flag import OF_RUN_TYPE, Filled, Flag, Kind, Resume, flag, row
-from testbed.config.flag_types import not_negative, on_off_or_auto, positive, positive_number
+from testbed.config.flag_types import bucket_size, not_negative, on_off_or_auto, positive, sample_length, thread_count
 
 WORK, SPREAD, HOW, LOOK = Kind.WORK, Kind.SPREAD, Kind.HOW, Kind.LOOK
 
@@ -47,7 +47,7 @@ class Compute:
         WORK, choices=["default", "fp8"], default="default", before="default", in_config="matmul", compared_as="math_changes", names_arm=True)
     threads_per_rank: int = flag(
         "CPU threads of each rank (default: OMP_NUM_THREADS, else an even share of the cores)",
-        HOW, type=positive, metavar="N", resume=Resume.FREE, filled=Filled.BY_RANKS)  # segments[] names how many
+        HOW, type=thread_count, metavar="N", resume=Resume.FREE, filled=Filled.BY_RANKS)  # segments[] names how many
     bind_cores: bool = flag(
         "bind each rank to its share of the node's cores (Linux; not if the launcher binds ranks)",
         HOW, default=False, resume=Resume.FREE, before=False)
@@ -67,7 +67,7 @@ class DataParallel:
         SPREAD, choices=["all", "alternate"], const="all", metavar="all|alternate", default=OF_RUN_TYPE, resume=Resume.MATHEMATICS, is_instrument=True)
     bucket_cap_mb: float | None = flag(
         "size of gradient buckets averaged during backward (default: 25)",
-        SPREAD, type=positive_number, metavar="MIB", default=OF_RUN_TYPE)
+        SPREAD, type=bucket_size, metavar="MIB", default=OF_RUN_TYPE)
     gradient_compression: str | None = flag(
         "average gradients in bf16: half the traffic, recorded as other mathematics (default: none)",
         SPREAD, choices=["none", "bf16"], default=OF_RUN_TYPE, resume=Resume.MATHEMATICS)
@@ -190,7 +190,7 @@ class Measuring:
         LOOK, default="import ", metavar="TEXT")
     sample_tokens: int = flag(
         "length of that text; 0 = none (default: %(default)s)",
-        LOOK, type=not_negative, default=64, metavar="TOKENS")
+        LOOK, type=sample_length, default=64, metavar="TOKENS")
     run_inference_benchmark: bool = flag(
         "time generation at the end on rank 0 (100 greedy tokens, batch 1, key-value cache) and record inference_latency and "
         "inference_throughput, see docs/inference.md",

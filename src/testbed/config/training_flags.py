@@ -12,9 +12,10 @@ from testbed.config.flag_types import (
     not_negative,
     not_negative_number,
     positive,
-    positive_number,
     positive_or_auto,
     share,
+    steps_ahead,
+    waiting_time,
 )
 from testbed.config.run_types import STRATEGIES
 from testbed.model.shape import LEARNING_RATES, MODEL_SIZES, MUON_LEARNING_RATES
@@ -67,11 +68,11 @@ class Training:
     grace_seconds: float = flag(
         "time to finish the step and save a checkpoint after SIGTERM or SIGUSR1, before the process ends; see "
         "docs/faults.md (default: %(default)g)",
-        LOOK, type=positive_number, default=20.0, metavar="SECONDS")
+        LOOK, type=waiting_time, default=20.0, metavar="SECONDS")
     collective_timeout: float = flag(
         "a rank that waits longer for another rank fails and names it. Give more than rank 0 needs to write the weights, "
         "and than ranks differ in loading PyTorch (default: %(default)g)",
-        LOOK, type=positive_number, default=120.0, metavar="SECONDS")
+        LOOK, type=waiting_time, default=120.0, metavar="SECONDS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ class Data:
         WORK, type=positive, default=512, metavar="TOKENS", in_config="seq_len", is_task=True)
     num_workers: int | None = flag(
         "steps that a background thread reads ahead; 0 = read inside the step (default: 1 on CUDA, 0 on the CPU)",
-        HOW, type=not_negative, metavar="STEPS", resume=Resume.FREE, filled=Filled.DECIDED)
+        HOW, type=steps_ahead, metavar="STEPS", resume=Resume.FREE, filled=Filled.DECIDED)
 
 
 @dataclass(frozen=True, kw_only=True)

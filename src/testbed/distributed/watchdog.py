@@ -22,9 +22,11 @@ from pathlib import Path
 
 import psutil
 
+from testbed.errors import say_if_read
 from testbed.io import read_regular
 
 BEAT_S = 1.0
+NOTICE_S = 5.0  # a rank that was stopped for a moment, as by a debugger that attaches, is not worth a line
 PROCESSES, EXITING = Path("/proc"), 0x4  # PF_EXITING, among the flags in a process's "stat"
 # in the order in which a step passes them; then what lies between steps
 PHASES = {
@@ -251,6 +253,14 @@ def _is_exiting(process: int) -> bool:
         return False
 
 
+def _stopped_words(process: int) -> str | None:
+    """Say in which state a stopped process is, with the letter that ps shows. None: it is not stopped."""
+    return {
+        psutil.STATUS_STOPPED: f"is stopped (state T: SIGSTOP or Ctrl-Z; kill -CONT {process} lets it go on)",
+        psutil.STATUS_TRACING_STOP: "is held by a debugger (state t)",
+    }.get(_status(process))
+
+
 def _status(process: int) -> str | None:
     try:
         return psutil.Process(process).status()
@@ -268,6 +278,8 @@ class Watch:
 
     With `is_cuda` this rank's own place is enough. NCCL's own timeout ends the process by SIGABRT, without a mark and
     without a reason, so it is set later than this one. The first step of a start is left out, because it compiles.
+
+    A rank that is stopped is said to be so after a few seconds, once, by the lowest rank of its machine that runs.
     """
 
     def __init__(
@@ -278,8 +290,10 @@ class Watch:
         timeout_s: float,
         on_stuck: Callable[[str], None],
         is_cuda: bool = False,
+        on_stopped: Callable[[str], None] = say_if_read,
     ):
-        self._is_cuda = is_cuda
+        self._is_cuda, self._timeout_s, self._on_stopped = is_cuda, timeout_s, on_stopped
+        self._said_stopped: set[int] = set()  # ranks that all know of as stopped, until they go on
         self._first_step: int | None = None
         self._directory, self._rank, self._world_size = directory, rank, world_size
         # a beat before the collectives' own timeout, which begins a little later
@@ -310,17 +324,40 @@ class Watch:
         if self._first_step is None and mine.phase in _ENDS_SOON:
             self._first_step = mine.step
         if self._still_s[self._rank] < BEAT_S:  # it goes on: it waits for no rank, and no file need be read
+            self._said_stopped.clear()
             self._seen = {self._rank: self._seen[self._rank]}
             return None
+        here = []
         for rank in range(self._world_size):
             place = None if rank == self._rank else read_place(self._directory, rank)
             if place is None or not place.is_here or place.phase == "ended":
                 continue
+            here.append(place)
             self._count(rank, (place.beats, place.process) if place.is_alive else ("dead",), seconds)
             if min(self._still_s[rank], self._still_s[self._rank]) >= self._patience_s:
                 missing = missing_ranks(self._directory, self._world_size, self._rank)
                 return missing or f"rank {rank} shows no sign of life: it is in {_with_seconds(place)}"
+        self._say_who_is_stopped(here)
         return self._look_at_own_device(mine)
+
+    def _say_who_is_stopped(self, others: list[Place]) -> None:
+        """Say which of the other ranks of this machine are stopped, and when this one gives up. Once for each stop."""
+        silent = [place for place in others if self._still_s[place.rank] >= NOTICE_S]
+        self._said_stopped &= {place.rank for place in silent}
+        stopped = {place: words for place in silent if (words := _stopped_words(place.process))}
+        moving = {self._rank, *(place.rank for place in others)} - {place.rank for place in silent}
+        new = [place for place in stopped if place.rank not in self._said_stopped]
+        self._said_stopped |= {place.rank for place in new}
+        if self._rank > min(moving):
+            return
+        for place in new:
+            left_s = self._patience_s - min(self._still_s[place.rank], self._still_s[self._rank])
+            self._on_stopped(
+                f"rank {place.rank} does not move: its process {place.process} {stopped[place]}, in "
+                f"{_with_seconds(place)}; rank {self._rank} waits for it in "
+                f"{own_place(self._directory, self._rank)}, and gives up in about {left_s:.0f} s "
+                f"(--collective_timeout {self._timeout_s:g})"
+            )
 
     def _look_at_own_device(self, mine: Place) -> str | None:
         """Return the sentence about a GPU of this rank that does not finish, or None."""

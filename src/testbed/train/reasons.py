@@ -21,8 +21,14 @@ from testbed.errors import first_line
 from testbed.metrics.run_directory import RunAlreadyFailed
 from testbed.train.divergence import TrainingDiverged
 
+
+class ModelDoesNotFit(Exception):
+    """The model's weights have no room in memory, whatever the batch is. One sentence."""
+
+
 # errors that are one sentence already
 EXPECTED: tuple[type[Exception], ...] = (TrainingDiverged, WeightsUnavailable, RanksDiffer, CheckpointFailed)
+EXPECTED += (ModelDoesNotFit,)
 EXPECTED += (ChoiceContradicts, RunAlreadyFailed, run_lock.FolderGone, FileChanged, PortTaken, RankMissing, Unreachable)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # only writing ends so
 BROKEN_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
@@ -54,4 +60,18 @@ def out_of_memory_advice(settings: RunSettings, error: Exception) -> str:
     return (
         f"out of memory with --micro_batch_size_per_gpu {settings.batch.micro_batch_size_per_gpu}; {advice} "
         f"({first_line(error)})"
+    )
+
+
+def model_does_not_fit(settings: RunSettings, error: BaseException) -> ModelDoesNotFit:
+    """Return the error of a model that ran out of memory before there was any batch."""
+    shape = settings.shape
+    dimensions = (
+        f"--num_layers {shape.num_layers}, --embedding_size {shape.embedding_size}, --vocab_size {shape.vocab_size}"
+    )
+    return ModelDoesNotFit(
+        "out of memory before the first batch: the model's weights do not fit "
+        f"({shape.num_parameters:,} parameters, {4 * shape.num_parameters / 2**30:,.1f} GiB in fp32). --model "
+        f"{settings.model.size}, {dimensions} and --max_position_embeddings {shape.max_position_embeddings} make its "
+        f"size: give smaller ones ({first_line(error)})"
     )

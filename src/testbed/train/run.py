@@ -28,7 +28,7 @@ from testbed.metrics.recorder import RunRecorder
 from testbed.metrics.tensorboard import Scalars
 from testbed.model.float8 import convert_to_float8_
 from testbed.model.gpt2 import GPT2
-from testbed.profiling.device_limits import begin_peak_rate, resident_bytes
+from testbed.profiling.device_limits import begin_peak_rate, is_out_of_memory, resident_bytes
 from testbed.profiling.step_clock import StepClock
 from testbed.run_lock import by_handle, check_held
 from testbed.strategies import Strategy, build_strategy
@@ -36,6 +36,7 @@ from testbed.strategies.deepspeed_build_locks import warnings_of_locks
 from testbed.train.batches import TrainingBatches, ValidationBatches
 from testbed.train.console import Console, notes_of_place, what_runs
 from testbed.train.ending import RunEnding
+from testbed.train.reasons import model_does_not_fit
 from testbed.train.report import Report
 from testbed.train.setup import Setup
 
@@ -120,7 +121,12 @@ def open_run(setup: Setup, ending: RunEnding) -> TrainingRun:
     tokenizer_text = tokenizer_of_data(setup.checked.train_file) if is_rank_0 else None
 
     rss_before_model = resident_bytes()
-    strategy = build(setup)
+    try:
+        strategy = build(setup)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise model_does_not_fit(settings, error) from error
     if start.checkpoint is not None:
         is_continued = load(start.checkpoint, strategy, settings, launch)
         recorder.starts.current["random_numbers"] = "continued" if is_continued else "drawn anew"
