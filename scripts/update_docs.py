@@ -141,6 +141,12 @@ def planner_score() -> str:
     return page_of(json.loads(SCORE_FILE.read_text(encoding="utf-8")))
 
 
+def deepspeed_keys() -> str:
+    from testbed.config.deepspeed_keys import table
+
+    return table()
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "run types": run_types,
@@ -154,6 +160,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "metrics fields": metrics_fields,
     **{name: partial(field, name) for name in FIELD_BLOCKS},
     "planner memory": planner_memory,
+    "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,
 }
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.config.deepspeed_keys import faults_of_keys, passed_on
 from testbed.config.deepspeed_scheduler import Decision, flags_of_scheduler
 from testbed.config.environment_variables import check_no_secret
 from testbed.config.flag_types import AUTO
@@ -41,23 +42,7 @@ FILE_KEY_OF_FLAG = {
 }
 # what each value of --offload puts into host memory; the weights are never offloaded without the optimizer state
 OFFLOADED = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
-OLDER_NAMES = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 _NUMBERS = {keys[0] for keys in FILE_KEY_OF_FLAG.values() if len(keys) == 1}
-# what the testbed decides for every run type alike, so that an optimized run does the work of its baseline
-NOT_DECIDED_HERE = {
-    "torch_autocast": "it follows --precision",
-    "pipeline": "ZeRO does not cut the model into stages",
-    "data_types": "it follows --precision and --mixed_precision",
-    "amp": "it follows --precision",
-    "communication_data_type": "gradients are averaged as --precision and --mixed_precision say",
-    "prescale_gradients": "gradients are averaged, not summed",
-    "gradient_predivide_factor": "gradients are averaged, not summed",
-    "sparse_gradients": "gradients are averaged whole",
-    "compression_training": "it would train another model",
-    "timers": "the testbed times every step itself, and DeepSpeed's timer would wait for the device inside the step",
-}
-# of the zero_optimization section: what rounds weights or gradients on their way, and would be another computation
-QUANTIZING = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 
 
 @dataclass(frozen=True)
@@ -93,9 +78,12 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
     if not isinstance(content, dict):
         raise InputError(f"--deepspeed_config {path} must hold one JSON object")
     check_no_secret(f"--deepspeed_config {path}", content)
+    known = list(faults_of_keys({key: value for key, value in content.items() if key != "scheduler"}))
+    if isinstance(content.get("scheduler"), dict):
+        known += faults_of_keys({"scheduler": {**content["scheduler"], "params": None}})
     content = {key: value for key, value in content.items() if value not in (None, AUTO) or key in _NUMBERS}
-    scheduler = content.pop("scheduler", None)
-    faults = list(_faults(content))
+    scheduler = content.pop("scheduler", None)  # flags_of_scheduler checks its parameters
+    faults = [*known, *_faults(content)]
     decided: dict[str, Decision] = {}
     for flag, keys in FILE_KEY_OF_FLAG.items():
         with _noting(faults):
@@ -108,7 +96,7 @@ def read_deepspeed_file(path: Path) -> DeepSpeedFile:
         decided |= schedule
         faults += inexpressible
     _refuse(path, list(dict.fromkeys(faults)))
-    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), content, decided)
+    return DeepSpeedFile(path, hashlib.sha256(text).hexdigest(), passed_on(content), decided)
 
 
 def _refuse(path: Path, faults: Sequence[str]) -> None:
@@ -129,21 +117,11 @@ def _noting(faults: list[str]) -> Iterator[None]:
 
 
 def _faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each section that flags decide, and each value that would be another computation."""
-    for key, reason in NOT_DECIDED_HERE.items():
-        if key in content:
-            yield f"the section {key!r} cannot be taken: {reason}; remove it"
+    """Yield each precision that is neither on nor off."""
     for name in ("fp16", "bf16"):
         section = content.get(name)
         if isinstance(section, dict) and section.get("enabled", AUTO) not in (True, False, AUTO):
             yield f'{name}.enabled must be true, false or "auto"'
-    zero = content.get("zero_optimization")
-    for key in QUANTIZING:
-        if isinstance(zero, dict) and zero.get(key) not in (None, AUTO, False):
-            yield (
-                f"zero_optimization.{key} rounds what it sends, so the run would compute something else than its "
-                "baseline; remove it"
-            )
 
 
 def _value_of(content: Mapping[str, Any], flag: str, keys: tuple[str, ...]) -> dict[str, Decision]:
@@ -197,12 +175,6 @@ def _offload_of(content: Mapping[str, Any]) -> dict[str, Decision]:
     """Return the --offload that the file's sections mean; nothing if they decide nothing."""
     on_cpu: set[str] = set()
     off: set[str] = set()
-    for old, section in OLDER_NAMES.items():
-        if _look_up(content, ("zero_optimization", old)) is not None:
-            raise InputError(
-                f'zero_optimization.{old} is an older name; write "{section}": {{"device": "cpu"}} instead, or leave '
-                "it out and give --offload"
-            )
     for section in OFFLOADED["parameters"]:
         key = f"zero_optimization.{section}.device"
         device = _look_up(content, tuple(key.split(".")))

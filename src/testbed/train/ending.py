@@ -83,6 +83,9 @@ class RunEnding:
             self.exit_code = self.leave(refuse(self.launch, str(error)))
         elif isinstance(error, (Exception, RunStopped)):
             self.exit_code = self.after(error)
+        elif isinstance(error, SystemExit):  # a library called exit(): no end of a run, whatever its code says
+            ended = RuntimeError(f"something called exit({error.code!r}) before the run's end")
+            self.exit_code = self.after(ended.with_traceback(trace))
         else:
             return False
         return True

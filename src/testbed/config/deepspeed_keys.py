@@ -1,0 +1,291 @@
+"""What becomes of each key of DeepSpeed's configuration file, in one table. No torch.
+
+A file may come from a stranger, and DeepSpeed writes where it is told: only keys that stand here are passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.config.deepspeed_scheduler import KINDS
+from testbed.config.flag_types import AUTO
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == int(value)  # 5e8 is a float in JSON
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and value <= 1
+
+
+_RECORDED = ("wall_clock_breakdown", False)  # passed on, as earlier runs recorded it
+SWITCH, WHOLE, NUMBER, SHARE = "true or false", "a whole number from 0", "a number from 0", "a number from 0 to 1"
+_IS_A: dict[str, Callable[[Any], bool]] = {
+    SWITCH: lambda value: isinstance(value, bool),
+    WHOLE: _is_whole,
+    NUMBER: _is_number,
+    SHARE: _is_share,
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag says the same, or several do; deepspeed_file.py takes the value for it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Passed:
+    """DeepSpeed gets the value, which must be of this kind."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Refused, with the reason, unless it has a value that asks for nothing. Such a value is not passed on."""
+
+    reason: str
+    harmless: tuple[Any, ...] = (False,)
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    """Any value is taken, and none changes the run."""
+
+    reason: str
+
+
+Fate = Flag | Passed | Refused | WithoutEffect
+SECTIONS: tuple[str, ...] = ("optimizer", "optimizer.params", "scheduler", "scheduler.params", "zero_optimization")
+SECTIONS += ("zero_optimization.offload_optimizer", "zero_optimization.offload_param", "fp16", "bf16")
+SECTIONS += ("activation_checkpointing", "checkpoint")
+_QUANTIZING = "it rounds what it sends, so the run would compute something else than its baseline"
+_OLDER_NAME = 'it is an older name; write "{}": {{"device": "cpu"}} instead, or give --offload'
+_GONE = "DeepSpeed has removed it"
+_OTHER = "it would train another model or on other batches"
+_PRECISION = "it follows --precision and --mixed_precision"
+_OWN_CHECKPOINTS = "the testbed writes and reads checkpoints itself, with --save_every and --resume"
+_NVME = "the testbed offloads to host memory only, with --offload"
+_OWN_ADAMW = "every run type trains with the same AdamW or Muon; --optimizer chooses"
+_RECOMPUTE = "DeepSpeed's own recomputation is not used; give --activation_checkpointing"
+_MONITOR = "the testbed records every run itself, and writes only into its folder; give --tensorboard"
+_SUMMED = "gradients are averaged, not summed"
+_RANKS = "ZeRO shares the model among all ranks alike; --run_type tensor and pipeline cut it otherwise"
+_TRACE = "it would wait for the device inside the step; give --profile"
+
+
+def _each(names: str, fate: Fate, section: str = "") -> dict[str, Fate]:
+    return {f"{section}.{name}" if section else name: fate for name in names.split()}
+
+
+_ZERO, _OPTIMIZER = "zero_optimization", "zero_optimization.offload_optimizer"
+_PARAM = "zero_optimization.offload_param"
+# Names without "stage3_" are those of the fields in DeepSpeed; it takes both.
+_STAGE_3_SIZES = (
+    "prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters "
+    "max_reuse_distance module_granularity_threshold"
+)
+_STAGE_3_SWITCHES = "use_all_reduce_for_fetch_params allgather_sequential"
+
+KEYS: dict[str, Fate] = {
+    "train_micro_batch_size_per_gpu": Flag("micro_batch_size_per_gpu"),
+    "gradient_accumulation_steps": Flag("grad_accum_steps"),
+    "train_batch_size": Flag("global_batch_size"),
+    "gradient_clipping": Flag("max_grad_norm"),
+    "steps_per_print": Flag("steps_per_print"),
+    "optimizer.type": Flag("optimizer"),
+    "optimizer.params.lr": Flag("learning_rate"),
+    "optimizer.params.eps": Flag("adam_eps"),
+    "optimizer.params.weight_decay": Flag("weight_decay"),
+    "optimizer.params.betas": Flag("adam_beta1, adam_beta2"),
+    "scheduler.type": Flag("lr_schedule"),
+    **_each(" ".join(sorted({name for kind in KINDS.values() for name in kind})),
+            Flag("lr_schedule, learning_rate, warmup_steps, warmup_shape, lr_decay_steps, decay_share, "
+                 "min_learning_rate"), "scheduler.params"),
+    "zero_optimization.stage": Flag("zero_stage"),
+    "zero_optimization.reduce_bucket_size": Flag("reduce_bucket_size"),
+    "zero_optimization.allgather_bucket_size": Flag("allgather_bucket_size"),
+    "zero_optimization.overlap_comm": Flag("overlap_comm"),
+    **_each("device", Flag("offload"), _OPTIMIZER),
+    **_each("device", Flag("offload"), _PARAM),
+    "fp16.enabled": Flag("precision"),
+    "bf16.enabled": Flag("precision"),
+    # passed on
+    **_each("contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions "
+            "ignore_unused_parameters round_robin_gradients parameter_alignment memory_efficient_linear "
+            f"override_module_apply log_trace_cache_warnings enable_sanity_checks {_STAGE_3_SWITCHES}",
+            Passed(SWITCH), _ZERO),
+    **_each(" ".join(f"stage3_{name}" for name in _STAGE_3_SWITCHES.split()), Passed(SWITCH), _ZERO),
+    **_each(f"sub_group_size zero_hpz_partition_size {_STAGE_3_SIZES}", Passed(WHOLE), _ZERO),
+    **_each(" ".join(f"stage3_{name}" for name in _STAGE_3_SIZES.split()), Passed(WHOLE), _ZERO),
+    **_each("pin_memory", Passed(SWITCH), _OPTIMIZER),
+    **_each("buffer_count", Passed(WHOLE), _OPTIMIZER),
+    **_each("ratio", Passed(SHARE), _OPTIMIZER),
+    **_each("pin_memory", Passed(SWITCH), _PARAM),
+    **_each("buffer_count buffer_size max_in_cpu", Passed(WHOLE), _PARAM),
+    **_each("loss_scale", Passed(NUMBER), "fp16"),
+    **_each("initial_scale_power loss_scale_window hysteresis min_loss_scale", Passed(WHOLE), "fp16"),
+    **_each("consecutive_hysteresis", Passed(SWITCH), "fp16"),
+    **_each("immediate_grad_update check_grad_overflow", Passed(SWITCH), "bf16"),
+    # without effect
+    "zero_allow_untested_optimizer": WithoutEffect("the optimizer is the baseline's, which DeepSpeed has to allow"),
+    "optimizer.params.torch_adam": WithoutEffect("AdamW is the testbed's own in any case"),
+    "checkpoint.tag_validation": WithoutEffect("the testbed writes its checkpoints itself"),
+    # the rest of known sections
+    **_each("adam_w_mode bias_correction", Refused(_OWN_ADAMW, (True,)), "optimizer.params"),
+    **_each("amsgrad", Refused(_OWN_ADAMW), "optimizer.params"),
+    "optimizer.params.max_grad_norm": Refused("the norm is limited by gradient_clipping or --max_grad_norm", ()),
+    "optimizer.legacy_fusion": Refused(_OWN_ADAMW),
+    "zero_optimization.compute_grad_norm": Refused("every run records and limits the gradient's norm", (True,)),
+    "zero_optimization.load_from_fp32_weights": Refused(_OWN_CHECKPOINTS, (True,)),
+    **_each("elastic_checkpoint pipeline_loading_checkpoint gather_16bit_weights_on_model_save "
+            "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
+            Refused(_OWN_CHECKPOINTS), _ZERO),
+    "zero_optimization.zenflow": Refused("it updates weights with older gradients than the baseline does"),
+    "zero_optimization.cpu_offload": Refused(_OLDER_NAME.format("offload_optimizer")),
+    "zero_optimization.cpu_offload_param": Refused(_OLDER_NAME.format("offload_param")),
+    "zero_optimization.cpu_offload_use_pin_memory": Refused("it is an older name of offload_optimizer.pin_memory"),
+    "zero_optimization.legacy_stage1": Refused("it is an older stage 1; give --zero_stage 1"),
+    **_each("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
+            Refused(_QUANTIZING), _ZERO),
+    "zero_optimization.save_muon_momentum_buffer_in_memory": Refused("Muon here is the testbed's; give --optimizer"),
+    "zero_optimization.leaf_module": Refused("the model has no modules to treat as one"),
+    **_each("mics_shard_size", Refused(_GONE, (-1,)), _ZERO),
+    **_each("mics_hierarchical_params_gather zeropp_loco_param", Refused(_GONE), _ZERO),
+    **_each("nvme_path pipeline_read pipeline_write fast_init", Refused(_NVME), _OPTIMIZER),
+    **_each("super_offload", Refused("--offload optimizer moves the optimizer without it"), _OPTIMIZER),
+    **_each("cpuadam_cores_perc", Refused("it is a part of super_offload", (0.8,)), _OPTIMIZER),
+    **_each("nvme_path", Refused(_NVME), _PARAM),
+    "fp16.auto_cast": Refused("the model's inputs are token numbers, which have no precision"),
+    "fp16.fp16_master_weights_and_grads": Refused(_PRECISION),
+    **_each("bf16_master_weights_and_grads bf16_optimizer_states", Refused(_PRECISION), "bf16"),
+    **_each("partition_activations contiguous_memory_optimization cpu_checkpointing profile "
+            "synchronize_checkpoint_boundary", Refused(_RECOMPUTE), "activation_checkpointing"),
+    "activation_checkpointing.number_checkpoints": Refused(_RECOMPUTE, ()),
+    **_each("load_universal use_node_local_storage parallel_write writer checkpoint_serialization",
+            Refused(_OWN_CHECKPOINTS), "checkpoint"),
+    # whole sections and single values that no one takes
+    "torch_autocast": Refused("it follows --precision"),
+    "pipeline": Refused("ZeRO does not cut the model into stages"),
+    "data_types": Refused(_PRECISION),
+    "gradient_accumulation_dtype": Refused(_PRECISION, ()),
+    "fp8": Refused("it follows --precision and the flags beside it"),
+    "amp": Refused("it follows --precision"),
+    "bfloat16": Refused("it is an older name of the section bf16"),
+    **_each("communication_data_type seq_parallel_communication_data_type",
+            Refused("gradients are averaged as --precision and --mixed_precision say", ())),
+    "prescale_gradients": Refused(_SUMMED),
+    "gradient_predivide_factor": Refused(_SUMMED, (1.0,)),
+    "gradient_allreduce_op": Refused(_SUMMED, ("mean",)),
+    "sparse_gradients": Refused("gradients are averaged whole"),
+    "managed_gradient_accumulation": Refused("the testbed leaves accumulation to DeepSpeed", (True,)),
+    **_each("compression_training quantize_training weight_quantization progressive_layer_drop eigenvalue "
+            "sparse_attention", Refused(_OTHER)),
+    **_each("data_efficiency curriculum_learning", Refused(_OTHER)),
+    "dataloader_drop_last": Refused("every run type reads the same batches, from the testbed's own loader"),
+    "timers": Refused("the testbed times every step itself, and DeepSpeed's timer would wait for the device inside "
+                      "the step"),
+    **_each("tensorboard wandb csv_monitor comet monitor_config", Refused(_MONITOR)),
+    **_each("flops_profiler memory_breakdown wall_clock_breakdown", Refused(_TRACE)),
+    "comms_logger": Refused("give --log_collectives or --profile, which write into the run's folder"),
+    **_each("dump_state log_level", Refused("the effective configuration stands in training_metrics.json")),
+    **_each("nebula datastates_ckpt checkpoint_engine", Refused(_OWN_CHECKPOINTS)),
+    "aio": Refused(_NVME),
+    "autotuning": Refused("it starts runs of its own and writes their files; scripts/find_fastest.py compares runs"),
+    **_each("elasticity graph_harvesting", Refused(_GONE)),
+    **_each("tensor_parallel expert_parallel sequence_parallel_size hybrid_engine", Refused(_RANKS, (False, 1))),
+    "use_data_before_expert_parallelism": Refused(_RANKS),
+    "compile": Refused("it follows --compile"),
+    **_each("zenflow", Refused("it updates weights with older gradients than the baseline does")),
+    "vocabulary_size": Refused("it follows --vocab_size", ()),
+    **_each("disable_allgather disable_python_gc", Refused("every run type runs alike in this")),
+    "zero_force_ds_cpu_optimizer": Refused(_OWN_ADAMW),
+}  # fmt: skip
+
+
+def faults_of_keys(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a sentence for each key that is unknown, refused, or of the wrong kind; flags check their own values."""
+    for key, value in content.items():
+        place = f"{prefix}{key}"
+        if "." not in key and place in SECTIONS:
+            if isinstance(value, dict):
+                yield from faults_of_keys(value, f"{place}.")
+            elif not _is_nothing(value):
+                yield f"{place} must be a JSON object"
+        elif "." in key or place not in KEYS:
+            yield f"{place!r} is no key that the testbed knows, so it is not passed on to DeepSpeed; remove it"
+        elif fault := _fault(place, KEYS[place], value):
+            yield fault
+
+
+def _fault(place: str, fate: Fate, value: Any) -> str:
+    """Return why a value cannot be taken; empty if it can."""
+    if _is_nothing(value):
+        return ""
+    if isinstance(fate, Passed) and not _IS_A[fate.kind](value):
+        return f'{place} must be {fate.kind} or "auto", not {json.dumps(value)[:80]}'
+    if not isinstance(fate, Refused) or _is_harmless(value, fate):
+        return ""
+    if "." in place or not isinstance(value, dict):
+        return f"{place} = {json.dumps(value)[:80]} cannot be taken: {fate.reason}; remove it"
+    return f"the section {place!r} cannot be taken: {fate.reason}; remove it"
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or value == AUTO
+
+
+def _is_harmless(value: Any, fate: Refused) -> bool:
+    """Tell whether a value asks for nothing: a default of DeepSpeed's, or a section that is empty or switched off."""
+    if isinstance(value, dict):
+        return not value or value.get("enabled") is False
+    # 1 == True in Python
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in fate.harmless)
+
+
+def passed_on(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a checked file without what DeepSpeed need not see: what has no effect, or asks for nothing."""
+    kept: dict[str, Any] = {}
+    for key, value in content.items():
+        place = f"{prefix}{key}"
+        if place in SECTIONS and isinstance(value, dict):
+            inside = passed_on(value, f"{place}.")
+            if inside or place in ("zero_optimization", "optimizer", "fp16", "bf16") or "offload" in place:
+                kept[key] = inside
+        elif place in SECTIONS or isinstance(KEYS[place], Flag | Passed) or (place, value) == _RECORDED:
+            kept[key] = value
+    return kept
+
+
+def table() -> str:
+    """Return the list for the documentation, as Markdown: keys with the same fate share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for key, fate in KEYS.items():
+        rows.setdefault(_words(fate), []).append(f"`{key}`")
+    lines = ["| Key of the file | What becomes of it |", "|---|---|"]
+    for order in ("flag", "passed", "without effect", "refused"):
+        for (what, words), keys in rows.items():
+            if what == order:
+                lines.append(f"| {', '.join(keys)} | {words} |")
+    return "\n".join([*lines, "| any other | refused |"])
+
+
+def _words(fate: Fate) -> tuple[str, str]:
+    if isinstance(fate, Flag):
+        return "flag", f"taken as {', '.join(f'`--{name}`' for name in fate.name.split(', '))}"
+    if isinstance(fate, Passed):
+        return "passed", f"passed to DeepSpeed: {fate.kind}"
+    if isinstance(fate, WithoutEffect):
+        return "without effect", f"without effect: {fate.reason}"
+    harmless = " or ".join(f"`{json.dumps(value)}`" for value in fate.harmless if value is not False)
+    return "refused", f"refused{f' unless {harmless}' if harmless else ''}: {fate.reason}"
