@@ -227,7 +227,8 @@ def answer(question: Question, arguments: argparse.Namespace) -> int:
             save_png(plan_figure(each[: arguments.top or None], title, notes), arguments.picture)
         except OSError as error:
             raise Failure(f"--picture {arguments.picture} cannot be written: {error.strerror}") from None
-    say(plan_text(each, question.budget, refused, question.work, arguments.top or None))
+    top = arguments.top or None
+    say(plan_text(each, question.budget, refused, question.work, top, question.vocabulary))
     return 0
 
 
@@ -238,7 +239,7 @@ def sweep(question: Question, text: str) -> int:
     from testbed.planner.question import numbers_of_sweep
 
     rows = [(devices, question.on(devices).best()) for devices in numbers_of_sweep(text)]
-    batch = f"{question.global_batch:,} x {question.seq_length:,} tokens a step"
+    batch = f"{question.global_batch:,} x {question.seq_length:,} tokens a step, {question.vocabulary}"
     label = next((best.time.label for _, best in rows if not isinstance(best, str)), "nothing fits")
     say(f"{question.model_name} on {question.machine.device.name}, {batch} on every number of devices ({label})\n")
     say("\n".join(table_lines(sweep_table(rows, question.budget))))

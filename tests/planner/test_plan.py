@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.programs import REPOSITORY, run_here
+from support.programs import REPOSITORY, VOCABULARY, run_here, write_token_files
 
 from testbed.analysis.plan.picture import plan_figure
 from testbed.analysis.plan.tables import plan_text
@@ -211,6 +211,26 @@ def test_the_program_prints_a_sentence_tables_and_commands(tmp_path):
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["runs"][0]["fits"] and content["runs"][0]["days"] > 0
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_model_that_is_planned_is_the_one_that_the_command_trains(tmp_path):
+    """Without --vocab_size src/gpt2.py takes the vocabulary of the data, so the plan does too."""
+    words = ["--model", "nano", "--here", "--gpus", 1]
+    train_file, _ = write_token_files(tmp_path)
+    here = run_here(PLAN, *words, "--json", "none.json", cwd=tmp_path)
+    assert here.returncode == 0 and "Vocabulary 50,257 (GPT-2's, for no data is here)." in here.stdout.splitlines()[0]
+    for suffix in (".bin", ".json"):
+        train_file.with_suffix(suffix).rename((tmp_path / "train_small").with_suffix(suffix))
+    done = run_here(PLAN, *words, "--json", "plan.json", cwd=tmp_path)
+    assert f"Vocabulary {VOCABULARY} (of train_small.bin)." in done.stdout.splitlines()[0], done.stderr
+    plans = [json.loads((tmp_path / name).read_text())["runs"][0] for name in ("none.json", "plan.json")]
+    assert [run["job"]["model"]["vocab"] for run in plans] == [50304, 384]
+    assert all("--vocab_size" not in run["command"] for run in plans)
+    given = run_here(PLAN, *words, "--vocab_size", 1000, cwd=tmp_path)
+    assert "Vocabulary 1,000 (as given)." in given.stdout.splitlines()[0] and "--vocab_size 1000" in given.stdout
+    (tmp_path / "train_small.json").write_text("{}")
+    broken = run_here(PLAN, *words, cwd=tmp_path)
+    assert broken.returncode == 2 and "the sidecar train_small.json has format_version" in broken.stderr
 
 
 def test_given_flags_hold_for_every_row(tmp_path):

@@ -38,6 +38,11 @@ MARGIN = 0.05  # of the memory: fragments, the libraries' own, and the step that
 ENOUGH_TOKENS = {"cpu": 2048, "cuda": 32768}
 TRIED_ON_CUDA = ("baseline", "allreduce", "ddp")
 GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +97,13 @@ def available_bytes(device: torch.device, launch: Launch) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - MARGIN * total)
-    free = min(psutil.virtual_memory().available, _left_in_cgroup(Path("/sys/fs/cgroup")))
+    free = min(psutil.virtual_memory().available, _left_in_cgroup(CGROUP))
     return int(free * (1 - MARGIN) / launch.local_world_size)
 
 
 def _left_in_cgroup(root: Path) -> int:
     """Return the bytes until the limit of a container (cgroup 2, then 1); cached files count as free."""
-    for limit, used, cached in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
+    for limit, used, cached in CGROUP_FILES:
         try:
             most, taken = int((root / limit).read_text()), int((root / used).read_text())
             rows = ((root / limit).parent / "memory.stat").read_text().splitlines()

@@ -71,8 +71,12 @@ class MemoryEstimate:
 
 def memory_of(job: Job) -> MemoryEstimate:
     """Predict the device that needs most: of a pipeline, each rank is looked at."""
-    ranks = _stages_of_ranks(job)
-    return max((_on_rank(job, rank, stages) for rank, stages in enumerate(ranks)), key=lambda found: found.allocated)
+    return max(memory_of_ranks(job), key=lambda found: found.allocated)
+
+
+def memory_of_ranks(job: Job) -> list[MemoryEstimate]:
+    """Predict each rank of a pipeline, from the first stage on; without one, the rank that all are like."""
+    return [_on_rank(job, rank, stages) for rank, stages in enumerate(_stages_of_ranks(job))]
 
 
 def needs(estimate: MemoryEstimate, device: Device) -> float:

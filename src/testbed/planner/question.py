@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config.initial_shape import check_shape
+from testbed.config.table import FLAGS
+from testbed.data.token_file import open_token_file
 from testbed.errors import InputError
 from testbed.model.shape import MODEL_SIZES, ModelShape, size_name
 from testbed.planner.calibration import read_calibration
@@ -43,6 +45,7 @@ class Question:
         work: words of the flags that all commands share.
         given: flags of src/gpt2.py that all candidates have.
         time_of: the step time of a job on a machine.
+        data: the training file that the vocabulary is of; None: it was typed, or there is none.
     """
 
     shape: ModelShape
@@ -53,6 +56,16 @@ class Question:
     budget: Budget = field(default_factory=Budget)
     work: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
+    data: Path | None = None
+
+    @property
+    def vocabulary(self) -> str:
+        """The vocabulary, and where it comes from."""
+        if self.data is not None:
+            source = f"of {self.data}"
+        else:
+            source = "as given" if "--vocab_size" in self.work else "GPT-2's, for no data is here"
+        return f"vocabulary {self.shape.vocab_size:,} ({source})"
 
     @property
     def model_name(self) -> str:
@@ -133,11 +146,14 @@ def question(
         most_devices: that are asked about; a default batch has a sequence for each.
 
     Raises:
-        InputError: the model's dimensions do not fit together.
+        InputError: the model's dimensions do not fit together, or the data here cannot be used.
     """
     default: dict[str, Any] = DEFAULT_WORK[machine.device.kind]
     values = {**default, "global_batch_size": max(default["global_batch_size"], most_devices), **typed}
     base = dataclasses.asdict(MODEL_SIZES[values["model"]])
+    data = None if typed.get("vocab_size") else _data_here()
+    if data is not None:  # as src/gpt2.py takes it
+        base["vocab_size"] = open_token_file(data, "--vocab_size of the data:").vocab_size
     shape = {name: values.get(name) or number for name, number in base.items()}
     check_shape(shape, values["seq_length"])
     if values.get("matmul") == "fp8" and "fp8" not in machine.device.peak_flops:
@@ -152,7 +168,14 @@ def question(
         budget=budget,
         work=tuple(work),
         given={name: value for name, value in typed.items() if name not in NOT_FIXED},
+        data=data,
     )
+
+
+def _data_here() -> Path | None:
+    """Return the training file that the printed commands would read here, if it is there."""
+    path = Path(FLAGS["train_data_path"].default)
+    return path if path.is_file() else None
 
 
 def machine_asked(gpu: str | None, here: bool, gpus: int | None, per_node: int | None, link: str | None) -> Machine:

@@ -11,6 +11,7 @@ import torch
 
 from testbed.autotune.choices import decide
 from testbed.autotune.device import choose_device
+from testbed.autotune.memory_check import check_memory
 from testbed.checkpoint import resume
 from testbed.checkpoint.changed_settings import settings_to_go_on
 from testbed.checkpoint.decide import Start
@@ -21,7 +22,7 @@ from testbed.data.token_file import check_token_file
 from testbed.distributed import process_group
 from testbed.distributed.launch import Launch
 from testbed.distributed.rendezvous import patience_s
-from testbed.errors import InputError
+from testbed.errors import InputError, say_if_read
 from testbed.profiling.collective_log import log_collectives
 from testbed.train.ending import Refused, RunEnding
 
@@ -55,9 +56,12 @@ def set_up(checked: CheckedRun, launch: Launch, ending: RunEnding) -> Setup:
     settings, directory = checked.settings, Path(checked.settings.checkpointing.checkpoint_path)
     try:
         device = choose_device(settings, launch)
+        settings = settings.with_values(device=device.type)
+        warning = check_memory(settings, launch, device)
     except InputError as error:
         raise Refused(str(error)) from error
-    settings = settings.with_values(device=device.type)
+    if warning is not None and launch.rank == 0:
+        say_if_read(warning)
     if settings.compute.quiet_nccl_monitor:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
     backend = process_group.start_process_group(

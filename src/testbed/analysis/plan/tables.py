@@ -20,7 +20,12 @@ RECOMPUTED = {"none": "-", "full": "blocks", "selective_op": "selective"}
 
 
 def plan_text(
-    found: Sequence[PlannedRun], budget: Budget, refused: dict[str, str], work: Sequence[str], top: int | None = None
+    found: Sequence[PlannedRun],
+    budget: Budget,
+    refused: dict[str, str],
+    work: Sequence[str],
+    top: int | None = None,
+    vocabulary: str | None = None,
 ) -> str:
     """Return all that a terminal shows of a plan.
 
@@ -29,11 +34,13 @@ def plan_text(
         refused: run type -> why none of it is possible.
         work: flags of the model as they were typed, for the commands.
         top: how many of them have rows; the sentence is about all.
+        vocabulary: of the model, in words.
     """
     best, runs = found[0], found[:top]
     more = [f"the first {len(runs)} of {len(found)}; --top 0 shows all"] if len(runs) < len(found) else []
+    ends = f" {vocabulary[:1].upper()}{vocabulary[1:]}." if vocabulary else ""
     groups = [
-        [f"Best: {headline(found, budget)}", f"({best.time.label})"],
+        [f"Best: {headline(found, budget)}{ends}", f"({best.time.label})"],
         [*table_lines(overview(runs, budget)), *more],
         ["Memory per device at its peak, GiB", *table_lines(memory_table(runs))],
         ["Step, ms", *table_lines(time_table(runs))],
