@@ -89,6 +89,17 @@ def test_the_same_cores_shared_by_more_ranks_are_equal_devices(tmp_path):
         assert [f.severity for f in audit(runs) if f.rule == "equal devices"] == expected
 
 
+def test_more_than_linear_compares_cores_where_they_are_known(tmp_path):
+    """One process with 2 threads against two ranks with 1 each: twice the ranks, no more cores."""
+    one = {"world_size": 1, "num_devices": 1, "device_type": "cpu", "cpu_threads_per_rank": 2}
+    runs = foreign.arm(tmp_path / "one", world_size=1, hardware=one, step_time_s=0.9)
+    runs += foreign.arm(tmp_path / "two", training_config={"run_type": "ddp"})
+    for threads, expected in ((1, "on 2 times the ranks but 2 and 2 cores: no more cores"), (2, "2 times the cores")):
+        on_device(runs[5:], "cpu", threads)
+        said = [f.message for f in audit(runs) if f.rule == "step clock" and "times the" in f.message]
+        assert len(said) == 1 and expected in said[0], said
+
+
 def test_more_threads_alone_are_what_is_compared(tmp_path):
     one, other = (foreign.arm(tmp_path / name) for name in "ab")
     on_device(other, "cpu", 8)

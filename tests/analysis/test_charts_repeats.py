@@ -103,7 +103,7 @@ def test_repeats_are_drawn_as_one_bar_each(repeated, tmp_path, monkeypatch):
         assert len(figure.axes[0].patches) == 2, name
         assert "ddp on 2 ranks" in text_of(figure)
     steps = text_of(by_name["step_time_distribution.png"])
-    assert "baseline on 2 ranks (median of 3 runs)" in steps
+    assert "baseline on 2 ranks (the median run of 3)" in steps and "One run each" not in steps
     assert "Not equal work" not in steps
 
 

@@ -154,8 +154,18 @@ def test_a_median_has_an_interval_from_five_values_on(quick):
     assert median_interval([]) == (None, None, None)
     assert median_interval([3.0, 1.0, 2.0, 9.0]) == (2.5, None, None)
     generator = np.random.default_rng(6)
-    found = [median_interval(generator.normal(-1.0, 2.0, 7)) for _ in range(150)]  # any number, not only rates
+    found = [median_interval(generator.normal(-1.0, 2.0, 7), is_signed=True) for _ in range(150)]
     assert np.mean([low <= -1.0 <= high for _, low, high in found]) >= 0.95
+
+
+def test_the_interval_of_a_rate_is_never_below_zero(quick):
+    median, low, high = median_interval([4397, 5132, 4206, 392, 200])  # said to be from -1229 to 9641 tokens/s
+    assert 0 < low < median == 4206 < high
+    assert high / median == pytest.approx(median / low)
+    _, low, high = median_interval([0.0, 0.0, 3.0, 9.0, 2.0])  # no logarithm of 0
+    assert low == 0 < high
+    found = [median_interval(np.random.default_rng(seed).lognormal(0.0, 0.8, 7)) for seed in range(150)]
+    assert np.mean([low <= 1.0 <= high for _, low, high in found]) >= 0.95
 
 
 @pytest.mark.parametrize(("noise", "effect"), [(0.01, 0.0), (0.01, -0.05), (-0.01, 0.05)])

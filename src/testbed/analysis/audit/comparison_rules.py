@@ -16,6 +16,7 @@ from testbed.analysis.comparison.confounders import made_first
 from testbed.analysis.runs.comparability import (
     IN_PROPORTION,
     LOSS_NOISE,
+    cores_of,
     differing_validation,
     differing_work,
     loss_noise,
@@ -153,7 +154,9 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
     is_of_iterations = by == "time" and base.time_meaning.endswith("iteration")
     if is_of_iterations and (base.global_batch_size is None or base.global_batch_size != other.global_batch_size):
         return  # an iteration on more ranks can be of less data
-    linear = other.world_size / base.world_size
+    cores = _cores(claim)
+    more_cores = cores[1] / cores[0] if cores else 1.0
+    linear = more_cores if more_cores > 1 else other.world_size / base.world_size
     own = base.is_our_own and other.is_our_own
     slowest = [max(item.rank_times_s, default=0.0) for item in (base, other)]
     corrected = None
@@ -166,11 +169,15 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
         yield claim.finds(
             Rule.STEP_CLOCK,
             NOTE if own else FAILS,
-            f"{speed_up:.2f}x ({by}) on {linear:g} times the ranks is more than linear: "
+            f"{speed_up:.2f}x ({by}) on {linear:g} times the {'cores' if more_cores > 1 else 'ranks'} "
             + (
-                "both clocks cover every rank, so look for caches, clocks of the devices, or noise"
+                f"but {cores[0]} and {cores[1]} cores: no more cores explain it, so look for threads that hinder each "
+                "other, a machine that was busy with other work, or noise"
+                if cores and more_cores <= 1
+                else "is more than linear: both clocks cover every rank, so look for caches, clocks of the devices, or "
+                "noise"
                 if own
-                else "look for work that the clock leaves out, or that was not done"
+                else "is more than linear: look for work that the clock leaves out, or that was not done"
             ),
             corrected,
         )
@@ -180,6 +187,13 @@ def speed_up_is_not_more_than_linear(claim: Claim) -> Iterator[Finding]:
             f"{speed_up:.2f}x is of times averaged over ranks: an epoch is done when its slowest rank is",
             corrected,
         )
+
+
+def _cores(claim: Claim) -> tuple[int, int] | None:
+    """Return the CPU cores of both arms; None on GPUs and where a file does not say."""
+    one, other = ({cores_of(run) for run in runs} for runs in claim.measured_runs)
+    known = [cores.pop() for cores in (one, other) if len(cores) == 1]
+    return (known[0], known[1]) if len(known) == 2 and known[0] and known[1] else None
 
 
 def _speed_up(claim: Claim) -> tuple[float | None, str]:

@@ -65,6 +65,10 @@ def figure_with_footer(
     nothing else, that one run has no interval.
     """
     caveats = ["One run: no interval.", "One run each: no interval, so a small difference may be noise."]
+    if any(run.num_repeats > 1 for run in runs):
+        caveats = [
+            "Shown is the repeat of median throughput alone: what the repeats have between them is not here."
+        ] * 2
     notes = [*notes, *(caveats[len(runs) > 1 :][:1] if are_single else [])]
     notes = [*notes, *filter(None, [note_on_cores(runs)])]
     footer = [(line, "#666666") for note in notes for line in _footer_lines(note, "normal")]

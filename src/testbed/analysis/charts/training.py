@@ -197,10 +197,10 @@ def _plot_repeats(entries: Sequence[Entry], quantity: str) -> Figure | None:
 def _median_run(entry: Entry) -> Run:
     """Return the run of median throughput, named as what it is, with all seeds of its configuration."""
     runs = entry.measured
-    count = f"median of {len(runs)} runs" if len(runs) > 1 else "one run"
+    count = f"the median run of {len(runs)}" if len(runs) > 1 else "one run"
     seeds = " ".join(sorted({str(run.work.get("seed")) for run in runs}))
     run = entry.median_run
-    return replace(run, label=f"{entry.name} ({count})", work=run.work | {"seed": seeds})
+    return replace(run, label=f"{entry.name} ({count})", work=run.work | {"seed": seeds}, num_repeats=len(runs))
 
 
 def comparison_table(runs: Sequence[Run]) -> str:

@@ -214,7 +214,7 @@ def _rows(run: Run, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    median, low, high = median_interval(values)
+    median, low, high = median_interval(values, is_signed=True)  # differences may be below 0
     assert median is not None, "every arm has a run"
     return Estimate(median, low, high, len(values))
 

@@ -60,6 +60,7 @@ class Run:
     # in hundreds of runs. The settings are in the terms of today's flags.
     record: dict[str, Any] = field(repr=False)
 
+    num_repeats: int = 1  # above 1: a picture shows this run, the one of median throughput, for so many repeats
     work: dict[str, Any] = field(default_factory=dict)  # WORK_FIELDS; a field that is missing or None is unknown
     validation: dict[str, Any] = field(default_factory=dict)
 
