@@ -395,7 +395,7 @@ def test_the_table_says_that_single_runs_give_no_verdict_and_what_the_audit_note
     )
     said = " ".join(training.comparison_table(runs).split())
     assert "One run each, no verdict" in said and "quickstart.sh --repeats 5" in said
-    assert "[1] and [3]: 2.20x (throughput) on 2 times the ranks is more than linear" in said
+    assert "[1] and [3]: 2.20x (throughput) on 2 times the cores is more than linear" in said
     assert "[1] and [2]: cpu threads per rank 1 against 2" in said
     assert "no verdict" not in training.comparison_table(runs[:1]), "one run compares nothing"
     repeats = load(*[example_metrics(run_id=f"20260101T00000{number}Z-0123456{number}") for number in (1, 2)])

@@ -297,6 +297,37 @@ def test_a_copy_counts_for_nothing_where_arms_are_compared_without_the_program(t
     assert [(run.path, reason.startswith("a copy of ")) for run, reason in comparison.not_counted] == [(copy, True)]
 
 
+def test_files_of_equal_step_times_under_other_run_ids_are_one_run(tmp_path):
+    times = np.random.default_rng(1).uniform(0.2, 0.3, 20)
+    for side in "ab":
+        for number in range(5):
+            metrics = example_metrics(run_id=f"{side}{number}")
+            for row, seconds in zip(metrics["steps"], times * (1 if side == "a" else 1 + number / 100), strict=True):
+                row["step_time_s"] = float(seconds)
+            save(tmp_path / side / str(number), metrics)
+    code, said = compare(tmp_path / "b", "--against", tmp_path / "a")
+    assert code == 2 and "the same step times" in said and "a copy is no repeat" in said
+
+
+def test_steps_that_fp16_skipped_are_no_equal_work(tmp_path):
+    for name, skipped in (("a", 4), ("b", 0)):
+        for path in arm(tmp_path / name).rglob("training_metrics.json"):
+            metrics = json.loads(path.read_text())
+            for row in metrics["steps"][:skipped]:
+                row.update(is_skipped=True, grad_norm=None)
+            path.write_text(json.dumps(metrics))
+    code, said = compare(tmp_path / "a", "--against", tmp_path / "b")
+    assert code == 2 and "steps skipped by fp16 overflow 4 of 6 against 0 of 6" in said
+
+
+def test_runs_made_one_side_after_the_other_suppose_a_quiet_machine(tmp_path):
+    for name, first in (("a", 0), ("b", 10)):
+        for number in range(5):
+            run_file(tmp_path / name / str(number), 0.2 + number / 1000, minute=first + number)
+    _, said = compare(tmp_path / "a", "--against", tmp_path / "b")
+    assert "not interleaved" in said and "a verdict supposes a quiet machine" in said
+
+
 def test_the_json_file_holds_every_value_and_where_it_is_from(tmp_path):
     compare(arm(tmp_path / "a", 1.25), "--against", arm(tmp_path / "b"), "--json", tmp_path / "out.json")
     record = json.loads((tmp_path / "out.json").read_text())

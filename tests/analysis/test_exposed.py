@@ -116,6 +116,13 @@ def test_times_with_a_long_tail_do_not_shift_the_difference(tmp_path):
     assert row.counterfactual.median == pytest.approx(EXPOSED_S + LONGER_S, abs=0.07 * scatter_s)
 
 
+def _take_longer(metrics: dict) -> None:
+    """Give a run step times of its own: equal ones are a copy."""
+    for row in metrics["steps"]:
+        row["step_time_s"] *= 1.001
+        row["per_rank_step_time_s"] = [1.001 * seconds for seconds in row["per_rank_step_time_s"]]
+
+
 def test_what_says_nothing_is_left_out_by_name_and_the_rest_is_still_read(tmp_path):
     save_runs(tmp_path / "a")
     copy = tmp_path / "copy"
@@ -125,9 +132,11 @@ def test_what_says_nothing_is_left_out_by_name_and_the_rest_is_still_read(tmp_pa
     short["run_id"] = "20260101T130000Z-0123abcd"
     for rank in short["attribution"]["per_rank"]:
         rank["steps"] = rank["steps"][:1]
+    _take_longer(short)
     save(tmp_path / "short", short)
     short["attribution"]["per_rank"][0]["steps"] = []
     short["run_id"] = "20260101T130001Z-0123abcd"
+    _take_longer(short)
     save(tmp_path / "uneven", short)
     found, left_out = exposed_communication([load_run(path) for path in find_runs(tmp_path)])
     assert [(row.step.num_runs, row.traced.num_runs) for row in found] == [(5, 5)]

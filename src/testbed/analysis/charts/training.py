@@ -33,6 +33,7 @@ from testbed.analysis.document.words import UNKNOWN, Number, digits, rate
 from testbed.analysis.runs.comparability import cores_of, marks_of, note_on_cores, speed_ups
 from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.one_peak import on_one_peak
 
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width
 CORES, GENERATED = "cores (ranks x threads)", "generated tokens/s, batch 1"
@@ -205,6 +206,7 @@ def _median_run(entry: Entry) -> Run:
 
 def comparison_table(runs: Sequence[Run]) -> str:
     """Return the runs as plain text: a list of their names, then one column per run; "n/a": not in the file."""
+    runs, peaks = on_one_peak(runs)
     columns = [_column(run, speed_up) for run, speed_up in zip(runs, speed_ups(runs), strict=True)]
     # What only some kinds of runs have is a row where one of these runs has it.
     names = [
@@ -214,7 +216,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
     table = Table(header, [[name, *(column[name] for column in columns)] for name in names], text_columns=(0,))
     lines = [f"[{index}] {run.full_label}" for index, run in enumerate(runs, start=1)]
     lines += ["", *table_lines(table)]
-    for note in filter(None, [note_on_cores(runs), *notes_on_single_runs(runs)]):
+    for note in filter(None, [note_on_cores(runs), *peaks, *notes_on_single_runs(runs)]):
         lines += ["", *textwrap.wrap(note, TABLE_CHARACTERS)]
     return "\n".join(lines)
 

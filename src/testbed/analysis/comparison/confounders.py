@@ -92,7 +92,7 @@ def other_explanations(names: Sequence[str], a: Sequence[Run], b: Sequence[Run])
         before, after = names if first == "a" else reversed(names)
         found.append(
             f"not interleaved: the runs of {before} were made before those of {after}, so a drift of the machine in "
-            "between counts as a difference; run them in turn (A B A B ...)"
+            "between counts as a difference, and a verdict supposes a quiet machine; run them in turn (A B A B ...)"
         )
     return found
 

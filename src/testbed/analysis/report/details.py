@@ -115,7 +115,10 @@ def machine_use(subject: Subject) -> Section | None:
                 sorted({str(run.record["flops"]["peak_source"]) for run in entry.measured})
             ),
         }
-        note = "Model FLOPs of the step over time x peak x devices; recomputation is not counted."
+        note = (
+            "Model FLOPs of the step over time x peak x devices; recomputation is not counted. Of peaks that runs "
+            "measured, the largest per GPU or thread counts for all."
+        )
         text = ("configuration", "source of the peak")
         parts.append(table_of(with_mfu, columns, "Model FLOPs utilization (MFU)", note, text))
     if sampled := [row for entry in subject.entries for row in _samples(entry)]:

@@ -58,21 +58,30 @@ class Arm:
         return tuple(without_copies([run for run in finished if not run.instrumented])[0])
 
 
+_TIMES_OF_A_CLOCK = 9  # so many different step times, equal to the last bit, are no coincidence
+
+
 def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, str]]]:
     """Return the runs without copies of those before them, and each copy with the words that say of what.
 
-    A copy has the run_id and the step times of another run: it is the same measurement, and no repeat. What records
-    neither (versions 1 and 2.0) cannot be told to be a copy.
+    A copy has the run_id and the step times of another run: it is the same measurement, and no repeat. Under another
+    run_id it is one all the same where a clock measured all those times: it never gives the same many twice. What
+    records neither (versions 1 and 2.0) cannot be told to be a copy.
     """
     seen: dict[tuple, Run] = {}
     kept, copies = [], []
     for run in runs:
-        key = (run.run_id, run.step_times_s.tobytes())
-        if run.run_id is None or not len(run.step_times_s) or key not in seen:
-            seen[key] = run
+        times = run.all_step_times_s.tobytes()
+        keys = [(run.run_id, times)] if run.run_id is not None and len(run.step_times_s) else []
+        if len(set(run.all_step_times_s.tolist())) > max(_TIMES_OF_A_CLOCK, 0.5 * len(run.all_step_times_s)):
+            keys.append((json.dumps(configuration(run), sort_keys=True, default=str), times))
+        first = next((seen[key] for key in keys if key in seen), None)
+        if first is None:
+            seen |= dict.fromkeys(keys, run)
             kept.append(run)
         else:
-            copies.append((run, f"a copy of {seen[key].path} (run_id {run.run_id}), and a copy is no repeat"))
+            same = "" if run.run_id == first.run_id else ", the same step times"
+            copies.append((run, f"a copy of {first.path} (run_id {run.run_id}{same}), and a copy is no repeat"))
     return kept, copies
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from testbed.analysis.document.words import joined, ranges
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.work import VALIDATION_FIELDS, WORK_FIELDS
@@ -41,7 +43,20 @@ class Difference:
 def differing_work(runs: Sequence[Run]) -> list[Difference]:
     """Return the fields of equal work that differ or are not in every file. Empty: the runs did equal work."""
     work = _differences({number: run.work for number, run in enumerate(runs, start=1)}, WORK_FIELDS)
-    return [*work, *compiler_with_strategy(runs)]
+    return [*work, *unlike_skips(runs), *compiler_with_strategy(runs)]
+
+
+def unlike_skips(runs: Sequence[Run]) -> list[Difference]:
+    """Return a difference where fp16 overflowed in many more steps of one run than of another: those train nothing.
+
+    Where a loss scale begins explains a few.
+    """
+    counts = [int(np.isnan(run.grad_norms).sum()) for run in runs]
+    steps = [len(run.grad_norms) for run in runs]
+    if not runs or not all(steps) or max(counts) - min(counts) <= max(2, 0.05 * min(steps)):
+        return []
+    values = tuple(f"{count} of {number}" for count, number in zip(counts, steps, strict=True))
+    return [Difference("steps skipped by fp16 overflow", values, tuple(range(1, len(runs) + 1)))]
 
 
 def compiler_with_strategy(runs: Sequence[Run]) -> list[Difference]:

@@ -22,6 +22,7 @@ from testbed.analysis.runs.arms import (
 )
 from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.load import Run
+from testbed.analysis.runs.one_peak import on_one_peak
 from testbed.analysis.runs.sweep_file import sweeps_above
 from testbed.errors import InputError
 
@@ -143,6 +144,7 @@ def subject_of(runs: Sequence[Run]) -> Subject:
     """Group, name and number `runs`, as `load_run` gives them. InputError without any."""
     if not runs:
         raise InputError("a report needs at least one run")
+    runs, _ = on_one_peak(runs)
     arms = group_into_arms(runs)
     groups = _groups_of_equal_work(arms)
     strategies = {arm: name for group in groups for arm, name in _strategy_names(group).items()}

@@ -16,6 +16,7 @@ from typing import Any
 
 from testbed.analysis.comparison.confounders import differing_choices
 from testbed.analysis.runs.load import Run, find_runs, load_run
+from testbed.analysis.runs.one_peak import on_one_peak
 from testbed.analysis.runs.sweep_file import PROTOCOLS, SWEEP_FILE, read_sweep
 from testbed.analysis.scaling.fit import amdahl_fit, gustafson_fit, no_fit
 from testbed.analysis.scaling.rows import arm_row, mean, relative_path, stdev
@@ -110,7 +111,7 @@ def _load(paths: Sequence[Path], cells: Mapping[Path, dict]) -> tuple[list[Run],
         if cell["status"] != "complete":
             said = f": {cell['reason']}" if cell.get("reason") else ""
             left_out.append({"path": str(folder), "reason": f"the sweep says {cell['status']}{said}"})
-    return runs, left_out
+    return on_one_peak(runs)[0], left_out
 
 
 def report_on_files(
