@@ -20,6 +20,7 @@ from testbed.model.shape import size_name
 from testbed.planner.candidates import job_of_settings
 from testbed.planner.memory import SPARE, MemoryEstimate, memory_of_ranks
 
+FAR_TOO_LARGE = 1.5  # an estimate is off by a tenth where it was measured, so beyond this a run cannot fit
 ANY_RUN_TYPE = "a smaller --model (--num_layers, --embedding_size)"
 
 
@@ -30,7 +31,8 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
         settings: with the type of `device`.
 
     Raises:
-        InputError: weights, gradients and optimizer state alone, which no micro batch makes smaller, are larger.
+        InputError: weights, gradients and optimizer state alone, which no micro batch makes smaller, are larger, or
+            the whole estimate is 1.5 times as large.
     """
     with_batch = with_micro_batch_left_open(settings)
     if with_batch.plan.finds_micro_batch:
@@ -58,9 +60,15 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
     if settings.compute.activation_checkpointing == "none":
         smaller.append("--activation_checkpointing block")
     smaller.append("a shorter --seq_length")
+    ways_out = ", ".join([*smaller, *_ways_out(settings, sharing)])
+    if whole > FAR_TOO_LARGE * has:
+        raise InputError(
+            f"--run_type {settings.training.run_type} with {_model_of(settings)} {batch} cannot fit: it takes an "
+            f"estimated {whole / GIB:.1f} GiB{who}, and {where} are all there is; less take {ways_out}"
+        )
     return (
         f"warning: {_model_of(settings)} {batch} may not fit: an estimated {whole / GIB:.1f} GiB{who}, more than "
-        f"{where}; less take {', '.join([*smaller, *_ways_out(settings, sharing)])}"
+        f"{where}; less take {ways_out}"
     )
 
 

@@ -148,9 +148,10 @@ KEYS: dict[str, Fate] = {
     "optimizer.legacy_fusion": Refused(_OWN_ADAMW),
     "zero_optimization.compute_grad_norm": Refused("every run records and limits the gradient's norm", (True,)),
     "zero_optimization.load_from_fp32_weights": Refused(_OWN_CHECKPOINTS, (True,)),
-    **_each("elastic_checkpoint pipeline_loading_checkpoint gather_16bit_weights_on_model_save "
-            "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
-            Refused(_OWN_CHECKPOINTS), _ZERO),
+    **_each("elastic_checkpoint pipeline_loading_checkpoint", Refused(_OWN_CHECKPOINTS), _ZERO),
+    **_each("gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save "
+            "stage3_gather_fp16_weights_on_model_save",
+            WithoutEffect("a run always writes whole weights, model.safetensors, in fp32"), _ZERO),
     "zero_optimization.zenflow": Refused("it updates weights with older gradients than the baseline does"),
     "zero_optimization.cpu_offload": Refused(_OLDER_NAME.format("offload_optimizer")),
     "zero_optimization.cpu_offload_param": Refused(_OLDER_NAME.format("offload_param")),
