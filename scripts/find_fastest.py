@@ -245,6 +245,7 @@ def conclude(
 ) -> None:
     """Print table, verdict, reason and command, and write choice.json. Failure if nothing ran."""
     from testbed.analysis.comparison.fastest import (
+        NOT_RUN,
         compared,
         predicted_and_measured,
         reason,
@@ -268,7 +269,7 @@ def conclude(
     noise = race.evidence().noise
     say(f"{counted(len(race.runs), 'run')}, {race.end}" + ("" if noise is None else f"; runs scatter by {noise:.1%}"))
     left = [winner, *(name for name in race.left if name != winner and any(run.name == name for run in race.runs))]
-    kind, sentence = verdict(fresh, left, names)
+    kind, sentence = verdict(fresh, left, names, [row.name for row in rows if row.state == NOT_RUN])
     say(f"verdict: {sentence}")
     if len(pair) > 1 and (fresh is None or fresh.ratio is None):
         say("not measured again, as the budget has no time for it: the figures are the race's, and flatter the winner")

@@ -40,7 +40,9 @@ def test_states_larger_than_the_memory_are_refused_and_the_rest_is_a_warning(tok
 
 def test_a_batch_far_too_large_is_refused(token_files, monkeypatch):
     """The gpt2-xl with 64 sequences that trained on in silence."""
-    settings = settings_of_size(token_files, "gpt2-xl", "--micro_batch_size_per_gpu", "64", "--global_batch_size", "64")
+    settings = settings_of_size(
+        token_files, "gpt2-xl", "--micro_batch_size_per_gpu", "64", "--global_batch_size", "64", "--seq_length", "128"
+    )
     with pytest.raises(
         InputError, match=r"in micro batches of 64 x .* cannot fit: .* estimated .*; less take a smaller"
     ):

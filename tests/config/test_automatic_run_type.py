@@ -71,6 +71,17 @@ def test_a_start_that_names_no_work_takes_the_choice_s(place, token_files):
     assert "num_layers cannot be 'two'" in check_run(plain, launch(2)).notes[0]
 
 
+def test_a_start_in_any_precision_takes_that_of_the_choice_and_its_verdict_is_said(place, token_files):
+    """A race on a CPU is in fp32; where bf16 is fast, the start would have chosen it and passed the choice over."""
+    said = "no detectable difference between zero_stage 2, ddp"
+    write_choice(choice_content(token_files, verdict={"kind": "no detectable difference", "sentence": said}))
+    words = [word for word in TINY_RUN if word not in ("--precision", "fp32")]
+    checked = check_run(parse_command_line([*words, *data_flags(token_files), "--run_type", "auto"]), launch(2))
+    assert checked.settings.training.run_type == "optimized" and checked.settings.compute.precision == "fp32"
+    assert "--precision fp32, as no flag names another" in checked.notes[0]
+    assert f"not shown to be the fastest ({said}) but first by checkpoint/fastest/choice.json" in checked.notes[0]
+
+
 def test_what_was_typed_wins_and_is_said(place, token_files):
     write_choice(choice_content(token_files))
     checked = auto(token_files, "--zero_stage", "3")

@@ -12,6 +12,7 @@ from support.metrics_examples import example_metrics, save
 from support.programs import REPOSITORY, TINY_RUN, data_flags, run_here, run_program
 
 from testbed.analysis.certificate import CERTIFICATE_FILE
+from testbed.analysis.comparison.fastest import FASTEST, UNDECIDED, verdict
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.load import find_runs, load_runs
 from testbed.config.choice_file import read_choice
@@ -205,3 +206,10 @@ def test_two_tiny_configurations_race(token_files, tmp_path):
     choice = read_choice(tmp_path / "checkpoint/fastest/choice.json")
     assert choice.ranks == 2 and choice.run_type in ("ddp", "tensor") and "verdict: " in done.stdout
     assert len(list((tmp_path / "checkpoint/fastest").rglob("training_metrics.json"))) >= 2
+
+
+def test_what_ran_alone_is_the_fastest_only_if_nothing_else_was_to_run():
+    names = {"ddp": "ddp", "fsdp": "fsdp"}
+    assert verdict(None, ["ddp"], names)[0] == FASTEST
+    kind, sentence = verdict(None, ["ddp"], names, ["fsdp"])
+    assert kind == UNDECIDED and "ddp ran, fsdp did not run" in sentence and "is the fastest;" not in sentence

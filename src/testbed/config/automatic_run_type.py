@@ -68,7 +68,8 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
         if choice.ranks != launch.world_size and choice.run_type != "dp":
             raise InputError(f"{path} is for ranks {choice.ranks}, not {launch.world_size}")
         asked, work = _with_work_of(choice, asked)
-        why = f"the fastest by {path} (SHA-256 {choice.sha256[:8]}){work}"
+        standing = f"not shown to be the fastest ({choice.verdict}) but first" if choice.verdict else "the fastest"
+        why = f"{standing} by {path} (SHA-256 {choice.sha256[:8]}){work}"
         taken = Taken(choice.run_type, choice.flags, why, choice.sha256)
         checked = _checked(taken, asked, launch, check)
         if (fault := misfit(choice, checked.settings, launch.world_size)) is not None:
@@ -84,9 +85,18 @@ def _by_choice(asked: Asked, launch: Launch, check: Check) -> CheckedRun | str:
 
 
 def _with_work_of(choice: Choice, asked: Asked) -> tuple[Asked, str]:
-    """Return a start that names no model, length or batch with the choice's, and the words that say so."""
+    """Return a start that names no model, length or batch with the choice's, and the words that say so.
+
+    Precision is taken with any work: a race on a CPU is in fp32 unless it was typed, and a start may choose bf16.
+    """
     if asked.explicit & NAMES_WORK:
-        return asked, ""
+        if "precision" in asked.explicit:
+            return asked, ""
+        precision = checked_like_a_flag(FLAGS["precision"], choice.work["precision"], "precision")
+        words = f", and its --precision {value_text(precision)}, as no flag names another"
+        return dataclasses.replace(
+            asked.having({"precision": precision}), configured=asked.configured | {"precision"}
+        ), words
     work = {
         name: checked_like_a_flag(FLAGS[name], value, name)
         for name, value in choice.work.items()

@@ -18,10 +18,11 @@ from testbed.config.flags import checked_like_a_flag
 from testbed.config.run_types import ALL_OPTIONS, STRATEGIES
 from testbed.config.settings import RunSettings
 from testbed.config.table import FLAGS
-from testbed.errors import InputError, value_text
+from testbed.errors import InputError, one_line, value_text
 from testbed.io import holding_together, read_json
 
 SCHEMA = 1
+LONGEST_VERDICT = 400  # characters that a start prints of it
 DEFAULT_CHOICE = "checkpoint/fastest/choice.json"
 # What a run is about and what a step computes: of other values the race says nothing. Learning rates, lengths and data
 # change no step's time.
@@ -48,6 +49,7 @@ class Choice:
     device: str
     torch: str
     commit: str
+    verdict: str = ""  # the race's sentence where it did not find one configuration to be the fastest
 
     @property
     def name(self) -> str:
@@ -97,7 +99,15 @@ def read_choice(path: Path) -> Choice:
             device=texts[0],
             torch=texts[1],
             commit=texts[2],
+            verdict=_open_verdict(content.get("verdict")),
         )
+
+
+def _open_verdict(verdict: Any) -> str:
+    """Return the sentence of a race that several configurations could have won; empty if one did."""
+    if not isinstance(verdict, dict) or verdict.get("kind") == "fastest":
+        return ""
+    return one_line(str(verdict.get("sentence") or ""), LONGEST_VERDICT)
 
 
 def _checked(flags: Any, run_type: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.comparison.two_arms import Comparison, compare_arms
+from testbed.analysis.document.words import joined
 from testbed.analysis.report.breakdown import breakdown
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import NO_DIFFERENCE
@@ -20,7 +21,7 @@ from testbed.sweep.prediction import Prediction
 from testbed.sweep.race import SLOWER_THAN, Race
 from testbed.sweep.race_runs import Fresh
 
-FASTEST, EQUIVALENT, NOT_RUN = "fastest", "equivalent", "did not run"
+FASTEST, EQUIVALENT, NOT_RUN, UNDECIDED = "fastest", "equivalent", "did not run", "undecided"
 LEADS, LEFT = "leads", "left in the race"
 
 
@@ -84,23 +85,30 @@ def _times(difference: Difference | None) -> str:
     return f"{ratio:.2f}x" if low is None or high is None else f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
 
 
-def verdict(fresh: Fresh | None, left: Sequence[str], names: Mapping[str, str]) -> tuple[str, str]:
+def verdict(
+    fresh: Fresh | None, left: Sequence[str], names: Mapping[str, str], not_run: Sequence[str] = ()
+) -> tuple[str, str]:
     """Return the verdict in a word and in a sentence.
 
     Args:
         fresh: None: there was no time for it, or nothing to compare.
         left: what the race did not show to be slower, the winner first.
         names: configurations in words.
+        not_run: those that had no run, of which nothing is known.
     """
     others = [names[name] for name in left[1:]]
+    unknown = joined([names[name] for name in not_run]) if not_run else ""
+    of_all = f" of those that ran; {unknown} did not run" if not_run else ""
     if fresh is None:
         if others:
             return NO_DIFFERENCE, f"no detectable difference between {', '.join([names[left[0]], *others])}"
+        if not_run:
+            return UNDECIDED, f"nothing says which is the fastest: {names[left[0]]} ran, {unknown} did not run"
         return FASTEST, f"{names[left[0]]} is the fastest; there is no other one to measure it against again"
     a, b, ratio = names[fresh.winner], names[fresh.runner_up], fresh.ratio
     numbers = f"{fresh.pairs} fresh runs of each" + ("" if ratio is None else f", {_times(ratio)}")
     if ratio is not None and ratio.low > 0 and len(left) <= 2:
-        return FASTEST, f"{a} is the fastest: {_percent(ratio)} faster than {b} ({numbers})"
+        return FASTEST, f"{a} is the fastest: {_percent(ratio)} faster than {b} ({numbers}){of_all}"
     if ratio is not None and ratio.is_within(fresh.equivalent):
         return EQUIVALENT, f"{a} and {b} are equivalent within {fresh.equivalent:.1%} ({numbers})"
     tied = ", ".join(dict.fromkeys([a, b, *others]))
