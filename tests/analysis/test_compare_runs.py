@@ -141,7 +141,10 @@ def test_files_and_folders_at_any_depth_name_the_same_runs(tmp_path):
     ],
 )
 def test_unequal_work_is_refused_with_the_field_and_its_values(tmp_path, change, named):
-    sides = arm(tmp_path / "a", 2.0, training_config=change), "--against", arm(tmp_path / "b")
+    rate = load_run(next(iter(arm(tmp_path / "example", 2.0).iterdir()))).tokens_per_s
+    rate *= change.get("global_batch_size", 8) / 8
+    a = arm(tmp_path / "a", 2.0, training_config=change, summary={"mean_tokens_per_sec_global": rate})
+    sides = a, "--against", arm(tmp_path / "b")
     code, said = compare(*sides, "--json", tmp_path / "out.json")
     assert code == 2
     assert named in said
@@ -412,3 +415,16 @@ def test_a_difference_that_four_decimals_do_not_show_is_said_to_be_small(tmp_pat
     _, said = compare(paths[1], "--against", paths[0])
     assert re.search(r"final training loss .* less than 0\.0001 final validation loss", said), said
     assert "Final training loss differs by less than 0.0001" in said and "-0.0000" not in said
+
+
+def test_a_file_that_contradicts_itself_is_refused_with_both_figures(tmp_path):
+    """A summary three times its own rows was 2.99x; recomputation by one section alone was no difference."""
+    other = run_file(tmp_path / "b")
+    faster = example_metrics(num_steps=6, warmup_steps=1, step_time_s=0.2, run_id="a")
+    faster["summary"]["mean_tokens_per_sec_global"] *= 3
+    code, said = compare(save(tmp_path / "a", faster), "--against", other)
+    assert code == 2 and re.search(r"A: \S+ contradicts itself: its summary says [\d,.]+ tokens/s, its steps", said)
+    twice = [{"activation_checkpointing": value} for value in ("none", "block")]
+    recomputing = run_file(tmp_path / "c", training_config=twice[0], settings=twice[1])
+    code, said = compare(recomputing, "--against", other)
+    assert code == 2 and "its training_config has activation_checkpointing none, its settings block" in said

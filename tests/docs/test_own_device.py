@@ -21,6 +21,7 @@ ALLOWED = {
     "src/testbed/autotune/device.py device_type": "what --device auto becomes",
     "src/testbed/autotune/device.py choose_device": "whether dp has two devices",
     "src/testbed/autotune/device.py _own_gpu": "which GPU is this rank's",
+    "src/testbed/autotune/memory_check.py memory_here": "how many ranks share a GPU's memory, on CUDA",
     "src/testbed/experiments/calibration/worker.py facts": "devices to calibrate",
     "src/testbed/experiments/calibration/worker.py device_of": "which GPU is this rank's",
     "src/testbed/experiments/gpu_benchmark/running.py look_at": "the devices that a benchmark may use",

@@ -7,21 +7,28 @@ from pathlib import Path
 
 from testbed.analysis.runs.arms import Arm, group_into_arms, without_copies
 from testbed.analysis.runs.load import Run, find_runs, load_run
-from testbed.errors import InputError
+from testbed.errors import InputError, value_text
 from testbed.io import missing
 
 SHOWN = 6
+RATE_TOLERANCE = 0.01  # rounding; a real contradiction is a factor
+RECORDED_TWICE = ("activation_checkpointing", "zero_stage", "matmul")  # in two sections, by the same name and words
 
 
 def arms_from(a: Sequence[Path], b: Sequence[Path]) -> tuple[Arm, Arm, list[str]]:
     """Return the arms A and B, and a sentence for each file found in a folder that cannot be read.
 
     InputError, one sentence: a named file that cannot be read, a folder without runs, a side that holds more than one
-    configuration, a run that stands on both sides, a copy of a run that would count as a repeat.
+    configuration, a run that stands on both sides, a copy of a run that would count as a repeat, a file that
+    contradicts itself.
     """
     unreadable: list[str] = []
     sides = {name: _load(name, paths, unreadable) for name, paths in (("A", a), ("B", b))}
     _refuse_runs_that_count_twice(sides)
+    for name, runs in sides.items():
+        for run in runs:
+            if fault := contradiction(run):
+                raise InputError(f"{name}: {run.path} contradicts itself: {fault}; it is not as a run wrote it")
     return _one_arm("A", sides["A"]), _one_arm("B", sides["B"]), unreadable
 
 
@@ -54,6 +61,23 @@ def _refuse_runs_that_count_twice(sides: dict[str, list[Run]]) -> None:
     _, copies = without_copies([*sides["A"], *sides["B"]])
     if copies:
         raise InputError(f"{copies[0][0].path} is {copies[0][1]}; name each run once")
+
+
+def contradiction(run: Run) -> str | None:
+    """Return in what a file of version 2.2 says two things of one quantity, in a sentence; None if it does not."""
+    if run.version != "2.2":
+        return None
+    config, settings = run.section("training_config"), run.section("settings")
+    seconds = float(run.step_times_s.sum())
+    if run.tokens_per_s and seconds > 0 and config.get("global_batch_size") and config.get("seq_len"):
+        rate = config["global_batch_size"] * config["seq_len"] * len(run.step_times_s) / seconds
+        if abs(run.tokens_per_s / rate - 1) > RATE_TOLERANCE:
+            return f"its summary says {run.tokens_per_s:,.1f} tokens/s, its steps {rate:,.1f}"
+    for name in RECORDED_TWICE:
+        recorded, setting = config.get(name), settings.get(name)
+        if None not in (recorded, setting) and recorded != setting:
+            return f"its training_config has {name} {value_text(recorded)}, its settings {value_text(setting)}"
+    return None
 
 
 def _one_arm(name: str, runs: Sequence[Run]) -> Arm:
