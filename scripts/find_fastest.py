@@ -104,6 +104,7 @@ def main() -> int:
     from testbed.sweep.field import OVER, field_of, prune
     from testbed.sweep.prediction import predictions_of
     from testbed.sweep.race import Race
+    from testbed.sweep.race_runs import check_budget
     from testbed.sweep.request import facts_of_machine, parse_names
     from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
 
@@ -121,6 +122,7 @@ def main() -> int:
         say(f"nothing is predicted: {error}")
     field = prune(field, predictions)
     show_field(field, request, predictions, arguments)
+    check_budget(arguments.budget, arguments.out_dir, field.cells[0], field.settings, request.machine)
     if arguments.dry_run:
         return 0
     if not agree_to_oversubscribe(field.cells, request.machine, arguments.yes):
@@ -245,6 +247,7 @@ def conclude(
 ) -> None:
     """Print table, verdict, reason and command, and write choice.json. Failure if nothing ran."""
     from testbed.analysis.comparison.fastest import (
+        NOT_RUN,
         compared,
         predicted_and_measured,
         reason,
@@ -268,7 +271,7 @@ def conclude(
     noise = race.evidence().noise
     say(f"{counted(len(race.runs), 'run')}, {race.end}" + ("" if noise is None else f"; runs scatter by {noise:.1%}"))
     left = [winner, *(name for name in race.left if name != winner and any(run.name == name for run in race.runs))]
-    kind, sentence = verdict(fresh, left, names)
+    kind, sentence = verdict(fresh, left, names, [row.name for row in rows if row.state == NOT_RUN])
     say(f"verdict: {sentence}")
     if len(pair) > 1 and (fresh is None or fresh.ratio is None):
         say("not measured again, as the budget has no time for it: the figures are the race's, and flatter the winner")

@@ -69,11 +69,12 @@ def share(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Return the seconds in 90s, 15m or 2h; a bare number is seconds."""
+    """Return the seconds in 90s, 15m or 2h. A bare number is refused, for it may be meant in minutes."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower(), 0)
-    return _real(text[:-1] if unit else text, lambda number: 0 < number < math.inf, "a time such as 90s, 15m or 2h") * (
-        unit or 1
-    )
+    number = _real(text[:-1] if unit else text, lambda number: 0 < number < math.inf, "a time such as 90s, 15m or 2h")
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text} has no unit; give {text}m for minutes, or {text}s or {text}h")
+    return number * unit
 
 
 def percentage(text: str) -> float:

@@ -21,6 +21,7 @@ from testbed.sweep.race import SLOWER_THAN, Race
 from testbed.sweep.race_runs import Fresh
 
 FASTEST, EQUIVALENT, NOT_RUN = "fastest", "equivalent", "did not run"
+UNDECIDED = "not all ran"
 LEADS, LEFT = "leads", "left in the race"
 
 
@@ -84,14 +85,27 @@ def _times(difference: Difference | None) -> str:
     return f"{ratio:.2f}x" if low is None or high is None else f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
 
 
-def verdict(fresh: Fresh | None, left: Sequence[str], names: Mapping[str, str]) -> tuple[str, str]:
+def verdict(
+    fresh: Fresh | None, left: Sequence[str], names: Mapping[str, str], not_run: Sequence[str] = ()
+) -> tuple[str, str]:
     """Return the verdict in a word and in a sentence.
 
     Args:
         fresh: None: there was no time for it, or nothing to compare.
         left: what the race did not show to be slower, the winner first.
         names: configurations in words.
+        not_run: configurations of the field that never ran. With one, nothing is the fastest of all.
     """
+    kind, sentence = _of_those_that_ran(fresh, left, names)
+    if not not_run:
+        return kind, sentence
+    missing = f"{', '.join(names[name] for name in not_run)} did not run"
+    if fresh is None and len(left) == 1:
+        return UNDECIDED, f"{names[left[0]]} ran, and {missing}: it is not shown to be the fastest of all"
+    return UNDECIDED if kind == FASTEST else kind, f"of those that ran, {sentence}; {missing}"
+
+
+def _of_those_that_ran(fresh: Fresh | None, left: Sequence[str], names: Mapping[str, str]) -> tuple[str, str]:
     others = [names[name] for name in left[1:]]
     if fresh is None:
         if others:
