@@ -51,8 +51,8 @@ def main() -> int:
     from testbed.analysis.audit.tables.read import columns_named
 
     columns = columns_named(arguments.columns) if arguments.columns else None
-    findings, *counts = claims.audit_and_count(arguments.files, arguments.baseline, columns)
-    say(page(findings, *counts))
+    findings, num_runs, num_tables, checked = claims.audit_and_count(arguments.files, arguments.baseline, columns)
+    say(page(findings, num_runs, num_tables, checked))
     if arguments.details:
         say(f"\n{details(findings)}")
     if arguments.json:

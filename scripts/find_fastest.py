@@ -104,6 +104,7 @@ def main() -> int:
     from testbed.sweep.field import OVER, field_of, prune
     from testbed.sweep.prediction import predictions_of
     from testbed.sweep.race import Race
+    from testbed.sweep.race_runs import check_budget
     from testbed.sweep.request import facts_of_machine, parse_names
     from testbed.sweep.runner import agree_to_oversubscribe, resumable_runs
 
@@ -121,6 +122,7 @@ def main() -> int:
         say(f"nothing is predicted: {error}")
     field = prune(field, predictions)
     show_field(field, request, predictions, arguments)
+    check_budget(arguments.budget, arguments.out_dir, field.cells[0], field.settings, request.machine)
     if arguments.dry_run:
         return 0
     if not agree_to_oversubscribe(field.cells, request.machine, arguments.yes):

@@ -90,5 +90,33 @@ def test_runs_and_files_of_tables_are_counted_apart(tmp_path):
     runs = [save(tmp_path / "one", v1_metrics(1)), save(tmp_path / "two", v1_metrics(1))]
     table = tmp_path / "results.md"
     table.write_text("| GPUs | tokens/s | Speed-up |\n|---|---|---|\n| 1 | 10 | 1.0 |\n| 2 | 19 | 1.9 |\n", "utf-8")
-    assert run_here(PROGRAM, table).stdout == "nothing found in 1 file of tables\n"
+    assert run_here(PROGRAM, table).stdout.startswith("nothing found in 1 file of tables\n")
     assert run_here(PROGRAM, *runs, table).stdout.startswith("Audit of 2 runs and 1 file of tables ")
+
+
+def test_the_page_says_how_many_figures_it_checked_and_what_it_took_columns_for(tmp_path):
+    (tmp_path / "results.md").write_text(
+        "| GPUs | tokens/s | Speed-up | Note |\n|---|---|---|---|\n| 1 | 10 | 1.0 | a |\n| 2 | 19 | 1.9 | b |\n"
+    )
+    (tmp_path / "notes.txt").write_text("hello\n")
+    (tmp_path / "picture.bin").write_bytes(b"\0")
+    done = run_here(PROGRAM, ".", cwd=tmp_path)
+    assert done.stdout == (
+        "nothing found in 1 file of tables\nfigures checked against others: 4\n"
+        "columns of results.md:3: 'GPUs' as devices, 'tokens/s' as token_rate, 'Speed-up' as speedup; not read: "
+        "'Note'\n"
+        "skipped 2 files that the audit does not read: notes.txt; picture.bin\n"
+    )
+
+
+def test_where_nothing_could_be_checked_nothing_is_said_to_be_right(tmp_path):
+    table = tmp_path / "results.md"
+    table.write_text("| GPUs | tokens/s |\n|---|---|\n| 1 | 10 |\n| 2 | 19 |\n")
+    done = run_here(PROGRAM, table)
+    assert done.stdout.startswith("nothing could be checked in 1 file of tables\n") and "found" not in done.stdout
+
+
+def test_a_figure_that_was_inferred_corrects_nothing():
+    inferred = Finding(Rule.FOLLOWS, ("a",), "MFU 64 %", FAILS, "MFU 54 % would follow from the row's other figures")
+    for text in (page([inferred], 1), details([inferred])):
+        assert "does not match: MFU 54 % would follow" in text and "corrected" not in text

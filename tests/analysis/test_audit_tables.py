@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
+import time
 from collections import Counter
 
 import pytest
@@ -278,3 +280,26 @@ def test_a_broken_table_is_read_or_refused(tmp_path):
             assert len(str(error).splitlines()) == 1
             outcomes["refused"] += 1
     assert min(outcomes["read"], outcomes["refused"]) > 8, outcomes
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("letter.csv", "a" * 120_000),
+        ("letter.md", "| a | b |\n|---|---|\n| 1 | " + "a" * 120_000),
+        ("heading.md", f"| {'h' * 32_000} | time |\n|---|---|\n| 1 | 2 |\n"),
+        ("words.md", f"# {'h ' * 16_000}\n\n| {'step ' * 6_400} | tokens/s |\n|---|---|\n| 1 | 2 |\n"),
+        ("heading.csv", f"{'h' * 32_000},b\n1,2\n"),
+        ("heading.html.md", f"<table><tr><th>{'h' * 32_000}</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>"),
+        ("cell.csv", f"gpus,tokens/s\n1,{'1' * 32_000}\n2,{'a' * 32_000}"),
+        ("spaces.csv", f"gpus,tokens/s\n1,{' ' * 32_000}1\n2,{'( ' * 16_000}"),
+        ("log.txt", "step 1 loss 2.0 " + "a" * 120_000),
+        ("digits.txt", "1" * 120_000),
+    ],
+)
+def test_a_long_line_or_heading_takes_no_quadratic_time(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    began = time.perf_counter()
+    with contextlib.suppress(InputError):
+        audit([tmp_path / name])
+    assert time.perf_counter() - began < 10

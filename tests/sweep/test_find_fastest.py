@@ -129,10 +129,22 @@ def test_the_certificate_travels_with_a_race_and_its_report_quotes_it(work, runs
 def test_a_budget_that_ends_early_has_a_verdict_too(work, runs, tmp_path):
     done = find(work, tmp_path, "--budget", "20s")
     assert done.returncode == 0, done.stderr
-    assert "verdict: no detectable difference between" in done.stdout and len(runs) == 2
+    assert "verdict: of those that ran, no detectable difference between" in done.stdout and len(runs) == 2
     assert "did not run" in done.stdout and "flatter the winner" in done.stdout
+    runs_before = list(runs)
     done = find(work, tmp_path, "--budget", "5s", "--out_dir", "other")
-    assert done.returncode == 1 and "the budget is too small for one run" in done.stderr
+    assert done.returncode == 2 and runs_before == runs and not (tmp_path / "other").exists()
+    assert "--budget 5 s is too short for a single run, which takes about 10 s" in done.stderr
+    assert "such as --budget 15m" in done.stderr
+
+
+def test_what_ran_while_others_did_not_is_not_the_fastest_of_all(work, runs, tmp_path):
+    done = find(work, tmp_path, "--budget", "10s")
+    assert done.returncode == 0 and len(runs) == 1, done.stderr
+    assert "did not run: it is not shown to be the fastest of all" in done.stdout
+    assert " is the fastest" not in done.stdout
+    content = json.loads((tmp_path / "checkpoint/fastest/choice.json").read_text())
+    assert content["verdict"]["kind"] == "not all ran"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +152,7 @@ def test_a_budget_that_ends_early_has_a_verdict_too(work, runs, tmp_path):
     [
         (("--budget", "0"), "--budget: '0' is not a time such as 90s, 15m or 2h"),
         (("--budget", "1d"), "--budget: '1d' is not a time"),
+        (("--budget", "5"), "--budget: 5 has no unit; give 5m for minutes, or 5s or 5h"),
         (("--equivalent", "100%"), "--equivalent: '100' is not a percentage such as 2%"),
         (("--over", "colour"), "--over colour: 'colour' is not one of micro_batch, compile"),
         (("--calibration", "nowhere.json"), "nowhere.json"),
@@ -154,7 +167,7 @@ def test_a_bad_flag_is_one_sentence_and_exit_code_2(work, runs, tmp_path, flags,
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("text, seconds", [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("2H", 7200)])
+@pytest.mark.parametrize("text, seconds", [("90s", 90), ("15m", 900), ("1.5h", 5400), ("2H", 7200)])
 def test_a_time_has_a_unit(text, seconds):
     assert duration(text) == seconds
 
@@ -213,4 +226,4 @@ def test_what_ran_alone_is_the_fastest_only_if_nothing_else_was_to_run():
     names = {"ddp": "ddp", "fsdp": "fsdp"}
     assert verdict(None, ["ddp"], names)[0] == FASTEST
     kind, sentence = verdict(None, ["ddp"], names, ["fsdp"])
-    assert kind == UNDECIDED and "ddp ran, fsdp did not run" in sentence and "is the fastest;" not in sentence
+    assert kind == UNDECIDED and "ddp ran, and fsdp did not run" in sentence and "is the fastest;" not in sentence

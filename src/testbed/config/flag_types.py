@@ -110,13 +110,14 @@ def share(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Return the seconds in 90s, 15m or 2h; a bare number is seconds."""
+    """Return the seconds in 90s, 15m or 2h. A bare number is refused, for it may be meant in minutes."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower(), 0)
     number = _real(text[:-1] if unit else text, lambda number: 0 < number < math.inf, "a time such as 90s, 15m or 2h")
-    seconds = number * (unit or 1)
-    if seconds > LONGEST_WAIT_S:
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text} has no unit; give {text}m for minutes, or {text}s or {text}h")
+    if number * unit > LONGEST_WAIT_S:
         raise argparse.ArgumentTypeError(f"{text} is longer than a week (168h); give a shorter time")
-    return seconds
+    return number * unit
 
 
 def percentage(text: str) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testbed.errors import InputError, say
 from testbed.sweep.elimination import Difference, Evidence, Measured
@@ -19,6 +19,10 @@ from testbed.sweep.plan import COMPLETE, FAILED, PENDING, Cell
 from testbed.sweep.race import RunStopped, TimeIsUp
 from testbed.sweep.runner import Runner, in_words, seconds_left
 from testbed.sweep.state import Sweep, metrics_of, read_sweep, take_over
+
+if TYPE_CHECKING:
+    from testbed.config.settings import RunSettings
+    from testbed.sweep.request import Machine
 
 LEAST_PAIRS, MOST_PAIRS = 3, 10  # runs of winner and runner-up in it; the budget keeps room for the least
 ENOUGH_ROUNDS = 1000  # with so many, anything may still be told
@@ -40,6 +44,23 @@ class Budget:
     @property
     def left(self) -> float:
         return self.seconds - self.spent
+
+
+def check_budget(
+    seconds: float, out_dir: Path, first: Cell, settings: dict[str, RunSettings], machine: Machine
+) -> None:
+    """Check that a budget has room for the first run of a race that has made none.
+
+    Raises:
+        InputError: it has not.
+    """
+    expected_s = seconds_left([first], settings, machine)
+    if expected_s > seconds and read_sweep(out_dir) is None:
+        raise InputError(
+            f"--budget {in_words(seconds)} is too short for a single run, which takes about {in_words(expected_s)} (a "
+            "guess from FLOPs), and the race needs several of each configuration; give more, such as --budget 15m, or "
+            "fewer --steps"
+        )
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.analysis.audit import foreign
+from testbed.analysis.audit.checked import Checked, checked_in
 from testbed.analysis.audit.comparison_rules import CLAIM_RULES
 from testbed.analysis.audit.evaluation_rules import EVALUATION_RULES
 from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
@@ -55,15 +56,18 @@ def audit(
 
 def audit_and_count(
     paths: Sequence[Path], baseline: Path | None = None, columns: Mapping[str, str] | None = None
-) -> tuple[list[Finding], int, int]:
-    """Return the findings, and how many runs and files with tables there are, the baseline not counted."""
-    items = read_reported(paths, columns)
+) -> tuple[list[Finding], int, int, Checked]:
+    """Return the findings, how many runs and files with tables there are, the baseline not counted, and the checks."""
+    nothing_read: list[Path] = []
+    items = read_reported(paths, columns, nothing_read)
     folder = Path(paths[0]).absolute()
     # In a folder of several runs the first is first by its name: look for a baseline.
     is_chosen = not folder.is_dir() or sum(item.path.absolute().is_relative_to(folder) for item in items) <= 1
     baselines = read_reported([baseline]) if baseline else []
     num_tables = sum(item.form == TABLE for item in items)
-    return audit_runs(items, baselines, prefer_baseline=not is_chosen), len(items) - num_tables, num_tables
+    findings = audit_runs(items, baselines, prefer_baseline=not is_chosen)
+    checked = checked_in([*items, *baselines], list(map(Path, paths)), nothing_read)
+    return findings, len(items) - num_tables, num_tables, checked
 
 
 def audit_runs(
@@ -211,11 +215,13 @@ def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
     }
 
 
-def read_reported(paths: Sequence[Path], columns: Mapping[str, str] | None = None) -> list[Reported]:
+def read_reported(
+    paths: Sequence[Path], columns: Mapping[str, str] | None = None, nothing_read: list[Path] | None = None
+) -> list[Reported]:
     """Read every run that the files and folders of `paths` hold, in their order. `columns` makes a typed file a table.
 
     InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
-    folder, files of no known format are passed over.
+    folder, files of no known format are passed over; those that say nothing of a run are added to `nothing_read`.
     """
     named = []
     for path in map(Path, paths):
@@ -236,7 +242,10 @@ def read_reported(paths: Sequence[Path], columns: Mapping[str, str] | None = Non
         elif reader is foreign.read_rank_files:
             rank_files.append(file)
         else:
-            found += reader(file, is_typed) if reader else [from_run(load_run(file))]
+            runs = reader(file, is_typed) if reader else [from_run(load_run(file))]
+            found += runs
+            if not runs and nothing_read is not None:
+                nothing_read.append(file)
     found += foreign.read_rank_files(rank_files)
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")

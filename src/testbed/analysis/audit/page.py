@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule
+from testbed.analysis.audit.checked import Checked
+from testbed.analysis.audit.finding import FAILS, NOTE, Finding, Rule, label_of
 from testbed.analysis.document.words import counted
 from testbed.analysis.runs.load import METRICS_FILE
 
@@ -22,16 +23,21 @@ WIDTH = 110
 PER_RULE = 2  # findings of one rule that a section shows
 LONGEST_NOTE = 260  # characters of a message among the notes
 SHOWN_RUNS = 2
+SHOWN_TABLES = 10
+SHOWN_SKIPPED = 10
 SHOWN_UNKNOWN = 40
 ASKED_FIRST = ("global batch size", "precision", "number of ranks")  # without which no two rates compare
 
 
-def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0) -> str:
+def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0, checked: Checked | None = None) -> str:
     """Return the summary of an audit of runs and of files with tables; its lines have at most WIDTH characters."""
     counts = ((num_runs, counted(num_runs, "run")), (num_tables, counted(num_tables, "file") + " of tables"))
     runs = " and ".join(words for number, words in counts if number)
+    what = _what_was_checked(checked) if checked else []
     if not findings:
-        return f"nothing found in {runs}"
+        can_check = checked is None or checked.figures
+        first = f"nothing found in {runs}" if can_check else f"nothing could be checked in {runs}"
+        return "\n".join([first, *what])
     folder = _common_folder(findings)
     findings = [_shortened(finding, folder) for finding in findings]
     failed = [finding for finding in findings if finding.severity == FAILS]
@@ -43,7 +49,22 @@ def page(findings: Sequence[Finding], num_runs: int, num_tables: int = 0) -> str
     lines += _section("Corrected figures", [finding for finding in rest if finding.corrected])
     lines += _unknown(unknown)
     lines += _section("Notes", [finding for finding in rest if not finding.corrected], LONGEST_NOTE)
-    return "\n".join(lines)
+    return "\n".join([*lines, *([""] if what else []), *what])
+
+
+def _what_was_checked(checked: Checked) -> list[str]:
+    """Return how many figures were checked, what columns were taken for, and the files that were skipped."""
+    lines = [f"figures checked against others: {checked.figures:,}"] if checked.figures else []
+    for words in checked.columns[:SHOWN_TABLES]:
+        lines += _wrapped(f"columns of {words}", "", "  ")
+    if len(checked.columns) > SHOWN_TABLES:
+        lines.append(f"and {len(checked.columns) - SHOWN_TABLES} more tables")
+    if checked.skipped:
+        count = counted(len(checked.skipped), "file")
+        lines += _wrapped(
+            f"skipped {count} that the audit does not read: {_runs(checked.skipped, SHOWN_SKIPPED)}", "", "  "
+        )
+    return lines
 
 
 def details(findings: Sequence[Finding]) -> str:
@@ -53,7 +74,9 @@ def details(findings: Sequence[Finding]) -> str:
         lines.append(f"{finding.severity.upper()}: {finding.rule}")
         lines += _wrapped(_runs(finding.runs, 4), "  ")
         lines += _wrapped(finding.message, "  ")
-        lines += _wrapped(f"corrected: {finding.corrected}", "  ", "    ") if finding.corrected else []
+        lines += (
+            _wrapped(f"{label_of(finding.corrected)}: {finding.corrected}", "  ", "    ") if finding.corrected else []
+        )
         lines.append("")
     return "\n".join(lines)
 
@@ -71,7 +94,11 @@ def _section(title: str, findings: Sequence[Finding], longest: int | None = None
         for finding in found[:PER_RULE]:
             message = textwrap.shorten(finding.message, longest or len(finding.message), placeholder=" ...")
             yield from _wrapped(f"{_runs(finding.runs)}: {message}", "     ")
-            yield from _wrapped(f"corrected: {finding.corrected}", "     ", "       ") if finding.corrected else ()
+            yield from (
+                _wrapped(f"{label_of(finding.corrected)}: {finding.corrected}", "     ", "       ")
+                if finding.corrected
+                else ()
+            )
         if len(found) > PER_RULE:
             yield f"     and {len(found) - PER_RULE} more of this rule (--details)"
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from testbed.analysis.comparison.files import arms_from
 from testbed.analysis.comparison.two_arms import Comparison, compare_arms
-from testbed.analysis.document.words import joined
 from testbed.analysis.report.breakdown import breakdown
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import NO_DIFFERENCE
@@ -21,7 +20,8 @@ from testbed.sweep.prediction import Prediction
 from testbed.sweep.race import SLOWER_THAN, Race
 from testbed.sweep.race_runs import Fresh
 
-FASTEST, EQUIVALENT, NOT_RUN, UNDECIDED = "fastest", "equivalent", "did not run", "undecided"
+FASTEST, EQUIVALENT, NOT_RUN = "fastest", "equivalent", "did not run"
+UNDECIDED = "not all ran"
 LEADS, LEFT = "leads", "left in the race"
 
 
@@ -94,21 +94,27 @@ def verdict(
         fresh: None: there was no time for it, or nothing to compare.
         left: what the race did not show to be slower, the winner first.
         names: configurations in words.
-        not_run: those that had no run, of which nothing is known.
+        not_run: configurations of the field that never ran. With one, nothing is the fastest of all.
     """
+    kind, sentence = _of_those_that_ran(fresh, left, names)
+    if not not_run:
+        return kind, sentence
+    missing = f"{', '.join(names[name] for name in not_run)} did not run"
+    if fresh is None and len(left) == 1:
+        return UNDECIDED, f"{names[left[0]]} ran, and {missing}: it is not shown to be the fastest of all"
+    return UNDECIDED if kind == FASTEST else kind, f"of those that ran, {sentence}; {missing}"
+
+
+def _of_those_that_ran(fresh: Fresh | None, left: Sequence[str], names: Mapping[str, str]) -> tuple[str, str]:
     others = [names[name] for name in left[1:]]
-    unknown = joined([names[name] for name in not_run]) if not_run else ""
-    of_all = f" of those that ran; {unknown} did not run" if not_run else ""
     if fresh is None:
         if others:
             return NO_DIFFERENCE, f"no detectable difference between {', '.join([names[left[0]], *others])}"
-        if not_run:
-            return UNDECIDED, f"nothing says which is the fastest: {names[left[0]]} ran, {unknown} did not run"
         return FASTEST, f"{names[left[0]]} is the fastest; there is no other one to measure it against again"
     a, b, ratio = names[fresh.winner], names[fresh.runner_up], fresh.ratio
     numbers = f"{fresh.pairs} fresh runs of each" + ("" if ratio is None else f", {_times(ratio)}")
     if ratio is not None and ratio.low > 0 and len(left) <= 2:
-        return FASTEST, f"{a} is the fastest: {_percent(ratio)} faster than {b} ({numbers}){of_all}"
+        return FASTEST, f"{a} is the fastest: {_percent(ratio)} faster than {b} ({numbers})"
     if ratio is not None and ratio.is_within(fresh.equivalent):
         return EQUIVALENT, f"{a} and {b} are equivalent within {fresh.equivalent:.1%} ({numbers})"
     tied = ", ".join(dict.fromkeys([a, b, *others]))

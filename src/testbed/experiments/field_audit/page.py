@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.audit.finding import FAILS, NOTE
+from testbed.analysis.audit.finding import FAILS, NOTE, label_of
 from testbed.analysis.document.words import counted
 from testbed.experiments.field_audit.material import GROUPS, TABLE, Material, read_material
 from testbed.experiments.field_audit.review import counts, read_reviews, with_interval
@@ -152,5 +152,6 @@ def in_words(finding: Mapping[str, Any], review: Mapping[str, str] | None) -> li
     lines = [f"{finding['id']}  {finding['repository']}/{finding['path']}:{finding['lines']}"]
     lines += [f"  {finding['severity']}: {finding['rule']}", f"  {finding['message']}"]
     lines += [f"  > {quoted}" for quoted in finding["quoted"]]
-    lines += [f"  corrected: {finding['corrected']}"] if finding["corrected"] else []
+    corrected = finding["corrected"]
+    lines += [f"  {label_of(corrected)}: {corrected}"] if corrected else []
     return [*lines, f"  {review['verdict']}, {review['sure']}: {review['why']}" if review else "  no review yet", ""]

@@ -88,7 +88,8 @@ class Segment(TypedDict):
     lost_steps: Annotated[
         Count | None,
         "optimizer steps done before this start and trained again, and their wall seconds; null if the file was "
-        "damaged. A killed start's seconds after its last write are unknown and not included",
+        "damaged. A killed start's seconds after its last write are unknown and not included. A start that was killed "
+        "or failed within a step may have lost seconds and no whole step; one that ended by itself has not",
     ]
     lost_s: Amount | None
     wall_time_s: Annotated[Amount, "wall time of this start, from when it locked the folder"]

@@ -79,6 +79,7 @@ NO_RATE = re.compile(
     r"|\blr\b|sched|epoch|width|depth|resolution"
 )
 EXACT = ("count",)
+LONGEST_HEADING = 300  # characters; more is a text and names no quantity (the patterns take quadratic time)
 RATES = ("device_token_rate", "token_rate", "device_sample_rate", "sample_rate", "rate", "device_rate", "step_rate")
 MEASURED = {*RATES, "efficiency", "speedup", "mfu", "hfu", "flops", "all_flops", "step_s", "time_s", "memory",
             "device_hours", "ratio"}  # fmt: skip
@@ -133,7 +134,7 @@ def columns_of(table: Table, named: Mapping[str, str] | None = None) -> list[Col
 def quantity_of(heading: str, cells: Sequence[str]) -> str | None:
     """Return what a heading names; None: something else, or figures that the source calls an estimate."""
     name = re.sub(r"\s+", " ", re.sub(r"[*`_]{2,}", "", heading).replace("_", " ")).strip().lower()
-    if not name or UNCERTAIN.search(name):
+    if not 0 < len(name) <= LONGEST_HEADING or UNCERTAIN.search(name):
         return None
     found = next((quantity for quantity, (pattern, _) in QUANTITIES.items() if re.search(pattern, name)), None)
     plainly = re.sub(r"\s*[(\[][^)\]]*[)\]]", "", name).strip()
