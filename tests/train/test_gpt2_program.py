@@ -27,9 +27,11 @@ from support.programs import (
     torchrun_command,
     write_token_files,
 )
+from support.settings import typed
 
 from testbed.distributed.store_port import free_port
 from testbed.metrics.file import read_metrics
+from testbed.train.reasons import model_does_not_fit
 
 pytestmark = pytest.mark.launches
 
@@ -297,12 +299,16 @@ def test_what_the_data_or_the_device_refuses_is_one_sentence_too(program, token_
 
 
 def test_a_model_without_room_is_not_blamed_on_the_batch(program, token_files, tmp_path):
-    """4 TB of embeddings, just below what is refused unseen."""
+    """4 TB of embeddings. Where the memory is there and other processes hold it, building the model fails."""
     folder = tmp_path / "run"
-    done = program(flags_of(token_files, folder, "--vocab_size", "31000000000"))
-    assert done.returncode == 1 and "--micro_batch_size" not in done.stderr, done.stderr
-    mark = (folder / "RUN_FAILED.txt").read_text()
-    assert "the model's weights do not fit (992,0" in mark and "--vocab_size 31000000000" in mark
+    words = flags_of(token_files, folder, "--vocab_size", "31000000000")
+    done = program(words)
+    assert done.returncode == 2 and "--micro_batch_size" not in done.stderr, done.stderr
+    assert (
+        "cannot fit: weights, gradients and optimizer state alone take" in done.stderr and "--vocab_size" in done.stderr
+    )
+    said = str(model_does_not_fit(typed(words).settings, MemoryError("no room")))
+    assert "the model's weights do not fit (992,0" in said and "--vocab_size 31000000000" in said
 
 
 def test_under_a_launcher_one_rank_speaks(token_files, tmp_path):

@@ -351,6 +351,7 @@ def test_a_run_on_a_gpu_watches_its_own_device(files, tmp_path, monkeypatch):
     gpu = torch.device("cuda", 0)
     checked = typed([*flags_of(files, tmp_path, "--run_type", "ddp")], 2)
     monkeypatch.setattr(setup, "choose_device", lambda settings, launch: gpu)
+    monkeypatch.setattr(setup, "check_memory", lambda *_: None)
     monkeypatch.setattr(setup.process_group, "start_process_group", lambda *_, **__: "nccl")
     monkeypatch.setattr(setup.resume, "begin", lambda *_: SimpleNamespace(
         is_complete=False, checkpoint=None, sha256={"train": "", "val": ""}))  # fmt: skip

@@ -21,7 +21,7 @@ from testbed.planner.candidates import job_of_settings
 from testbed.planner.memory import SPARE, MemoryEstimate, memory_of_ranks
 
 FAR_TOO_LARGE = 1.5  # an estimate is off by a tenth where it was measured, so beyond this a run cannot fit
-ANY_RUN_TYPE = "a smaller --model (--num_layers, --embedding_size)"
+ANY_RUN_TYPE = "a smaller --model (--num_layers, --embedding_size, --vocab_size)"
 
 
 def check_memory(settings: RunSettings, launch: Launch, device: torch.device) -> str | None:
