@@ -11,6 +11,7 @@ import pytest
 from support.metrics_examples import SHA_OTHER, example_metrics, save, v1_metrics, v20_metrics
 from support.programs import REPOSITORY, run_here
 
+from testbed.analysis.charts.training import comparison_table
 from testbed.analysis.comparison.sentences import about_losses, verdict_of
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.runs.arms import Arm
@@ -428,3 +429,20 @@ def test_a_file_that_contradicts_itself_is_refused_with_both_figures(tmp_path):
     recomputing = run_file(tmp_path / "c", training_config=twice[0], settings=twice[1])
     code, said = compare(recomputing, "--against", other)
     assert code == 2 and "its training_config has activation_checkpointing none, its settings block" in said
+
+
+def test_a_side_that_met_a_busy_machine_is_named_with_the_cores_that_it_used(tmp_path):
+    """A steady neighbour made a run five times slower, and they differed "in nothing"."""
+    for name, percent in (("a", 196.0), ("b", 97.0)):
+        sampled = {"interval_s": 1.0, "per_rank": [{"rank": 0, "num_samples": 9, "cpu_percent_mean": percent,
+                   "rss_bytes_mean": 1e9, "rss_bytes_max": 10**9, "gpu_percent_mean": None,
+                   "gpu_memory_used_bytes_max": None}]}  # fmt: skip
+        metrics = example_metrics(num_steps=40, world_size=1, run_id=name, step_time_s=0.2 if name == "a" else 0.9)
+        metrics["hardware"]["cpu_threads_per_rank"] = 2
+        metrics["timing"]["step_time_p95_above_median"] = 0.01
+        save(tmp_path / name, metrics | {"utilization": sampled})
+    _, said = compare(tmp_path / "a", "--against", tmp_path / "b")
+    assert "1 of 1 runs of B met a busy machine" in said and "it used 1.0 of its 2 cores" in said
+    assert "runs of A met" not in said
+    table = comparison_table([load_run(tmp_path / name / "training_metrics.json") for name in "ab"])
+    assert "[2]: it used 1.0 of its 2 cores" in " ".join(table.split())

@@ -18,7 +18,7 @@ WARNINGS = {
     "Several machines": {"host": {"hostname": "node1"}},
     "Several versions": {"env": {"torch_version": "2.14.0"}},
     "Copied files": {"run_id": "20260101T120000Z-0123abcd"},
-    "Unquiet machine": {"timing": {"step_time_p95_above_median": 0.2}},
+    "Unquiet machine": {"timing": {"step_time_p95_above_median": 0.2, "num_measured_steps": 40}},
 }
 
 

@@ -16,10 +16,10 @@ from testbed import run_lock
 from testbed.config.settings import RunSettings
 from testbed.errors import counted
 from testbed.io import now_utc
+from testbed.metrics.busy_machine import signs_of_other_work
 from testbed.metrics.derived import epoch_figures, speed, summary, timing, tokens_per_s
 from testbed.metrics.file import write_metrics
 from testbed.metrics.run_directory import mark_complete
-from testbed.metrics.scatter import words_on_scatter
 from testbed.metrics.segments import Starts, larger_peaks, take_over_facts
 from testbed.profiling import utilization
 from testbed.profiling.attribution import words_on_attribution
@@ -211,7 +211,7 @@ class RunRecorder:
                 f"{timing['step_time_p95_sec']:.3f} s, n={timing['num_measured_steps']} after warm-up), "
                 f"{summary['mean_tokens_per_sec_global']:,.0f} tokens/s"
             )
-        words += filter(None, [words_on_scatter(timing)])
+        words += signs_of_other_work(self.metrics)
         if summary["final_val_loss"] is not None:
             words.append(f"validation loss {summary['final_val_loss']:.4f}")
         found = self.metrics.get("attribution")

@@ -34,6 +34,7 @@ from testbed.analysis.runs.comparability import cores_of, marks_of, note_on_core
 from testbed.analysis.runs.entries import Entry, subject_of
 from testbed.analysis.runs.load import Run
 from testbed.analysis.runs.one_peak import on_one_peak
+from testbed.metrics.busy_machine import signs_of_other_work
 
 TITLE_CHARACTERS = 72  # of the title's type in a figure's width
 CORES, GENERATED = "cores (ranks x threads)", "generated tokens/s, batch 1"
@@ -216,7 +217,8 @@ def comparison_table(runs: Sequence[Run]) -> str:
     table = Table(header, [[name, *(column[name] for column in columns)] for name in names], text_columns=(0,))
     lines = [f"[{index}] {run.full_label}" for index, run in enumerate(runs, start=1)]
     lines += ["", *table_lines(table)]
-    for note in filter(None, [note_on_cores(runs), *peaks, *notes_on_single_runs(runs)]):
+    busy = [f"[{number}]: {sign}." for number, run in enumerate(runs, 1) for sign in signs_of_other_work(run.record)]
+    for note in filter(None, [note_on_cores(runs), *busy, *peaks, *notes_on_single_runs(runs)]):
         lines += ["", *textwrap.wrap(note, TABLE_CHARACTERS)]
     return "\n".join(lines)
 

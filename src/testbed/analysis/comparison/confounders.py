@@ -14,6 +14,7 @@ from typing import Any
 from testbed.analysis.runs.arms import DEVICE_FIELDS, automatic_choices, conditions, hardware_of
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import all_known
+from testbed.metrics.busy_machine import signs_of_other_work
 
 COMMIT, CHANGED_FILES, DEVICE, MACHINE, SOFTWARE = "commit", "changed files", "device", "machine", "software"
 CHOICE = "automatic choice"
@@ -86,6 +87,10 @@ def other_explanations(names: Sequence[str], a: Sequence[Run], b: Sequence[Run])
             found.append(f"commits differ: {' against '.join(commits)}; the code may explain the ratio")
         elif item.kind != CHANGED_FILES:  # said below, also where both sides have some
             found.append(f"{item.what} differs: {item.against}; it may explain the ratio")
+    for name, runs in zip(names, (a, b), strict=True):
+        busy = [signs for run in runs if (signs := signs_of_other_work(run.record))]
+        if busy:
+            found.append(f"{len(busy)} of {len(runs)} runs of {name} met a busy machine: of the first, {busy[0][-1]}")
     if any(run.record.get("git_dirty") for run in (*a, *b)):
         found.append("made with uncommitted changes: the commit does not say which code ran")
     if first := made_first(a, b):

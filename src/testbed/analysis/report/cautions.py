@@ -13,7 +13,7 @@ from testbed.analysis.runs.comparability import differing_work
 from testbed.analysis.runs.entries import Subject
 from testbed.analysis.runs.load import Run
 from testbed.analysis.statistics import MIN_REPEATS
-from testbed.metrics.scatter import NOISY
+from testbed.metrics.busy_machine import LEAST_USED, NOISY, signs_of_other_work
 
 Unfit = tuple[str, Callable[[Run], bool], str]  # title, the runs that it is about, what is said of them
 UNFIT: tuple[Unfit, ...] = (
@@ -44,8 +44,9 @@ UNFIT: tuple[Unfit, ...] = (
 )
 UNQUIET: Unfit = (
     "Unquiet machine",
-    lambda run: (run.section("timing").get("step_time_p95_above_median") or 0) > NOISY,
-    f"have steps that scatter: their 95th percentile is more than {NOISY:.0%} above the median.",
+    lambda run: bool(signs_of_other_work(run.record)),
+    f"have steps that scatter (their 95th percentile is more than {NOISY:.0%} above the median), or used less than "
+    f"{LEAST_USED:.0%} of their cores: other work may have slowed them.",
 )
 
 

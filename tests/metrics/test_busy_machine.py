@@ -14,8 +14,8 @@ from support.programs import REPOSITORY
 from support.settings import stand_in
 
 from testbed.distributed.openmp import SPINS, wait_briefly
+from testbed.metrics.busy_machine import cores_used, signs_of_other_work
 from testbed.metrics.recorder import RunRecorder
-from testbed.metrics.scatter import words_on_scatter
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,27 @@ def test_a_run_whose_steps_scatter_says_so_at_its_end(tmp_path, above, steps, sa
     recorder = RunRecorder(tmp_path, stand_in(run_type="baseline"), facts, is_writer=True)
     lines = [line for line in recorder.closing_words().splitlines() if "steps scatter" in line]
     assert len(lines) == says
-    assert lines == ([words_on_scatter(timing)] if says else [])
+    assert lines == (signs_of_other_work(facts) if says else [])
     if says:
         assert f"p95 is {1 + above:.2f} times the median" in lines[0] and "perhaps from other work" in lines[0]
+
+
+def of_cores(run_type: str, threads: int, *percents: float, steps: int = 40) -> dict:
+    """A run whose ranks used these percents of one core each."""
+    facts = example_metrics(training_config={"math_changes": [], "run_type": run_type})
+    facts["timing"] |= {"step_time_p95_above_median": 0.01, "num_measured_steps": steps}
+    facts["hardware"] |= {"device_type": "cpu", "cpu_threads_per_rank": threads}
+    rows = [{"rank": rank, "cpu_percent_mean": percent} for rank, percent in enumerate(percents)]
+    return facts | {"utilization": {"interval_s": 1.0, "per_rank": rows}}
+
+
+def test_a_steady_neighbour_slows_every_step_alike_and_is_seen_by_the_cores_that_were_left(tmp_path):
+    """1.62 s a step in place of 0.32, p95 1.65: the file says 97 % of a core on two threads."""
+    (sign,) = signs_of_other_work(of_cores("baseline", 2, 97.0))
+    assert "it used 1.0 of its 2 cores" in sign and "quiet machine" in sign
+    recorder = RunRecorder(tmp_path, stand_in(run_type="baseline"), of_cores("ddp", 1, 51.0, 52.0), is_writer=True)
+    assert "it used 1.0 of its 2 cores" in recorder.closing_words()
+    for quiet in (of_cores("baseline", 2, 196.0), of_cores("fsdp", 1, 76.0, 75.0), of_cores("pipeline", 1, 50.0, 60.0)):
+        assert signs_of_other_work(quiet) == []
+    assert signs_of_other_work(of_cores("baseline", 2, 97.0, steps=5)) == []
+    assert cores_used(of_cores("ddp", 2, 150.0, 150.0)) == (3.0, 4)
