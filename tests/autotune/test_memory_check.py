@@ -44,7 +44,7 @@ def test_a_batch_far_too_large_is_refused(token_files, monkeypatch):
         token_files, "gpt2-xl", "--micro_batch_size_per_gpu", "64", "--global_batch_size", "64", "--seq_length", "128"
     )
     with pytest.raises(
-        InputError, match=r"in micro batches of 64 x .* cannot fit: .* estimated .*; less take a smaller"
+        InputError, match=r"in micro batches of 64 x .* cannot fit: .* estimated .*; it takes less with a smaller"
     ):
         here(monkeypatch, 23.5, settings)
 

@@ -236,6 +236,12 @@ def with_pattern(pattern: str) -> str:
     )
 
 
+def with_unknown_words() -> str:
+    """A file without "!", and an unknown token that is in no vocabulary."""
+    vocabulary = {token: number for token, number in json.loads(plain())["model"]["vocab"].items() if token != "!"}
+    return in_model(vocab=vocabulary, merges=[], unk_token="a\nb")
+
+
 REFUSED = {
     "no JSON": (lambda: "x", "holds no tokenizer"),
     "a list": (lambda: "[]", "holds no tokenizer"),
@@ -243,6 +249,7 @@ REFUSED = {
     "another version": (lambda: changed(version="9"), "holds no tokenizer"),
     "a pattern that is none": (lambda: with_pattern("(a"), "holds no tokenizer"),
     "a pattern that backtracks": (lambda: with_pattern(r"(a+)+$"), "fails at the text aaaaaaaa..."),
+    "an unknown token that is none": (with_unknown_words, "fails at the text !!!!!!!!"),
     "dropout": (lambda: in_model(dropout=0.1), "has a dropout in its model"),
     "no end of text": (lambda: changed(added_tokens=[]), "has no token that ends a document"),
     "a lost byte": (without_a_byte, "lacks the byte 0"),

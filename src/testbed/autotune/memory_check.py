@@ -64,11 +64,11 @@ def check_memory(settings: RunSettings, launch: Launch, device: torch.device) ->
     if whole > FAR_TOO_LARGE * has:
         raise InputError(
             f"--run_type {settings.training.run_type} with {_model_of(settings)} {batch} cannot fit: it takes an "
-            f"estimated {whole / GIB:.1f} GiB{who}, and {where} are all there is; less take {ways_out}"
+            f"estimated {whole / GIB:.1f} GiB{who}, and {where} are all there is; it takes less with {ways_out}"
         )
     return (
         f"warning: {_model_of(settings)} {batch} may not fit: an estimated {whole / GIB:.1f} GiB{who}, more than "
-        f"{where}; less take {ways_out}"
+        f"{where}; it takes less with {ways_out}"
     )
 
 
