@@ -10,7 +10,7 @@
 
 docs/results/audits/material.json lists the files by repository, commit and sha256; --folder keeps them, about 100 MB.
 Each is audited alone: no two files are compared. Trials go to trials.json. docs/audits shows both after
-scripts/update_docs.py; the reviews are written by hand into reviews.json.
+scripts/maintain/update_docs.py; the reviews are written by hand into reviews.json.
 Exit code 0: done. 1: a file cannot be downloaded or written. 2: what was typed cannot be done.
 """
 

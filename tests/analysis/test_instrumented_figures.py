@@ -18,7 +18,7 @@ from testbed.analysis.runs.load import load_run
 from testbed.analysis.scaling.tables import scaling_table
 from testbed.analysis.statistics import FASTER
 
-TABLE, COMPARE = "scripts/generate_scaling_table.py", "scripts/compare_runs.py"
+TABLE, COMPARE = "scripts/more/generate_scaling_table.py", "scripts/compare_runs.py"
 NO_DEEPSPEED = {"training_config": {"deepspeed_enabled": False}}
 LABEL = "DeepSpeed's wall_clock_breakdown"
 

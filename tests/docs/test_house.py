@@ -146,7 +146,7 @@ ONE_PLACE = {"say": "errors", "say_if_read": "errors", "_sigterm_as_interrupt": 
 def test_what_is_said_and_how_a_program_is_interrupted_is_in_one_place():
     """Each of these had copies. What raises KeyboardInterrupt is one of the last, whatever its name."""
     places = {name: [] for name in ONE_PLACE}
-    programs = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "scripts").glob("*.py")]
+    programs = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "scripts").rglob("*.py")]
     paths = modules() | {path.stem: path for path in programs}
     for module, path in paths.items():
         text = path.read_text(encoding="utf-8")

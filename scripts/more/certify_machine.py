@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measure how noisy this machine is, by pairs of equal runs, and which differences it can show.
 
-    python scripts/certify_machine.py --dry_run          # what would run, and the time it may take
-    python scripts/certify_machine.py                    # twenty pairs of baseline, and of ddp on all devices
-    python scripts/certify_machine.py --run_types fsdp --ranks 2 -- --model gpt2
+    python scripts/more/certify_machine.py --dry_run          # what would run, and the time it may take
+    python scripts/more/certify_machine.py                    # twenty pairs of baseline, and of ddp on all devices
+    python scripts/more/certify_machine.py --run_types fsdp --ranks 2 -- --model gpt2
 
 Both runs of a pair have the same command, so whatever is between them is noise. Leave the machine alone meanwhile, or
 use it as it is used while you measure. The work is that of scripts/run_scaling_benchmarks.py; what follows `--` goes to
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import not_negative, positive
@@ -33,7 +33,7 @@ from testbed.config.sweep_flags import check_folder_and_timeout, parse_before_da
 from testbed.errors import InputError, say
 from testbed.program import program, recorded_command
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 LEAST_PAIRS, MOST_PAIRS = 5, 1000
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check the files of every run below a folder, at any depth, and the cells of every sweep.json there.
 
-    python scripts/verify_run_artifacts.py --dir SWEEP
-    python scripts/verify_run_artifacts.py --dir docs/results/run_types --metrics-only
+    python scripts/more/verify_run_artifacts.py --dir SWEEP
+    python scripts/more/verify_run_artifacts.py --dir docs/results/run_types --metrics-only
 
 Prints one tab-separated line per run: run_dir, status, world_size, expected ranks, reason. A cell that the sweep calls
 not applicable is listed and is no failure. Exit code 1 when a run fails a check, 2 when there is no run below DIR.
@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import counted, say

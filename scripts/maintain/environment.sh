@@ -1,7 +1,7 @@
 # Sourced by the other scripts: a virtual environment with this project in it. Uses the active one, else .venv.
 # Called with pip's arguments for what to install.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 needs_python_3_11() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {

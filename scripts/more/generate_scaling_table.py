@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Markdown table of a scaling study: throughput, speed-up and efficiency with 95 % intervals and verdict.
 
-    python scripts/generate_scaling_table.py --dir SWEEP                       # every run below SWEEP
-    python scripts/generate_scaling_table.py --report SWEEP/scaling_report.json
-    python scripts/generate_scaling_table.py --gpu1 FILE --gpu2 FILE --gpu4 FILE
-    python scripts/generate_scaling_table.py --dir SWEEP --table 001           # columns of an earlier study's table
+    python scripts/more/generate_scaling_table.py --dir SWEEP                  # every run below SWEEP
+    python scripts/more/generate_scaling_table.py --report SWEEP/scaling_report.json
+    python scripts/more/generate_scaling_table.py --gpu1 FILE --gpu2 FILE --gpu4 FILE
+    python scripts/more/generate_scaling_table.py --dir SWEEP --table 001      # columns of an earlier study's table
 
 Exit code 1 when runs did unequal work (each field is named, and there is no speed-up), 2 for a wrong command line.
 """
@@ -16,7 +16,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import InputError, counted, say

@@ -2,10 +2,10 @@
 """Train the same GPT-2 with src/gpt2.py and with other trainers, interleaved on this machine, and compare the speeds.
 
     git clone https://github.com/karpathy/nanoGPT
-    python scripts/compare_peers.py --nanogpt_dir nanoGPT --dry_run     # what would be run, and what cannot be
-    python scripts/compare_peers.py --nanogpt_dir nanoGPT               # 5 rounds; on two CPU cores two hours
-    python scripts/compare_peers.py --quick --peers ours,transformers   # a minute; too few runs for a claim
-    python scripts/compare_peers.py --table checkpoint/peers/peers.json # the table of an earlier comparison
+    python scripts/more/compare_peers.py --nanogpt_dir nanoGPT --dry_run     # what would be run, and what cannot be
+    python scripts/more/compare_peers.py --nanogpt_dir nanoGPT               # 5 rounds; on two CPU cores two hours
+    python scripts/more/compare_peers.py --quick --peers ours,transformers   # a minute; too few runs for a claim
+    python scripts/more/compare_peers.py --table checkpoint/peers/peers.json # the table of an earlier comparison
 
 Each round runs every trainer once, in an order that changes, and measures the matrix product's rate. A run is a process
 of its own with the same cores; its number is its tokens/s by the wall clock over all steps after warm-up. Ratios are of
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from testbed.experiments.peers.running import PeerRunner
 
 PROGRAM = Path(__file__).resolve()
-GPT2 = PROGRAM.parent.parent / "src" / "gpt2.py"
+GPT2 = PROGRAM.parents[2] / "src" / "gpt2.py"
 DEFAULT_PEERS = {
     "cpu": "ours,transformers,transformers-eager,transformers-loop,nanogpt",
     "cuda": "ours,transformers,transformers-compiled,transformers-loop,nanogpt",

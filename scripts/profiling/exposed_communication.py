@@ -3,7 +3,7 @@
 
     python scripts/run_scaling_benchmarks.py --out_dir checkpoint/exposed --ranks 2 --profile_runs 5 --steps 30 \\
         --run_types allreduce:skip_gradient_sync=alternate,ddp:skip_gradient_sync=alternate -- --profile_steps 20
-    python scripts/exposed_communication.py --dir checkpoint/exposed
+    python scripts/profiling/exposed_communication.py --dir checkpoint/exposed
 
 Prints a Markdown table; a run type is in it if there are runs of --skip_gradient_sync alternate, traced and not.
 Exit code: 0, 1 trace and counterfactual do not agree, 2 what was typed cannot be read.
@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.errors import InputError, say

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train the same small run under every run type and draw the losses on one another.
 
-    python scripts/train_every_run_type.py                        # 2 ranks, nano, 50 steps each
-    python scripts/train_every_run_type.py --draw_only --out DIR  # the picture and the table of runs that are there
+    python scripts/more/train_every_run_type.py                        # 2 ranks, nano, 50 steps each
+    python scripts/more/train_every_run_type.py --draw_only --out DIR  # picture and table of runs that are there
 
 It needs train_small.bin and val_small.bin (download_data.py, preprocess_small.py). A run that is complete is kept; a
 run type that is refused is named with the reason. Exit code 1 when a run failed, or another than dp (which needs two
@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.analysis.charts.agreement import agreement_table, write_agreement_figure
 from testbed.analysis.runs.load import load_runs
@@ -29,7 +29,7 @@ from testbed.metrics.file import read_metrics
 from testbed.program import program
 from testbed.run_files import METRICS
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 # folder -> what is added to the run type of that name, or to the one named first
 FURTHER = {
     "optimized_zero3": ["--run_type", "optimized", "--zero_stage", "3"],

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measure a GPU machine, without a network, in numbered parts of at most nine minutes.
 
-    bash scripts/benchmark_gpu.sh --check                # what is missing here, and how to fetch it
-    bash scripts/benchmark_gpu.sh --dry_run              # the plan, or what --part and --only choose, with estimates
-    bash scripts/benchmark_gpu.sh --part 1               # then --part 2, and so on
-    bash scripts/benchmark_gpu.sh                        # all parts, one after the other
-    DEVICE=cpu bash scripts/benchmark_gpu.sh DIR         # a tiny variant: everything that a CPU can do runs
+    bash scripts/more/benchmark_gpu.sh --check              # what is missing here, and how to fetch it
+    bash scripts/more/benchmark_gpu.sh --dry_run            # the plan, or what --part and --only choose, with estimates
+    bash scripts/more/benchmark_gpu.sh --part 1             # then --part 2, and so on
+    bash scripts/more/benchmark_gpu.sh                      # all parts, one after the other
+    DEVICE=cpu bash scripts/more/benchmark_gpu.sh DIR         # a tiny variant: everything that a CPU can do runs
 
 What is done is not run again: the same call goes on where the last one ended. On another machine of the same kind it
 does so once results.tar.gz is unpacked in DIR.
@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.config.flag_parser import FlagParser
 from testbed.config.flag_types import positive
@@ -211,7 +211,7 @@ def say_missing(machine: Machine, steps: Sequence[Step], out: str) -> None:
     if lacking:
         say(f"missing: {', '.join(lacking)}; left out without that: {', '.join(without) or 'no step'}")
     if missing:
-        say("bash scripts/benchmark_gpu.sh --check prints the commands that fetch the packages")
+        say("bash scripts/more/benchmark_gpu.sh --check prints the commands that fetch the packages")
 
 
 def run_steps(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write src/testbed/planner/published_score.json: how well the planner predicts the published runs that it did not see.
 
-    python scripts/update_planner.py    # after devices.json, a formula, a deviation or a row changed; about 10 s
+    python scripts/maintain/update_planner.py    # 10 s; after devices.json, a formula, a deviation or a row changed
 
-The width of every interval comes from that file, and the table of docs/planner.md (scripts/update_docs.py).
+The width of every interval comes from that file, and the table of docs/planner.md (scripts/maintain/update_docs.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.errors import say
 from testbed.io import write_json

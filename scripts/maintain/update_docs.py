@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Write what README.md and docs/ take from the code and from docs/results.
 
-    python scripts/update_docs.py            # after a flag, a strategy, a field or a result changed
-    python scripts/update_docs.py --check    # write nothing; exit code 1 where a file is out of date
+    python scripts/maintain/update_docs.py            # after a flag, a strategy, a field or a result changed
+    python scripts/maintain/update_docs.py --check    # write nothing; exit code 1 where a file is out of date
 
 docs/flags.md follows from the table of flags, the tables of docs/metrics_file.md from testbed/metrics/fields/. A block
 between
-`<!-- made by: scripts/update_docs.py NAME -->` and `<!-- end of NAME -->` follows from files in docs/results.
+`<!-- made by: scripts/maintain/update_docs.py NAME -->` and `<!-- end of NAME -->` follows from files in docs/results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout's code, installed or not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))  # this checkout's code, installed or not
 
 from testbed.analysis.blocks import filled, names_of_blocks
 from testbed.config.flag_parser import FlagParser
@@ -25,7 +25,7 @@ from testbed.errors import InputError, say
 from testbed.io import write_text
 from testbed.program import program
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
 PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
@@ -201,7 +201,7 @@ def main(words: list[str] | None = None) -> int:
     if not out_of_date:
         say("every file is up to date")
     elif check:
-        say(f"out of date: {', '.join(out_of_date)}; run: python scripts/update_docs.py", file=sys.stderr)
+        say(f"out of date: {', '.join(out_of_date)}; run: python scripts/maintain/update_docs.py", file=sys.stderr)
     else:
         say(f"written: {', '.join(out_of_date)}")
     return 1 if check and out_of_date else 0
