@@ -46,9 +46,9 @@ def parse_arguments() -> argparse.Namespace:
 @program
 def main() -> int:
     arguments = parse_arguments()
-    from testbed.analysis.audit import claims
-    from testbed.analysis.audit.page import details, page
-    from testbed.analysis.audit.tables.read import columns_named
+    from testbed.audit import claims
+    from testbed.audit.page import details, page
+    from testbed.audit.tables.read import columns_named
 
     columns = columns_named(arguments.columns) if arguments.columns else None
     findings, num_runs, num_tables, checked = claims.audit_and_count(arguments.files, arguments.baseline, columns)

@@ -36,8 +36,10 @@ FIELD_BLOCKS = ("field material", "field precision", "field trials", "field find
 def quickstart() -> str:
     from testbed.analysis.charts.training import comparison_table
     from testbed.analysis.runs.load import load_runs
+    from testbed.audit.notes import notes_on_single_runs
 
-    return f"```\n{comparison_table(load_runs([RESULTS / 'quickstart' / name for name in QUICKSTART_RUNS]))}\n```"
+    runs = load_runs([RESULTS / "quickstart" / name for name in QUICKSTART_RUNS])
+    return f"```\n{comparison_table(runs, notes_on_single_runs(runs))}\n```"
 
 
 def run_types() -> str:

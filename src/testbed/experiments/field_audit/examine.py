@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.audit.claims import audit_runs, read_reported
-from testbed.analysis.audit.finding import Finding
-from testbed.analysis.audit.readers.text import text_of
-from testbed.analysis.audit.reported import Reported
+from testbed.audit.claims import audit_runs, read_reported
+from testbed.audit.finding import Finding
+from testbed.audit.readers.text import text_of
+from testbed.audit.reported import Reported
 from testbed.errors import InputError
 from testbed.experiments.field_audit.material import COMPANION, Material
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from testbed.analysis.audit.claims import audit
+from testbed.audit.claims import audit
 from testbed.errors import Failure, InputError
 from testbed.experiments.field_audit.material import COMPANION, Material
 

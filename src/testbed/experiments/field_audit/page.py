@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.audit.finding import FAILS, NOTE, label_of
 from testbed.analysis.document.words import counted
+from testbed.audit.finding import FAILS, NOTE, label_of
 from testbed.experiments.field_audit.material import GROUPS, TABLE, Material, read_material
 from testbed.experiments.field_audit.review import counts, read_reviews, with_interval
 from testbed.io import read_json

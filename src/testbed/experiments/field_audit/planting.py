@@ -15,14 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from testbed.analysis.audit.claims import FAILS, audit_runs, read_reported
-from testbed.analysis.audit.log_lines import LogLine, Relation
-from testbed.analysis.audit.readers.text import text_of
-from testbed.analysis.audit.reported import Reported
-from testbed.analysis.audit.tables.agreement import best_fits
-from testbed.analysis.audit.tables.figures import NUMBER
-from testbed.analysis.audit.tables.intervals import interval_of
-from testbed.analysis.audit.tables.relations import FORMULAS
+from testbed.audit.claims import FAILS, audit_runs, read_reported
+from testbed.audit.log_lines import LogLine, Relation
+from testbed.audit.readers.text import text_of
+from testbed.audit.reported import Reported
+from testbed.audit.tables.agreement import best_fits
+from testbed.audit.tables.figures import NUMBER
+from testbed.audit.tables.intervals import interval_of
+from testbed.audit.tables.relations import FORMULAS
 from testbed.errors import InputError
 from testbed.experiments.field_audit.material import TABLE, Material
 

@@ -1,0 +1,158 @@
+"""The audit's rules for one run of another program: logs, rank files, exports and reports against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from testbed.audit.finding import Finding, Rule
+from testbed.audit.reported import ANY, Reported
+from testbed.audit.run_rules import is_exact
+
+RANK_SPREAD = 0.10  # ranks of one synchronous epoch end together: more says that their clocks do not
+
+
+def ranks_of_one_epoch_end_together(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_times_s) < 2:
+        return
+    slowest, fastest = max(item.rank_times_s), min(item.rank_times_s)
+    if fastest <= 0 or slowest / fastest - 1 <= RANK_SPREAD:
+        return
+    times = ", ".join(f"{time:,.2f}" for time in item.rank_times_s)
+    yield item.fails(
+        Rule.STEP_CLOCK,
+        f"ranks of the same synchronous epoch report {times} s: they wait for one another in every step, so the "
+        "shorter times leave something out (a timer that does not wait for its own device)",
+        f"{slowest:,.2f} s, the slowest rank, instead of the mean {_mean(item.rank_times_s):,.2f} s",
+    )
+
+
+def communication_is_what_collectives_take(item: Reported) -> Iterator[Finding]:
+    negative = [seconds for seconds in item.communication_s if seconds < 0]
+    if negative:
+        yield item.fails(
+            Rule.COMMUNICATION,
+            f"a communication time of {min(negative):.3f} s is negative: the difference of two run times is not "
+            "communication",
+        )
+    positive = [seconds for seconds in item.communication_s if seconds > 0]
+    if item.world_size == 1 and positive:
+        yield item.fails(
+            Rule.COMMUNICATION,
+            f"one rank alone reports {max(positive):,.2f} s of communication: there is no other to talk to, so this is "
+            "the optimizer's step or another part of the loop, and so it is in the runs compared with it",
+            "0 s on one rank; on more the file does not tell",
+        )
+
+
+def replicas_have_one_loss(item: Reported) -> Iterator[Finding]:
+    """Check that ranks which validate over all of the data report one loss: equal weights give equal losses."""
+    losses = item.rank_val_losses
+    if len(losses) > 1 and max(losses) - min(losses) > 1e-4 * abs(max(losses)):
+        yield item.fails(
+            Rule.EQUAL_MATH,
+            f"ranks that validate on the same data report {', '.join(f'{loss:.4f}' for loss in losses)}: their weights "
+            "differ, so this is not one model trained on all the data",
+        )
+
+
+def ranks_read_different_batches(item: Reported) -> Iterator[Finding]:
+    losses = item.rank_train_losses
+    if len(losses) > 1 and len(set(losses)) == 1 and is_exact(losses[0]):
+        yield item.notes(
+            Rule.EQUAL_WORK,
+            f"{len(losses)} ranks report the same training loss {losses[0]!r}: unless it is the mean over ranks, all "
+            "of them trained on the same sequences",
+        )
+
+
+def profiler_rows_nest(item: Reported) -> Iterator[Finding]:
+    rows_s, kernels_s = item.details.get("collective_rows_s"), item.details.get("collective_kernels_s")
+    if not rows_s or not kernels_s:
+        return
+    steps = item.details["profiled_steps"]
+    per_step = f" = {kernels_s / steps:.3f} s per profiled step" if steps else ""
+    if rows_s > kernels_s * (1 + RANK_SPREAD):
+        yield item.notes(
+            Rule.NESTED,
+            f"rows whose names speak of collectives add up to {rows_s:,.2f} s of device time, which counts the same "
+            "collective once for each range around it",
+            f"{kernels_s:,.2f} s in NCCL kernels, summed over the devices of the table{per_step}",
+        )
+
+
+def iteration_time_agrees_with_progress(item: Reported) -> Iterator[Finding]:
+    """Compare a log's two clocks. A timer that starts again at each line, divided by all steps so far, is too short."""
+    steps, clock_s = item.details.get("logged_steps", []), item.details.get("progress_s", {})
+    if not item.time_s or len(steps) < 2:
+        return
+    first, last = steps[-2], steps[-1]
+    if first not in clock_s or last not in clock_s:
+        return
+    seconds, count = clock_s[last] - clock_s[first], last - first
+    if item.time_s * count >= 0.7 * seconds:
+        return
+    scaled_s = item.time_s * last / count
+    fits = scaled_s * count <= seconds * 1.1 + 1
+    yield item.fails(
+        Rule.STEP_CLOCK,
+        f"{item.time_s:.3f} s per iteration x {count} iterations is {item.time_s * count:.1f} s, the progress bar of "
+        f"the same log shows {seconds} s from step {first} to {last} (validation and saving inside)"
+        + f"; an interval's time divided by all {last} steps instead of its own {count} would explain it"
+        * fits,
+        f"{scaled_s:.3f} s per iteration ({item.time_s:.3f} x {last} / {count})"
+        if fits
+        else f"at most {seconds / count:.2f} s per iteration",
+    )
+
+
+def scaling_report_compares_like_with_like(item: Reported) -> Iterator[Finding]:
+    if fields := sorted({str(row.get("field")) for row in item.details["mismatches"] if row.get("field")}):
+        yield item.fails(Rule.EQUAL_WORK, f"the report itself lists what its runs differ in: {', '.join(fields)}")
+    elif item.details["status"] in ("invalid_comparison", "mismatch_allowed"):
+        yield item.fails(Rule.EQUAL_WORK, f"the report's own status is {item.details['status']}")
+    for ranks, values in item.details["runs"].items():
+        paths, spread = values.get("metrics_paths"), values.get("stdev_tokens_per_sec_global")
+        if isinstance(paths, list) and len(paths) == 1 and spread == 0:
+            yield item.notes(Rule.ONE_RUN, f"a standard deviation of 0.0 at {ranks} ranks is of one run", "unknown")
+        speed_up = values.get("speedup_vs_1gpu")
+        if ranks.isdigit() and isinstance(speed_up, int | float) and speed_up > 1.01 * int(ranks[:9]):
+            yield item.fails(
+                Rule.STEP_CLOCK,
+                f"{speed_up:.2f}x on {ranks} ranks is more than linear: look for work that the clock leaves out, or "
+                "that was not done",
+            )
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values)
+
+
+def rates_of_ranks_are_not_the_global_rate(item: Reported) -> Iterator[Finding]:
+    if len(item.rank_rates) > 1:
+        yield item.notes(
+            Rule.THROUGHPUT,
+            f"tokens_per_sec is of one rank ({', '.join(f'{rate:,.1f}' for rate in item.rank_rates)})",
+            f"{sum(item.rank_rates):,.1f} tokens/s, the sum over {len(item.rank_rates)} ranks",
+        )
+
+
+def what_could_not_be_read(item: Reported) -> Iterator[Finding]:
+    if item.unread:
+        names = [words.partition(" (")[0] for words in item.unread]
+        yield item.cannot_tell(
+            Rule.TRACEABLE, f"could not be read from this {item.form}: {'; '.join(item.unread)}", *names
+        )
+
+
+# rule -> the forms of files that it reads, and takes no other
+FOREIGN_RULES: dict[Callable[[Reported], Iterator[Finding]], tuple[str, ...]] = {
+    rates_of_ranks_are_not_the_global_rate: ("rank JSON",),
+    ranks_of_one_epoch_end_together: ANY,
+    communication_is_what_collectives_take: ANY,
+    replicas_have_one_loss: ANY,
+    ranks_read_different_batches: ("wandb log",),
+    profiler_rows_nest: ("profiler table",),
+    iteration_time_agrees_with_progress: ("wandb log",),
+    scaling_report_compares_like_with_like: ("scaling report",),
+    what_could_not_be_read: ANY,
+}
