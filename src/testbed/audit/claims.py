@@ -34,6 +34,7 @@ from testbed.audit.tables.read import FORM as TABLE
 from testbed.audit.tables.read import SUFFIXES
 from testbed.audit.tables.rules import TABLE_RULES
 from testbed.audit.trainer_rules import TRAINER_RULES
+from testbed.config.run_types import REFERENCE
 from testbed.errors import InputError
 from testbed.io import missing
 
@@ -194,7 +195,7 @@ def _sides(items: list[Reported], baseline_first: bool) -> list[Side]:
 
 
 def _is_baseline(side: Side) -> bool:
-    return side.first.run is not None and side.first.run.run_type == "baseline"
+    return side.first.run is not None and side.first.run.run_type == REFERENCE
 
 
 def _what_2_0_records_elsewhere(item: Reported) -> tuple:
