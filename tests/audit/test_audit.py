@@ -291,7 +291,7 @@ def test_the_script_is_short_where_nothing_is_wrong(tmp_path):
         ("broken.json", "{", "is not JSON"),
         ("list.json", "[]", "not a training_metrics.json"),
         ("notes.txt", "a text", "is no log that is known"),
-        ("numbers.csv", "a,b\n1,2\n", "is no wandb export that is known"),
+        ("numbers.csv", "a,b\n1,2\n", "is no CSV that is known"),
         ("rank0_results_epoch0.json", "{}", "is no result of a rank"),
         ("scaling_report.json", "[]", "is no scaling report"),
     ],

@@ -6,8 +6,8 @@ from support.audit_cases import deepspeed_pair, wandb_pair
 from support.deepspeed_log import deepspeed_lines
 
 from testbed.audit.claims import FAILS, audit
-from testbed.audit.foreign import read_text_log
 from testbed.audit.printed_setup import printed_setup
+from testbed.audit.readers import read_text_log
 
 
 def test_the_lines_of_a_real_log_are_read(tmp_path):

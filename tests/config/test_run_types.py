@@ -17,7 +17,6 @@ REGISTRY = "src/testbed/config/run_types.py"
 # where a word is the name of a run type and means something else, or names runs to be started
 ALLOWED = {
     "src/testbed/experiments/": "studies name the runs that they start",
-    "src/testbed/audit/": "dp is a degree of data parallelism in tables and settings of other programs",
     "src/testbed/distributed/process_group.py": "pipeline and tensor are axes of the device mesh",
     "src/testbed/analysis/runs/load.py": "pipeline and tensor are axes of the device mesh",
     "src/testbed/analysis/scaling/tables.py": "the two strategies of one study's table",

@@ -4,10 +4,9 @@ To add a rule, write one function and list it in the table at the end of its fil
 
 - run_rules.py, METRICS_RULES: a training_metrics.json against itself.
 - foreign_rules.py, FOREIGN_RULES: the files of another program against themselves.
-- log_rules.py, LOG_RULES: the lines of a training log against each other, its header and the device.
-- tables/rules.py, TABLE_RULES: a table of published figures against itself. Its formulas are in tables/relations.py.
-- comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code and devices are in
-  condition_rules.py, on what devices gain in scaling_rules.py, on settings that a log prints in printed_rules.py.
+- tables/rules.py, TABLE_RULES: a table of published figures against itself.
+- comparison_rules.py, CLAIM_RULES: one arm against the baseline. Its rules on code, devices and what devices gain are
+  in condition_rules.py.
 
 A rule takes what was read (`Reported`) or the two sides of a claim (`Claim`). It yields `item.fails(Rule.X, ...)` where
 a claim does not stand and `item.notes(Rule.X, ...)` where something is only pointed out, with the corrected figure if
@@ -16,5 +15,7 @@ of all such findings into one paragraph. What a file does not record is None, an
 names of the rules stand in finding.py, what each finds in docs/audit.md (add its row). tests/support/audit_cases.py has
 a fault of each kind and its sound twin.
 
-To add a format of another program, write a reader (readers/__init__.py says how).
+readers.py says what reads which file: earlier.py the files of the five earlier projects, logs.py the logs of other
+programs by one table of patterns, curves.py curves, tables/ tables. To add a format, give what is there, and name in
+`Reported.unread` what was looked for and not found.
 """

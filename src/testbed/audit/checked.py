@@ -11,18 +11,13 @@ from testbed.analysis.runs.load import METRICS_FILE
 from testbed.analysis.runs.search import files_of_runs
 from testbed.analysis.runs.sweep_file import SWEEP_FILE
 from testbed.audit.reported import Reported
-from testbed.audit.tables.agreement import best_fits
-from testbed.audit.tables.column_ratios import comparisons_in
-from testbed.audit.tables.fits import Grid
-from testbed.audit.tables.formula_rules import pooled
-from testbed.audit.tables.read import AVERAGED, FORM
-from testbed.audit.tables.relations import FORMULAS
+from testbed.audit.tables.columns import FORM, Grid
+from testbed.audit.tables.rules import num_checked
 
 QUOTED = ("time_s", "rate", "train_loss", "val_loss", "mfu", "tflops", "world_size", "global_batch_size",
           "optimizer_steps", "micro_batch_size")  # fmt: skip
 OF_EACH_RANK = ("rank_times_s", "rank_rates", "rank_train_losses", "rank_val_losses", "communication_s")
 OF_OUR_RUN = ("steps", "evaluations", "epochs", "summary")
-LIMITED = ("mfu", "hfu")  # one alone can be over 100 %
 
 
 @dataclass(frozen=True)
@@ -41,10 +36,7 @@ def checked_in(items: Sequence[Reported], paths: Sequence[Path], nothing_read: S
     columns = []
     for item in (item for item in items if item.form == FORM):
         grids: tuple[Grid, ...] = item.details["grids"]
-        # a pool repeats the figures of its tables
-        figures += max(sum(map(_of_grid, grids)), sum(map(_of_grid, pooled(grids))))
-        compared = [comparison for table in item.details["compared"] for comparison in comparisons_in(table)]
-        figures += sum(3 * len(comparison.rows) for comparison in compared)
+        figures += sum(map(num_checked, grids))
         columns += [f"{item.name}:{grid.lines[0]}: {_columns_in_words(grid)}" for grid in grids]
     skipped = dict.fromkeys(
         [*nothing_read, *(file for path in paths if path.is_dir() for file in _beside(path, items))]
@@ -57,23 +49,9 @@ def _of_run(item: Reported, is_compared: bool) -> int:
     if item.run is not None:
         return sum(_numbers_in(item.run.record.get(section)) for section in OF_OUR_RUN)
     ranks = [getattr(item, name) for name in OF_EACH_RANK]
-    found = sum(len(values) for values in ranks if len(values) > 1) + sum(len(line.figures) for line in item.lines)
-    found += _numbers_in({name: value for name, value in item.details.items() if name in ("log_history", "runs")})
+    found = sum(len(values) for values in ranks if len(values) > 1) + len(item.losses)
+    found += _numbers_in(item.details.get("runs"))
     return found + (sum(getattr(item, name) is not None for name in QUOTED) if is_compared else 0)
-
-
-def _of_grid(grid: Grid) -> int:
-    """Return the figures of a table that stand in a relation to others, each counted once."""
-    found: set[tuple[int, int]] = set()
-    for formula in FORMULAS:
-        for fit in best_fits(grid, formula):
-            if formula.is_one or len(fit.rows) > 1:
-                found |= {(id(term.column), row) for term in fit.terms for row in fit.rows}
-    averages = [column for column in grid.columns if AVERAGED.fullmatch(column.heading)]
-    alone = [column for name in LIMITED for column in grid.of(name)] + (averages if len(averages) > 2 else [])
-    for column in alone:
-        found |= {(id(column), row) for row, text in enumerate(column.texts) if text}
-    return len(found)
 
 
 def _columns_in_words(grid: Grid) -> str:

@@ -14,29 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from testbed.analysis.runs.arms import group_into_arms
-from testbed.analysis.runs.load import METRICS_FILE, load_run
-from testbed.analysis.runs.search import files_of_runs
-from testbed.analysis.runs.sweep_file import SWEEP_FILE, sweeps_above
-from testbed.audit import foreign
+from testbed.analysis.runs.sweep_file import sweeps_above
 from testbed.audit.checked import Checked, checked_in
 from testbed.audit.comparison_rules import CLAIM_RULES
-from testbed.audit.evaluation_rules import EVALUATION_RULES
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
 from testbed.audit.foreign_rules import FOREIGN_RULES
-from testbed.audit.log_rules import LOG_RULES
-from testbed.audit.readers.repeats import without_comparisons
-from testbed.audit.readers.trackers import UNREADABLE
-from testbed.audit.reported import Reported, from_run
+from testbed.audit.readers import UNREADABLE, read_reported
+from testbed.audit.reported import Claim, Reported, Side
 from testbed.audit.run_rules import METRICS_RULES
-from testbed.audit.sides import Claim, Side
-from testbed.audit.state_rules import STATE_RULES
-from testbed.audit.tables.read import FORM as TABLE
-from testbed.audit.tables.read import SUFFIXES
+from testbed.audit.tables.columns import FORM as TABLE
 from testbed.audit.tables.rules import TABLE_RULES
-from testbed.audit.trainer_rules import TRAINER_RULES
 from testbed.config.run_types import REFERENCE
-from testbed.errors import InputError
-from testbed.io import missing
 
 __all__ = ["FAILS", "NOTE", "Finding", "audit", "audit_runs"]
 
@@ -98,7 +86,7 @@ def audit_runs(
 
 
 def _findings_of_run(item: Reported) -> Iterator[Finding]:
-    rules = METRICS_RULES | FOREIGN_RULES | LOG_RULES | TRAINER_RULES | STATE_RULES | EVALUATION_RULES | TABLE_RULES
+    rules = METRICS_RULES | FOREIGN_RULES | TABLE_RULES
     for rule, forms in rules.items():
         if not forms or item.form in forms:
             yield from rule(item)
@@ -214,53 +202,3 @@ def _cells(items: Sequence[Reported]) -> dict[Path, tuple]:
         for folder, sweep in sweeps.items()
         for cell in sweep["cells"]
     }
-
-
-def read_reported(
-    paths: Sequence[Path], columns: Mapping[str, str] | None = None, nothing_read: list[Path] | None = None
-) -> list[Reported]:
-    """Read every run that the files and folders of `paths` hold, in their order. `columns` makes a typed file a table.
-
-    InputError, one sentence that names the file: it does not exist, cannot be read, or is of no known format. In a
-    folder, files of no known format are passed over; those that say nothing of a run are added to `nothing_read`.
-    """
-    named = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise InputError(f"{path} {missing(path)}")
-        files = _files_under(path) if path.is_dir() else [path]
-        if not files:
-            raise InputError(f"{path}{'/' * (path.name != '')} holds no file of a format that is known")
-        named += [(file, not path.is_dir()) for file in files]
-    if columns and not any(is_typed and file.suffix.lower() in SUFFIXES for file, is_typed in named):
-        raise InputError(f"--columns names the columns of tables; type one, as {', '.join(SUFFIXES)}, and no folder")
-    found: list[Reported] = []
-    rank_files = []
-    for file, is_typed in dict.fromkeys(named):
-        reader = foreign.reader_of_typed(file) if is_typed else foreign.reader_of(file)
-        if columns and is_typed and file.suffix.lower() in SUFFIXES:
-            found += foreign.read_table(file, is_typed, columns)
-        elif reader is foreign.read_rank_files:
-            rank_files.append(file)
-        else:
-            runs = reader(file, is_typed) if reader else [from_run(load_run(file))]
-            found += runs
-            if not runs and nothing_read is not None:
-                nothing_read.append(file)
-    found += foreign.read_rank_files(rank_files)
-    if not found:
-        raise InputError(f"{', '.join(map(str, paths))}: no run was found in a format that is known")
-    return without_comparisons(foreign.merge_exports(found), [path for path in map(Path, paths) if path.is_dir()])
-
-
-def _files_under(folder: Path) -> list[Path]:
-    """Return the files that may tell of a run, by name. A log in or below the folder of a metrics file repeats it."""
-    files = [path for path in files_of_runs(folder) if path.is_file()]
-    with_metrics = {path.parent for path in files if path.name == METRICS_FILE}
-    is_sweep = any(path.name == SWEEP_FILE for path in files)
-    return [
-        path
-        for path in files
-        if path.name == METRICS_FILE
-        or (foreign.reader_of(path) and not is_sweep and not any(parent in with_metrics for parent in path.parents))
-    ]

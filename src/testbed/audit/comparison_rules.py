@@ -15,13 +15,11 @@ from testbed.analysis.runs.comparability import (
     loss_noise,
 )
 from testbed.analysis.runs.work import TASK_FIELDS, WORK_FIELDS
-from testbed.audit.condition_rules import code_is_the_same, devices_are_the_same
+from testbed.audit.condition_rules import code_is_the_same, devices_are_the_same, more_devices_are_faster
 from testbed.audit.finding import FAILS, NOTE, Finding, Rule
-from testbed.audit.printed_rules import printed_settings_are_the_same, the_loader_fed_the_printed_batch
-from testbed.audit.reported import Reported
+from testbed.audit.printed_setup import OFFLOADED, PRECISION
+from testbed.audit.reported import Claim, Reported
 from testbed.audit.run_rules import RATE_TOLERANCE, is_exact, schedule_warmup_steps
-from testbed.audit.scaling_rules import more_devices_are_faster
-from testbed.audit.sides import Claim
 from testbed.errors import value_text
 
 # More than linear is a fault of the clock or of the work until shown otherwise. Our own files time every step of every
@@ -47,7 +45,7 @@ def work_is_equal(claim: Claim) -> Iterator[Finding]:
             values = (getattr(base, name), getattr(other, name))
             if None not in values and len(set(values)) > 1:
                 differing[name] = values
-    if list(differing) == ["optimizer_steps"] and base.lines and other.lines:
+    if list(differing) == ["optimizer_steps"] and base.losses and other.losses:
         words = _against("optimizer_steps", differing["optimizer_steps"])
         yield claim.notes(Rule.EQUAL_WORK, f"{words}: the logs compare rates, and neither losses nor whole times")
     elif differing:
@@ -217,7 +215,7 @@ def faster_is_not_worse(claim: Claim) -> Iterator[Finding]:
     base, other = claim.baseline.first, claim.other.first
     if by == "time" and base.time_meaning.endswith("iteration") and base.world_size != other.world_size:
         return  # an iteration of more ranks can be of more data
-    if base.lines and other.lines and base.optimizer_steps != other.optimizer_steps:
+    if base.losses and other.losses and base.optimizer_steps != other.optimizer_steps:
         return  # losses of other steps: `work_is_equal` says so
     if speed_up is not None and 0 < speed_up < 1:  # whichever was named first
         claim, speed_up = claim.turned, 1 / speed_up
@@ -339,6 +337,41 @@ def repeats_are_interleaved(claim: Claim) -> Iterator[Finding]:
             "all repeats of one arm ran before the other's, or nearly all: what drifts on the machine looks like a "
             "difference (interleave them, A B A B)",
         )
+
+
+def printed_settings_are_the_same(claim: Claim) -> Iterator[Finding]:
+    """Compare precision where both logs print it, and offloading, which a log without DeepSpeed has none of."""
+    base, other = (side.first.printed_settings for side in (claim.baseline, claim.other))
+    precisions = base.get(PRECISION), other.get(PRECISION)
+    if None not in precisions and precisions[0] != precisions[1]:
+        yield claim.fails(Rule.EQUAL_WORK, f"not equal work: precision {precisions[0]} against {precisions[1]}")
+    kept = base.get(OFFLOADED), other.get(OFFLOADED)
+    if kept[0] != kept[1]:
+        said = " against ".join(value or "nothing offloaded" for value in kept)
+        yield claim.notes(Rule.DEVICES, f"{said}, as DeepSpeed prints: what offloading costs is in the ratio")
+
+
+def the_loader_fed_the_printed_batch(claim: Claim) -> Iterator[Finding]:
+    """Compare printed batches per rank with rate x time, which of one model is in proportion to the real ones."""
+    base, other = claim.baseline.first, claim.other.first
+    work = base.work_per_iteration, other.work_per_iteration
+    if not (base.batch_is_printed and other.batch_is_printed and base.world_size and other.world_size):
+        return
+    if not work[0] or not work[1] or base.rate_unit != other.rate_unit:
+        return
+    assert base.global_batch_size is not None and other.global_batch_size is not None  # printed
+    per_rank = base.global_batch_size / base.world_size, other.global_batch_size / other.world_size
+    if per_rank[0] == per_rank[1] or not abs(work[1] / work[0] - 1) <= RATE_TOLERANCE:  # nan is not
+        return
+    yield claim.fails(
+        Rule.EQUAL_WORK,
+        f"the printed global batches, {base.global_batch_size} on {base.world_size} and {other.global_batch_size} on "
+        f"{other.world_size} ranks, are {per_rank[0]:g} and {per_rank[1]:g} sequences per rank and step; that does not "
+        f"follow from rate x time, {work[0]:.3g} and {work[1]:.3g} {base.rate_unit.removesuffix('/s')} per rank and "
+        "iteration: one batch per rank, so the work grew with the ranks",
+        f"if {per_rank[0]:g} per rank is right, {per_rank[0] * other.world_size:g} sequences per step on "
+        f"{other.world_size} ranks",
+    )
 
 
 CLAIM_RULES: tuple[Callable[[Claim], Iterator[Finding]], ...] = (

@@ -1,4 +1,4 @@
-"""Hold what the files of a run say about it, whatever their format: the form in which the audit reads every claim.
+"""Hold what the files of a run say about it, whatever their format, and the two sides of a claim.
 
 Nothing is filled in. What a format does not record is None or empty, and what could not be read of a file that is
 otherwise understood stands in `unread`.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from testbed.analysis.runs.arms import rank_count
 from testbed.analysis.runs.load import Run, breaks_down_wall_clock
 from testbed.audit.finding import Audited
-from testbed.audit.log_lines import LogLine, Product, Relation
 from testbed.config.environment_variables import instruments_in
 from testbed.io import read_json
 from testbed.run_files import LAUNCHER
@@ -52,6 +52,8 @@ class Reported(Audited):
     instruments: tuple[str, ...] = ()  # what ran beside the training and slowed it, with its evidence
     is_data_parallel_module: bool = False  # torch.nn.DataParallel: one process, one batch split over the devices
     micro_batch_size: int | None = None  # sequences per data rank and pass
+    accumulation: int | None = None  # passes per optimizer step
+    data_ranks: int | None = None  # ranks that read other data
     sequence_length: int | None = None  # tokens
     num_parameters: int | None = None  # of the whole model
     device_name: str | None = None  # as the driver reports it
@@ -59,9 +61,7 @@ class Reported(Audited):
     mfu: float | None = None  # 0..1, that the source quotes
     tflops: float | None = None  # 1e12 FLOP/s of one device, that the source quotes
     protocol: str | None = None  # by which such logs are compared, where it is not equal work: "time_to_loss"
-    lines: tuple[LogLine, ...] = ()  # of a log that prints one for each step, or for every so many
-    relations: tuple[Relation, ...] = ()  # between the figures of each line
-    products: tuple[Product, ...] = ()  # between figures of the header
+    losses: tuple[tuple[int, float], ...] = ()  # (step, training loss) as a log or a curve has them; NaN: no number
     is_claim: bool = True  # False: one of many in a folder, and nothing says that they are compared
     details: dict[str, Any] = field(default_factory=dict)  # what one rule of one format reads
     unread: tuple[str, ...] = ()
@@ -96,6 +96,50 @@ class Reported(Audited):
     def is_our_own(self) -> bool:
         """Return whether a file of 2.1 or later tells it: it has every step of every rank, on a synchronised clock."""
         return self.form == "2.2"
+
+
+@dataclass(frozen=True, eq=False)
+class Side(Audited):
+    """One arm of a comparison: its name in a finding and its runs, at least one."""
+
+    name: str
+    runs: tuple[Reported, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def first(self) -> Reported:
+        return self.runs[0]
+
+    def middle(self, quantity: str) -> float | None:
+        """Return the median of a number over the runs; None when one of them does not have it."""
+        values = [getattr(run, quantity) for run in self.runs]
+        return None if None in values else median(values)
+
+
+@dataclass(frozen=True)
+class Claim(Audited):
+    """Hold the runs that are compared, and the protocol: strong, weak, time_to_loss, or None if no plan says."""
+
+    baseline: Side
+    other: Side
+    protocol: str | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return (self.baseline.name, self.other.name)
+
+    @property
+    def turned(self) -> Claim:
+        return Claim(self.other, self.baseline, self.protocol)
+
+    @property
+    def measured_runs(self) -> tuple[list[Run], list[Run]]:
+        """Return the runs of both sides that come from a training_metrics.json."""
+        one, other = ([item.run for item in side.runs if item.run] for side in (self.baseline, self.other))
+        return one, other
 
 
 def from_run(run: Run) -> Reported:

@@ -1,32 +1,17 @@
-"""Read what other programs leave behind: timing logs, rank JSON, wandb logs and exports, scaling reports.
-
-readers/__init__.py says how to add a format. A file is known by its name, then by its content.
-"""
+"""Read the files of the five earlier projects: timing logs, results of ranks, wandb logs and exports, reports."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from testbed.analysis.runs.load import METRICS_FILE
+from testbed.audit.curves import number
 from testbed.audit.printed_setup import printed_setup
-from testbed.audit.readers.curves import number
-from testbed.audit.readers.lightning import is_lightning, read_lightning
-from testbed.audit.readers.printed import not_found
-from testbed.audit.readers.repeats import one_per_run
-from testbed.audit.readers.text import log_lines, text_of
-from testbed.audit.readers.text_logs import KNOWN, TEXT_LOGS
-from testbed.audit.readers.trackers import TRACKERS, or_pass_over
-from testbed.audit.readers.trainer_state import read_trainer_state
-from testbed.audit.readers.wandb_folder import CONSOLE, SUMMARY
 from testbed.audit.reported import Reported
-from testbed.audit.tables.read import tables_in
 from testbed.errors import InputError
 from testbed.io import read_json
 
@@ -37,52 +22,11 @@ TOTAL_TIME = rf"(?i)total epoch time:\s*{NUMBER}"
 COMMUNICATION_TIME = rf"(?i)communication time:\s*{NUMBER}"
 COLLECTIVE_ROW = re.compile(r"(?i)nccl|c10d|allreduce|all_reduce|reduce_scatter|all_?gather|broadcast")
 NO_COLLECTIVE_ROW = re.compile(r"reduce_kernel|_cuda_kernel|^cudaHost")
+EXPORT = "wandb CSV"
 COLLECTIVE_KERNEL = re.compile(r"(?i)^nccl(Dev)?Kernel")
 
 
-def reader_of(path: Path) -> Callable[..., list[Reported]] | None:
-    """Return what reads a file of this name; None: no other program's. `read_rank_files` takes all of its files."""
-    return next((read for name, read in READERS.items() if re.fullmatch(name, path.name)), None)
-
-
-def reader_of_typed(path: Path) -> Callable[..., list[Reported]] | None:
-    """Return what reads a typed file, whatever its name; None: a JSON file of ours, or of no known format."""
-    if reader := reader_of(path):
-        return reader
-    if path.name == METRICS_FILE:
-        return None
-    try:
-        content = read_json(path)
-    except InputError:
-        return None if path.suffix == ".json" else read_text_log
-    return read_trainer_state if isinstance(content, dict) and "log_history" in content else None
-
-
-def read_text_log(path: Path, is_typed: bool) -> list[Reported]:
-    """Read the runs of a text log.
-
-    A log in a folder may be anything. Where it is not known, or says nothing of a run, there is none.
-
-    Raises:
-        InputError: it was typed and is not known.
-    """
-    whole = text_of(path)
-    text = log_lines(whole)
-    if read := next((read for pattern, read in LOGS.items() if re.search(pattern, text)), None):
-        named = ranks_in_name(re.sub(r"_g\d+", "", path.name))  # _g2 are GPUs in the names of timing logs alone
-        runs = [replace(run, world_size=run.world_size or named) for run in read(path, text)]
-        return [run for run in runs if is_typed or run.has_figures]
-    if found := tables_in(path, whole):
-        return found
-    if is_typed:
-        raise InputError(
-            f"{path} is no log that is known: it has neither a 'timing breakdown' of an epoch nor a wandb run summary, "
-            f"nor the lines of {KNOWN}, nor a table whose columns are known by their headings (--columns names them)"
-        )
-    return []
-
-
-def _timing_log_runs(path: Path, text: str) -> list[Reported]:
+def timing_log_runs(path: Path, text: str) -> list[Reported]:
     """Read a file of one run, or of several under headings `training_b<batch>_g<ranks>`."""
     _, *parts = re.split(r"(?m)^#+\s*(.*training_b\d+_g\d+.*)$", text)
     if not parts:
@@ -128,7 +72,7 @@ def _timing_log_run(path: Path, name: str, title: str, text: str) -> Reported:
     )  # fmt: skip
 
 
-def _wandb_log_runs(path: Path, text: str) -> list[Reported]:
+def wandb_log_runs(path: Path, text: str) -> list[Reported]:
     """Read what a program printed, with the summary that wandb prints for each of its processes at the end."""
     summaries = [_summary(block) for block in text.split("wandb: Run summary")[1:]]
     last_lines = slice(-(len(summaries) or 1), None)  # one for each process
@@ -223,39 +167,7 @@ def _rank_run(folder: Path, files: list[Path]) -> Reported:
     )  # fmt: skip
 
 
-def read_csv(path: Path, is_typed: bool) -> list[Reported]:
-    """Read a wandb export: metrics of runs per step, or a table of profiler events."""
-    text = text_of(path)
-    try:
-        rows = list(csv.reader(io.StringIO(text), strict=True))
-    except csv.Error as error:
-        raise InputError(f"{path} is not CSV: {error}") from None
-    header = [name.strip() for name in rows[0]] if rows else []
-    if "Name" in header and any(name.startswith("Device Time Total") for name in header):
-        return [_profiler_table(path, header, rows[1:])]
-    if is_lightning(header):
-        return [read_lightning(path, header, rows[1:])]
-    if "Step" in header and any(" - " in name for name in header):
-        return _metrics_export(path, header, rows[1:])
-    if found := tables_in(path, text):
-        return found
-    if is_typed:
-        raise InputError(
-            f"{path} is no wandb export that is known: its first line has neither 'Step' and '<run> - <metric>' "
-            "nor 'Name' and 'Device Time Total (ms)', nor headings of a table that are known (--columns names them)"
-        )
-    return []
-
-
-def read_table(path: Path, is_typed: bool, named: Mapping[str, str] | None = None) -> list[Reported]:
-    """Read the tables of a Markdown, CSV or TSV file, the columns by their headings or as `--columns` names them."""
-    found = tables_in(path, text_of(path), named)
-    if is_typed and not found:
-        raise InputError(f"{path} has no table whose columns are known by their headings (--columns names them)")
-    return found
-
-
-def _profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
+def profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Reported:
     name_at = header.index("Name")
     time_at = next(index for index, name in enumerate(header) if name.startswith("Device Time Total"))
     calls_at = header.index("Calls") if "Calls" in header else None
@@ -279,7 +191,7 @@ def _profiler_table(path: Path, header: list[str], rows: list[list[str]]) -> Rep
     )  # fmt: skip
 
 
-def _metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
+def metrics_export(path: Path, header: list[str], rows: list[list[str]]) -> list[Reported]:
     step_at = header.index("Step")
     columns: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for index, column in enumerate(header):
@@ -301,7 +213,7 @@ def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, flo
     communication = [points for metric, points in metrics.items() if re.search("(?i)comm", metric)]
     iteration_s = last(r"iteration[-_ ]time")
     return Reported(
-        path=path, name=f"{path}#{run}", form="wandb CSV", world_size=ranks_in_name(run),
+        path=path, name=f"{path}#{run}", form=EXPORT, world_size=ranks_in_name(run),
         optimizer_steps=max(steps, default=-1) + 1 or None,
         time_s=iteration_s if iteration_s is not None else last(r"total_epoch_time|epoch_total_time"),
         time_meaning="time of one iteration" if iteration_s is not None else "time of the epoch",
@@ -314,24 +226,21 @@ def _exported_run(path: Path, run: str, metrics: dict[str, list[tuple[float, flo
     )  # fmt: skip
 
 
-def merge_exports(found: list[Reported]) -> list[Reported]:
-    """Join what several files say of one wandb run: one metric is exported per file, a console log is by a summary."""
+def merge_exports(found: Iterable[Reported]) -> list[Reported]:
+    """Join what several exports say of one wandb run: one metric is exported per file."""
     merged: dict[Any, Reported] = {}
-    for place, item in enumerate(one_per_run(found)):
-        key = ("run", item.details["run"]) if item.form == "wandb CSV" else place
-        if item.path.name in (CONSOLE, SUMMARY):
-            key = ("folder", item.path.parent)
+    for place, item in enumerate(found):
+        key = item.details["run"] if item.form == EXPORT else place
         if key not in merged:
             merged[key] = item
             continue
         first = merged[key]
-        fields = ("world_size", "optimizer_steps", "time_s", "rate", "train_loss", "val_loss", "device_name")
+        fields = ("world_size", "optimizer_steps", "time_s", "rate", "train_loss", "val_loss")
         known = {name: getattr(item, name) for name in fields if getattr(first, name) is None}
         if "time_s" in known:
             known["time_meaning"] = item.time_meaning
         if "rate" in known:
             known |= {"rate_unit": item.rate_unit, "rate_is_per_rank": item.rate_is_per_rank}
-        known["details"] = item.details | first.details
         merged[key] = replace(first, **known, communication_s=first.communication_s + item.communication_s)
     return list(merged.values())
 
@@ -350,22 +259,9 @@ def read_scaling_report(path: Path, is_typed: bool) -> list[Reported]:
     )]  # fmt: skip
 
 
-# name of the file -> what reads it
-READERS: dict[str, Callable[..., list[Reported]]] = {
-    RANK_JSON.pattern: read_rank_files,
-    PIPELINE_JSON.pattern: read_rank_files,
-    r".*\.csv": or_pass_over(read_csv),
-    r".*\.tsv": or_pass_over(read_table),
-    r".*\.(log|out|err|txt|md)": or_pass_over(read_text_log),
-    r"scaling_report\.json": read_scaling_report,
-    **TRACKERS,
-}
-# what stands in a text log -> what reads it
-LOGS: dict[str, Callable[[Path, str], list[Reported]]] = {
-    **TEXT_LOGS,  # before wandb's summary, which stands in some of them
-    "(?i)timing breakdown": _timing_log_runs,
-    "wandb: Run summary|elapsed_time_per_iteration": _wandb_log_runs,
-}
+def not_found(looked_for: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what was looked for and not found."""
+    return tuple(words for words, value in looked_for.items() if not value)
 
 
 def ranks_in_name(name: str) -> int | None:
