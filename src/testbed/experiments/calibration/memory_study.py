@@ -15,11 +15,11 @@ from typing import Any, TypedDict
 from testbed.config.settings import RunSettings
 from testbed.errors import InputError
 from testbed.experiments.calibration.study import UNLIMITED, Asked, Work
+from testbed.memory_model.job import job_of_settings
+from testbed.memory_model.memory import memory_of
 from testbed.metrics.fields.types import AboveZero, OneOrMore, Positive
 from testbed.metrics.file import read_metrics
 from testbed.metrics.result_file import ResultFile
-from testbed.planner.candidates import job_of_settings
-from testbed.planner.memory import memory_of
 
 RETURNED = "MALLOC_MMAP_THRESHOLD_=65536"  # glibc: each larger block is a mapping of its own
 WORK = Work(name="memory", layers=6, heads=8, hidden=512, vocab=50257, seq_length=128, batch=8)

@@ -16,9 +16,9 @@ from testbed.errors import InputError
 from testbed.experiments.calibration.work import FLAGS_OF_KIND, Setting
 from testbed.experiments.network_lab.links import Link as LabLink
 from testbed.experiments.network_lab.links import parse_rate
+from testbed.memory_model.devices import Link
+from testbed.memory_model.job import Job, Machine
 from testbed.planner.calibration import Calibration
-from testbed.planner.devices import Link
-from testbed.planner.job import Job, Machine
 from testbed.sweep.plan import Cell, order_of_round, settings_of
 
 UNLIMITED = "unlimited"
