@@ -30,14 +30,15 @@ RESULTS = REPOSITORY / "docs" / "results"
 QUICKSTART_RUNS = ("baseline", "baseline_all_cores", "optimized")  # as scripts/quickstart.sh draws them
 PLANNER_BLOCKS = ("planner study", "planner choices", "planner predictions")
 NETWORK_BLOCKS = ("what was measured", "strategies", "all-reduce", "overlap", "levers")
-FIELD_BLOCKS = ("field material", "field precision", "field trials", "field findings")
 
 
 def quickstart() -> str:
     from testbed.analysis.charts.training import comparison_table
     from testbed.analysis.runs.load import load_runs
+    from testbed.audit.notes import notes_on_single_runs
 
-    return f"```\n{comparison_table(load_runs([RESULTS / 'quickstart' / name for name in QUICKSTART_RUNS]))}\n```"
+    runs = load_runs([RESULTS / "quickstart" / name for name in QUICKSTART_RUNS])
+    return f"```\n{comparison_table(runs, notes_on_single_runs(runs))}\n```"
 
 
 def run_types() -> str:
@@ -128,12 +129,6 @@ def race() -> str:
     return "\n".join(lines)
 
 
-def field(name: str) -> str:
-    from testbed.experiments.field_audit.page import blocks
-
-    return blocks(RESULTS / "audits")[name]
-
-
 def planner_score() -> str:
     from testbed.planner.constants import SCORE_FILE
     from testbed.planner.score_page import page_of
@@ -158,7 +153,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     **{name: partial(network, name) for name in NETWORK_BLOCKS},
     **{name: partial(planner_study, name) for name in PLANNER_BLOCKS},
     "metrics fields": metrics_fields,
-    **{name: partial(field, name) for name in FIELD_BLOCKS},
     "planner memory": planner_memory,
     "deepspeed keys": deepspeed_keys,
     "planner score": planner_score,

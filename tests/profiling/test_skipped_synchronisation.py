@@ -9,12 +9,12 @@ from support.metrics_examples import save
 from support.report_cases import load, run_metrics, write_sweep
 from support.scaling_examples import report_of as scaling_report_of
 
-from testbed.analysis.audit.claims import FAILS, audit
 from testbed.analysis.comparison.two_arms import compare_arms
 from testbed.analysis.document.model import Picture, Table
 from testbed.analysis.report.build import report_of
 from testbed.analysis.runs.arms import group_into_arms
 from testbed.analysis.runs.load import find_runs, load_run
+from testbed.audit.claims import FAILS, audit
 
 NAMES = {
     "all": "allreduce without synchronisation on 2 ranks",
