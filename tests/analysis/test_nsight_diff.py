@@ -11,8 +11,7 @@ from support.metrics_examples import example_metrics, v20_metrics
 from support.nsight_cases import DIFF, chrome_trace, run_folder, text_file
 from support.programs import run_here
 
-from testbed.analysis.profiles.diff import diff, read_summary
-from testbed.analysis.profiles.document import diff_text
+from testbed.analysis.profiles.diff import diff, diff_text, read_summary
 from testbed.analysis.profiles.summary import PER_STEP, summarize, write_summary
 
 
