@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from testbed.analysis.profiles.nccl_lines import read_log
+from testbed.analysis.profiles.nccl_logs import read_log
 from testbed.analysis.profiles.nsight import read_stats
 from testbed.analysis.profiles.trace_operators import read_operators
 from testbed.analysis.runs.verify import as_tsv, verify

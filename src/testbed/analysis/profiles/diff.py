@@ -19,10 +19,8 @@ from testbed.analysis.profiles.summary import (
     PER_STEP,
     PROFILES,
     SUMMARY_FILE,
-    is_of_a_step,
     milliseconds,
     occurrences,
-    outermost_ranges,
     table_of_names,
 )
 from testbed.errors import InputError
@@ -80,7 +78,6 @@ def diff(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         },
         "notes": _notes(a, b),
         "phases": _phases(a["phases"], b["phases"]),
-        "shares": _shares(a["tables"], b["tables"]),
         "nccl": _nccl(a["nccl"], b["nccl"]),
         "nccl_percent_of_kernel_time": [a["nccl"]["percent_of_kernel_time"], b["nccl"]["percent_of_kernel_time"]],
         "tables": {report: _rows(report, a["tables"][report], b["tables"][report]) for report in shared},
@@ -121,30 +118,6 @@ def _phases(a: dict | None, b: dict | None) -> list[dict]:
         return []
     values = [{part["name"]: part["ns"] for part in phases["parts"]} for phases in (a, b)]
     return [{"name": name, "ns": [side.get(name) for side in values]} for name in values[0] | values[1]]
-
-
-def _shares(a: dict, b: dict) -> dict[str, Any]:
-    """Return what share each range of a step has of the outermost ranges that both profiles mark, nested ones included.
-
-    A share of all ranges of a profile would fall wherever more ranges are marked, with nothing done differently.
-    """
-    if "nvtx_sum" not in a or "nvtx_sum" not in b:
-        return {"of": [], "rows": []}
-    sides = [_by_name(table["nvtx_sum"]) for table in (a, b)]
-    shared = sides[0].keys() & sides[1].keys()
-    outermost = outermost_ranges(shared)
-    wholes = [sum(side[name]["total_ns"] for name in outermost) for side in sides]
-    if not all(wholes):
-        return {"of": [], "rows": []}
-    parts = [name for name in shared if is_of_a_step(name) and outermost != {name}]
-    rows = [
-        {
-            "name": name,
-            "percent": [100 * side[name]["total_ns"] / whole for side, whole in zip(sides, wholes, strict=True)],
-        }
-        for name in parts
-    ]
-    return {"of": sorted(outermost), "rows": sorted(rows, key=lambda row: -max(row["percent"]))}
 
 
 def _nccl(a: dict, b: dict) -> list[dict]:
@@ -203,13 +176,6 @@ def diff_text(changes: dict[str, Any], num_rows: int = 8) -> str:
         blocks.append(
             table_of_names(["", "A", "B", "B - A"], rows, "An optimizer step on one rank, exclusive, ms", note)
         )
-    if shares := changes["shares"]["rows"]:
-        rows = [
-            [row["name"], *(Number(each, ".1f") for each in row["percent"]), _change(row["percent"], form="+,.1f")]
-            for row in shares[:num_rows]
-        ]
-        title = f"Share of {' + '.join(changes['shares']['of'])}, which both mark, %"
-        blocks.append(table_of_names(["", "A", "B", "B - A"], rows, title, "Nested ranges: shares do not add up"))
     if changes["nccl"]:
         rows = [
             [f"{row['kind']}  {row['name']}", *map(occurrences, row[PER_STEP]), _change(row[PER_STEP], form="+,.2f")]

@@ -221,18 +221,9 @@ def _bottleneck(rows: Sequence[Row], outermost_ns: float) -> dict:
 
 def _outermost_ns(rows: Sequence[Row]) -> float:
     """Return the time of the training ranges that lie in no other: what a share of training can be taken of."""
-    outermost = outermost_ranges({row.name for row in rows})
-    return sum(row.total for row in rows if row.name in outermost)
-
-
-def outermost_ranges(names: set[str]) -> set[str]:
-    """Return the training ranges among `names` that lie in no other of them."""
-    return {name for name in names if _TRAINING_RANGE.match(name) and _parent(name, names) is None}
-
-
-def is_of_a_step(name: str) -> bool:
-    """Return whether a range is the trainer's, DeepSpeed's or a collective: not validation, nor a library's."""
-    return bool(_TRAINING_RANGE.match(name) or _COLLECTIVE.search(name))
+    names = {row.name for row in rows}
+    outermost = [row for row in rows if _TRAINING_RANGE.match(row.name) and _parent(row.name, names) is None]
+    return sum(row.total for row in outermost)
 
 
 def _parent(name: str, names: set[str]) -> str | None:
@@ -401,8 +392,8 @@ def summary_text(summary: dict[str, Any], num_rows: int = 5) -> str:
     share = summary["likely_bottleneck"].get("allreduce_gradients_percent_of_outermost_ranges")
     if share is not None:
         blocks.append(
-            f"allreduce_gradients takes {share:.1f} % of the outermost training ranges that are marked here; "
-            "diff_profiles.py gives two profiles' shares of the same ranges"
+            f"allreduce_gradients takes {share:.1f} % of the outermost training ranges that are marked here; a profile "
+            "that marks other ranges has another whole"
         )
     return terminal.text(
         Document(sections=[Section(blocks=blocks)], notes=[[f"Note: {text}" for text in summary["warnings"]]])
