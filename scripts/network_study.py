@@ -155,7 +155,7 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
 
 def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
-    from testbed.experiments.fault_drill.work import write_made_up_tokens
+    from testbed.experiments.made_up_tokens import write_made_up_tokens
     from testbed.experiments.network_lab.study import VOCABULARY, cells_of
     from testbed.sweep.plan import FAILED
     from testbed.sweep.request import Machine, facts_of_machine

@@ -132,7 +132,7 @@ def study(arguments: argparse.Namespace) -> int:
     """Plan, run round after round, and say what came out."""
     from testbed.experiments.calibration.calibrate import VOCABULARY
     from testbed.experiments.calibration.study import cells_of, settings_by_name
-    from testbed.experiments.fault_drill.work import write_made_up_tokens
+    from testbed.experiments.made_up_tokens import write_made_up_tokens
     from testbed.planner.calibration import check_machine, read_calibration
     from testbed.planner.here import facts_here
     from testbed.sweep.plan import FAILED
