@@ -20,7 +20,7 @@ from testbed.experiments.peers.table import peers_table
 from testbed.io import holding_together, read_json, write_text
 from testbed.metrics.file import read_metrics
 from testbed.model.flops import mfu
-from testbed.run_files import PROFILER_LOGS, TOKENIZER
+from testbed.run_folder import PROFILER_LOGS, TOKENIZER
 
 SUMMARY, RESULTS, TRACES = "summary.json", "results.tar.gz", "traces.tar.gz"
 
