@@ -73,6 +73,7 @@ def test_workers_and_repetition_do_not_change_a_byte(preprocess, tmp_path, docum
     assert contents[0] == contents[1] and len(contents[0]) == 4
 
 
+@pytest.mark.launches
 def test_a_foreign_tokenizer_json_gives_its_own_ids(preprocess, tmp_path, documents):
     """With a normalizer they are others than GPT-2's rules give."""
     train_bpe(iter(documents), 600, tmp_path / "theirs.json")
