@@ -5,9 +5,11 @@ in one sentence, in time. support/hostile_files.py makes them. Damaged files are
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +50,7 @@ from testbed.errors import InputError
 from testbed.metrics.file import read_metrics
 from testbed.model.gpt2 import GPT2, to_transformers
 from testbed.model.shape import ModelShape
+from testbed.model.tensor_archive import load_tensors
 from testbed.profiling.trace import TraceUnreadable, read_trace
 from testbed.strategies import state_files, zero_state
 from testbed.strategies.description import read_description as read_tensors
@@ -157,6 +160,15 @@ def test_no_archive_runs_or_fills_the_memory(drill, name):
             is_packed = (what, name) == ("compressed members", "random numbers")
             drill.case(what, lambda: read(drill.given), STATE_ERRORS, is_packed or what in NEVER_READ)
     drill.check(least_refused=200)
+
+
+def test_a_pickle_that_ends_anywhere_is_one_sentence():
+    """In an archive that is whole, so that no checksum tells."""
+    whole = zipfile.ZipFile(io.BytesIO(hostile_files.saved({"w": torch.ones(2, 3), "n": [1, 2.5, "x"]})))
+    pickled = whole.read("archive/data.pkl")
+    for end in range(len(pickled)):
+        with pytest.raises(InputError, match=r"^the file cannot be read as tensors"):
+            load_tensors(io.BytesIO(hostile_files.archive(pickled[:end])), "the file")
 
 
 class ByName:

@@ -27,7 +27,7 @@ _FULL = 0xFFFFFFFF  # in the short record: the 64-bit one has the number
 # end in one sentence.
 _FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, NotImplementedError),
-    *(pickle.UnpicklingError, RecursionError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile),
+    *(pickle.UnpicklingError, RecursionError, RuntimeError, struct.error, TypeError, ValueError, zipfile.BadZipFile),
 )
 
 
